@@ -19,14 +19,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "agent_money_total",
         "counter",
-        "The ledger by the policy's prices: worth of engine seconds saved and lost, cost of rent and network.",
+        "The ledger at the policy's prices: worth of engine seconds saved and lost, cost of rent and network.",
         ("store", "tier", "kind"),
     ),
     Metric("agent_loop_seconds", "histogram", "Seconds of one round of the loop.", (), SECONDS_BUCKETS),
     Metric("agent_last_success_timestamp_seconds", "gauge", "When a job last ended well.", ("job",)),
     Metric("agent_incidents", "gauge", "Open incidents.", ("kind",)),
     Metric("agent_job_errors_total", "counter", "Rounds of a job that ended in an unexpected error.", ("job",)),
-    Metric("agent_samples_missed", "gauge", "Samples that stores dropped for want of room before they were read."),
+    Metric("agent_samples_missed", "gauge", "Samples that stores dropped before they were read, for lack of room."),
     Metric("tier_capacity_bytes", "gauge", "Bytes that the remote may hold: desired or effective.", ("tier", "state")),
     Metric("tier_resident_bytes", "gauge", "Bytes that the remote holds.", ("tier",)),
     Metric(
@@ -38,7 +38,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "observed_chunks_total",
         "counter",
-        "Chunks of an observed source that tells no bytes: to be stored (try), stored (write), loaded (read).",
+        "Chunks of an observed source that reports no bytes: to be stored (try), stored (write), loaded (read).",
         ("store", "tier", "operation"),
     ),
     Metric("observed_wait_seconds_total", "counter", "Seconds that requests waited for chunks there.", ("store",)),
@@ -46,7 +46,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "observed_prefill_seconds_total", "counter", "Seconds of prefill of requests there, as they saw it.", ("store",)
     ),
-    Metric("observed_prefill_tokens_total", "counter", "Tokens that were computed in these seconds.", ("store",)),
+    Metric("observed_prefill_tokens_total", "counter", "Tokens computed in these seconds.", ("store",)),
     Metric("agent_leader", "gauge", "1 where this agent leads, 0 where it stands by."),
 )
 

@@ -13,17 +13,17 @@ import typer
 from tiertune_agent.cli_control import control_app, decisions_app
 from tiertune_agent.terminal.options import AGENT, Config, Json, fail, result, writable
 
-TRACE = "Parquet file, or one that comes along: lmcache_agents, shift_mix_slice."
+TRACE = "Parquet file, or an included trace: lmcache_agents, shift_mix_slice."
 PolicyFile = Annotated[Path, typer.Argument(help="YAML file.", metavar="FILE")]
 app = typer.Typer(
     name="tiertune",
-    help="Shares KV-cache chunks between LLM engines, measures what every tier earns, keeps the tiers rightly set.",
+    help="Shares KV-cache chunks between LLM engines, measures what every tier earns, and tunes the tiers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
 store_app = typer.Typer(help="The store: one process per host.", no_args_is_help=True)
-agent_app = typer.Typer(help="The agent: one leads per fleet.", no_args_is_help=True)
+agent_app = typer.Typer(help="The agent: one per fleet leads.", no_args_is_help=True)
 policy_app = typer.Typer(help="Policy files: what the agent may do.", no_args_is_help=True)
 database_app = typer.Typer(help="The agent's history.", no_args_is_help=True)
 dashboards_app = typer.Typer(help="The dashboards for Grafana.", no_args_is_help=True)
@@ -49,14 +49,14 @@ def _tell_version(asked: bool) -> None:
 
 @app.callback()
 def _any_command(
-    version: Annotated[bool, typer.Option("--version", help="Tell which one this is.", callback=_tell_version)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_tell_version)] = False,
 ) -> None:
     pass
 
 
 @store_app.command("serve")
 def store_serve(config: Config) -> None:
-    """Serve this host's engines until told to end."""
+    """Serve this host's engines until stopped."""
     from tiertune_connector.serve.main import serve
     from tiertune_connector.settings import load
 
@@ -65,9 +65,9 @@ def store_serve(config: Config) -> None:
 
 @agent_app.command("run")
 def agent_run(
-    config: Config, dry_run: Annotated[bool, typer.Option(help="Decide, but leave the stores' tuning alone.")] = False
+    config: Config, dry_run: Annotated[bool, typer.Option(help="Decide, but do not change the stores' tuning.")] = False
 ) -> None:
-    """Tune the fleet until told to end."""
+    """Tune the fleet until stopped."""
     from tiertune_agent.run import run
     from tiertune_agent.settings import load
 
@@ -76,12 +76,12 @@ def agent_run(
 
 @app.command()
 def demo(
-    seconds: Annotated[int, typer.Option(min=60, help="How long.")] = 90,
-    trace: Annotated[Path | None, typer.Option(help=f"{TRACE} Left out: the first of these.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page.")] = 7420,
+    seconds: Annotated[int, typer.Option(min=60, help="Length of the run.")] = 90,
+    trace: Annotated[Path | None, typer.Option(help=f"{TRACE} By default the first of these.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 picks a free one.")] = 7420,
     json_path: Json = None,
 ) -> None:
-    """Two hosts, four engines, a remote tier, the agent and its page, fed by a real trace."""
+    """Run two hosts, four engines, a remote tier, the agent and its page, fed by a real trace."""
     from tiertune_agent.demo.run import run
 
     raise typer.Exit(run(seconds, trace, port, json_path))
@@ -91,12 +91,14 @@ def demo(
 def curve(
     trace: Annotated[Path, typer.Argument(help=TRACE, metavar="TRACE")],
     sizes: Annotated[str, typer.Option(help="Shares of the unique blocks, such as 0.01,0.03.")],
-    algorithm: Annotated[str, typer.Option(help="lru, opt, or another one that stores know.")] = "lru",
-    sampled: Annotated[float | None, typer.Option(help="Rate of sampled blocks; left out: exact.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1,
+    algorithm: Annotated[
+        str, typer.Option(help="lru, opt (perfect foresight), or any other algorithm of a store.")
+    ] = "lru",
+    sampled: Annotated[float | None, typer.Option(help="Share of the blocks to sample; by default all.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 1,
     json_path: Json = None,
 ) -> None:
-    """Miss-ratio curve of one cache, tail first."""
+    """Compute one cache's hit ratio by size; each request touches the tail of its prompt first."""
     from tiertune_agent.replay.commands import curve_command
 
     curve_command(trace=trace, algorithm=algorithm, sizes=sizes, sampled=sampled, seed=seed, json_path=json_path)
@@ -105,19 +107,17 @@ def curve(
 @app.command()
 def replay(
     traces: Annotated[list[Path], typer.Argument(help=TRACE, metavar="TRACE...")],
-    scenarios: Annotated[
-        list[Path], typer.Option("--scenario", help="YAML file, or a folder of them; may be given again.")
-    ],
-    policy: Annotated[Path | None, typer.Option(help="YAML file: what the run tuned may do.")] = None,
-    runs: Annotated[str, typer.Option("--run", help="Names, with commas; left out: all.")] = "",
+    scenarios: Annotated[list[Path], typer.Option("--scenario", help="YAML file, or a folder of them; repeatable.")],
+    policy: Annotated[Path | None, typer.Option(help="YAML file: what the agent in the run `tuned` may do.")] = None,
+    runs: Annotated[str, typer.Option("--run", help="Names of runs, separated by commas; by default all.")] = "",
     json_path: Json = None,
     html_path: Annotated[
-        Path | None, typer.Option("--html", help="Write a report there.", metavar="PATH", callback=writable)
+        Path | None, typer.Option("--html", help="Write a report to this file.", metavar="PATH", callback=writable)
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Of traces and scenarios at once.")] = 1,
-    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster to spread them over.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="How many replays to run at once.")] = 1,
+    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster to spread the replays over.")] = None,
 ) -> None:
-    """Replay traces under a virtual clock: every trace under every scenario."""
+    """Replay every trace under every scenario, under a virtual clock."""
     from tiertune_agent.replay.commands import replay_command
 
     replay_command(
@@ -134,7 +134,7 @@ def replay(
 
 @app.command()
 def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: Json = None) -> None:
-    """Closed form: bandwidth needed, break-even length, is sharing worth it here."""
+    """Compute in closed form the bandwidth needed, the break-even length, and whether sharing is worth it."""
     from tiertune_agent.plan import PlannedFleet
     from tiertune_agent.plan import plan as planned
     from tiertune_agent.terminal.tables import pairs, show
@@ -148,24 +148,28 @@ def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: Jso
 @app.command()
 def doctor(
     agent: Annotated[
-        str | None, typer.Option("--agent", envvar="TIERTUNE_AGENT", help="Where it serves; it knows its stores.")
+        str | None, typer.Option("--agent", envvar="TIERTUNE_AGENT", help="The agent's address; it knows its stores.")
     ] = None,
     configs: Annotated[
-        list[Path] | None, typer.Option("--config", help="Settings of the agent or of a store; may be given again.")
+        list[Path] | None, typer.Option("--config", help="Settings of the agent or of a store; repeatable.")
     ] = None,
-    engine: Annotated[list[str] | None, typer.Option(help="Address of vLLM's server; may be given again.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="Address of a vLLM server; repeatable.")] = None,
     storage: Annotated[
         str | None,
-        typer.Option(help="Measure this one: redis://host:port/0 or file:///folder, as in a store's settings."),
+        typer.Option(help="Storage to measure: redis://host:port/0 or file:///folder, as in a store's settings."),
     ] = None,
-    model: Annotated[str, typer.Option(help="Of the storage's break-even, as in a scenario.")] = "llama-3-70b",
-    gpu: Annotated[str, typer.Option(help="What recomputes, as in a scenario.")] = "h100x8",
-    prompt_tokens: Annotated[int, typer.Option(min=1, max=10**9, help="Length of the prefix that is weighed.")] = 8000,
-    chunk: Annotated[str, typer.Option(help="Size of what is written there, read and removed.")] = "8MiB",
-    chunks: Annotated[int, typer.Option(min=1, max=64, help="How many of them.")] = 8,
+    model: Annotated[
+        str, typer.Option(help="Model to compute the storage's break-even for, as in a scenario.")
+    ] = "llama-3-70b",
+    gpu: Annotated[str, typer.Option(help="GPU that would recompute instead, as in a scenario.")] = "h100x8",
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, max=10**9, help="Length of the prefix to fetch or recompute.")
+    ] = 8000,
+    chunk: Annotated[str, typer.Option(help="Size of a chunk written to the storage, read and removed.")] = "8MiB",
+    chunks: Annotated[int, typer.Option(min=1, max=64, help="How many chunks.")] = 8,
     json_path: Json = None,
 ) -> None:
-    """Name what is wrong, each with its mend; measure a storage. Exit 1 where something is wrong."""
+    """Name what is wrong and how to fix it; or measure a storage. Exits with 1 if something is wrong."""
     from tiertune_agent.doctor.command import (
         Endpoints,
         agent_address,
@@ -210,15 +214,18 @@ def doctor(
 @app.command()
 def prewarm(
     files: Annotated[
-        list[Path], typer.Argument(help=".jsonl: a document a line; any other file is one.", metavar="FILE...")
+        list[Path],
+        typer.Argument(
+            help="A .jsonl file has one document per line; any other file is one document.", metavar="FILE..."
+        ),
     ],
-    engine: Annotated[list[str], typer.Option(help="Address of vLLM's server; may be given again.")],
-    model: Annotated[str, typer.Option(help="Left out: the engine's first.")] = "",
+    engine: Annotated[list[str], typer.Option(help="Address of a vLLM server; repeatable.")],
+    model: Annotated[str, typer.Option(help="Model to ask; by default the engine's first.")] = "",
     salt: Annotated[str, typer.Option(help="The tenant's cache_salt.")] = "",
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests at once, of each engine.")] = 4,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests at once to each engine.")] = 4,
     json_path: Json = None,
 ) -> None:
-    """Have engines compute documents before anybody asks. Exit 1 where one failed."""
+    """Have engines compute documents before anybody asks for them. Exits with 1 if a document failed."""
     from tiertune_agent.prewarm import prewarm_command
 
     document = prewarm_command(files, engine, model=model, salt=salt, concurrency=concurrency)
@@ -229,7 +236,7 @@ def prewarm(
 
 @policy_app.command("check")
 def policy_check(file: PolicyFile, json_path: Json = None) -> None:
-    """Lint a policy file; every problem with its line and column."""
+    """Check a policy file; show every problem with its line and column."""
     from tiertune_agent.policy.lint import checked
 
     findings, problem = checked(file)
@@ -247,11 +254,11 @@ def policy_backtest(
     scenario: Annotated[Path | None, typer.Option(help="YAML file.")] = None,
     history: Annotated[str | None, typer.Option(help="The agent's database, such as sqlite:///agent.sqlite.")] = None,
     last: Annotated[
-        str | None, typer.Option(help="How much of the history, else 6h; a day of one store takes minutes.")
+        str | None, typer.Option(help="How much of the history, by default 6h; a day of one store takes minutes.")
     ] = None,
     json_path: Json = None,
 ) -> None:
-    """What would this policy have done: over a trace, or over recorded history. Nothing is changed."""
+    """Show what this policy would have done over a trace or recorded history. Changes nothing."""
     if history and not trace and not scenario:
         from tiertune_agent.backtest.commands import history_command
 
@@ -266,11 +273,11 @@ def policy_backtest(
 
 @policy_app.command("schema")
 def policy_schema(
-    out: Annotated[Path | None, typer.Option(help="Write it there.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the schema to this file.")] = None,
     check: Annotated[Path | None, typer.Option(help="Fail unless this file is up to date.")] = None,
     json_path: Json = None,
 ) -> None:
-    """JSON Schema of policy files, for editors."""
+    """Print the JSON Schema of policy files, for editors."""
     from tiertune_agent.policy.document import schema
 
     if out and check:
@@ -299,12 +306,12 @@ def database_upgrade(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="The agent's YAML file.")] = None,
     database: Annotated[
-        str, typer.Option(envvar="TIERTUNE_DATABASE", show_envvar=False, help="Its address.")
+        str, typer.Option(envvar="TIERTUNE_DATABASE", show_envvar=False, help="The database's address.")
     ] = "sqlite:///tiertune.sqlite",
-    password_file: Annotated[Path | None, typer.Option(help="PostgreSQL's password.")] = None,
+    password_file: Annotated[Path | None, typer.Option(help="File with PostgreSQL's password.")] = None,
     json_path: Json = None,
 ) -> None:
-    """Bring the agent's history to this version's schema."""
+    """Upgrade the agent's database to this version's schema."""
     from tiertune_agent.history.database import connect, shown, upgrade
     from tiertune_agent.settings import load
 
@@ -327,17 +334,19 @@ def database_upgrade(
 @dashboards_app.command("preview")
 def dashboards_preview(
     prometheus: Annotated[
-        str, typer.Option(envvar="TIERTUNE_PROMETHEUS", help="Where Prometheus serves.")
+        str, typer.Option(envvar="TIERTUNE_PROMETHEUS", help="Prometheus's address.")
     ] = "http://127.0.0.1:9090",
-    out: Annotated[Path | None, typer.Option(help="Write the pages into this folder; left out: serve them.")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to serve them.")] = 7430,
-    last: Annotated[str, typer.Option(help="How far back.")] = "1h",
-    until: Annotated[str, typer.Option(help="Time (UTC), such as 2025-03-05T12:00; left out: now.")] = "",
-    store: Annotated[str, typer.Option(help="Only these stores, such as host-a|host-b; left out: all.")] = "",
-    namespace: Annotated[str, typer.Option(help="Only these namespaces (digests); left out: all.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Write the pages into this folder instead of serving them.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve them on.")] = 7430,
+    last: Annotated[str, typer.Option(help="How far back to look.")] = "1h",
+    until: Annotated[
+        str, typer.Option(help="End of the time shown (UTC), such as 2025-03-05T12:00; by default now.")
+    ] = "",
+    store: Annotated[str, typer.Option(help="Only these stores, such as host-a|host-b; by default all.")] = "",
+    namespace: Annotated[str, typer.Option(help="Only these namespaces (digests); by default all.")] = "",
     json_path: Json = None,
 ) -> None:
-    """The dashboards with a Prometheus's real results, on pages of our own: no Grafana needed."""
+    """Show the dashboards with a Prometheus's real results, without Grafana."""
     from tiertune_agent.preview.commands import preview_command
 
     preview_command(

@@ -10,8 +10,8 @@ import typer
 
 from tiertune_agent.terminal.options import AGENT, AgentUrl, Json, fail, result
 
-Number = Annotated[int, typer.Argument(help="As `decisions list` shows it.", metavar="ID")]
-decisions_app = typer.Typer(help="Change control.", no_args_is_help=True)
+Number = Annotated[int, typer.Argument(help="The decision's number in `decisions list`.", metavar="ID")]
+decisions_app = typer.Typer(help="Change control: what the agent proposed and changed.", no_args_is_help=True)
 control_app = typer.Typer()
 TIMEOUT_S, FLUSH_TIMEOUT_S = 30.0, 60.0
 """An agent waits for engines and for stores."""
@@ -20,11 +20,11 @@ TIMEOUT_S, FLUSH_TIMEOUT_S = 30.0, 60.0
 @decisions_app.command("list")
 def decisions_list(
     agent: AgentUrl = AGENT,
-    state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only decisions in this state.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
     json_path: Json = None,
 ) -> None:
-    """Newest first."""
+    """List decisions, newest first."""
     from tiertune_agent.terminal.tables import decisions_table, show
 
     query = f"?limit={limit}" + (f"&state={state}" if state else "")
@@ -34,7 +34,7 @@ def decisions_list(
 
 @decisions_app.command("show")
 def decisions_show(number: Number, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
-    """One decision with its evidence."""
+    """Show one decision with its evidence."""
     from tiertune_agent.terminal.tables import decision_table, show
 
     document = _agent("GET", agent, f"/api/v1/decisions/{number}")
@@ -43,7 +43,7 @@ def decisions_show(number: Number, agent: AgentUrl = AGENT, json_path: Json = No
 
 @decisions_app.command("approve")
 def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
-    """Make a proposed change now."""
+    """Approve a proposed change: it is made now."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/approve")
     told = document.get("waits") or document["reason"]
     result(document, json_path, lambda: typer.echo(f"decision {number} is {document['state']}: {told}"))
@@ -53,14 +53,14 @@ def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: Json =
 
 @decisions_app.command("reject")
 def decisions_reject(number: Number, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
-    """Say no to a proposed change."""
+    """Reject a proposed change."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/reject")
     result(document, json_path, lambda: typer.echo(f"decision {number} is rejected"))
 
 
 @decisions_app.command("rollback")
 def decisions_rollback(number: Number, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
-    """Undo a change that was made, if its value still stands."""
+    """Undo a change that was made, if its value is still in force."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/rollback")
     done = document["state"] == "rolled_back"
     waits = document.get("waits") or "the store has not answered yet"
@@ -74,7 +74,7 @@ def audit(
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
     json_path: Json = None,
 ) -> None:
-    """Who commanded what, from where and when; newest first."""
+    """List who commanded what, from where and when; newest first."""
     from tiertune_agent.terminal.tables import audit_table, show
 
     document = _agent("GET", agent, f"/api/v1/audit?limit={limit}")
@@ -84,11 +84,13 @@ def audit(
 @control_app.command()
 def freeze(
     reason: Annotated[str, typer.Option(help="Shown to everyone who asks.")],
-    duration: Annotated[str | None, typer.Option("--for", help="Such as 2h; left out: until unfreeze.")] = None,
+    duration: Annotated[
+        str | None, typer.Option("--for", help="How long, such as 2h; by default until unfreeze.")
+    ] = None,
     agent: AgentUrl = AGENT,
     json_path: Json = None,
 ) -> None:
-    """Nothing changes any more."""
+    """Stop all changes."""
     body = {"reason": reason} | ({"for": duration} if duration else {})
     document = _agent("POST", agent, "/api/v1/freeze", body)
     until = f"until {document['until']}" if document["until"] else "until tiertune unfreeze"
@@ -97,7 +99,7 @@ def freeze(
 
 @control_app.command()
 def unfreeze(agent: AgentUrl = AGENT, json_path: Json = None) -> None:
-    """Lift every freeze that was commanded."""
+    """Lift every freeze set by command."""
     document = _agent("POST", agent, "/api/v1/unfreeze")
     result(document, json_path, lambda: typer.echo(f"lifted {document['lifted']}"))
 
@@ -105,11 +107,14 @@ def unfreeze(agent: AgentUrl = AGENT, json_path: Json = None) -> None:
 @control_app.command()
 def bypass(
     switch: Annotated[str, typer.Argument(help="on or off", metavar="on|off")],
-    store: Annotated[str | None, typer.Option(help="A name; or an http:// address, to go there straight.")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="A store's name; or its http:// address, to reach it directly. By default all stores."),
+    ] = None,
     agent: AgentUrl = AGENT,
     json_path: Json = None,
 ) -> None:
-    """Stores answer miss and engines recompute, until it is off again."""
+    """Make stores answer miss, so that engines recompute, until switched off again."""
     if switch not in ("on", "off"):
         fail(f"write on or off, not {switch!r}", 2)
     body: dict[str, Any] = {"on": switch == "on"}
@@ -137,12 +142,14 @@ def flush(
     namespace: Annotated[str | None, typer.Option(help="Only this namespace (digest).", callback=_digest)] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant (digest).", callback=_digest)] = None,
     epoch: Annotated[int | None, typer.Option(min=0, help="Only what engines of this epoch stored.")] = None,
-    engines: Annotated[bool, typer.Option("--engines", help="First empty those of the agent's settings.")] = False,
-    engine: Annotated[list[str] | None, typer.Option(help="First empty this one; may be given again.")] = None,
+    engines: Annotated[
+        bool, typer.Option("--engines", help="First empty the caches of the engines in the agent's settings.")
+    ] = False,
+    engine: Annotated[list[str] | None, typer.Option(help="First empty this engine's caches; repeatable.")] = None,
     agent: AgentUrl = AGENT,
     json_path: Json = None,
 ) -> None:
-    """Drop chunks in all stores, acknowledged one by one; and whatever engines cache by themselves."""
+    """Drop chunks in all stores, each of which acknowledges it; on request also what engines cache themselves."""
     from tiertune_agent.engines import Engines, addresses
 
     # Before the stores, as in Operators.flush: an engine would store again what it still has.

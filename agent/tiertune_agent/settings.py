@@ -55,35 +55,35 @@ class AgentSettings(Document):
     database: str = Field(default="sqlite:///tiertune.sqlite", repr=False)
     """``sqlite:///path``, or ``postgresql://user@host:port/name``."""
     database_password_file: Path | None = None
-    """Of PostgreSQL; None: the password is in the address, in PGPASSFILE, or there is none."""
+    """PostgreSQL's password; None: it is in the address, in PGPASSFILE, or there is none."""
     stores: Stores = ()
-    """Stores of the fleet, each once. None here, in a file and at a name: there must be sources to observe."""
+    """Stores of the fleet, each once. With no store here, in a file or at a name, there must be sources to observe."""
     stores_file: Path | None = None
-    """Further ones, as ``stores`` in a YAML file of its own, which is read again in each window."""
+    """More stores, as ``stores`` in a separate YAML file, which is read again in each window."""
     stores_dns: tuple[str, ...] = ()
     """Further ones: every address of ``http://name:port`` is a store, and is looked up again in each window.
 
-    An address that its name has no more stays one for an hour, unless its store is met at another one.
+    An address that disappears from its name is kept for an hour, unless its store appears at another one.
     """
     stores_token_file: Path | None = None
-    """What the agent shows to stores that ask for a token: one of the role tune. None: they ask for none."""
+    """The token that the agent sends to stores, of the role tune. None: they ask for none."""
     stores_ca_file: Path | None = None
     """Who signed the certificates of ``https://`` stores, as PEM; None: the system's authorities."""
     engines: tuple[EngineUrl, ...] = ()
     """``http://host:port`` of engines whose own prefix caches ``tiertune flush --engines`` resets.
 
-    vLLM has the endpoint where it is started with VLLM_SERVER_DEV_MODE=1.
+    vLLM has the endpoint only if started with VLLM_SERVER_DEV_MODE=1.
     """
     observe: tuple[ObservedSource, ...] = ()
     """Engines and caches that keep their own connector: observed and advised on, never tuned."""
     policy: Path | None = None
     """None: the built-in one, which only recommends."""
     remote: RemoteAccess | None = None
-    """Needed where the policy says ``remote.manage``; also without it, its gauges are exported."""
+    """Needed if the policy says ``remote.manage``; its gauges are exported also without that."""
     window: Duration = Field(default=15.0, ge=0.5, le=300)
     """How often the stores' counters are collected."""
     keep: Duration = Field(default=6 * 3600.0, ge=6 * 3600.0)
-    """Older windows are dropped (tuners read five hours). Hours stay a fortnight, days a year, the rest ever."""
+    """Older windows are dropped (tuners read five hours). Hours stay a fortnight, days a year, the rest for ever."""
 
     def roster(self, now: Callable[[], datetime]) -> Roster:
         """The stores that there are. DocumentError where ``stores_file`` cannot be used."""

@@ -27,7 +27,7 @@ class TlsFiles(Document):
     ca_file: Path | None = None
     """Who signed the server's certificate; None: the system's authorities."""
     certificate_file: Path | None = None
-    """What we show of ourselves, with ``key_file``."""
+    """The client certificate, with ``key_file``."""
     key_file: Path | None = None
     """Without a passphrase."""
 
@@ -49,7 +49,7 @@ class Login(Document):
     sentinel_password_file: Path | None = None
     """None: Sentinels want none."""
     tls: TlsFiles | None = None
-    """Of ``rediss://`` addresses; None: the system's authorities, and no certificate of ours."""
+    """For ``rediss://`` addresses; None: the system's authorities, and no client certificate."""
 
     def check(self, field: str = "remote") -> None:
         """DocumentError if a file cannot be read or is not what it should be."""

@@ -55,9 +55,9 @@ class RemoteSettings(Login):
     timeout: Duration = Field(default=1.0, gt=0)
     """No command to the remote takes longer; an operation of several ends within twice this."""
     probe_every: Duration = Field(default=30.0, gt=0)
-    """Between small background fetches that measure the remote."""
+    """Time between small background fetches that measure the remote."""
     capacity: Size | None = None
-    """Bound of what this store writes to a directory; Redis has its own maxmemory."""
+    """Bound of what this store may hold in a directory; Redis has its own maxmemory."""
 
     @property
     def medium(self) -> str:
@@ -101,7 +101,7 @@ class StoreSettings(Document):
     socket: Path
     """Unix socket that engines of the same user open."""
     state_dir: Path
-    """Where name, tuning and HTTP address are kept, of this store alone."""
+    """Folder for this store's name, tuning and HTTP address; no other store may use it."""
     http: HttpSettings = HttpSettings()
     dram: DramSettings
     disk: DiskSettings | None = None
@@ -113,7 +113,7 @@ class StoreSettings(Document):
     lease: Duration = Field(default=30.0, gt=0)
     """A client that holds a slot for longer loses it."""
     idle_exit: Duration | None = Field(default=None, gt=0)
-    """The store ends by itself when it had no client for so long; left out: never."""
+    """The store ends by itself after this long without a client; by default never."""
 
     @field_validator("name")
     @classmethod

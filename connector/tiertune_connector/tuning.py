@@ -50,7 +50,7 @@ class DiskTuning(Document):
 
 class RemoteTuning(Document):
     fetch: Literal["on", "off"] = "on"
-    """Off: from the next lookup on nothing is fetched; probes go on, writing too."""
+    """Off: from the next lookup on nothing is fetched; probes and writes go on."""
     write: Write = "commit"
     """As ``tiers.disk.write``."""
     min_fetch_tokens: int = Field(default=0, ge=0, le=MOST_FETCH_TOKENS)
@@ -60,9 +60,9 @@ class RemoteTuning(Document):
     deadline_factor: float = Field(default=1.5, ge=1.0, le=10.0)
     """A load may take this many times its prediction before the engine recomputes."""
     codec: CodecName = "raw"
-    """What chunks are made smaller with before they are written there, from now on; all stay readable."""
+    """Codec that shrinks chunks before they are written there, from now on; existing ones stay readable."""
     holdout: float = Field(default=0.0, ge=0.0, le=0.5)
-    """Share of requests that do not fetch, so that what fetching saves can be measured; and all are timed."""
+    """Share of requests that do not fetch, to measure what fetching saves; all requests are timed."""
 
 
 class TierTunings(Document):
@@ -79,9 +79,9 @@ SLOWER: tuple[SlowerTier, ...] = get_args(SlowerTier)
 
 class PoolTuning(Document):
     capacity_bytes: Bytes | None = None
-    """None shares what the tier has left."""
+    """None: a share of what the tier has left."""
     eviction: Algorithm | None = None
-    """None is the default of the document. A switch hands the chunks over in the old order; none is lost."""
+    """None: the document's default. A switch hands the chunks over in the old order; none is lost."""
 
 
 class PoolTunings(Document):
@@ -91,7 +91,7 @@ class PoolTunings(Document):
 
 class Defaults(Document):
     eviction: Algorithm = "lru"
-    """Of pools that name none. ``fifo`` is a baseline known to be worse."""
+    """For pools that set none. ``fifo`` is a baseline known to be worse."""
 
 
 class AdmissionTuning(Document):

@@ -32,7 +32,7 @@ def test_it_tells_its_version(tiertune):
 
 def test_help_names_the_traces_that_come_along():
     """Whoever reads it can try: `TRACE` is said by hand, for --help reads no traces."""
-    assert f"one that comes along: {', '.join(BUILTIN)}." in TRACE
+    assert f"an included trace: {', '.join(BUILTIN)}." in TRACE
 
 
 @pytest.mark.usefixtures("served")

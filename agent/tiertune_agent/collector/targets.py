@@ -69,15 +69,15 @@ class ObservedSource(Document):
     """Metrics of a connector that is not TierTune's. They are read, and nothing there is ever changed."""
 
     name: OwnName = Field(pattern=NAME)
-    """As which it is shown; no store and no other source may have it."""
+    """Its name on page and metrics; no store and no other source may have it."""
     url: str
     """``http://host:port/metrics``."""
     kind: Kind
     """vLLM's own metrics, LMCache's server (multi-process mode), or LMCache within the engine's workers."""
     chunk_bytes: Size | None = Field(default=None, ge=1)
-    """Of LMCache's chunks, which it counts without their bytes; None: bytes moved stay unknown."""
+    """Size of LMCache's chunks, which it counts without their bytes; None: bytes moved stay unknown."""
     tier: Literal["dram", "disk", "remote"] | None = None
-    """The only tier of a connector that does not tell its hits by tier; None: they stand under ``unknown``."""
+    """The only tier of a connector that does not report hits by tier; None: they appear under ``unknown``."""
 
     @field_validator("url")
     @classmethod

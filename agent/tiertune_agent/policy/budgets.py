@@ -19,13 +19,13 @@ class Budgets(Document):
     """Bytes of the whole fleet. What is above one is given back; nothing grows while a store is away."""
 
     dram: Size | None = None
-    """Of all stores together; None: no bound."""
+    """For all stores together; None: no bound."""
     disk: Size | None = None
-    """Of all stores together; None: no bound."""
+    """For all stores together; None: no bound."""
     remote: Size | None = None
-    """Of the Redis, where ``remote.manage`` is on; None: no bound."""
+    """For the Redis, if ``remote.manage`` is on; None: no bound."""
     total: Size | None = None
-    """Of all tiers together, in place of the others; with ``remote.manage`` it is split between DRAM and remote."""
+    """For all tiers together, instead of the others; with ``remote.manage`` it is split between DRAM and remote."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Budgets":

@@ -30,11 +30,11 @@ class FreezeTimes(Document):
     """Hours in which nothing changes. ``to`` at or before ``from`` means on the day after."""
 
     days: tuple[Day, ...] = Field(default=DAYS, min_length=1)
-    """On which it begins."""
+    """Days on which it begins."""
     start: ClockTime = Field(alias="from")
     """When it begins, in quotes: ``"18:00"``."""
     end: ClockTime = Field(alias="to")
-    """When it ends; at or before ``from``: on the day after."""
+    """When it ends; if at or before ``from``, on the next day."""
     zone: str = "UTC"
     """Name of the time zone, such as ``Europe/Zurich``."""
 

@@ -42,15 +42,15 @@ class Prices(Document):
     """Money, in one currency of the operator's choice."""
 
     gpu_hour: Price = 2.5
-    """Of what one engine occupies: all its GPUs. 0: nothing weighs requests against rent, so tiers with rent stay."""
+    """Price of all GPUs of one engine. 0: nothing weighs requests against rent, so tiers with rent stay."""
     dram_gib_month: Price = 3.0
-    """Rent of a GiB that is held, in a month of 730 hours."""
+    """Rent of a GiB held for a month of 730 hours."""
     disk_gib_month: Price = 0.1
     """The same on disk."""
     remote_gib_month: Price = 4.0
-    """The same in the remote: of a Redis what the agent reads of it, once for all stores."""
+    """The same in the remote; for a Redis, of what the agent reads there, once for all stores."""
     network_gib: Price = 0.0
-    """Of a GiB moved to or from the remote."""
+    """Price of a GiB moved to or from the remote."""
 
     @field_validator("*")
     @classmethod
@@ -77,14 +77,14 @@ class Guard(Document):
 
 class Remote(Document):
     manage: bool = False
-    """Whether the agent tunes capacity and eviction policy of the Redis that it is told of; others may use it too."""
+    """Whether the agent tunes capacity and eviction policy of its Redis. Off by default: others may use it too."""
 
 
 class Rule(Document):
     """All that an override may lay over."""
 
     mode: Mode = "recommend"
-    """Look only, propose, or change without asking; a tuner may say its own."""
+    """Only look, propose, or change without asking; a tuner may have its own mode."""
     objectives: Objectives = Objectives()
     prices: Prices = Prices()
     budgets: Budgets = Budgets()
@@ -99,9 +99,9 @@ class Override(Rule):
 
 class Policy(Rule):
     version: Literal[1]
-    """Of this format."""
+    """Version of this format."""
     overrides: tuple[Override, ...] = ()
-    """Laid over the rest where they match, in order, field by field; each may say any field but ``version``."""
+    """Applied on top of the rest where they match, in order, field by field; any field but ``version`` is allowed."""
 
     @field_validator("overrides")
     @classmethod

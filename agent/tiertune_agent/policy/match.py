@@ -11,9 +11,9 @@ class Match(Document):
     """Shell patterns; both must fit. A model pattern fits a tier if it fits every model that the tier serves."""
 
     model: str = "*"
-    """Of the served model's name."""
+    """Pattern of the served model's name."""
     store: str = "*"
-    """Of the store's name; ``fleet`` is the remote."""
+    """Pattern of the store's name; ``fleet`` is the remote."""
 
     def fits(self, target: Target) -> bool:
         served = all(fnmatchcase(model, self.model) for model in target.models or ("",))

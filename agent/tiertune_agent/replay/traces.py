@@ -88,7 +88,7 @@ def load_trace(path: Path) -> Trace:
     if path.is_dir():
         raise TraceError(f"{path}: is a directory")
     if not path.is_file():
-        raise TraceError(f"{path}: there is no such file; traces that come along are {', '.join(BUILTIN)}")
+        raise TraceError(f"{path}: there is no such file; the included traces are {', '.join(BUILTIN)}")
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:

@@ -13,7 +13,11 @@ AGENT = "http://127.0.0.1:7420"
 Config = Annotated[Path, typer.Option(help="YAML file.")]
 AgentUrl = Annotated[
     str,
-    typer.Option("--agent", envvar="TIERTUNE_AGENT", help="Its address. TIERTUNE_TOKEN_FILE names the token's file."),
+    typer.Option(
+        "--agent",
+        envvar="TIERTUNE_AGENT",
+        help="The agent's address. TIERTUNE_TOKEN_FILE names the file with the token.",
+    ),
 ]
 _COMMANDS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
 """Control characters but a tab and a line's end."""
@@ -32,7 +36,9 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
-Json = Annotated[Path | None, typer.Option("--json", help="Write the result there.", metavar="PATH", callback=writable)]
+Json = Annotated[
+    Path | None, typer.Option("--json", help="Write the result to this file.", metavar="PATH", callback=writable)
+]
 
 
 def parsed(option: str, parse: Callable[[str], Parsed], text: str) -> Parsed:

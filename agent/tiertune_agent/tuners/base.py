@@ -33,9 +33,9 @@ class TunerSettings(Document):
     mode: Mode | None = None
     """None: the policy's."""
     period: Period
-    """A target is changed at most once in it."""
+    """A target is changed at most once per period."""
     hold_off: Duration = 0.0
-    """Quiet after a change of the same target."""
+    """How long a target is left alone after a change."""
 
     @property
     def look_s(self) -> float:

@@ -38,10 +38,10 @@ class EvictionSettings(TunerSettings):
     period: Period = 1800.0
     hold_off: Duration = 21600.0
     candidates: tuple[CandidateAlgorithm, ...] = Field(default=CANDIDATES, min_length=1)
-    """What may be switched to; of two that gain the same within half a point, the first."""
+    """Algorithms to choose from; of two that gain the same within half a point, the first is taken."""
     min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
-    """Least gain of another than LRU, as a share of the hits, or of the misses where these are fewer; in the newest
-    period alone it is a fifth at least."""
+    """Least gain of an algorithm other than LRU, as a share of the hits, or of the misses if these are fewer; in the
+    newest period alone it is a fifth at least."""
 
 
 @dataclass(frozen=True)

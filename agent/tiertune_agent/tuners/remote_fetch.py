@@ -36,13 +36,13 @@ def protects(field: str, after: object) -> bool:
 class RemoteFetchSettings(TunerSettings):
     period: Period = 30.0
     margin: float = Field(default=1.1, ge=1.0, le=10.0)
-    """A fetch must be this many times cheaper than recomputing; also told to the stores' gates."""
+    """A fetch must be this many times cheaper than recomputing; the stores' gates use it too."""
     disable_after: int = Field(default=4, ge=1)
-    """Windows in a row in which fetching costs more, before it is switched off; 240 are read: more is never."""
+    """Windows in a row in which fetching must cost more before it is switched off; above 240 it never is."""
     enable_after: int = Field(default=4, ge=1)
-    """Windows in a row in which fetching would pay with the margin, before it is on again; more than 240 is never."""
+    """Windows in a row in which fetching must pay with the margin before it is on again; above 240 it never is."""
     min_fetch_tokens: int = Field(default=0, ge=0, le=MOST_FETCH_TOKENS)
-    """Shorter runs of remote chunks are recomputed; told to the stores' gates."""
+    """Shorter runs of remote chunks are recomputed; the stores' gates apply it."""
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,11 @@ class TierSizes(Document):
     """Bytes by tier; None: no bound."""
 
     dram: Size | None = None
-    """Of a store; None: no bound."""
+    """For a store; None: no bound."""
     disk: Size | None = None
-    """Of a store; None: no bound."""
+    """For a store; None: no bound."""
     remote: Size | None = None
-    """Of the Redis, where ``remote.manage`` is on; None: no bound."""
+    """For the Redis, if ``remote.manage`` is on; None: no bound."""
 
 
 class TierSizeSettings(TunerSettings):
@@ -55,9 +55,9 @@ class TierSizeSettings(TunerSettings):
     max: TierSizes = TierSizes()
     """Per store."""
     max_step: float = Field(default=0.5, gt=0.0, le=1.0)
-    """Largest change at a time: a tier shrinks by at most this share of itself."""
+    """Largest change at a time: a tier shrinks by at most this share of its size."""
     min_gain: float = Field(default=0.01, ge=0.0, le=1.0)
-    """Least share of the present cost that another size must save. DRAM takes what a budget leaves unused for less."""
+    """Least share of the present cost that another size must save. For less, DRAM takes what a budget leaves unused."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "TierSizeSettings":

@@ -20,11 +20,11 @@ class Listening(Document):
     """Of the settings of a process that serves HTTP. Relative paths start at the folder of the settings."""
 
     host: str = "127.0.0.1"
-    """Another than a loopback address needs ``tokens_file``."""
+    """Any address other than loopback needs ``tokens_file``."""
     port: int = Field(ge=0, le=65535)
     """0 takes a free port."""
     tokens_file: Path | None = None
-    """Lines of ``role name token``. None: whoever reaches the address may read and write."""
+    """Lines of ``role name token``. None: anybody who reaches the address may read and write."""
     certificate_file: Path | None = None
     """PEM, with ``key_file``: serve HTTPS. None: nothing is encrypted."""
     key_file: Path | None = None

@@ -26,43 +26,43 @@ class EngineSettings(Document):
     """Of one engine; all are start-only."""
 
     socket: str = Field(default_factory=lambda: str(embedded.default_socket()))
-    """The store's unix socket; left out: where an embedded store of this user listens."""
+    """The store's unix socket; by default that of this user's embedded store."""
     stage: str = Field(default="all", max_length=LABEL_CHARS)
     """Label of this engine in metrics: prefill, decode, thinker, ..."""
     staging: Size | None = Field(default=None, gt=0)
-    """Bytes of vLLM's pinned host region, all ranks together: a transfer buffer, to hold the chunks in flight.
+    """Bytes of vLLM's pinned host region, all ranks together: a transfer buffer for the chunks in flight.
 
-    Left out: by the formula in connector/README.md.
+    By default its size follows the formula in connector/README.md.
     """
     chunk_tokens: int | None = Field(default=None, gt=0)
-    """Tokens per chunk, a multiple of the engine's block; left out: 256, in whole blocks."""
+    """Tokens per chunk, a multiple of the engine's block; by default 256, in whole blocks."""
     epoch: int = Field(default=0, ge=0, lt=2**63)
-    """Of the weights: raise it with new ones, on all engines that are to share; no engine finds another epoch's chunks.
+    """The weights' epoch: raise it with new weights, on all engines that are to share.
 
-    `tiertune flush --epoch N` then drops what those of an old one left.
+    No engine finds another epoch's chunks; `tiertune flush --epoch N` drops what engines of an old epoch left.
     """
     isolation: Literal["shared", "require_salt"] = "shared"
     """`require_salt`: a request without `cache_salt` neither reads nor writes."""
     store_dram: Size = 0
-    """DRAM of the embedded store that is started where no store listens; 0: never start one.
+    """DRAM of the embedded store that the engine starts if no store listens; 0: never start one.
 
-    Left out: 4 GiB and no more than a quarter of the host's memory, if `socket` is left out too; else 0, for whoever
-    names a socket runs a store there, and it might only be late.
+    Default without `socket`: 4 GiB, at most a quarter of the host's memory. Default with `socket`: 0, because a store
+    of your own is expected there, and may only be late.
     """
     lookup_deadline: Duration = 0.1
-    """The store's answer is waited for no longer; then the prompt is recomputed."""
+    """How long the engine waits for the store's answer; then the prompt is recomputed."""
     load_deadline: Duration = 1.0
-    """A load of unknown cost may take this long; a predicted one `deadline_factor` times its prediction."""
+    """A load of unknown cost may take this long; one with a prediction `deadline_factor` times that."""
     load_deadline_floor: Duration = 0.1
-    """No load gets less: a busy host wakes threads late."""
+    """No load gets less time than this, because a busy host wakes threads late."""
     store_deadline: Duration = 5.0
     """A chunk that the store has not taken by then is not stored."""
     connect_timeout: Duration = 1.0
-    """Wait at the start; later the client goes on trying in the background."""
+    """How long to wait at the start; after that the client keeps trying in the background."""
     otlp_endpoint: str = Field(default="", pattern=r"^(https?://.+)?$")
-    """Where spans go (OTLP over HTTP), such as http://127.0.0.1:4318/v1/traces; empty: none are made."""
+    """Where to send spans (OTLP over HTTP), such as http://127.0.0.1:4318/v1/traces; empty: no spans."""
     allow_untested: bool = False
-    """Run also with a vLLM that TierTune was never tested with; what is missing in it is refused all the same."""
+    """Also run with a vLLM that TierTune was never tested with; one that lacks what is needed is still refused."""
 
     @model_validator(mode="before")
     @classmethod

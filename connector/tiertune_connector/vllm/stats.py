@@ -36,7 +36,7 @@ METRICS = (
     _metric("counter", "lost_seconds_total", "Fetch seconds less predicted recompute's, where positive.", "tier"),
     _metric("counter", "stored_chunks_total", "Chunks that vLLM finished, by what the store did.", "result"),
     _metric("gauge", "store_connected", "1 while the store is there."),
-    _metric("counter", "telemetry_seconds_total", "Seconds that measuring and counting took of the scheduler thread."),
+    _metric("counter", "telemetry_seconds_total", "Seconds of the scheduler thread spent on measuring and counting."),
     _metric("counter", "traces_total", "Requests traced: spans exported, or dropped.", "result"),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}
