@@ -1,5 +1,6 @@
 """What is read of real configurations, and which are refused."""
 
+import contextlib
 import json
 import logging
 import os
@@ -60,16 +61,21 @@ MODELS = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_attention_width_is_what_is_computed(configured, tmp_path, kind):
     """By vLLM's count: of keys and values that heads see (MLA), and of layers that see all of a long context."""
-    fields, width = MODELS[kind]
+    _, width = MODELS[kind]
+    shape = compat.model_shape(configured(model=written(tmp_path, kind)))
+    assert (shape.layers, shape.width) == (LAYERS, round(width))
+    assert shape.params > LAYERS * (HEADS * HEAD) ** 2, "what is linear"
+
+
+def written(folder, kind):
+    """The folder, with a model's configuration in it."""
     usual = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HEADS * HEAD,
         "intermediate_size": 512, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
         "num_key_value_heads": HEADS, "head_dim": HEAD, "vocab_size": 512, "max_position_embeddings": 8192,
     }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(usual | fields))
-    shape = compat.model_shape(configured(model=str(tmp_path)))
-    assert (shape.layers, shape.width) == (LAYERS, round(width))
-    assert shape.params > LAYERS * (HEADS * HEAD) ** 2, "what is linear"
+    (folder / "config.json").write_text(json.dumps(usual | MODELS[kind][0]))
+    return str(folder)
 
 
 def test_another_version_is_refused_unless_allowed(configured, monkeypatch, caplog):
@@ -136,6 +142,15 @@ def test_a_prefix_lm_is_refused(configured):
     cache = KVCacheConfig(num_blocks=4, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["a", "b"], wrapped)])
     with pytest.raises(UnsupportedError, match="attend to later ones"):
         compat.check_model(config, cache)
+
+
+@pytest.mark.parametrize(("amx", "served"), [(False, False), (True, True)])
+def test_latents_on_a_cpu_without_amx_are_refused(configured, tmp_path, monkeypatch, amx, served):
+    """There vLLM 0.32 computes wrong whatever has a context, and so takes prefix caching away from such a model."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    config = configured(model=written(tmp_path, "latents"))
+    with contextlib.nullcontext() if served else pytest.raises(UnsupportedError, match="without AMX"):
+        compat.check_model(config, cache_of(config))
 
 
 def test_diffusion_models_are_refused(configured):

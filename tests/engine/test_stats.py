@@ -4,15 +4,16 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from tiertune_connector.cost import Reason
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.vllm.connector import TierTuneConnector
-from tiertune_connector.vllm.metrics import connector_stats, definitions
+from tiertune_connector.vllm.metrics import connector_stats, definitions, unregister
 from tiertune_connector.vllm.stats import METRICS, RESULTS, TIERS, EngineStats
 
 
@@ -23,6 +24,10 @@ def registry():
 
 @pytest.fixture
 def metrics(registry):
+    return built(registry=registry)
+
+
+def built(**fields):
     """As the API server builds them: by the connector's class alone, from what the operator wrote."""
     transfer = SimpleNamespace(
         kv_connector_extra_config={"socket": "/run/tiertune/store.sock", "staging": "1GiB"},
@@ -30,7 +35,7 @@ def metrics(registry):
     )
     return TierTuneConnector.build_prom_metrics(
         SimpleNamespace(kv_transfer_config=transfer),
-        {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)},
+        {kind: partial(kind, **fields) for kind in (Counter, Gauge, Histogram)},
         ["model_name", "engine"],
         {0: ["llama", "0"], 1: ["llama", "1"]},
     )
@@ -106,3 +111,23 @@ def test_names_and_labels_are_new_to_vllm():
     """No label of ours is one that vLLM sets itself; counters leave `_total` to the Prometheus client."""
     assert not {label for one in definitions().values() for label in one.labelnames} & {"model_name", "engine"}
     assert not [name for name in definitions() if name.endswith("_total")]
+
+
+def test_a_process_may_have_one_engine_after_another():
+    """Each registers all names with the process, after vLLM has taken back its own, and the later one's are shown."""
+    stats = EngineStats(chunk_tokens=128)
+    stats.stored("stored", 2)
+    try:
+        for _ in range(2):
+            unregister_vllm_metrics()
+            later = built()
+        later.observe(connector_stats(stats.take()).data)
+        assert (
+            REGISTRY.get_sample_value(
+                "tiertune_engine_stored_chunks_total", {"engine": "0", "model_name": "llama", "result": "stored"}
+            )
+            == 2
+        )
+    finally:
+        unregister_vllm_metrics()
+        unregister()

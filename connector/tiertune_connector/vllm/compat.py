@@ -15,6 +15,7 @@ from typing import Any
 import vllm
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, iter_layer_specs
@@ -188,6 +189,12 @@ def check_model(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None
         raise UnsupportedError(
             "TierTune cannot serve a diffusion model: vLLM takes the blocks of an answer for computed whose keys and"
             " values were never written (diffusion_read_only): start it without TierTune"
+        )
+    whole = not (vllm_config.cache_config.enable_prefix_caching or vllm_config.scheduler_config.enable_chunked_prefill)
+    if current_platform.is_cpu() and model.use_mla and whole:
+        raise UnsupportedError(
+            "TierTune cannot serve a model with MLA on a CPU without AMX: vLLM computes whole prompts only there (no"
+            " chunked prefill, no prefix caching), and answers wrong behind a fetched one: start it without TierTune"
         )
     if vllm_config.aux_output_config.enabled:
         raise UnsupportedError(

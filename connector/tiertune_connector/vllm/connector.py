@@ -24,7 +24,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from tiertune_connector.vllm import compat, events, spoiled, turns, windows
+from tiertune_connector.vllm import compat, events, metrics, spoiled, turns, windows
 from tiertune_connector.vllm.step_timing import STEP, StepMetadata, WorkerTiming
 from tiertune_connector.vllm.tier import TierTuneTier
 
@@ -159,4 +159,5 @@ class TierTuneConnector(OffloadingConnector):
     ) -> KVConnectorPromMetrics:
         """In the API server's process, which builds no connector."""
         compat.translate(vllm_config)
+        metrics.unregister()
         return super().build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

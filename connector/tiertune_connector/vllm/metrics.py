@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingGaugeMetadata, OffloadingMetricMetadata
 
@@ -16,6 +17,14 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
     return {
         vllm_name(metric): KINDS[metric.kind](documentation=metric.help, labelnames=metric.labels) for metric in METRICS
     }
+
+
+def unregister() -> None:
+    """Those that an engine of this process had before: vLLM does so only with names that begin with its own."""
+    names = definitions()
+    for collector in list(REGISTRY._collector_to_names):  # noqa: SLF001 (as vLLM does)
+        if getattr(collector, "_name", None) in names:
+            REGISTRY.unregister(collector)
 
 
 def connector_stats(changes: Iterable[Change]) -> OffloadingConnectorStats | None:
