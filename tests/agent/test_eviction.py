@@ -87,7 +87,7 @@ def test_once_it_is_in_force_it_stays():
         (steady(lru=0.4, arc=0.4, spread=0), {}, "no candidate would hit more"),
         (steady(lru=0.01, arc=0.012, spread=1e-6), {}, "a switch takes 0.25 points"),
         (steady(lru=0.4, arc=0.41, spread=1e-6), {}, "of the hits, a switch takes 3.0%"),
-        (steady(lru=0.4, arc=0.45, spread=1e-6), {}, "of the hits, a switch takes 20%"),
+        (steady(lru=0.4, arc=0.45, spread=1e-6), {}, "in all 10.3% of a period's hits, a switch takes 20% of either"),
         ([ghosts(i, {"lru": 0.05, "arc": 0.03 + (i == 5)}) for i in range(20)], {}, "not more than 1 standard error"),
         (steady(lru=0.1, arc=0.5), {"candidates": ["lru"]}, "no ghost of another candidate"),
     ],
@@ -102,6 +102,20 @@ def test_a_gain_counts_by_the_misses_where_these_are_fewer():
     """From 92 to 94 % is little of the hits, but every fourth prompt token that had to be computed."""
     assert isinstance(answer([ghosts(i, {"lru": 0.92, "arc": 0.94}) for i in range(20)]), Proposal)
     no_change(answer([ghosts(i, {"lru": 0.90, "arc": 0.91}) for i in range(20)]), "of the misses")
+
+
+@pytest.mark.parametrize("seconds", [15.0, 30.0])
+def test_what_gains_by_and_by_is_taken_too(seconds):
+    """An eighth of each period's hits is a fifth of one's in all within three periods, however long windows are."""
+    windows = [ghosts(i, {"lru": 0.4, "arc": 0.45}, seconds=seconds) for i in range(60)]
+    enough = int(900 / seconds)
+    no_change(answer(windows[: enough * 2 // 3]), "in the last period that is 12.5% of the hits, in all 18.")
+    assert proposal(answer(windows[:enough])).after == "arc"
+
+
+def test_what_gains_little_is_never_enough():
+    """What is remembered is three periods or so, by its weights."""
+    no_change(answer([ghosts(i, {"lru": 0.4, "arc": 0.42}) for i in range(400)]), "in all 13.8% of a period's hits")
 
 
 def test_what_was_better_long_ago_but_is_worse_lately_is_not_taken():

@@ -106,9 +106,21 @@ def test_of_such_time_with_fetching_off_the_probes_alone_are_played(trace, monke
     assert tuned(replay, policy) == probed
 
 
-def test_a_change_moves_a_chunk_at_least():
-    """Of caches of a few chunks a step may be less than one: it then is one, or there is no change."""
+@pytest.fixture(scope="module")
+def few_chunks():
     agent, _ = conduct(Replay(builtin_trace("lmcache_agents"), scenario(share=0.005, period=300.0, gbps=10)))
+    return agent
+
+
+def test_a_change_soaks_for_a_period(few_chunks):
+    """Without a policy: what holds a pool for longer holds it where it loses."""
+    assert few_chunks.changes
+    assert {change.until_s - change.at_s for change in few_chunks.changes} == {300.0}
+
+
+def test_a_change_moves_a_chunk_at_least(few_chunks):
+    """Of caches of a few chunks a step may be less than one: it then is one, or there is no change."""
+    agent = few_chunks
     shares = [share for _, share in agent.split]
     assert len(shares) > 1
     assert all(share != after for share, after in pairwise(shares))

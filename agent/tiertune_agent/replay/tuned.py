@@ -53,7 +53,7 @@ DRAM, DRAM_POOL, REMOTE = Target(STORE, "dram"), Target(STORE, "dram", POOL), Ta
 DEFAULT_POLICY = Policy(
     version=1,
     mode="auto",
-    guard=Guard(changes_per_hour=1000, min_requests=50),
+    guard=Guard(changes_per_hour=1000, min_requests=50, soak=300.0),
     tuners=Tuners(
         remote_fetch=RemoteFetchSettings(margin=1.0, disable_after=4 * WINDOWS, enable_after=1),
         tier_size=TierSizeSettings(hold_off=0.0, max_step=1.0, min_gain=0.005),
@@ -61,6 +61,8 @@ DEFAULT_POLICY = Policy(
     ),
 )
 """Without a policy file: on auto, and as quick as the evidence allows; the gate is that of the run ``rule``.
+
+A change soaks for a period, as a scenario has it: with a policy's ten minutes a pool would be held for two.
 
 It refuses each fetch that does not pay, so that fetching is switched off costs more where it is wrong than it saves
 where it is right: off after as many windows as four periods have in which nothing that was found paid, on at the first

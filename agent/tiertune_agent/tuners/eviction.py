@@ -19,7 +19,8 @@ from tiertune_connector.units import Duration, format_size
 LEAST_GAIN = 0.0025
 """Of all tokens: what ghosts may err by when they name the best (their mean regret is 0.1 points at most)."""
 LATELY = 0.2
-"""Share of the hits (or misses) that another than LRU must gain in the newest period: it pays before traffic turns."""
+"""Share of a period's hits (or misses) that another than LRU must gain, in the newest one or summed over all that is
+remembered: in little time, before traffic turns, or by and by."""
 SURE = 1.0
 """Standard errors of such a gain: no accident of thin traffic; to wait for more costs more than mistakes do."""
 EQUAL = 0.005
@@ -40,8 +41,8 @@ class EvictionSettings(TunerSettings):
     candidates: tuple[CandidateAlgorithm, ...] = Field(default=CANDIDATES, min_length=1)
     """Algorithms to choose from; of two that gain the same within half a point, the first is taken."""
     min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
-    """Least gain of an algorithm other than LRU, as a share of the hits, or of the misses if these are fewer; in the
-    newest period alone it is a fifth at least."""
+    """Least gain of an algorithm other than LRU, as a share of the hits, or of the misses if these are fewer. It must
+    also gain a fifth of a period's, in the newest period or summed over all that is remembered."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class GhostWindow:
 
     age: float
     """Periods before the newest window."""
+    periods: float
+    """How long it is."""
     tokens: Mapping[str, Tokens]
 
 
@@ -66,6 +69,8 @@ class Rival:
     lately: float
     """Gain within the newest period."""
     present_lately: float
+    remembered: float
+    """Periods that ``gain`` is of, by their weights."""
 
     @property
     def relative(self) -> float:
@@ -74,6 +79,11 @@ class Rival:
     @property
     def relative_lately(self) -> float:
         return _relative(self.lately, self.present_lately)
+
+    @property
+    def summed(self) -> float:
+        """The whole gain, as a share of a period's hits (or misses)."""
+        return self.relative * self.remembered
 
 
 class EvictionTuner:
@@ -141,9 +151,10 @@ class EvictionTuner:
         if rival.relative < self.settings.min_gain:
             few = _fewer(rival.present)
             return f"that is {rival.relative:.1%} of the {few}, a switch takes {self.settings.min_gain:.1%}"
-        if rival.relative_lately < LATELY:
-            few = _fewer(rival.present_lately)
-            return f"in the last period that is {rival.relative_lately:.1%} of the {few}, a switch takes {LATELY:.0%}"
+        if rival.relative_lately < LATELY and rival.summed < LATELY:
+            lately = f"in the last period that is {rival.relative_lately:.1%} of the {_fewer(rival.present_lately)}"
+            summed = f"in all {rival.summed:.1%} of a period's {_fewer(rival.present)}"
+            return f"{lately}, {summed}, a switch takes {LATELY:.0%} of either"
         return "" if rival.gain.value > SURE * rival.gain.error else f"not more than {SURE:g} standard error"
 
     def _without_ghost(self, field: str, algorithm: str, size: int, seen: Sequence[GhostWindow]) -> Answer:
@@ -174,7 +185,7 @@ def ghosts(history: Sequence[Window], capacity: float | None, period_s: float) -
         age = (newest - window.start).total_seconds() / period_s
         if age > MEMORY:
             break
-        seen.append(GhostWindow(age, sizes[near]))
+        seen.append(GhostWindow(age, window.seconds / period_s, sizes[near]))
     return size, seen[::-1]
 
 
@@ -186,7 +197,8 @@ def compared(seen: Sequence[GhostWindow], present: str, name: str) -> Rival | No
     newest = [each for each in both if each.age < 1]
     mine, gain = _share(both, present) or 0.0, _gain(both, present, name)
     lately = _gain(newest, present, name)
-    return Rival(name, mine + gain.value, mine, gain, lately.value, _share(newest, present) or 0.0)
+    remembered = sum(DECAY**each.age * each.periods for each in both)
+    return Rival(name, mine + gain.value, mine, gain, lately.value, _share(newest, present) or 0.0, remembered)
 
 
 def capacity_bytes(current: Current) -> float | None:
