@@ -394,7 +394,7 @@ def test_a_backtest_tells_of_a_remote_that_nobody_managed(world, tmp_path):
     world.policy.write_text(POLICY)
     found = rehearsed(world, tmp_path)
     assert list(found.would) == []
-    assert any("of which the history tells nothing" in sentence for sentence in found.sentences())
+    assert any("of which the history tells nothing" in note for note in found.notes())
 
 
 def rehearsed(world, tmp_path):
