@@ -32,7 +32,7 @@ from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
 from tiertune_agent.observing import Observing
-from tiertune_agent.policy.document import PolicyFile
+from tiertune_agent.policy.document import followed
 from tiertune_agent.policy.lint import manages
 from tiertune_agent.published import LATEST, Published
 from tiertune_agent.records import FLEET, State
@@ -81,8 +81,8 @@ class Agent:
         """``transport`` may be the network; ``steady_s`` is seconds by a clock that nobody sets, None: by ``now``."""
         self._keep = timedelta(seconds=settings.keep)
         self._now = now
-        self.policy = PolicyFile(settings.policy)
-        self._remote = remote_of(settings.remote, manages=manages(self.policy.loaded), steady_s=steady_s)
+        self.policy = followed(settings.policy)
+        self._remote = remote_of(settings.remote, manages=manages(self.policy.content), steady_s=steady_s)
         engine = open_current(settings.database, settings.database_password_file)
         self.leader = leader_of(engine)
         self.history = History(engine, self.leader.fence)
@@ -167,7 +167,7 @@ class Agent:
             self._lost = self._lost or lost
         self.metrics.set("agent_leader", self._led)
         if not self._led:
-            self.policy.reload()  # the page tells what would be in force here
+            self.policy.look()  # the page tells what would be in force here
             self.remote_gauges.forget()
             self._published.forget()
             self.metrics.observed.forget()

@@ -291,4 +291,4 @@ def test_an_agent_that_stands_by_shows_the_policy_as_it_is(agents, policy_file):
     policy_file.write_text("version: 1\nmode: observe\n")
     other.stand()
     assert not other.leader.leading
-    assert other.policy.loaded.policy.mode == "observe"
+    assert other.policy.content.policy.mode == "observe"

@@ -272,16 +272,6 @@ def schema() -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
-class PolicyFile(Followed[LoadedPolicy]):
-    """Without a path the built-in policy."""
-
-    def __init__(self, path: Path | None, wait: Callable[[float], None] = sleep) -> None:
-        super().__init__(path, _parsed, DEFAULT, wait)
-
-    @property
-    def loaded(self) -> LoadedPolicy:
-        return self.content
-
-    def reload(self) -> Policy:
-        """The newest sound one."""
-        return self.look().policy
+def followed(path: Path | None, wait: Callable[[float], None] = sleep) -> Followed[LoadedPolicy]:
+    """The policy in a file that may be edited; without a path the built-in one."""
+    return Followed(path, _parsed, DEFAULT, wait)
