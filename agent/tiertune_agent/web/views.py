@@ -103,7 +103,7 @@ class Views:
             return None
         verdicts, reviews = self._history.verdicts.of(number), self._history.verdicts.reviews(number)
         weighed = compared(decision, verdicts)
-        told = {"verdicts": verdicts, "reviews": reviews, "compared": weighed.document() if weighed else None}
+        told = {"verdicts": verdicts, "reviews": reviews, "compared": vars(weighed) if weighed else None}
         return {**decision.document(), **told}
 
     def ledger(self, hours: float) -> dict[str, Any]:
