@@ -13,10 +13,11 @@ from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.collector.direct_commands import DirectCommands
 from tiertune_agent.collector.stores import Collector, Trouble
 from tiertune_agent.fields import REMOTE_CAPACITY, read
+from tiertune_agent.followed import Followed
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.observing import Observing
-from tiertune_agent.policy.document import Policy, PolicyFile, Rulings, frozen_by, rates
+from tiertune_agent.policy.document import LoadedPolicy, Policy, Rulings, frozen_by, rates
 from tiertune_agent.records import FLEET, Rates, Snapshot, Target, Window
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import REMOTE, Managed
@@ -30,7 +31,7 @@ SILENT = ("store_unreachable", KIND)
 class Loop:
     collector: Collector
     history: History
-    file: PolicyFile
+    file: Followed[LoadedPolicy]
     changes: ChangeControl
     operators: Operators
     rounds: Rounds
@@ -62,7 +63,7 @@ class Loop:
         self.observing.forget()
 
     def run_once(self) -> None:
-        policy = self.file.reload()
+        policy = self.file.look().policy
         self._anew = self.collector.look() or self._anew
         answers = self.collector.collect()  # first: without the database windows are missed, but none is too long
         sources = self.observing.collect({answer.store for answer in answers})
@@ -89,7 +90,7 @@ class Loop:
 
     def _revision(self) -> int:
         """Of the policy in force. A bad edit of a file is an incident, and the last good one stays in force."""
-        loaded = self.file.loaded
+        loaded = self.file.content
         problems = {"policy_invalid": self.file.problem, **self.collector.problems()}
         told = {(kind, ""): problem for kind, problem in problems.items()}
         self.history.journal.tell_incidents(told, self.now())

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from tiertune_agent import credentials
 from tiertune_agent.catalogue import AgentMetrics
-from tiertune_agent.changes.actuator import Actuator, HttpActuator, NullActuator, Tuned
+from tiertune_agent.changes.actuator import HttpActuator, Tuned
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
@@ -32,7 +32,7 @@ from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
 from tiertune_agent.observing import Observing
-from tiertune_agent.policy.document import PolicyFile
+from tiertune_agent.policy.document import followed
 from tiertune_agent.policy.lint import manages
 from tiertune_agent.published import LATEST, Published
 from tiertune_agent.records import FLEET, State
@@ -74,7 +74,6 @@ class Agent:
         self,
         settings: AgentSettings,
         *,
-        dry_run: bool = False,
         now: Callable[[], datetime] = utc_now,
         steady_s: Callable[[], float] | None = None,
         transport: httpx.BaseTransport | None = None,
@@ -82,8 +81,8 @@ class Agent:
         """``transport`` may be the network; ``steady_s`` is seconds by a clock that nobody sets, None: by ``now``."""
         self._keep = timedelta(seconds=settings.keep)
         self._now = now
-        self.policy = PolicyFile(settings.policy)
-        self._remote = remote_of(settings.remote, manages=manages(self.policy.loaded), steady_s=steady_s)
+        self.policy = followed(settings.policy)
+        self._remote = remote_of(settings.remote, manages=manages(self.policy.content), steady_s=steady_s)
         engine = open_current(settings.database, settings.database_password_file)
         self.leader = leader_of(engine)
         self.history = History(engine, self.leader.fence)
@@ -101,8 +100,7 @@ class Agent:
         self.observing = Observing(observer, self.history, self.metrics.observed, now)
         named = Named(lambda: self.collector.addresses, self.observing.addresses)
         self.history.named = named.addresses
-        by_http = HttpActuator(self._client, lambda: self.collector.unknown, self.history.fence)
-        actuator: Actuator = NullActuator() if dry_run else by_http
+        actuator = HttpActuator(self._client, lambda: self.collector.unknown, self.history.fence)
         self.samples = SampleReader(self.collector.client)
         whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady_s)
         self.changes = ChangeControl(self.history, actuator, now)
@@ -169,7 +167,7 @@ class Agent:
             self._lost = self._lost or lost
         self.metrics.set("agent_leader", self._led)
         if not self._led:
-            self.policy.reload()  # the page tells what would be in force here
+            self.policy.look()  # the page tells what would be in force here
             self.remote_gauges.forget()
             self._published.forget()
             self.metrics.observed.forget()
@@ -268,7 +266,7 @@ class SetBack:
         return self._now() - timedelta(seconds=self._steady_s())
 
 
-def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
+def run(settings: AgentSettings) -> None:
     """Serve until told to end. DocumentError also if the port is taken; DatabaseError as above.
 
     RuntimeError if it cannot answer any more.
@@ -281,7 +279,7 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     except OSError as error:
         raise DocumentError([str(error)]) from error
     serving = settings.http.serving()
-    agent = Agent(settings, dry_run=dry_run, steady_s=steady_s)
+    agent = Agent(settings, steady_s=steady_s)
     scheduler = BackgroundScheduler(
         timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 30}
     )

@@ -151,10 +151,10 @@ class TestHistory:
         assert told(found) == [("remote_fetch", "on", "off"), ("remote_fetch", "off", "on")]
         assert [found.same[one.id].after for one in found.would] == ["off", "on"]
         assert found.would[0].applied_at == found.same[found.would[0].id].applied_at
-        sentences = list(found.sentences())
-        assert "would have made 2 changes and proposed 0; 2 were made, 2 of them the same" in sentences[0]
-        assert "on → off, as was done at" in sentences[1]
-        assert "fetching cost more than recomputing" in sentences[1]
+        assert "would have made 2 changes and proposed 0; 2 were made, 2 of them the same" in found.sum()
+        _, _, change, outcome, reason = next(found.rows())
+        assert (change, "as done at" in outcome) == ("on → off", True)
+        assert "fetching cost more than recomputing" in reason
 
     def test_a_slower_policy_would_not_have_done_it(self, judged):
         """With a patience of fifty windows nothing is switched, and what was done is told with what it answers."""
@@ -163,14 +163,14 @@ class TestHistory:
         document = found.document()
         assert [one["would"] for one in document["done"]] == [False, False]
         assert "of the 50 windows in a row that it takes" in document["done"][0]["instead"]
-        assert any("was made, and it would not have: stays on" in sentence for sentence in document["sentences"])
+        assert any(row[3] == "done, would not have been" and row[4].startswith("stays on") for row in found.rows())
 
     def test_a_policy_that_recommends_only_proposes(self, judged):
         """The wish is told as proposed, and the tuning stays."""
         found = judged(POLICY.replace("mode: auto", "mode: recommend"))
         assert [(one.tuner, one.after) for one in found.would][:1] == [("remote_fetch", "off")]
         assert {one.state for one in found.would} <= {State.PROPOSED, State.EXPIRED}
-        assert "would have made 0 changes and proposed 1" in next(iter(found.sentences()))
+        assert "would have made 0 changes and proposed 1" in found.sum()
 
     def test_the_calendar_of_the_policy_is_kept(self, judged):
         """Frozen all day: nothing is made, and the answer says by what."""
@@ -196,7 +196,7 @@ class TestHistory:
         assert ("remote_fetch", "on", "off") not in told(judged(last_s=120))
 
     def test_the_command(self, tiertune, database, tmp_path):
-        """The sum and a table for people, the same in sentences in --json; exit 0."""
+        """The sum and a table for people, the same in --json; exit 0."""
         (tmp_path / "p.yaml").write_text(POLICY)
         out = tmp_path / "b.json"
         code, text, _ = tiertune("policy", "backtest", tmp_path / "p.yaml", "--history", database, "--json", out)

@@ -256,7 +256,7 @@ def test_an_approval_that_comes_too_late_changes_nothing(world):
     world.stores[1].tuning["tiers"]["dram"]["capacity_bytes"] = 3 * GIB
     world.clock.advance(15)
     loop = world.agent.loop
-    loop._remember(world.agent.policy.loaded.policy, loop.collector.collect(), None)
+    loop._remember(world.agent.policy.content.policy, loop.collector.collect(), None)
     with pytest.raises(Refused, match="no longer"):
         world.agent.changes.approve(open_.id, "anna")
     assert (world.drams(), world.remote()) == ([1, 3], 2)
@@ -394,7 +394,7 @@ def test_a_backtest_tells_of_a_remote_that_nobody_managed(world, tmp_path):
     world.policy.write_text(POLICY)
     found = rehearsed(world, tmp_path)
     assert list(found.would) == []
-    assert any("of which the history tells nothing" in sentence for sentence in found.sentences())
+    assert any("of which the history tells nothing" in note for note in found.notes())
 
 
 def rehearsed(world, tmp_path):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tiertune_agent.policy.document import (
     DEFAULT,
-    PolicyFile,
     advises,
+    followed,
     frozen_by,
     load,
     mode_of,
@@ -318,28 +318,28 @@ def test_a_reload_takes_a_good_edit_and_refuses_a_bad_one(tmp_path):
     """A bad edit keeps the last good policy in force and says why; mended, it is taken."""
     path = tmp_path / "p.yaml"
     path.write_text("version: 1\nmode: observe\n")
-    file = PolicyFile(path)
+    file = followed(path)
     path.write_text("version: 1\nmode: auto\n")
-    assert (file.reload().mode, file.problem) == ("auto", "")
+    assert (file.look().policy.mode, file.problem) == ("auto", "")
     path.write_text("version: 1\nmode: aotu\n")
-    assert file.reload().mode == "auto"
+    assert file.look().policy.mode == "auto"
     assert ":2:7: mode: Input should be" in file.problem
     path.unlink()
-    assert file.reload().mode == "auto"
+    assert file.look().policy.mode == "auto"
     assert "cannot be read" in file.problem
     path.symlink_to(os.devnull)
-    assert file.reload().mode == "auto"
+    assert file.look().policy.mode == "auto"
     assert "cannot be read: it is no regular file" in file.problem
     path.unlink()
     path.write_text("version: 1\nmode: recommend\n")
-    assert (file.reload().mode, file.problem) == ("recommend", "")
+    assert (file.look().policy.mode, file.problem) == ("recommend", "")
 
 
 def test_without_a_file_the_built_in_policy_holds():
     """No policy file: the default, which only recommends."""
-    file = PolicyFile(None)
-    assert file.reload().mode == "recommend"
-    assert file.loaded.digest == DEFAULT.digest
+    file = followed(None)
+    assert file.look().policy.mode == "recommend"
+    assert file.content.digest == DEFAULT.digest
 
 
 def test_keys_without_effect_are_told(policy_of):

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.test_policy import CONTRACT
-from tiertune_agent.policy.document import Policy, PolicyFile, load
+from tiertune_agent.policy.document import Policy, followed, load
 from tiertune_agent.policy.lint import without_effect
 from tiertune_agent.records import Target
 from tiertune_connector.documents import DocumentError
@@ -59,20 +59,20 @@ def test_a_spoiled_edit_leaves_a_policy_in_force(tmp_path, cuts):
     """An agent that runs reads its file again: the last good one stays, and the problem is told."""
     path: Path = tmp_path / "q.yaml"
     path.write_text(CONTRACT)
-    file = PolicyFile(path, wait=lambda _: None)
+    file = followed(path, wait=lambda _: None)
     path.write_bytes(spoiled(cuts).encode() + b"# edited\n")
-    policy = file.reload()
-    assert policy is file.loaded.policy
-    assert bool(file.problem) == (file.loaded.text == CONTRACT)
+    policy = file.look().policy
+    assert policy is file.content.policy
+    assert bool(file.problem) == (file.content.text == CONTRACT)
 
 
 def test_half_of_a_file_is_not_taken(tmp_path):
     """What a policy is before all of it is written may allow more: the last one stays in force until it is whole."""
     path = tmp_path / "p.yaml"
     path.write_text("version: 1\nmode: observe\n")
-    file = PolicyFile(path, wait=lambda _: path.write_text(whole))
+    file = followed(path, wait=lambda _: path.write_text(whole))
     half = "version: 1\nmode: auto\n"
     whole = half + 'overrides: [{match: {store: "*"}, mode: observe}]\n'
     path.write_text(half)
-    assert (file.reload().mode, file.problem) == ("observe", "")
-    assert [override.mode for override in file.reload().overrides] == ["observe"]
+    assert (file.look().policy.mode, file.problem) == ("observe", "")
+    assert [override.mode for override in file.look().policy.overrides] == ["observe"]

@@ -20,7 +20,7 @@ from tiertune_agent.tuners.base import (
     tier_targets,
 )
 from tiertune_agent.tuners.gate_settings import GateTuner
-from tiertune_agent.tuners.registry import TunerError, check
+from tiertune_agent.tuners.registry import TunerError
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_connector.catalogue import BY_NAME
 
@@ -53,37 +53,6 @@ def test_a_tier_of_which_nothing_is_told_is_none(told):
     assert not present(told, "disk")
     assert tier_targets("host-a", ("disk",), told) == []
     assert [present({"tiers": {"disk": {"health": health}}}, "disk") for health in ("dead", "absent")] == [True, False]
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_a_tuner_that_says_itself_that_it_advises_is_refused(monkeypatch, value):
-    """Before the first round, whatever it says: nobody reads it there, and it might act where it should not."""
-    monkeypatch.setattr(AdmissionTuner, "advisory", value, raising=False)
-    with pytest.raises(TunerError) as refused:
-        Rounds(None, None, str, now=lambda: START, window_s=15.0)
-    told = "take it out of AdmissionTuner; if it only recommends, write advisory: ClassVar = True in AdmissionSettings"
-    assert str(refused.value) == f"tuner admission: advisory is said by its settings, not by itself: {told}"
-
-
-def test_a_tuner_that_says_it_when_it_is_made_is_refused_too():
-    """It acts as its settings say all the same."""
-
-    class Advising(AdmissionTuner):
-        def __init__(self, settings):
-            super().__init__(settings)
-            self.advisory = True
-
-    with pytest.raises(TunerError, match="take it out of Advising"):
-        check([Advising])
-
-
-def test_a_tuner_without_a_key_has_settings_by_its_name(monkeypatch):
-    """And is told that way where it has none."""
-    monkeypatch.delattr(AdmissionTuner, "key")
-    check([AdmissionTuner])
-    monkeypatch.setattr(AdmissionTuner, "name", "writing")
-    with pytest.raises(TunerError, match="no settings for it under 'writing'"):
-        check([AdmissionTuner])
 
 
 def test_a_tuner_that_no_policy_has_settings_for_is_refused(monkeypatch):

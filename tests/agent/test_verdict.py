@@ -63,14 +63,6 @@ def test_windows_count_by_their_weights():
     assert one.state == State.INCONCLUSIVE
 
 
-def test_windows_come_in_pairs():
-    """A trial of unequal lengths is none."""
-    with pytest.raises(ValueError, match="2 windows of the old setting, 1 of the new"):
-        Trial((1.0, 2.0), (1.0,))
-    with pytest.raises(ValueError, match="2 windows, 1 weight"):
-        Trial((1.0, 2.0), (1.0, 2.0), weights=(1.0,))
-
-
 @given(COSTS, st.floats(0, 0.5))
 def test_a_change_and_its_undoing_are_never_both_kept(pairs, worse_by):
     """What is kept would not be kept the other way round; what is rolled back would be kept the other way round."""

@@ -17,7 +17,7 @@ from tiertune_agent.history.database import open_current
 from tiertune_agent.history.retention import YEAR
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import REMEMBERED
-from tiertune_agent.policy.document import PolicyFile
+from tiertune_agent.policy.document import followed
 from tiertune_agent.published import LATEST
 from tiertune_agent.records import State
 from tiertune_agent.web import page
@@ -104,7 +104,7 @@ def test_a_year_takes_less_than_two_gigabytes(filled):
 def test_what_the_page_and_the_api_ask_takes_less_than_200_ms(filled):
     """Every document of the API by its defaults."""
     backend, history, _, _ = filled
-    views = Views(history, PolicyFile(None), leads=lambda: True, now=lambda: NOW, window_s=WINDOW_S)
+    views = Views(history, followed(None), leads=lambda: True, now=lambda: NOW, window_s=WINDOW_S)
     asked = {
         "fleet": views.fleet,
         "decisions": lambda: views.decisions(None, 200),
@@ -133,7 +133,7 @@ def test_what_the_page_and_the_api_ask_takes_less_than_200_ms(filled):
 def test_a_look_with_a_window_of_every_store_takes_less_than_200_ms(filled):
     """The queries that a page makes when all stores have told a window."""
     backend, history, _, _ = filled
-    views = Views(history, PolicyFile(None), leads=lambda: True, now=lambda: NOW, window_s=WINDOW_S)
+    views = Views(history, followed(None), leads=lambda: True, now=lambda: NOW, window_s=WINDOW_S)
     looks = Looks(views, history, now=lambda: NOW, window_s=WINDOW_S)
     looks._look()
 
@@ -150,7 +150,7 @@ def test_a_page_with_nothing_new_costs_less_than_200_ms(filled):
     """A look two seconds later, rendered; one that a second tab shares; one when every store has told a window."""
     backend, history, _, _ = filled
     now = [NOW]
-    views = Views(history, PolicyFile(None), leads=lambda: True, now=lambda: now[0], window_s=WINDOW_S)
+    views = Views(history, followed(None), leads=lambda: True, now=lambda: now[0], window_s=WINDOW_S)
     looks = Looks(views, history, now=lambda: now[0], window_s=WINDOW_S)
     app = FastAPI()
     app.include_router(page.router(looks))

@@ -18,9 +18,7 @@ def columns(chains=CHAINS):
     return {
         "t": pa.array([float(row) for row in range(count)]),
         "input_len": pa.array([16 * len(chain) + 1 for chain in chains], pa.int32()),
-        "output_len": pa.array([10] * count, pa.int32()),
         "session": pa.array(range(count), pa.int32()),
-        "turn": pa.array([0] * count, pa.int32()),
         "type": pa.array(["chat"] * count).dictionary_encode(),
         "hash_ids": pa.array(chains, pa.list_(pa.int32())),
     }
@@ -34,8 +32,7 @@ def write_trace(path, table, block_size=b"16"):
 
 def first(trace, count):
     """Its first requests: enough where any trace would do."""
-    per_request = ("t", "input_len", "output_len", "session", "turn", "type")
-    parts = {name: getattr(trace, name)[:count] for name in per_request}
+    parts = {name: getattr(trace, name)[:count] for name in ("t", "input_len", "session", "type")}
     return replace(trace, **parts, offsets=trace.offsets[: count + 1], ids=trace.ids[: trace.offsets[count]])
 
 

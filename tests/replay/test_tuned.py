@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from replay.files import first
 from tiertune_agent.policy.budgets import Budgets
 from tiertune_agent.policy.document import Guard, Policy
 from tiertune_agent.replay.scenario import Scenario
@@ -40,11 +41,7 @@ def scenario(*, routing="sticky", share=0.05, gbps=25, seed=1, period=20.0, **mo
 @pytest.fixture(scope="module")
 def trace():
     """The first 700 requests: about two minutes, in which something is to be gained."""
-    whole, count = builtin_trace("shift_mix_slice"), 700
-    columns = {
-        name: getattr(whole, name)[:count] for name in ("t", "input_len", "output_len", "session", "turn", "type")
-    }
-    return replace(whole, **columns, offsets=whole.offsets[: count + 1], ids=whole.ids[: whole.offsets[count]])
+    return first(builtin_trace("shift_mix_slice"), 700)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a backtest over history found, as a document and in sentences. Pure."""
+"""What a backtest over history found, as a document and as rows of a table. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,18 +71,8 @@ class Backtest:
             "done": [self._done(one) for one in recording.decisions],
             "answers": list(self.answers),
             "fetched_against_policy": {"windows": self.against_windows, "lost_s": self.against_lost_s},
-            "sentences": list(self.sentences()),
+            "sentences": [self.sum(), *self.notes()],
         }
-
-    def sentences(self) -> Iterator[str]:
-        """The sum, every decision, and why nothing else was done."""
-        yield self.sum()
-        yield from map(self._would_sentence, self.would)
-        for one, reason in self._not_followed():
-            yield f"{_at(one.made_at)}: {_told(one)} was made, and it would not have: {reason}."
-        yield from self.notes()
-        for answer in self._unchanged():
-            yield f"At last {answer['tuner']} of {answer['store']} {answer['tier']}: {answer['reason']}."
 
     def rows(self) -> Iterator[tuple[str, str, str, str, str]]:
         """As a table: when, tuner and target, change, what became of it, and why."""
@@ -91,9 +81,10 @@ class Backtest:
             done = f"as done at {same.made_at:%H:%M:%S}" if same else "not done"
             why = f"{one.reason}; {verdict}" if verdict else one.reason
             yield *_row(one.created_at, one), f"{str(one.state).replace('_', ' ')}, {done}", why
-        for one, reason in self._not_followed():
-            yield *_row(one.made_at, one), "done, would not have been", reason
-        for answer in self._unchanged():
+        followed = self._followed
+        for one in (one for one in self.recording.decisions if one.id not in followed):
+            yield *_row(one.made_at, one), "done, would not have been", self.instead.get(one.id, NOT_ASKED)
+        for answer in (answer for answer in self.answers if not answer["change"]):
             yield "at last", f"{answer['tuner']} of {answer['store']} {answer['tier']}", "", "none", answer["reason"]
 
     def notes(self) -> Iterator[str]:
@@ -104,16 +95,6 @@ class Backtest:
             yield f"In {self.against_windows} windows there were fetches that it would have switched off: {told}."
         if self.unknown_remote:
             yield "It would manage the remote, of which the history tells nothing: sizes of the remote were not tested."
-
-    def _not_followed(self) -> Iterator[tuple[Decision, str]]:
-        """Decisions that were made and that the policy would not have, each with what its tuner answers."""
-        followed = self._followed
-        for one in self.recording.decisions:
-            if one.id not in followed:
-                yield one, self.instead.get(one.id, NOT_ASKED)
-
-    def _unchanged(self) -> Iterator[Mapping[str, Any]]:
-        return (answer for answer in self.answers if not answer["change"])
 
     @property
     def _followed(self) -> set[int]:
@@ -131,13 +112,6 @@ class Backtest:
             f"proposed {len(self.would) - made}; {done}."
         )
 
-    def _would_sentence(self, one: Decision) -> str:
-        same, verdict = self.same.get(one.id), self.verdicts.get(one.id)
-        done = f"as was done at {_at(same.made_at)}" if same else "which was not done"
-        verb = "made" if one.state in CHANGED else "proposed"
-        judged = f" {str(one.state).replace('_', ' ').capitalize()}: {verdict}." if verdict else ""
-        return f"{_at(one.created_at)}: it would have {verb} {_told(one)}, {done}: {one.reason}.{judged}"
-
     def _would(self, one: Decision) -> dict[str, Any]:
         same = self.same.get(one.id)
         return {**one.document(), "verdict": self.verdicts.get(one.id), "as_done": same.id if same else None}
@@ -146,17 +120,9 @@ class Backtest:
         return {**one.document(), "would": one.id in self._followed, "instead": self.instead.get(one.id)}
 
 
-def _told(decision: Decision) -> str:
-    return f"{decision.tuner} of {decision.target}: {_change(decision)}"
-
-
-def _change(decision: Decision) -> str:
-    before, after = (shown(decision.field, value) for value in (decision.before, decision.after))
-    return f"{before} → {after}"
-
-
 def _row(at: datetime, decision: Decision) -> tuple[str, str, str]:
-    return _at(at), f"{decision.tuner} of {decision.target}", _change(decision)
+    before, after = (shown(decision.field, value) for value in (decision.before, decision.after))
+    return _at(at), f"{decision.tuner} of {decision.target}", f"{before} → {after}"
 
 
 def _at(moment: datetime) -> str:

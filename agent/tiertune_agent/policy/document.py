@@ -19,7 +19,7 @@ from tiertune_agent.policy.guard import Rules
 from tiertune_agent.policy.match import Match
 from tiertune_agent.records import Rates, Target
 from tiertune_agent.tuners.base import Mode, Tuner, TunerSettings
-from tiertune_agent.tuners.registry import TUNERS, Tuners, key_of
+from tiertune_agent.tuners.registry import TUNERS, Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
 from tiertune_connector.documents import Document, parse_yaml, read_text, validated
@@ -165,7 +165,7 @@ def frozen_by(rule: Rule, now: datetime) -> str:
     return f"by the policy's calendar until {max(ends):%a %H:%M %Z}" if ends else ""
 
 
-SETTINGS = {**{key: key for key in Tuners.model_fields}, **{tuner.name: key_of(tuner) for tuner in TUNERS}}
+SETTINGS = {**{key: key for key in Tuners.model_fields}, **{tuner.name: tuner.key for tuner in TUNERS}}
 """By tuner, under which key its settings are; and by the keys themselves."""
 
 
@@ -272,16 +272,6 @@ def schema() -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
-class PolicyFile(Followed[LoadedPolicy]):
-    """Without a path the built-in policy."""
-
-    def __init__(self, path: Path | None, wait: Callable[[float], None] = sleep) -> None:
-        super().__init__(path, _parsed, DEFAULT, wait)
-
-    @property
-    def loaded(self) -> LoadedPolicy:
-        return self.content
-
-    def reload(self) -> Policy:
-        """The newest sound one."""
-        return self.look().policy
+def followed(path: Path | None, wait: Callable[[float], None] = sleep) -> Followed[LoadedPolicy]:
+    """The policy in a file that may be edited; without a path the built-in one."""
+    return Followed(path, _parsed, DEFAULT, wait)

@@ -37,9 +37,8 @@ class Trace:
     """Arrival, seconds, ascending."""
     input_len: Ints
     """Prompt tokens."""
-    output_len: Ints
     session: Ints
-    turn: Ints
+    """The conversation that it belongs to."""
     type: list[str]
     """What made the request."""
     offsets: Ints
@@ -102,9 +101,7 @@ def load_trace(path: Path) -> Trace:
         block_tokens=reader.block_size(),
         t=reader.numbers("t", pa.types.is_floating, pa.types.is_integer).astype(np.float64),
         input_len=reader.integers("input_len"),
-        output_len=reader.integers("output_len"),
         session=reader.integers("session"),
-        turn=reader.integers("turn"),
         type=reader.texts("type"),
         offsets=offsets,
         ids=ids.astype(np.int64),
@@ -183,7 +180,6 @@ def _check_requests(path: Path, trace: Trace) -> None:
         ("t", ~np.isfinite(trace.t), "is not a time"),
         ("t", np.concatenate([[False], np.diff(trace.t) < 0]), "is earlier than the row before"),
         ("input_len", trace.input_len < 1, "a prompt has at least one token"),
-        ("output_len", trace.output_len < 0, "is negative"),
         ("hash_ids", lengths > blocks, "the chain is longer than the prompt (input_len / block_size, rounded up)"),
     ]
     for column, wrong, message in checks:

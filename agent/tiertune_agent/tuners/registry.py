@@ -1,7 +1,5 @@
 """All tuners, and the settings that a policy file has for them: what is added here is asked, and can be set."""
 
-from collections.abc import Iterable
-
 from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner
 from tiertune_agent.tuners.advice import AdviceSettings, Balance, Routing, Sharing
 from tiertune_agent.tuners.base import Tuner
@@ -42,29 +40,15 @@ class Tuners(Document):
     """Routing, sharing as such, prefill against decode, loading at observed engines: only ever recommended."""
 
 
-def key_of(tuner: type[Tuner]) -> str:
-    """Under which a policy has its settings: its name, where it says nothing else."""
-    return getattr(tuner, "key", tuner.name)
-
-
 class TunerError(ValueError):
     """A tuner is not written as `Tuner` promises; the message says what to write."""
 
 
-def check(tuners: Iterable[type[Tuner]] = TUNERS) -> None:
-    """TunerError where a policy has no settings for one.
-
-    And where one says in a place of its own that it only recommends: nobody reads that there any more.
-    """
-    for tuner in tuners:
-        settings = getattr(Tuners(), key_of(tuner), None)
-        if settings is None:
+def check() -> None:
+    """TunerError where a policy has no settings for one."""
+    for tuner in TUNERS:
+        if tuner.key not in Tuners.model_fields:
             raise TunerError(
-                f"tuner {tuner.name}: a policy has no settings for it under {key_of(tuner)!r}: write a field of that "
+                f"tuner {tuner.name}: a policy has no settings for it under {tuner.key!r}: write a field of that "
                 f"name in {Tuners.__name__}, {Tuners.__module__}, or give it the key of one whose settings it shares"
-            )
-        if hasattr(tuner(settings), "advisory"):
-            raise TunerError(
-                f"tuner {tuner.name}: advisory is said by its settings, not by itself: take it out of "
-                f"{tuner.__name__}; if it only recommends, write advisory: ClassVar = True in {type(settings).__name__}"
             )

@@ -30,12 +30,6 @@ class Trial:
     weights: tuple[float, ...] = ()
     """Of the windows, such as their requests; empty: they count alike."""
 
-    def __post_init__(self) -> None:
-        if len(self.before) != len(self.after):
-            raise ValueError(f"{len(self.before)} windows of the old setting, {len(self.after)} of the new one")
-        if self.weights and len(self.weights) != len(self.before):
-            raise ValueError(f"{len(self.before)} windows, {len(self.weights)} weights")
-
     @property
     def windows(self) -> int:
         return len(self.before)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from tiertune_agent.fields import Json
 from tiertune_agent.records import UNJUDGED, Decision, State
@@ -56,26 +55,31 @@ def bar_chart(label: str, values: Sequence[Value], against: float | None) -> Bar
 
 @dataclass(frozen=True)
 class Compared:
-    """Lower is better. None: not known."""
+    """As the API tells it. Lower is better. None: not known."""
 
     of: str
-    before: float | None
-    """Measured before the change, when it was proposed."""
-    promised: float | None
-    after: float | None
-    """With the new setting, while it soaked: simulated or estimated as what is without it, but for ``admission``."""
-    without: float | None
-    """The counterfactual: the old setting on the same requests."""
-    doubt: float | None
-    """Two standard errors of what the change made."""
-    windows: int | None
     sentence: str
-    chart: Bars
+    before: float | None = None
+    """Measured before the change, when it was proposed."""
+    promised: float | None = None
+    after: float | None = None
+    """With the new setting, while it soaked: simulated or estimated as what is without it, but for ``admission``."""
+    without: float | None = None
+    """The counterfactual: the old setting on the same requests; none is known where ``after`` is of two spells."""
+    doubt: float | None = None
+    """Two standard errors of what the change made."""
+    windows: int | None = None
 
-    def document(self) -> dict[str, Any]:
-        """As the API tells it."""
-        names = ("of", "before", "promised", "after", "without", "doubt", "windows", "sentence")
-        return {name: getattr(self, name) for name in names}
+    @property
+    def chart(self) -> Bars:
+        spells = self.after is not None and self.without is None
+        values = (
+            Value("column", "Before the change", self.before),
+            Value("column", "Promised", self.promised),
+            Value("after", "After, as it is" if spells else "With the change", self.after, self.doubt),
+            Value("without", "Without the change", self.without),
+        )
+        return bar_chart(self.of, values, self.before if self.without is None else self.without)
 
 
 def compared(decision: Decision, verdicts: Sequence[Json]) -> Compared | None:
@@ -86,39 +90,17 @@ def compared(decision: Decision, verdicts: Sequence[Json]) -> Compared | None:
     if weighed is None:
         if not kind or decision.state not in OPEN or (decision.state == State.PROPOSED and promised is None):
             return None
-        return _made(OF.get(kind, "cost"), _soaking(decision), before=before, promised=promised)
+        return Compared(OF.get(kind, "cost"), _soaking(decision), before, promised)
     old, new, of = float(weighed["before"]), float(weighed["after"]), str(weighed.get("of", "cost"))
     windows, error = weighed.get("windows"), weighed.get("standard_error")
     doubt = None if error is None else ERRORS * error
     if kind == "admission":  # two spells: nobody simulates what a tier would have held
         told = f"{_change(old, new, doubt)} than before; without the change is not known: the requests are others."
-        return _made(of, told, before=old, after=new, doubt=doubt, windows=windows, label="After, as it is")
+        return Compared(of, told, before=old, after=new, doubt=doubt, windows=windows)
     if of != OF.get(kind):
         before = promised = None  # in another unit
     told = f"{_change(old, new, doubt)} than without the change, {SIMULATED.get(kind, 'on the same requests')}."
-    return _made(of, told, before=before, promised=promised, after=new, without=old, doubt=doubt, windows=windows)
-
-
-def _made(
-    of: str,
-    sentence: str,
-    *,
-    before: float | None = None,
-    promised: float | None = None,
-    after: float | None = None,
-    without: float | None = None,
-    doubt: float | None = None,
-    windows: int | None = None,
-    label: str = "With the change",
-) -> Compared:
-    values = (
-        Value("column", "Before the change", before),
-        Value("column", "Promised", promised),
-        Value("after", label, after, doubt),
-        Value("without", "Without the change", without),
-    )
-    chart = bar_chart(of, values, without if without is not None else before)
-    return Compared(of, before, promised, after, without, doubt, windows, sentence, chart)
+    return Compared(of, told, before, promised, after=new, without=old, doubt=doubt, windows=windows)
 
 
 def _promise(decision: Decision, kind: str) -> tuple[float | None, float | None]:

@@ -1,6 +1,6 @@
 """What auto would have done: wishes of tuners that may not change anything by themselves. Pure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, lru_cache, partial
@@ -15,11 +15,10 @@ from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.verdicts.trials import cost_of, measure, shapes
 from tiertune_agent.web.curves import Ghosts
 from tiertune_agent.web.look import NOTHING, Seen
-from tiertune_agent.web.text import figure, moment, seconds, span
+from tiertune_agent.web.text import figure, seconds, span
 from tiertune_connector.whatif.chain import Shape
 
 SHOWN = 20
-AUTO = "auto"
 BySize = Callable[[frozenset[str] | None, tuple[Shape, Shape], datetime, datetime], float | None]
 
 
@@ -77,24 +76,8 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Idle:
-    """A tuner that wishes nothing, of all targets for which it may not act by itself."""
-
-    tuner: str
-    modes: tuple[str, ...]
-    targets: int
-    reason: str
-    """Its newest answer's."""
-    at: datetime
-    """Of that answer: a tuner is asked once in its period."""
-
-
-@dataclass(frozen=True)
 class Unmade:
     wishes: tuple[Wish, ...]
-    idle: tuple[Idle, ...]
-    by_itself: tuple[str, ...]
-    """Tuners that are on auto for all that they were asked of."""
 
     @property
     def shown(self) -> tuple[Wish, ...]:
@@ -122,13 +105,7 @@ class Unmade:
 
     def document(self) -> dict[str, Any]:
         """As the API tells it."""
-        return {
-            "sentence": self.sentence,
-            "won_s": self.won_s,
-            "would": [wish.document() for wish in self.wishes],
-            "nothing": [{**vars(one), "at": one.at.isoformat()} for one in self.idle],
-            "by_itself": list(self.by_itself),
-        }
+        return {"sentence": self.sentence, "won_s": self.won_s, "would": [wish.document() for wish in self.wishes]}
 
 
 @lru_cache(maxsize=1)  # who looks within a second sees the same
@@ -143,21 +120,7 @@ def unmade(seen: Seen) -> Unmade:
         (_wish(decision, seen, by_size) for decision in newest.values()),
         key=lambda wish: (wish.decision.state != State.PROPOSED, -(wish.won_s or 0.0), -wish.decision.id),
     )
-    asked_of: dict[str, list[Json]] = {}
-    for answer in seen.fleet["answers"]:
-        if answer["mode"]:
-            asked_of.setdefault(answer["tuner"], []).append(answer)
-    idle = tuple(one for tuner, told in sorted(asked_of.items()) if not advises(tuner) for one in _idle(tuner, told))
-    by_itself = tuple(sorted(tuner for tuner, told in asked_of.items() if all(one["mode"] == AUTO for one in told)))
-    return Unmade(tuple(wishes), idle, by_itself)
-
-
-def _idle(tuner: str, answers: Sequence[Json]) -> Iterator[Idle]:
-    waiting = [answer for answer in answers if answer["mode"] != AUTO and not answer["change"]]
-    if waiting:
-        last = max(waiting, key=lambda answer: str(answer["at"]))
-        modes = tuple(sorted({str(answer["mode"]) for answer in waiting}))
-        yield Idle(tuner, modes, len(waiting), str(last["reason"]), moment(str(last["at"])))
+    return Unmade(tuple(wishes))
 
 
 def _wish(decision: Decision, seen: Seen, by_size: BySize) -> Wish:

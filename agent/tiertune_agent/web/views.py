@@ -7,8 +7,9 @@ from typing import Any
 
 from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.fields import read
+from tiertune_agent.followed import Followed
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, Override, PolicyFile, Rulings, frozen_by, mode_of
+from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, Override, Rulings, frozen_by, mode_of
 from tiertune_agent.policy.lint import Finding, errors, notes
 from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Target, Window
 from tiertune_agent.tuners.base import models, pools
@@ -44,7 +45,7 @@ class Views:
     def __init__(
         self,
         history: History,
-        policy: PolicyFile,
+        policy: Followed[LoadedPolicy],
         *,
         leads: Callable[[], bool],
         now: Callable[[], datetime],
@@ -88,7 +89,7 @@ class Views:
         if freeze:
             until = freeze.until.isoformat() if freeze.until else None
             return {"reason": freeze.reason, "who": freeze.who, "since": freeze.start.isoformat(), "until": until}
-        calendar = frozen_by(self._policy.loaded.policy, self._now())
+        calendar = frozen_by(self._policy.content.policy, self._now())
         return {"reason": calendar, "who": "policy", "since": None, "until": None} if calendar else None
 
     def decisions(self, state: str | None, limit: int) -> dict[str, Any]:
@@ -102,7 +103,7 @@ class Views:
             return None
         verdicts, reviews = self._history.verdicts.of(number), self._history.verdicts.reviews(number)
         weighed = compared(decision, verdicts)
-        told = {"verdicts": verdicts, "reviews": reviews, "compared": weighed.document() if weighed else None}
+        told = {"verdicts": verdicts, "reviews": reviews, "compared": vars(weighed) if weighed else None}
         return {**decision.document(), **told}
 
     def ledger(self, hours: float) -> dict[str, Any]:
@@ -164,7 +165,7 @@ class Views:
 
     def _in_force(self) -> tuple[LoadedPolicy, Rulings, list[Finding]]:
         """The policy, its rules and what is noted of it: worked out once."""
-        loaded = self._policy.loaded
+        loaded = self._policy.content
         if self._studied is None or self._studied[0] is not loaded:
             self._studied = loaded, Rulings(loaded.policy), notes(loaded)
         return self._studied
