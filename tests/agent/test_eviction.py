@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
 from agent.fakes import DIGEST, START
-from tiertune_agent.records import Target, Window
+from tiertune_agent.records import Target, Window, ended
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.eviction import EvictionSettings, EvictionTuner
 
@@ -116,6 +116,23 @@ def test_what_gains_by_and_by_is_taken_too(seconds):
 def test_what_gains_little_is_never_enough():
     """What is remembered is three periods or so, by its weights."""
     no_change(answer([ghosts(i, {"lru": 0.4, "arc": 0.42}) for i in range(400)]), "in all 13.8% of a period's hits")
+
+
+def test_a_window_longer_than_a_period_counts_as_one():
+    """After an agent was away one window tells of its absence: of as much as lasts, it says no more than a period's."""
+    known = [ghosts(i, {"lru": 0.4, "arc": 0.42}) for i in range(400)]
+    away = replace(ghosts(0, {"lru": 0.4, "arc": 0.42}, asked=1e6, seconds=1500.0), start=ended(known[-1]))
+    no_change(answer([*known, away]), "of a period's hits, a switch takes 20% of either")
+    long = [ghosts(i, {"lru": 0.4, "arc": 0.42}, seconds=300.0) for i in range(40)]
+    no_change(answer(long), "in all 16.3% of a period's hits")
+    no_change(answer(long, period=60.0), "of a period's hits, a switch takes 20% of either")
+
+
+def test_a_proposal_tells_what_it_rests_on():
+    """In its sentence and its evidence, when the newest period alone would not do."""
+    told = proposal(answer([ghosts(i, {"lru": 0.4, "arc": 0.45}) for i in range(60)]))
+    assert "; in all 23% of a period's hits" in told.reason
+    assert rival(told)["summed"] == pytest.approx(0.2323, abs=1e-4)
 
 
 def test_what_was_better_long_ago_but_is_worse_lately_is_not_taken():

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from tiertune_agent.fields import in_force, read
-from tiertune_agent.records import Target, Window, total
+from tiertune_agent.records import Target, Window, ended, total
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Scope, TunerSettings, pool_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, ghost_tokens, nearest
@@ -50,9 +50,9 @@ class GhostWindow:
     """One window: tokens by algorithm, all at the pool's capacity."""
 
     age: float
-    """Periods before the newest window."""
+    """Periods from its end to that of the newest window."""
     periods: float
-    """How long it is."""
+    """How long it is; one at most, as a longer one says no more of what lasts."""
     tokens: Mapping[str, Tokens]
 
 
@@ -133,7 +133,10 @@ class EvictionTuner:
             return NoChange(f"{algorithm} stays: {at}, {told}: {self._against(rivals[0])}", evidence)
         equal = [rival for rival in clear if rival.gain.value > clear[0].gain.value - EQUAL]
         chosen = min(equal, key=lambda rival: self.settings.candidates.index(rival.name))
-        return Proposal(field, algorithm, chosen.name, f"{at}, {_told(chosen, algorithm)}", evidence)
+        reason = f"{at}, {_told(chosen, algorithm)}"
+        if chosen.name != "lru" and isfinite(chosen.summed):
+            reason += f"; in all {chosen.summed:.0%} of a period's {_fewer(chosen.present)}"
+        return Proposal(field, algorithm, chosen.name, reason, evidence)
 
     def _against(self, rival: Rival) -> str:
         """Why it is not chosen; empty: it is. LRU, which is never far from the best, needs no more than to lead."""
@@ -181,11 +184,11 @@ def ghosts(history: Sequence[Window], capacity: float | None, period_s: float) -
         near = nearest(sizes, capacity) if newest is None else _same(sizes, size)
         if near is None:
             continue
-        newest, size = newest or window.start, size or near
-        age = (newest - window.start).total_seconds() / period_s
+        newest, size = newest or ended(window), size or near
+        age = (newest - ended(window)).total_seconds() / period_s
         if age > MEMORY:
             break
-        seen.append(GhostWindow(age, window.seconds / period_s, sizes[near]))
+        seen.append(GhostWindow(age, min(1.0, window.seconds / period_s), sizes[near]))
     return size, seen[::-1]
 
 
@@ -260,4 +263,5 @@ def _told(rival: Rival, present: str) -> str:
 def _figures(rival: Rival) -> dict[str, Any]:
     gain = rival.gain
     told = {"hits": rival.hits, "present": rival.present, "gain": gain.value, "standard_error": gain.error}
-    return {"algorithm": rival.name, **told, "windows": gain.windows, "gain_lately": rival.lately}
+    summed = rival.summed if isfinite(rival.summed) else None
+    return {"algorithm": rival.name, **told, "windows": gain.windows, "gain_lately": rival.lately, "summed": summed}
