@@ -193,8 +193,8 @@ def check_model(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None
     whole = not (vllm_config.cache_config.enable_prefix_caching or vllm_config.scheduler_config.enable_chunked_prefill)
     if current_platform.is_cpu() and model.use_mla and whole:
         raise UnsupportedError(
-            "TierTune cannot serve a model with MLA on a CPU without AMX: vLLM computes whole prompts only there (no"
-            " chunked prefill, no prefix caching), and answers wrong behind a fetched one: start it without TierTune"
+            "TierTune cannot serve a model with MLA on a CPU where vLLM computes whole prompts only (no prefix caching"
+            " and no chunked prefill: as without AMX): it answers wrong behind a fetched one: start it without TierTune"
         )
     if vllm_config.aux_output_config.enabled:
         raise UnsupportedError(

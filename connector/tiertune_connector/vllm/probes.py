@@ -119,7 +119,7 @@ _HAS = {
         "KVCacheBlock": "block_id is_null",
     },
     "v1/kv_cache_interface.py": {"iter_layer_specs": "", "FullAttentionSpec": "non_causal"},
-    "config/model.py": {"ModelConfig": "runner_type is_prefix_caching_supported is_diffusion"},
+    "config/model.py": {"ModelConfig": "runner_type is_prefix_caching_supported is_diffusion use_mla"},
     "config/vllm.py": {"VllmConfig": "aux_output_config num_speculative_tokens"},
     "config/attention.py": {"AttentionConfig": "backend backend_per_kind"},
     "config/multimodal.py": {
@@ -133,7 +133,7 @@ _HAS = {
     "utils/hashing.py": {"get_hash_fn_by_name": ""},
     "v1/core/kv_cache_manager.py": {"KVCacheBlocks": "blocks", "KVCacheManager": "coordinator"},
     "v1/core/kv_cache_coordinator.py": {"KVCacheCoordinator.cache_blocks": "request num_computed_tokens"},
-    "config/scheduler.py": {"SchedulerConfig": "async_scheduling"},
+    "config/scheduler.py": {"SchedulerConfig": "async_scheduling enable_chunked_prefill"},
     "v1/core/sched/output.py": {
         "CachedRequestData": "req_ids num_computed_tokens",
         "NewRequestData": "req_id num_computed_tokens",
