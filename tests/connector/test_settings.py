@@ -4,6 +4,7 @@ import pytest
 
 from tiertune_connector.access import Login, TlsFiles
 from tiertune_connector.documents import DocumentError, parse_yaml
+from tiertune_connector.serve.__main__ import main
 from tiertune_connector.settings import StoreSettings, load
 from tiertune_connector.tuning import parse_tuning
 
@@ -139,3 +140,13 @@ def test_a_directory_wants_no_password():
     text = WHOLE.replace("redis://127.0.0.1:6379/0", "file:///srv/x").replace("timeout: 1s", "password_file: word")
     with pytest.raises(DocumentError, match="what a path names has neither passwords nor tls"):
         parsed(text)
+
+
+def test_the_module_tells_how_it_is_started(capsys):
+    """``python -m tiertune_connector.serve`` has a usage, and without a file ends with 2."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "CONFIG" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "required: CONFIG" in capsys.readouterr().err

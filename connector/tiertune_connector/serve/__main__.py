@@ -1,5 +1,6 @@
 """``python -m tiertune_connector.serve CONFIG``: a store where the command line is not installed."""
 
+import argparse
 import sys
 
 from tiertune_connector.documents import DocumentError
@@ -11,11 +12,9 @@ from tiertune_connector.tuning import TuningError
 
 def main(arguments: list[str]) -> int:
     """Serve until the store ends; 2 and a message if it cannot start."""
-    try:
-        (config,) = arguments
-    except ValueError:
-        sys.stderr.write("usage: python -m tiertune_connector.serve CONFIG\n")
-        return 2
+    parser = argparse.ArgumentParser("python -m tiertune_connector.serve", description="Serve a store until stopped.")
+    parser.add_argument("config", metavar="CONFIG", help="the store's settings, a YAML file")
+    config = parser.parse_args(arguments).config
     try:
         serve(load(config))
     except (DocumentError, StartError, StateError, TuningError) as error:
