@@ -1,5 +1,6 @@
 """What the page works out of simulations: curves of pools, decisions' counterfactuals, what auto would have done."""
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 
@@ -7,6 +8,7 @@ import pytest
 
 from agent.conftest import POLICY
 from agent.fakes import DIGEST, SLOW, START
+from agent.html import Page
 from tiertune_agent.records import Prospect, Rates, Snapshot, State, Target, Window, series
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
@@ -230,6 +232,13 @@ class TestUnmade:
         """Without a wish the sentence says nothing."""
         rounds(2)
         assert unmade(seen()).sentence.startswith("Nothing:")
+
+    def test_an_old_answer_says_how_old_it_is(self, rounds, http, clock):
+        """A tuner of half an hour's period was asked long ago, when there was less to see."""
+        rounds(2)
+        clock.advance(1200)
+        unchanged = Page(http.get("/").text).text.split("Why nothing else changes")[1]
+        assert re.search(r"host-a\s+admission\s[^@]*?20 min ago", unchanged)
 
     def test_a_size_wins_what_its_prospects_tell(self, agent, history, clock, rounds, seen):
         """Requests times the difference of both sizes, since it was wished."""

@@ -165,8 +165,8 @@ def frozen_by(rule: Rule, now: datetime) -> str:
     return f"by the policy's calendar until {max(ends):%a %H:%M %Z}" if ends else ""
 
 
-SETTINGS = {**{key: key for key in Tuners.model_fields}, **{tuner.name: tuner.key for tuner in TUNERS}}
-"""By tuner, under which key its settings are; and by the keys themselves."""
+SETTINGS = {**{key: key for key in Tuners.model_fields}, **{tuner.name: getattr(tuner, "key", "") for tuner in TUNERS}}
+"""By tuner, under which key its settings are; and by the keys themselves. A tuner without one is refused at start."""
 
 
 def mode_of(rule: Rule, tuner: str) -> Mode:

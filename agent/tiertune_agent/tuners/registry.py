@@ -47,8 +47,9 @@ class TunerError(ValueError):
 def check() -> None:
     """TunerError where a policy has no settings for one."""
     for tuner in TUNERS:
-        if tuner.key not in Tuners.model_fields:
+        key = getattr(tuner, "key", "")
+        if key not in Tuners.model_fields:
             raise TunerError(
-                f"tuner {tuner.name}: a policy has no settings for it under {tuner.key!r}: write a field of that "
+                f"tuner {tuner.name}: a policy has no settings for it under the key {key!r}: write a field of that "
                 f"name in {Tuners.__name__}, {Tuners.__module__}, or give it the key of one whose settings it shares"
             )
