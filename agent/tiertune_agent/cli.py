@@ -64,12 +64,14 @@ def store_serve(config: Config) -> None:
 
 
 @agent_app.command("run")
-def agent_run(config: Config) -> None:
+def agent_run(
+    config: Config, dry_run: Annotated[bool, typer.Option(help="Decide, but do not change the stores' tuning.")] = False
+) -> None:
     """Tune the fleet until stopped."""
     from tiertune_agent.run import run
     from tiertune_agent.settings import load
 
-    run(load(config))
+    run(load(config), dry_run=dry_run)
 
 
 @app.command()
@@ -167,7 +169,7 @@ def doctor(
     chunks: Annotated[int, typer.Option(min=1, max=64, help="How many chunks.")] = 8,
     json_path: Json = None,
 ) -> None:
-    """Name what is wrong and how to fix it; or measure a storage. Exits with 1 if something is wrong."""
+    """Name what is wrong and how to fix it; with --storage, measure one too. Exits with 1 if something is wrong."""
     from tiertune_agent.doctor.command import (
         Endpoints,
         agent_address,

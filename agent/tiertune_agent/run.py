@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from tiertune_agent import credentials
 from tiertune_agent.catalogue import AgentMetrics
-from tiertune_agent.changes.actuator import HttpActuator, Tuned
+from tiertune_agent.changes.actuator import Actuator, HttpActuator, NullActuator, Tuned
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
@@ -74,6 +74,7 @@ class Agent:
         self,
         settings: AgentSettings,
         *,
+        dry_run: bool = False,
         now: Callable[[], datetime] = utc_now,
         steady_s: Callable[[], float] | None = None,
         transport: httpx.BaseTransport | None = None,
@@ -100,7 +101,8 @@ class Agent:
         self.observing = Observing(observer, self.history, self.metrics.observed, now)
         named = Named(lambda: self.collector.addresses, self.observing.addresses)
         self.history.named = named.addresses
-        actuator = HttpActuator(self._client, lambda: self.collector.unknown, self.history.fence)
+        by_http = HttpActuator(self._client, lambda: self.collector.unknown, self.history.fence)
+        actuator: Actuator = NullActuator() if dry_run else by_http
         self.samples = SampleReader(self.collector.client)
         whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady_s)
         self.changes = ChangeControl(self.history, actuator, now)
@@ -266,7 +268,7 @@ class SetBack:
         return self._now() - timedelta(seconds=self._steady_s())
 
 
-def run(settings: AgentSettings) -> None:
+def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     """Serve until told to end. DocumentError also if the port is taken; DatabaseError as above.
 
     RuntimeError if it cannot answer any more.
@@ -279,7 +281,7 @@ def run(settings: AgentSettings) -> None:
     except OSError as error:
         raise DocumentError([str(error)]) from error
     serving = settings.http.serving()
-    agent = Agent(settings, steady_s=steady_s)
+    agent = Agent(settings, dry_run=dry_run, steady_s=steady_s)
     scheduler = BackgroundScheduler(
         timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 30}
     )

@@ -158,11 +158,11 @@ def policy_file(tmp_path):
     return path
 
 
-def make_agent(database, policy_file, clock, stores, **settings):
+def make_agent(database, policy_file, clock, stores, *, dry_run=False, **settings):
     """An agent over fake stores, which leads where no other one does; who made it closes it."""
     addresses = [{"url": f"http://{store.name}:7410"} for store in stores]
     settings = AgentSettings(database=database, stores=addresses, policy=policy_file, **settings)
-    agent = Agent(settings, now=clock.now, transport=transport(*stores))
+    agent = Agent(settings, now=clock.now, transport=transport(*stores), dry_run=dry_run)
     agent.leader.leads()
     return agent
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from agent.fakes import START, transport
-from tiertune_agent.changes.actuator import HttpActuator
+from tiertune_agent.changes.actuator import HttpActuator, NullActuator
 from tiertune_agent.collector.stores import StoreHttp
 from tiertune_agent.fields import read, replaced
 from tiertune_agent.records import Decision, State, Target
@@ -175,6 +175,11 @@ def test_a_change_that_never_arrived_is_not_made_late(actuator, store):
 def test_an_unknown_store_expires_the_decision(actuator):
     """A store that left the settings is not looked for."""
     assert actuator.apply(replace(DECISION, target=Target("host-z", "remote"))).state == State.EXPIRED
+
+
+def test_a_dry_run_proposes():
+    """The null actuator leaves the decision proposed."""
+    assert NullActuator().apply(DECISION).state == State.PROPOSED
 
 
 def test_fields_are_replaced_without_touching_the_original():

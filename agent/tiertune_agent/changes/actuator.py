@@ -52,6 +52,19 @@ class Actuator(Protocol):
         """
 
 
+class NullActuator:
+    """Changes nothing: a dry run. What it is given stays proposed; what was under way before stays so."""
+
+    def apply(self, decision: Decision) -> ChangeResult:  # noqa: ARG002
+        return ChangeResult(State.PROPOSED, "dry run: nothing was changed")
+
+    def resume(self, decision: Decision, *, late: str) -> ChangeResult:  # noqa: ARG002
+        return ChangeResult(State.APPROVED, "dry run: nothing is found out")
+
+    def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:  # noqa: ARG002
+        return ChangeResult(State.APPROVED, "dry run: nothing is set back")
+
+
 @dataclass(frozen=True)
 class _Fenced:
     """Changed only by who leads right then: a process may have been stopped since it read, and another one lead now."""
