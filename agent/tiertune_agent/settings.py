@@ -55,7 +55,7 @@ class AgentSettings(Document):
     database: str = Field(default="sqlite:///tiertune.sqlite", repr=False)
     """``sqlite:///path``, or ``postgresql://user@host:port/name``."""
     database_password_file: Path | None = None
-    """PostgreSQL's password; None: it is in the address, in PGPASSFILE, or there is none."""
+    """File with PostgreSQL's password; None: it is in the address, in PGPASSFILE, or there is none."""
     stores: Stores = ()
     """Stores of the fleet, each once. With no store here, in a file or at a name, there must be sources to observe."""
     stores_file: Path | None = None
@@ -66,7 +66,7 @@ class AgentSettings(Document):
     An address that disappears from its name is kept for an hour, unless its store appears at another one.
     """
     stores_token_file: Path | None = None
-    """The token that the agent sends to stores, of the role tune. None: they ask for none."""
+    """File with the token that the agent sends to stores, of the role tune. None: they ask for none."""
     stores_ca_file: Path | None = None
     """Who signed the certificates of ``https://`` stores, as PEM; None: the system's authorities."""
     engines: tuple[EngineUrl, ...] = ()

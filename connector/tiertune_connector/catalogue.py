@@ -125,7 +125,9 @@ METRICS: tuple[Metric, ...] = (
     _seconds("tier_operation_seconds", "Seconds of one operation on a tier.", "tier", "operation", "outcome"),
     _counter("tier_transfer_bytes_total", "Payload bytes moved.", "tier", "operation"),
     _counter("tier_errors_total", "Operations that failed.", "tier", "operation", "reason"),
-    _counter("codec_bytes_total", "Bytes that codecs took in and gave out, in the remote.", "operation", "form"),
+    _counter(
+        "codec_bytes_total", "Bytes that codecs took in and gave out, for chunks in the remote.", "operation", "form"
+    ),
     _gauge("tier_health", "1 for the state that a tier is in.", "tier", "state"),
     _gauge("tier_server_health", "The same for one server of a tier that has several.", "tier", "server", "state"),
     _counter("write_behind_dropped_total", "Chunks to be written behind that were not.", "tier", "reason"),

@@ -62,7 +62,7 @@ class RemoteTuning(Document):
     codec: CodecName = "raw"
     """Codec that shrinks chunks before they are written there, from now on; existing ones stay readable."""
     holdout: float = Field(default=0.0, ge=0.0, le=0.5)
-    """Share of requests that do not fetch, to measure what fetching saves; all requests are timed."""
+    """Share of requests that do not fetch, to measure what fetching saves; all that find chunks there are timed."""
 
 
 class TierTunings(Document):

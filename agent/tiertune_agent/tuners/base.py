@@ -35,7 +35,7 @@ class TunerSettings(Document):
     period: Period
     """A target is changed at most once per period."""
     hold_off: Duration = 0.0
-    """How long a target is left alone after a change."""
+    """How long a target is left alone after a change, but for further steps the same way."""
 
     @property
     def look_s(self) -> float:

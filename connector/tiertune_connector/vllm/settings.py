@@ -47,12 +47,12 @@ class EngineSettings(Document):
     """DRAM of the embedded store that the engine starts if no store listens; 0: never start one.
 
     Default without `socket`: 4 GiB, at most a quarter of the host's memory. Default with `socket`: 0, because a store
-    of your own is expected there, and may only be late.
+    of your own is expected there, and may merely start late.
     """
     lookup_deadline: Duration = 0.1
     """How long the engine waits for the store's answer; then the prompt is recomputed."""
     load_deadline: Duration = 1.0
-    """A load of unknown cost may take this long; one with a prediction `deadline_factor` times that."""
+    """A load of unknown cost may take this long; any other `deadline_factor` times its predicted time."""
     load_deadline_floor: Duration = 0.1
     """No load gets less time than this, because a busy host wakes threads late."""
     store_deadline: Duration = 5.0
