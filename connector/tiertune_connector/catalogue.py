@@ -148,7 +148,11 @@ METRICS: tuple[Metric, ...] = (
     _counter("gate_candidate_requests_total", "Requests that found chunks in the tier, whatever was decided.", "tier"),
     _counter("gate_candidate_tokens_total", "Tokens of those chunks.", "tier"),
     _counter("gate_candidate_bytes_total", "Bytes of those chunks.", "tier"),
-    _counter("gate_fetched_tokens_total", "Tokens of chunks that requests fetched from the tier.", "tier"),
+    _counter(
+        "gate_fetched_tokens_total",
+        "Tokens of chunks that loads from the tier began to fetch, failed ones too.",
+        "tier",
+    ),
     _counter(
         "gate_candidate_seconds_total",
         "Sum of the predictions for those chunks, over requests for which both kinds are known.",

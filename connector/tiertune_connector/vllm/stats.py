@@ -31,7 +31,7 @@ METRICS = (
     _metric("counter", "gate_requests_total", "Requests that found chunks in the tier.", "tier", "decision", "reason"),
     _metric("counter", "loads_total", "Fetches that the gate chose, by what became of them.", "tier", "outcome"),
     _metric("counter", "load_seconds_total", "Seconds that these fetches took.", "tier"),
-    _metric("counter", "fetched_tokens_total", "Tokens of chunks that were fetched.", "tier"),
+    _metric("counter", "fetched_tokens_total", "Tokens of chunks that loads began to fetch, failed ones too.", "tier"),
     _metric("counter", "saved_seconds_total", "Predicted recompute seconds less the fetch's, where positive.", "tier"),
     _metric("counter", "lost_seconds_total", "Fetch seconds less predicted recompute's, where positive.", "tier"),
     _metric("counter", "stored_chunks_total", "Chunks that vLLM finished, by what the store did.", "result"),
