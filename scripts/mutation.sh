@@ -44,6 +44,7 @@ pytest_add_cli_args_test_selection = [
   "tests/connector/test_cost_backlog.py",
   "tests/connector/test_cost_fetch.py",
   "tests/connector/test_cost_prefill.py",
+  "tests/connector/test_cost_prefill_hidden.py",
   "tests/connector/test_cost_traffic.py",
   "tests/connector/test_gate.py",
   "tests/connector/test_gate_cuts.py",

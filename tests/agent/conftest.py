@@ -15,11 +15,17 @@ from fastapi.testclient import TestClient
 
 from agent import managed
 from agent.fakes import DIGEST, SLOW, Clock, FakeStore, transport
+from agent.hostile import hostile_history
+from agent.html import Page
+from agent.observed import lmcache, observing, vllm  # noqa: F401
 from e2e.postgres import postgres_server
 from e2e.servers import redis_server
 from tiertune_agent.changes.control import Wish
 from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
+from tiertune_agent.policy.document import (
+    load,
+)
 from tiertune_agent.records import Target
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
@@ -32,10 +38,11 @@ version: 1
 guard: {changes_per_hour: 100, min_requests: 1, soak: 1m}
 tuners: {remote_fetch: {mode: auto, period: 15s, disable_after: 2, enable_after: 2}}
 """
+
 EVICTION = f"pools.{DIGEST}.dram.eviction"
 
-
 BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.real)]
+
 _NUMBERS = itertools.count()
 
 
@@ -303,3 +310,57 @@ def world(managed_redis, agents, clock, policy_file):
         made.start()
         made.rounds()
         yield made
+
+
+@pytest.fixture
+def look(http, clock):
+    """Reads the page anew."""
+
+    def read(path="/"):
+        clock.advance(1)  # a look is shared for a second
+        answer = http.get(path)
+        assert answer.status_code == 200
+        return Page(answer.text)
+
+    return read
+
+
+def busy(agent, store, clock):
+    """Two windows in which fetching pays, eight in which it does not: one decision, kept after its soak."""
+    agent.leader.leads()
+    agent.loop.run_once()
+    for _ in range(2):
+        for hit, size in ((300, 1 << 30), (400, 4 << 30)):
+            store.simulate("lru", hit, size)
+        pass_windows(agent, store, clock, 1)
+    store.bandwidth = SLOW
+    pass_windows(agent, store, clock, 8)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory, empty_database):
+    """The page, whole and its live part, of agents with an empty, a busy and a hostile history."""
+    texts = {}
+    for kind in ("empty", "busy", "hostile"):
+        folder, clock = tmp_path_factory.mktemp(kind), Clock()
+        shutil.copy(empty_database, folder / "agent.sqlite")
+        (folder / "policy.yaml").write_text(POLICY)
+        store = FakeStore(clock)
+        agent = make_agent(f"sqlite:///{folder / 'agent.sqlite'}", folder / "policy.yaml", clock, [store])
+        if kind == "busy":
+            busy(agent, store, clock)
+        if kind == "hostile":
+            hostile_history(agent.history)
+        with TestClient(agent.app, base_url="http://127.0.0.1:7420") as client:
+            texts[kind] = [client.get(path).text for path in ("/", "/live")]
+        agent.close()
+    return texts
+
+
+@pytest.fixture
+def policy_of(tmp_path):
+    def parse(text):
+        (tmp_path / "p.yaml").write_text(text)
+        return load(tmp_path / "p.yaml").policy
+
+    return parse

@@ -6,12 +6,19 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 
-from tiertune_agent.records import Histogram, Window
+from tiertune_agent.records import (
+    Histogram,
+    Snapshot,
+    Window,
+)
 from tiertune_connector.tuning import TuningError, parse_tuning
 
 START = datetime(2025, 3, 5, 12, 0, tzinfo=UTC)
+
 DIGEST = "ab" * 16
+
 MB = 1e6
+
 SLOW, FAST = 1e8, 1e9
 """Bytes per second: the 100 MB of a fake store's requests take 1 s or 0.1 s, recomputing them takes 0.5 s."""
 
@@ -195,3 +202,12 @@ def remote_window(index=0, *, seconds=15.0, **figures):
 def histogram(*counts):
     """A histogram whose buckets hold these counts, from the first one on."""
     return Histogram(sum(counts), 0.0, dict(enumerate(counts)))
+
+
+def snapshot(*windows, stages=(), at=START, **fields):
+    known = {"store": "host-a", "url": "http://host-a:7410", "boot_id": "b", "version": "1", "status": {}, "tuning": {}}
+    return Snapshot(**{**known, "totals": {}, "at": at, "windows": windows, "stages": stages, **fields})
+
+
+def urls(*hosts):
+    return [f"http://{host}:7410" for host in hosts]

@@ -1,8 +1,10 @@
 """An agent over sources, and the world that they stand in."""
 
 import httpx
+import pytest
 from fastapi.testclient import TestClient
 
+from agent.sources import LMCACHE_MP, VLLM, FakeSource
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
 
@@ -40,3 +42,47 @@ class World:
             for one in self.agent.history.journal.incidents()
             if one["closed_at"] is None
         }
+
+
+POLICY = """
+version: 1
+mode: auto
+guard: {changes_per_hour: 100, min_requests: 1, soak: 1m}
+prices: {gpu_hour: 3.6, dram_gib_month: 730, remote_gib_month: 73, network_gib: 1}
+tuners: {advice: {period: 1m}}
+"""
+
+
+@pytest.fixture
+def observing(database, tmp_path, clock):
+    """Makes one, over sources (and stores); what it holds is closed at the end."""
+    made = []
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+
+    def make(*sources, stores=()):
+        made.append(World(database, policy, clock, sources, stores))
+        made[-1].agent.loop.run_once()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.agent.close()
+
+
+@pytest.fixture
+def vllm():
+    return FakeSource("engine-a", "vllm", VLLM)
+
+
+@pytest.fixture
+def lmcache():
+    return FakeSource("cache-a", "lmcache_mp", LMCACHE_MP)
+
+
+def grow(told, name, by, /, **labels):
+    """A counter goes on."""
+    for line in told.text.splitlines():
+        head, _, value = line.rpartition(" ")
+        if head.startswith(name) and all(f'{label}="{text}"' in head for label, text in labels.items()):
+            told.text = told.text.replace(line, f"{head} {float(value) + by!r}")

@@ -1,20 +1,16 @@
-"""The HTTP interface: documents, commands with their audit, metrics, who may call."""
+"""The HTTP interface tells: documents, charts, metrics, whether it is alive and well."""
 
 import json
 from datetime import timedelta
 
-import httpx
 import pytest
-from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST, SLOW, START, FakeStore, fetch
+from agent.fakes import DIGEST, SLOW, START
 from tiertune_agent.catalogue import METRICS
-from tiertune_agent.changes.operators import Caller
 from tiertune_agent.demo.run import MOST_WINDOWS
 from tiertune_agent.records import Rates, Snapshot, Window
 from tiertune_connector.catalogue import PREFIX
-from tiertune_connector.httpd.sites import REMARK
 
 
 def test_the_fleet_is_told(http, store, rounds):
@@ -133,159 +129,6 @@ def test_the_policy_is_told_with_its_lint(http, rounds, policy_file):
     ]
 
 
-def test_an_approval_changes_the_store(http, proposed, store):
-    """Approving makes the change, once, and is audited."""
-    answer = http.post("/api/v1/decisions/1/approve").json()
-    assert (answer["state"], answer["approved_by"], answer["to"]) == ("applied", "local", "off")
-    assert fetch(store) == "off"
-    again = http.post("/api/v1/decisions/1/approve")
-    assert (again.status_code, again.json()["detail"]) == (409, "decision 1 is applied, not proposed")
-    assert [row["what"] for row in http.get("/api/v1/audit").json()["audit"]] == ["approve", "approve"]
-
-
-def test_a_rollback_sets_the_value_back(http, proposed, store):
-    """What was approved is undone by number; it is audited, recorded, and says who did it."""
-    http.post("/api/v1/decisions/1/approve")
-    answer = http.post("/api/v1/decisions/1/rollback").json()
-    assert (answer["state"], answer["rolled_back_by"]) == ("rolled_back", "local")
-    assert fetch(store) == "on"
-    told = http.get("/api/v1/decisions/1").json()
-    assert [verdict["reason"] for verdict in told["verdicts"]] == ["rolled back by local"]
-    assert told["reviews"] == []
-    assert http.get("/api/v1/audit").json()["audit"][0]["what"] == "rollback"
-
-
-def test_a_rollback_is_refused_while_frozen(http, proposed, store):
-    """A freeze holds also for what people undo."""
-    http.post("/api/v1/decisions/1/approve")
-    http.post("/api/v1/freeze", json={"reason": "release", "for": "2h"})
-    assert http.post("/api/v1/decisions/1/rollback").status_code == 409
-    assert fetch(store) == "off"
-
-
-def test_a_rejection_changes_nothing(http, proposed, store):
-    """Rejecting ends the decision and leaves the store alone."""
-    assert http.post("/api/v1/decisions/1/reject").json()["state"] == "rejected"
-    assert fetch(store) == "on"
-    assert http.get("/api/v1/decisions?state=rejected").json()["decisions"][0]["id"] == 1
-    assert http.get("/api/v1/decisions/1").json()["verdicts"] == []
-
-
-def test_an_approval_is_refused_while_frozen(http, proposed, store):
-    """A freeze holds also for what people approve."""
-    http.post("/api/v1/freeze", json={"reason": "release", "for": "2h"})
-    refused = http.post("/api/v1/decisions/1/approve")
-    assert refused.status_code == 409
-    assert "frozen by local until 2025-03-05 14:" in refused.json()["detail"]
-    assert fetch(store) == "on"
-
-
-def test_an_approval_of_what_changed_meanwhile_expires(http, proposed, store, rounds):
-    """A field that somebody set by hand since is not overwritten."""
-    store.tuning["tiers"]["remote"]["fetch"], store.tuning["version"] = "off", 2
-    rounds(1)
-    assert http.post("/api/v1/decisions/1/approve").status_code == 409
-    assert http.get("/api/v1/decisions/1").json()["state"] == "expired"
-
-
-def test_a_proposal_made_to_observe_cannot_be_approved(http, store, rounds, policy_file):
-    """Mode observe shows what it would do, and allows no change."""
-    policy_file.write_text(POLICY.replace("mode: auto", "mode: observe"))
-    store.bandwidth = SLOW
-    rounds(3)
-    refused = http.post("/api/v1/decisions/1/approve")
-    assert (refused.status_code, fetch(store)) == (409, "on")
-    assert "mode observe" in refused.json()["detail"]
-
-
-def test_freeze_and_unfreeze(http):
-    """A freeze shows in the fleet until lifted, and both commands are audited with their caller."""
-    assert http.post("/api/v1/freeze", json={"reason": "release"}).json() == {"frozen": True, "until": None}
-    assert http.get("/api/v1/fleet").json()["frozen"]["reason"] == "release"
-    assert http.post("/api/v1/unfreeze").json() == {"frozen": False, "lifted": 1}
-    assert http.get("/api/v1/fleet").json()["frozen"] is None
-    audit = http.get("/api/v1/audit").json()["audit"]
-    assert [(row["what"], row["who"]) for row in audit] == [("unfreeze", "local"), ("freeze", "local")]
-
-
-def test_a_freeze_does_not_shorten_another(http):
-    """What is answered is until when nothing changes, as the fleet tells it."""
-    long = http.post("/api/v1/freeze", json={"reason": "release", "for": "2h"}).json()
-    assert http.post("/api/v1/freeze", json={"reason": "look", "for": "5m"}).json() == long
-    assert http.get("/api/v1/fleet").json()["frozen"]["until"] == long["until"]
-    assert http.post("/api/v1/freeze", json={"reason": "stop"}).json() == {"frozen": True, "until": None}
-
-
-def test_bypass_and_flush_reach_the_stores(http, store, rounds):
-    """Both fan out and tell what every store answered."""
-    rounds(1)
-    assert http.post("/api/v1/bypass", json={"on": True}).json()["stores"] == {"host-a": "ok"}
-    assert store.bypass is True
-    assert http.get("/api/v1/fleet").json()["stores"][0]["bypass"] is True  # at once, not with the next window
-    flushed = http.post("/api/v1/flush", json={}).json()
-    assert flushed == {
-        "complete": True,
-        "stores": {"host-a": {"ok": True, "dropped": {"dram": 7, "remote": 3}, "reason": "ok"}},
-    }
-    store.up = False
-    assert http.post("/api/v1/flush", json={}).json()["complete"] is False
-
-
-def test_a_flush_that_left_something_is_not_complete(http, store, rounds):
-    """Why a store could not drop everything is told, and what it dropped all the same."""
-    rounds(1)
-    answer = {"message": "remote: timeout, some chunks may be left", "dropped": {"dram": 7, "remote": 2}}
-    store.post_flush = lambda _request: httpx.Response(503, json=answer)
-    flushed = http.post("/api/v1/flush", json={}).json()
-    assert flushed["complete"] is False
-    assert flushed["stores"]["host-a"]["dropped"] == {"dram": 7, "remote": 2}
-    assert flushed["stores"]["host-a"]["reason"] == "remote: timeout, some chunks may be left"
-
-
-@pytest.fixture
-def seen(agent, store):
-    """A store that the agent knows."""
-    agent.tick()
-    return store
-
-
-WRONG_CALLS = [
-    ("decisions/99/approve", None, 404),
-    ("decisions/x/approve", None, 422),
-    ("freeze", {}, 422),
-    ("freeze", {"reason": "x", "for": "2 moons"}, 422),
-    ("freeze", {"reason": " \t"}, 422),
-    ("bypass", {"on": True, "store": "host-z"}, 404),
-    ("bypass", {"on": True, "strength": 3}, 422),
-    ("flush", {"namespace": "short"}, 422),
-]
-
-
-def test_wrong_calls_are_told_and_change_nothing(http, seen):
-    """Bad input is 4xx with a detail."""
-    for path, body, code in WRONG_CALLS:
-        answer = http.post(f"/api/v1/{path}", json=body) if body is not None else http.post(f"/api/v1/{path}")
-        assert answer.status_code == code, (path, body)
-        assert answer.json()["detail"], (path, body)
-        assert (seen.bypass, http.get("/api/v1/fleet").json()["frozen"]) == (False, None), (path, body)
-
-
-def test_a_page_of_another_site_cannot_command(http):
-    """A foreign origin is refused, and so is a foreign name for this agent; the own page may."""
-    body = {"reason": "x"}
-    assert http.post("/api/v1/freeze", json=body, headers={"Origin": "http://evil.example"}).status_code == 403
-    assert http.get("/api/v1/fleet", headers={"Host": "evil.example"}).status_code == 400
-    assert http.post("/api/v1/freeze", json=body, headers={"Origin": "http://127.0.0.1:7420"}).status_code == 200
-
-
-def test_who_stands_by_takes_no_commands(agents, agent):
-    """Only the leader writes."""
-    agent.tick()
-    with TestClient(agents().app, base_url="http://127.0.0.1") as second:
-        assert second.get("/api/v1/fleet").json()["leader"] is False
-        assert second.post("/api/v1/unfreeze").status_code == 409
-
-
 def test_metrics_are_those_of_the_catalogue(http, agent, store, rounds):
     """Every declared metric is exported, and none that is not declared; decisions and incidents are counted."""
     store.bandwidth = SLOW
@@ -333,87 +176,3 @@ def test_who_leads_no_more_fails_no_more(agent, http, monkeypatch):
     monkeypatch.undo()
     agent.stand()
     assert http.get("/healthz").text == "ok\n"
-
-
-class TestStoreThatNeverAnswered:
-    """Named in the settings, and not in history yet."""
-
-    @pytest.fixture
-    def late(self, clock):
-        return FakeStore(clock, name="host-b")
-
-    @pytest.fixture
-    def agent(self, agents, store, late):
-        late.up = False
-        agent = agents(store, late)
-        agent.tick()
-        return agent
-
-    def test_flush_is_not_complete_without_it(self, http):
-        """It may hold chunks as well as any other."""
-        flushed = http.post("/api/v1/flush", json={}).json()
-        assert (flushed["complete"], flushed["stores"]["host-a"]["ok"]) == (False, True)
-        assert flushed["stores"]["host-b:7410"]["reason"].startswith("did not answer")
-
-    def test_bypass_reaches_it_when_it_comes(self, http, agent, late):
-        """It is told every window until it acknowledges."""
-        told = http.post("/api/v1/bypass", json={"on": True}).json()["stores"]
-        assert told["host-a"] == "ok"
-        assert told["host-b:7410"].startswith("did not answer")
-        late.up = True
-        agent.tick()
-        assert late.bypass is True
-
-    def test_so_does_one_that_a_former_agent_was_told(self, http, agents, agent, store, late):
-        """The last one, once: what operators set by hand after that stays."""
-        for on in (False, True):
-            http.post("/api/v1/bypass", json={"on": on})
-        agents.end()
-        late.up = True
-        successor = agents(store, late)
-        successor.tick()
-        assert late.bypass is True
-        late.bypass = False
-        successor.tick()
-        assert late.bypass is False
-
-    def test_but_not_one_that_the_settings_did_not_name_meanwhile(self, http, agents, agent, store, late):
-        """It was taken out: what was commanded of it is over, as its incidents are."""
-        http.post("/api/v1/bypass", json={"on": True})
-        agents.end()
-        agents(store).tick()
-        agents.end()
-        late.up = True
-        agents(store, late).tick()
-        assert (store.bypass, late.bypass) == (True, False)
-
-
-def test_a_former_store_is_not_waited_for(agents, store, clock):
-    """A store that left the settings stays in history, and does not spoil every flush and bypass from then on."""
-    first = agents(store, FakeStore(clock, name="host-b"))
-    first.tick()
-    first.close()
-    caller = Caller("test", "")
-    agent = agents(store)
-    assert agent.operators.flush(caller, {})["complete"] is True
-    assert agent.operators.bypass(caller, True, None)["stores"] == {"host-a": "ok"}
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_flush_of_an_epoch_that_no_store_knows_is_not_complete(agents, store, clock, known):
-    """One that knows nothing of it says so, and may be new; if none does, nothing was dropped at all."""
-    remark = "no namespace of epoch 7 is known here"
-    late = FakeStore(clock, name="host-b")
-    for each in (late,) if known else (store, late):
-        each.post_flush = lambda _request: httpx.Response(200, json={"dram": 0}, headers={REMARK: remark})
-    agent = agents(store, late)
-    agent.tick()
-    flushed = agent.operators.flush(Caller("test", ""), {"epoch": 7})
-    assert flushed["complete"] is known
-    assert flushed["stores"]["host-b"] == {"ok": True, "dropped": {"dram": 0}, "reason": remark}
-
-
-@pytest.mark.parametrize("number", ["0", "99999999999999999999"])
-def test_a_number_that_no_decision_can_have(http, number):
-    """It is refused before the database is asked."""
-    assert http.post(f"/api/v1/decisions/{number}/approve").status_code == 422

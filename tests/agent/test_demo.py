@@ -1,18 +1,14 @@
-"""The parts of the demo alone: players and their prompts, the link, the result, the screen, what it refuses."""
+"""The parts of the demo alone: players and their prompts, the link, what it refuses."""
 
 import socket
 from concurrent.futures import Future
-from datetime import UTC, datetime, timedelta
-from io import StringIO
 from itertools import islice
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from tiertune_agent.demo import result, screen
 from tiertune_agent.demo.player import (
     MAX_CHUNKS,
     Job,
@@ -25,8 +21,7 @@ from tiertune_agent.demo.player import (
     prompts,
     save_requests,
 )
-from tiertune_agent.demo.result import DemoDecision, Figures, TierFigures
-from tiertune_agent.demo.run import Run
+from tiertune_agent.demo.result import Figures
 from tiertune_agent.demo.throttle import LinkRate, ThrottledTier
 from tiertune_agent.demo.world import HOSTS, World
 from tiertune_agent.replay.traces import BUILTIN, builtin_trace
@@ -39,8 +34,11 @@ from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 
 CHUNK_BYTES = 4096
+
 CHUNK_TOKENS = 64
+
 NAMESPACE = "0" * 32
+
 CHAINS = st.lists(st.integers(0, 5), max_size=8)
 
 
@@ -281,130 +279,6 @@ def test_each_host_has_a_link_that_is_seen_by_whoever_opens_its_file(tmp_path):
     made.limit(1000.0)
     made.limit(0.0, HOSTS[0])
     assert [link.bytes_per_s for link in theirs] == [0.0, 1000.0]
-
-
-# -- result and screen
-
-
-def decision(number, after, at_s, *, state="applied", tuner="remote_fetch"):
-    before = "off" if after == "on" else "on"
-    return DemoDecision(number, tuner, "host-a", "", before, after, state, "because", at_s)
-
-
-def figures(*decisions, hits=1.0, **counted):
-    tiers = {name: TierFigures(hit_tokens=hits, saved_s=1.0) for name in result.TIERS}
-    return Figures(90.0, 10.0, tiers, {"host-a": True}, list(decisions), 45, counted)
-
-
-@pytest.mark.parametrize(
-    ("decisions", "missing"),
-    [
-        ([decision(1, "off", 35), decision(2, "on", 65)], []),
-        ([decision(1, "off", 35)], ["fetch again"]),
-        ([decision(1, "off", 20), decision(2, "on", 25)], ["stop fetching"]),
-        ([decision(1, "on", 31), decision(2, "off", 35)], ["fetch again"]),
-        ([decision(1, "off", 35, state="proposed"), decision(2, "on", 65)], ["stop fetching"]),
-        ([decision(1, "off", 35, tuner="another"), decision(2, "on", 65)], ["stop fetching"]),
-    ],
-)
-def test_only_off_while_slow_and_on_after_it_proves_the_point(decisions, missing):
-    """Applied decisions of remote_fetch, in this order, off within the slow third."""
-    told = result.shortfall(figures(*decisions), (30.0, 60.0))
-    assert len(told) == len(missing)
-    assert all(words in line for words, line in zip(missing, told, strict=True))
-
-
-def test_tiers_without_hits_and_wrong_bytes_are_told():
-    """Neither a tier that served nothing nor a foreign chunk passes for a success."""
-    good = [decision(1, "off", 35), decision(2, "on", 65)]
-    assert result.shortfall(figures(*good, hits=0.0), (30.0, 60.0)) == ["no hit in dram", "no hit in remote"]
-    assert result.damage(figures(*good)) == []
-    assert "1 chunks" in result.damage(figures(*good, wrong=1))[0]
-
-
-def test_figures_are_sums_over_stores_and_a_shared_remote_counts_once():
-    """Counters of two stores add up; a Redis that both report is one, directories are each store's own."""
-
-    def store(hit):
-        rows = [["dram", "hit", "self", "n", "m", hit], ["dram", "miss", "", "n", "m", 99.0]]
-        labels = ["tier", "result", "origin", "namespace", "model"]
-        return {"metrics": {"tier_lookup_tokens_total": {"labels": labels, "rows": rows}}}
-
-    status = {"tiers": {name: {"resident_bytes": 5, "capacity_bytes": 7} for name in result.TIERS}}
-    tiers = result.tiers([store(1.0), store(2.0)], [status, status], one_remote=True)
-    assert (tiers["dram"].hit_tokens, tiers["remote"].hit_tokens) == (3.0, 0.0)
-    assert (tiers["dram"].resident_bytes, tiers["remote"].capacity_bytes) == (10, 7)
-    assert result.tiers([], [status, status], one_remote=False)["remote"].capacity_bytes == 14
-
-
-def test_what_a_redis_evicted_is_the_agents_count():
-    """Of the remote alone, whatever its policy was called meanwhile; an agent that tells nothing yet counts none."""
-    line = 'tiertune_tier_evictions_total{{tier="{}",algorithm="{}",reason="room"}} {}\n'
-    told = [line.format("remote", "allkeys-lru", 3.0), line.format("remote", "allkeys-lfu", 4.0)]
-    told.append(line.format("dram", "lru", 9.0))
-    assert result.evicted("# TYPE tiertune_tier_evictions_total counter\n" + "".join(told)) == 7
-    assert result.evicted("") == 0
-
-
-def test_decisions_are_told_in_order_with_seconds_since_the_start():
-    """``at_s`` counts from the start of the run to when the change was applied, else proposed."""
-    start = datetime(2025, 1, 1, tzinfo=UTC)
-    names = {
-        "tuner": "remote_fetch",
-        "store": "a",
-        "pool": "",
-        "from": "on",
-        "to": "off",
-        "state": "kept",
-        "reason": "r",
-    }
-    later = names | {"id": 2, "created_at": "x", "applied_at": (start + timedelta(seconds=8)).isoformat()}
-    early = names | {"id": 1, "created_at": (start + timedelta(seconds=5)).isoformat(), "applied_at": None}
-    assert [(d.id, d.at_s) for d in result.decisions([later, early], start)] == [(1, 5.0), (2, 8.0)]
-
-
-def test_a_decision_on_a_size_is_told_in_bytes_and_shown_in_units():
-    """The JSON keeps numbers; people read 10.0 MiB, and whether it was applied."""
-    size = DemoDecision(3, "tier_size", "host-a", "", 10 << 20, 15 << 20, "proposed", "because", 20.0)
-    assert size.document()["from"] == 10 << 20
-    assert screen.decided(size) == "host-a: tier_size 10.0 MiB → 15.0 MiB (proposed)"
-
-
-def scene():
-    return screen.Scene("a trace", "Redis", "http://127.0.0.1:7420/", 90, (30.0, 60.0), 3 << 20)
-
-
-def test_the_live_view_tells_the_slow_remote_the_decisions_and_fits_80_columns():
-    """A stranger sees what is done to the remote, who fetches, and why it was decided so."""
-    console = Console(width=80, record=True, force_terminal=True, file=StringIO())
-    console.print(
-        screen.live(scene(), Figures(45.0, 10.0, {"dram": TierFigures()}, {"host-a": False}, [decision(1, "off", 35)]))
-    )
-    text = console.export_text()
-    assert "THE REMOTE IS SLOWED to 3.0 MiB/s per host, from 0:30 to 1:00" in text
-    assert "host-a  OFF" in text
-    assert "0:35  host-a: remote_fetch on → off" in text
-    assert "because" in text
-    assert max(map(len, text.splitlines())) <= 80
-
-
-def test_without_a_terminal_each_decision_and_each_change_of_the_remote_is_one_line():
-    """Told once each, however often the demo looks; progress only now and then."""
-    console = Console(width=300, record=True, force_terminal=False, file=StringIO())
-    with screen.teller(console, scene()) as tell:
-        for at_s in np.arange(0.0, 90.0, 0.5):
-            done = [decision(1, "off", 35)] if at_s >= 35 else []
-            tell(Figures(float(at_s), 10.0, {"dram": TierFigures()}, {"host-a": at_s < 35}, done))
-    lines = console.export_text().splitlines()
-    assert sum("SLOWED" in line for line in lines) == 1
-    assert sum("remote_fetch on → off: because" in line for line in lines) == 1
-    assert sum("requests" in line for line in lines) == pytest.approx(18, abs=1)
-
-
-def test_what_a_child_said_last_is_told_as_it_stands(capsys):
-    """Its log has lines such as ``host.py:100:``, which is no emoji."""
-    assert Run(builtin_trace("lmcache_agents"), 90, Ending())._conclude(["host-a ended: host.py:100: why"], None) == 1
-    assert "NOT SHOWN: host-a ended: host.py:100: why" in capsys.readouterr().out
 
 
 # -- wrong use

@@ -1,17 +1,14 @@
-"""The remote under change control, in the whole agent."""
+"""The remote under change control, in the whole agent: sized alone, within its budget, managed or not, away."""
 
 import re
-from datetime import timedelta
 
-import httpx
 import pytest
 
 from agent.fakes import DIGEST
 from agent.managed import GIB, MORE_DRAM, POLICY
 from e2e.servers import redis_server
 from tiertune_agent.backtest.run import record, rehearse
-from tiertune_agent.changes.control import Refused, Wish
-from tiertune_agent.changes.operators import Caller
+from tiertune_agent.changes.control import Wish
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import open_current
 from tiertune_agent.history.store import History
@@ -21,161 +18,6 @@ from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.documents import DocumentError, place_of
 
 ALONE = POLICY.replace("total: 4GiB", "remote: 16GiB")
-CALLER = Caller("anna", "test")
-LESS_DRAM = {(1, 2): 1.0, (0.5, 3): 0.5}
-
-
-@pytest.mark.parametrize(("costs", "dram", "remote"), [(MORE_DRAM, 1.5, 1), (LESS_DRAM, 0.5, 3)])
-def test_a_split_sets_all_hosts_and_the_remote_as_one_decision(world, costs, dram, remote):
-    """DRAM of both hosts and maxmemory change together, once, and the budget stays spent."""
-    world.sampled(costs)
-    assert (world.drams(), world.remote()) == ([dram, dram], remote)
-    (made,) = world.decisions()
-    assert (str(made.target), made.before, made.after) == ("fleet dram", GIB, dram * GIB)
-    assert [store.tuning["version"] for store in world.stores] == [2, 2]
-    world.rounds(2)
-    assert len(world.decisions()) == 1
-    assert world.incidents() == {}
-    told = world.agent.history.store(FLEET)
-    assert told.tuning["remote"] == {"capacity_bytes": remote * GIB, "policy": "allkeys-lru"}
-    assert [store.name for store in world.agent.history.stores()] == ["host-a", "host-b"]
-
-
-def test_a_host_takes_no_share_by_itself(world):
-    """Where one budget is split, no host's DRAM is sized alone; and it says why."""
-    world.sampled(MORE_DRAM)
-    world.rounds()
-    assert "split of budgets.total" in world.answer("dram", store="host-a")
-    assert {str(made.target) for made in world.decisions()} == {"fleet dram"}
-
-
-def test_it_moves_a_step_at_a_time(world):
-    """The remote loses at most max_step of itself in a period."""
-    world.sampled({(1, 2): 1.0, (1.98, 0.04): 0.1})
-    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1.0)
-
-
-def test_a_rollback_restores_both(world):
-    """What the decision changed is set back: the hosts first, which had grown."""
-    world.sampled(MORE_DRAM)
-    (made,) = world.decisions()
-    world.agent.changes.rollback(made.id, "anna")
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
-    assert world.decisions()[0].state == State.ROLLED_BACK
-    world.rounds(2)
-    assert world.incidents() == {}
-
-
-def test_a_rollback_leaves_what_was_changed_by_hand_since(world):
-    """One host was set to something else: that stays and is told, the rest is set back."""
-    world.sampled(MORE_DRAM)
-    (made,) = world.decisions()
-    world.stores[1].tuning["tiers"]["dram"]["capacity_bytes"] = 3 * GIB
-    rolled = world.agent.changes.rollback(made.id, "anna")
-    assert (world.drams(), world.remote()) == ([1, 3], 2)
-    assert rolled.state == State.ROLLED_BACK
-    (verdict,) = world.agent.history.verdicts.of(made.id)
-    assert "but not host-b dram" in verdict["reason"]
-
-
-def test_a_worse_split_is_rolled_back_by_the_verdict(world):
-    """After the soak the same samples say it was wrong: both are set back."""
-    world.sampled(MORE_DRAM)
-    for cost in (2.0, 2.01, 2.02, 2.03, 2.02, 2.01):
-        world.sampled({(1, 2): 1.0, (1.5, 1): cost})
-    made = world.decisions()[0]
-    assert made.state == State.ROLLED_BACK
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
-
-
-def test_a_freeze_holds_what_is_under_way(world):
-    """A host went away halfway: while frozen nothing goes on; after it the decision does, to its end."""
-    world.prospects(MORE_DRAM)
-    with world.stores[1].deaf():
-        world.rounds()
-    assert (world.drams(), world.remote()) == ([1.5, 1], 1)
-    world.agent.operators.freeze(CALLER, "launch", None)
-    world.rounds(2)
-    assert world.drams() == [1.5, 1]
-    assert world.decisions()[0].waits.startswith("frozen: ")
-    world.agent.operators.unfreeze(CALLER)
-    world.rounds()
-    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
-    assert len(world.decisions()) == 1
-
-
-def test_nothing_is_split_while_frozen(world):
-    """A freeze is a freeze of the remote, too."""
-    world.agent.operators.freeze(CALLER, "launch", None)
-    world.sampled(MORE_DRAM)
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
-    assert "frozen" in world.answer("dram")
-
-
-def test_in_bypass_nothing_is_split(world):
-    """Stores that answer miss tell nothing of what tiers are worth."""
-    world.prospects(MORE_DRAM)
-    world.agent.operators.bypass(CALLER, True, "host-b")
-    world.rounds()
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
-    assert "host-b is bypassed" in world.answer("dram")
-
-
-def test_a_host_that_is_away_stops_it(world):
-    """Nobody knows what it spends."""
-    world.stores[1].up = False
-    world.sampled(MORE_DRAM)
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
-    assert "host-b did not answer" in world.answer("dram")
-
-
-@pytest.mark.parametrize("match", ["store: host-b", "model: llama, store: host-b"])
-@pytest.mark.parametrize(
-    ("own", "why"),
-    [
-        ("mode: observe", "nothing is split: host-b is in mode observe; wished "),
-        ("tuners: {tier_size: {mode: recommend}}", "host-b is in mode recommend"),
-        ("guard: {changes_per_hour: 0}", "host-b: the budget of 0 changes per hour is spent"),
-        ('guard: {freeze: [{days: [wed], from: "00:00", to: "00:00"}]}', "host-b: frozen: by the policy's calendar"),
-    ],
-)
-def test_what_the_policy_says_of_one_host_holds_for_a_split(world, own, why, match):
-    """Whom the agent may not change by itself is not changed in company either."""
-    world.policy.write_text(f"{POLICY}overrides:\n- match: {{{match}}}\n  {own}\n")
-    world.sampled(MORE_DRAM)
-    assert (world.drams(), world.remote(), world.decisions()) == ([1, 1], 2, [])
-    assert why in world.answer("dram")
-
-
-def test_a_split_counts_among_the_changes_of_each_host(world):
-    """The budget is per store."""
-    world.sampled(MORE_DRAM)
-    assert world.drams() == [1.5, 1.5]
-    now = world.clock.now()
-    counted = world.agent.history.changed.count(now - timedelta(hours=1), now)
-    assert counted == {FLEET: 1, "host-a": 1, "host-b": 1}
-
-
-def test_what_was_made_is_set_back_where_a_part_is_refused(world):
-    """A host says no: the remote that shrank for it has its size again, and the decision has failed."""
-    world.stores[1].put_tuning = lambda _: httpx.Response(422, json={"field": "tiers", "message": "no room"})
-    world.sampled(MORE_DRAM)
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
-    (made,) = world.decisions()
-    assert made.state == State.FAILED
-    assert "host-b dram: the store refused: tiers: no room; what was made of it was set back" in made.reason
-    world.rounds()
-    assert world.incidents() == {}
-
-
-def test_what_is_too_late_is_set_back(world):
-    """A host stays away in the middle for longer than the evidence is good for."""
-    world.prospects(MORE_DRAM)
-    with world.stores[1].deaf():
-        world.rounds()
-    world.clock.advance(600)
-    world.rounds()
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
 
 
 def test_maxmemory_changed_by_hand_is_told(world):
@@ -196,22 +38,6 @@ def test_what_is_above_the_budget_is_given_back_in_steps(world):
     world.rounds()
     assert (world.drams(), world.remote()) == ([1, 1], 1)
     world.rounds()
-    assert world.remote() == 0.5
-
-
-def test_a_remote_that_a_split_has_just_moved_is_not_moved_again(world):
-    """The budget was lowered right after: what is overspent is given back when the split has soaked."""
-    world.sampled(MORE_DRAM)
-    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
-    world.policy.write_text(POLICY.replace("4GiB", "3584MiB"))
-    world.rounds()
-    assert world.remote() == 1
-    assert "waits for the soak of decision 1 (tiers.dram.capacity_bytes)" in world.answer("remote")
-    world.policy.write_text(POLICY.replace("4GiB", "3584MiB").replace("hold_off: 1m", "hold_off: 5m"))
-    world.rounds(8)
-    assert (world.decisions()[0].state, world.remote()) == (State.INCONCLUSIVE, 1)
-    assert "held off for another " in world.answer("remote")
-    world.rounds(12)
     assert world.remote() == 0.5
 
 
@@ -236,30 +62,6 @@ def test_what_was_moved_by_itself_holds_up_a_split_of_it(world, alone, moved, to
     world.rounds(5)
     world.sampled(wished)
     assert (world.drams(), world.remote()) != moved
-
-
-def test_a_recommended_split_is_made_when_it_is_approved(world):
-    """In mode recommend nothing changes until somebody says so; then all of it does."""
-    world.policy.write_text(POLICY.replace("mode: auto", "mode: recommend"))
-    world.sampled(MORE_DRAM)
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
-    (open_,) = world.agent.history.decisions.find(states=[State.PROPOSED])
-    world.agent.changes.approve(open_.id, "anna")
-    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
-
-
-def test_an_approval_that_comes_too_late_changes_nothing(world):
-    """One of the parts has another value by now."""
-    world.policy.write_text(POLICY.replace("mode: auto", "mode: recommend"))
-    world.sampled(MORE_DRAM)
-    (open_,) = world.agent.history.decisions.find(states=[State.PROPOSED])
-    world.stores[1].tuning["tiers"]["dram"]["capacity_bytes"] = 3 * GIB
-    world.clock.advance(15)
-    loop = world.agent.loop
-    loop._remember(world.agent.policy.content.policy, loop.collector.collect(), None)
-    with pytest.raises(Refused, match="no longer"):
-        world.agent.changes.approve(open_.id, "anna")
-    assert (world.drams(), world.remote()) == ([1, 3], 2)
 
 
 def test_without_one_budget_the_remote_is_sized_alone(world):

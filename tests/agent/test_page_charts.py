@@ -4,8 +4,8 @@ import re
 import subprocess
 import sys
 
+from agent.hostile import HOSTILE
 from agent.html import Page
-from agent.test_page import HOSTILE
 from tiertune_agent.web import charts
 from tiertune_agent.web.charts import Bars, Chart, Piece, Series, Tick
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.test_policy import CONTRACT
+from agent.policies import CONTRACT
 from tiertune_agent.policy.document import Policy, followed, load
 from tiertune_agent.policy.lint import without_effect
 from tiertune_agent.records import Target

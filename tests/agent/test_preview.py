@@ -2,30 +2,24 @@
 
 import math
 import socket
-from itertools import pairwise
 
 import httpx
 import promql_parser
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from agent.html import Page
-from tiertune_agent.preview import plot
 from tiertune_agent.preview.commands import pattern
 from tiertune_agent.preview.documents import ORDER, Board, Mark, Panel, Target, boards, filled, named
 from tiertune_agent.preview.drawn import Legend, Selection, page, variables
 from tiertune_agent.preview.page import application, rendered
-from tiertune_agent.preview.plot import Frame
-from tiertune_agent.preview.prometheus import Prometheus, PrometheusError, Series
-from tiertune_agent.preview.units import figure, moments, ticks
-from tiertune_agent.web.charts import draw
+from tiertune_agent.preview.prometheus import Prometheus, PrometheusError
 
 NOW = 1_700_000_000.0
+
 HERE = "http://127.0.0.1:7430"
+
 CHOICE = Selection(NOW, 600.0)
-FRAME = Frame(0.0, 100.0, 10.0, 500.0, 200.0)
+
 HOSTILE = "</title><script>alert(1)</script>\"'{{ 7*7 }}"
 
 
@@ -99,146 +93,6 @@ def test_a_legend_has_its_labels_put_in():
     """One that a series lacks leaves nothing behind."""
     assert named("{{store}} {{ tier }}: x", {"store": "a", "tier": "dram"}) == "a dram: x"
     assert named("{{store}} {{tier}}", {"tier": "dram"}) == "dram"
-
-
-# -- units
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (0.8136, "percentunit", "81.4 %"),
-        (0.0, "percentunit", "0 %"),
-        (0.0032, "s", "3.2 ms"),
-        (0.0, "s", "0 s"),
-        (-90.0, "s", "-1.5 min"),
-        (10 * 2**20, "bytes", "10 MiB"),
-        (1.5 * 2**30, "Bps", "1.5 GiB/s"),
-        (12345.0, "short", "12.3 k"),
-        (12.0, "reqps", "12 req/s"),
-        (350.0, "watt", "350 W"),
-        (2500.0, "joule", "2.5 kJ"),
-        (3.0, "none", "3"),
-        (1000.0, "none", "1 k"),
-    ],
-)
-def test_figures_have_few_digits_and_their_unit(value, unit, text):
-    """As Grafana would write them, or nearly so."""
-    assert figure(value, unit) == text
-
-
-@given(st.floats(-1e12, 1e12), st.floats(1e-9, 1e12), st.sampled_from(["bytes", "s", "percentunit", "none"]))
-def test_ticks_hold_all_values_and_are_few(low, span, unit):
-    """Ascending, from below the lowest to above the highest value, evenly, and never a crowd."""
-    high = low + span
-    if high - low < abs(low) * 1e-9:
-        return  # closer than floating point numbers tell apart
-    marks = ticks(low, high, unit)
-    assert marks[0] <= low + span * 1e-6
-    assert marks[-1] >= high - span * 1e-6
-    assert 2 <= len(marks) <= 8
-    assert all(a < b for a, b in pairwise(marks))
-
-
-@given(st.floats(0, 2e9), st.floats(1, 1e7), st.integers(2, 12))
-def test_moments_are_round_and_within(start, length, count):
-    """No tick lies outside of what is drawn, nor are there more than find room."""
-    found = moments(start, start + length, count)
-    assert all(start < at <= start + length for at, _ in found)
-    assert len(found) <= count + 1
-
-
-# -- plot
-
-
-def drawn(series, *, stacked=False, steps=False, marks=()):
-    named = [(name, Series({}, points)) for name, points in series.items()]
-    return plot.lines(named, FRAME, "none", marks, stacked=stacked, steps=steps)
-
-
-def test_stacked_lines_stand_on_each_other():
-    """The top of the last is the sum; where one has no value, the next stands on what is below."""
-    low, high = ((0.0, 1.0), (10.0, 1.0)), ((0.0, 2.0), (10.0, 3.0), (20.0, 4.0))
-    made = drawn({"a": low, "b": high}, stacked=True)
-    assert [tick.label for tick in made.ys] == ["0", "1", "2", "3", "4"]
-    area, line = (series for series in made.series if series.name == "b")
-    assert line.points == ((0.0, 3.0), (10.0, 4.0), (20.0, 4.0))
-    assert area.filled
-    assert area.points == (*line.points, (20.0, 0.0), (10.0, 1.0), (0.0, 1.0))
-
-
-def test_a_line_breaks_where_a_value_is_missing():
-    """Prometheus leaves out what was not scraped: nothing is drawn there, and a single value is a dot."""
-    points = ((0.0, 1.0), (10.0, 1.0), (40.0, 2.0), (90.0, 1.0), (100.0, 1.0))
-    line, alone = drawn({"a": points}).series
-    assert line.points == (*points[:2], None, *points[3:])
-    assert (alone.points, alone.line, alone.dots > 0) == ((points[2],), False, True)
-
-
-def test_steps_go_first_along_and_then_up():
-    """What changes at once is drawn so."""
-    (line,) = drawn({"a": ((0.0, 0.0), (10.0, 1.0))}, steps=True).series
-    assert line.points == ((0.0, 0.0), (10.0, 0.0), (10.0, 1.0))
-
-
-def test_zero_is_drawn_where_values_lie_on_both_sides():
-    """Lost seconds are below it."""
-    both, above = drawn({"a": ((0.0, -1.0), (10.0, 1.0))}), drawn({"a": ((0.0, 5.0), (10.0, 6.0))})
-    lines = [[attrs["class"] for attrs in Page(draw(chart)).all("path")] for chart in (both, above)]
-    assert [any("major" in each for each in kinds) for kinds in lines] == [True, False]
-    assert above.ys[0].label == "0"
-
-
-def test_a_change_is_a_line_across_with_its_words():
-    """Those of one colour are one series."""
-    made = drawn(
-        {"a": ((0.0, 0.0), (100.0, 4.0))}, marks=[(20.0, "blue", "off"), (30.0, "red", "on"), (40.0, "blue", "x")]
-    )
-    blue, red = made.series[1:]
-    assert blue.points == ((20.0, 0.0), (20.0, 4.0), None, (40.0, 0.0), (40.0, 4.0))
-    assert (blue.kind, red.kind, red.points) == ("moment n-blue", "moment n-red", ((30.0, 0.0), (30.0, 4.0)))
-    tips = [text for text in Page(draw(made)).texts if text in {"off", "on", "x"}]
-    assert tips == ["off", "off", "x", "x", "on", "on"]
-
-
-def test_a_state_lasts_until_the_next_one_and_ends_where_values_end():
-    """Equal values are one cell; a gap is empty."""
-    series = Series({}, ((0.0, 1.0), (10.0, 1.0), (20.0, 2.0), (60.0, 1.0)))
-    cells = plot.cells(series, FRAME.step_s)
-    assert [(cell.value, cell.begin, cell.until) for cell in cells] == [
-        (1.0, 0.0, 20.0), (2.0, 20.0, 30.0), (1.0, 60.0, 70.0),
-    ]  # fmt: skip
-
-
-def test_states_are_rows_of_areas_with_their_words():
-    """One series per word, in its colour; the first row at the top; the word only where it fits."""
-    rows = [
-        ("a", Series({}, ((0.0, 1.0), (40.0, 2.0)))),
-        ("b" * 40, Series({}, ((0.0, 2.0), (10.0, 2.0), (20.0, 2.0)))),
-    ]
-    made = plot.states(rows, FRAME, {1.0: ("ok", "green"), 2.0: ("slow", "yellow")})
-    ok, slow, words = made.series
-    assert (ok.kind, ok.name, slow.kind, slow.name) == ("state n-green", "ok", "state n-yellow", "slow")
-    assert {y > 0.5 for _, y in ok.points} == {True}
-    assert slow.points.count(None) == 1
-    assert words.words == ("ok", "slow", "slow")
-    assert [(tick.label[:2], tick.whole) for tick in made.ys] == [("a", "a"), ("bb", "b" * 40)]
-    assert len(made.ys[1].label) < 40
-
-
-def test_bars_are_long_as_their_values_and_never_negative():
-    """The longest is full, unless a full bar is said to be more."""
-    made = plot.bars([("a", 2.0), ("b", 1.0), ("c", -1.0)], "none")
-    assert [bar.share for bar in made] == [1.0, 0.5, 0.0]
-    (half,) = plot.bars([("a", 0.5)], "percentunit", 1.0)
-    assert (half.share, half.label) == (0.5, "50 %")
-
-
-def test_a_curve_goes_from_its_smallest_to_its_largest_size():
-    """Labels come in the order of letters: 128 before 16."""
-    made = plot.curve([(128.0, 0.9), (16.0, 0.5)], FRAME, "percentunit", "bytes")
-    assert made.series[0].points == ((16.0, 0.5), (128.0, 0.9))
-    assert made.x[0] == 0.0
 
 
 # -- panels

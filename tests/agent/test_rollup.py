@@ -7,8 +7,7 @@ import pytest
 from sqlalchemy import event
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import DIGEST, START, histogram
-from agent.test_history import snapshot
+from agent.fakes import DIGEST, START, histogram, snapshot
 from tiertune_agent.history import measured
 from tiertune_agent.history.retention import FORTNIGHT, YEAR
 from tiertune_agent.history.rollup import DAY

@@ -7,8 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from agent.fakes import DIGEST, START, FakeStore, remote_window
-from agent.test_history import snapshot
+from agent.fakes import DIGEST, START, FakeStore, remote_window, snapshot
 from tiertune_agent.changes.survey import TierWindows
 from tiertune_agent.incidents import detectors as incidents
 from tiertune_agent.incidents.seen import READ_AT_ONCE, SeenWindows

@@ -1,14 +1,24 @@
 """Stores in this process, in short-lived folders."""
 
 import os
+import time
 
 import pytest
 import redis
 
 from connector.local_disk import opened
-from connector.stores import PATIENCE_S, Clock, Engine, Http, running, short_folder
+from connector.small_store import Served
+from connector.stores import (
+    PATIENCE_S,
+    Clock,
+    Engine,
+    Http,
+    running,
+    short_folder,
+)
 from e2e.servers import redis_server
 from tiertune_connector.counters import Counters
+from tiertune_connector.slower.lane import Lane
 from tiertune_connector.tiers.memory import MemoryTier
 
 
@@ -92,3 +102,17 @@ def raw(server):
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
         yield client
+
+
+@pytest.fixture
+def lane(tier, counters):
+    lane = Lane(tier, counters, time.monotonic, patience_s=PATIENCE_S)
+    yield lane
+    lane.close()
+
+
+@pytest.fixture
+def served(clock, tmp_path):
+    served = Served(clock, tmp_path)
+    yield served
+    served.close()

@@ -39,6 +39,11 @@ def intact(tier, key, nbytes=NBYTES):
     return outcome is Outcome.OK and origin.tenant == TENANT
 
 
+def slab_file(root):
+    (path,) = root.glob(f"{A}-*.slab")
+    return path
+
+
 def data_bytes(path: Path) -> int:
     """Bytes of the file's own data on disk, written or only reserved.
 

@@ -1,4 +1,4 @@
-"""Local disk: restarts, damage, faults of the medium, capacity that changes under use."""
+"""Local disk: whose it is, faults of the medium, capacity that changes under use."""
 
 import errno
 import os
@@ -11,32 +11,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from connector.local_disk import NBYTES, SLOT, TENANT, A, B, data_bytes, fill, intact, opened, taken, write
+from connector.local_disk import NBYTES, SLOT, A, B, data_bytes, fill, intact, opened, slab_file, taken, write
 from connector.stores import amid, chain, view
-from tiertune_connector.chunk import HEADER_BYTES
 from tiertune_connector.tiers import disk
 from tiertune_connector.tiers import slab as module
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.linux import punch_hole
 from tiertune_connector.tiers.segment import PAGE
-
-
-def slab_file(root):
-    (path,) = root.glob(f"{A}-*.slab")
-    return path
-
-
-def test_the_index_is_rebuilt_after_a_restart(tier, tmp_path):
-    """Every chunk is there again, with its tenant; the last one, too, whose payload ends within its pages."""
-    keys = chain("k", 5)
-    fill(tier, keys)
-    tier.close()
-    again = opened(tmp_path)
-    assert again.present(A, keys) == (Outcome.OK, 5)
-    assert all(intact(again, key) for key in keys)
-    assert again.flush(tenant=TENANT) == (Outcome.OK, 5)
-    again.close()
 
 
 def test_a_slab_is_its_users_alone(tmp_path, umask):
@@ -47,128 +29,6 @@ def test_a_slab_is_its_users_alone(tmp_path, umask):
     tier.close()
     modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "disk", slab_file(tmp_path / "disk"))]
     assert modes == [0o700, 0o600]
-
-
-def test_chunks_that_changed_places_are_damage(tier, tmp_path):
-    """Each is whole, and not the one that was asked for."""
-    keys = chain("k", 2)
-    fill(tier, keys)
-    slab = slab_file(tmp_path)
-    bytes_ = slab.read_bytes().ljust(2 * SLOT, b"\0")
-    slab.write_bytes(bytes_[SLOT:] + bytes_[:SLOT])
-    assert [tier.read(A, key, view(np.empty(NBYTES, np.uint8)))[0] for key in keys] == [Outcome.CORRUPT] * 2
-
-
-def test_what_leaves_tells_when_it_was_used(tmp_path, clock):
-    """When it came, or was read for a request; of a chunk of an earlier run that nobody read, nothing is known.
-
-    Of the others also whether anything read them at all.
-    """
-    tier, left, keys = DiskTier(tmp_path, clock), [], chain("k", 8)
-    tier.retune(4 * SLOT, {})
-    began, first = clock.now, keys[0]
-    for key in keys[:4]:
-        write(tier, key)
-        clock.now += 1.0
-    tier.close()
-    tier = DiskTier(tmp_path, clock)
-    tier.recover(4 * SLOT, "lru")
-    tier.retune(4 * SLOT, {})
-    tier.on_evicted = left.extend
-    assert intact(tier, first)
-    for key in keys[4:]:
-        clock.now += 1.0
-        write(tier, key)
-    assert [chunk.used_at for chunk in left] == [None, None, None, began + 4.0]
-    assert {chunk.reason for chunk in left} == {"room"}
-    tier.read(A, keys[4], view(np.empty(NBYTES, np.uint8)), use=False)
-    write(tier, b"one more")
-    assert left[-1].used_at == began + 5.0, "to look at it is no use"
-    assert [chunk.used for chunk in left] == [True] * 4 + [False]
-    assert intact(tier, keys[5])
-    for number in range(8):
-        write(tier, b"more %d" % number)
-    used = [chunk.used for chunk in left[-8:]]
-    assert used == [False] * 3 + [True] + [False] * 4, "what takes the place of one that was read is new"
-    tier.close()
-
-
-def test_a_restart_after_a_crash_finds_whole_chunks_only(tier, tmp_path, monkeypatch):
-    """A writer that died between payload and header leaves a slot that is nobody's."""
-    keys = chain("k", 3)
-    write(tier, keys[0])
-    real = os.pwrite
-
-    def dies(fd, data, offset):
-        if len(data) == HEADER_BYTES and bytes(data[:4]) == b"TTKV":
-            raise KeyboardInterrupt
-        return real(fd, data, offset)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module.os, "pwrite", dies)
-        with pytest.raises(KeyboardInterrupt):
-            write(tier, keys[1])
-    tier._owner.close()  # as a killed process leaves it
-    again = opened(tmp_path)
-    assert again.present(A, keys) == (Outcome.OK, 1)
-    assert again.usage().chunks == 1
-    assert write(again, keys[1]) is Outcome.OK
-    assert intact(again, keys[0])
-    assert intact(again, keys[1])
-    again.close()
-
-
-@pytest.mark.parametrize(
-    ("harm", "left"),
-    [
-        (lambda file: file.truncate(3 * SLOT), 3),
-        (lambda file: file.truncate(3 * SLOT + HEADER_BYTES // 2), 3),
-        (lambda file: (file.seek(2 * SLOT), file.write(os.urandom(PAGE))), 4),
-        (lambda file: (file.seek(0), file.write(os.urandom(5 * SLOT))), 0),
-        (lambda file: file.truncate(0), 0),
-        (lambda file: (file.seek(0, 2), file.write(b"x" * 999)), 5),
-    ],
-    ids=["slots cut off", "a header cut short", "a header of garbage", "all garbage", "empty", "garbage at the end"],
-)
-def test_a_harmed_file_gives_what_is_whole_and_takes_new_chunks(tier, tmp_path, harm, left):
-    """Nothing that is torn is found; what is left is intact; the room of the rest is used again."""
-    keys = chain("k", 5)
-    fill(tier, keys)
-    tier.close()
-    with slab_file(tmp_path).open("r+b") as file:
-        harm(file)
-    again = opened(tmp_path, chunks=8)
-    found = [key for key in keys if again.present(A, [key])[1]]
-    assert len(found) == left
-    assert all(intact(again, key) for key in found)
-    for key in chain("new", 8):
-        assert write(again, key) is Outcome.OK
-        assert intact(again, key)
-    assert taken(tmp_path) <= 8 * SLOT
-    again.close()
-
-
-def test_damage_that_two_find_at_a_time_is_told_once(tier, tmp_path):
-    """As when a chunk of an earlier run is asked for while it is looked at: to one of them it is gone already."""
-    write(tier, b"key")
-    with slab_file(tmp_path).open("r+b") as file:
-        file.seek(PAGE)
-        file.write(b"damage")
-    slab = tier.pools[A].slab
-    real, outcomes = slab.read, []
-
-    def read(slot, key, out, came):
-        slab.read = real
-        another = tier.read(A, b"key", memoryview(bytearray(NBYTES)), use=False)  # it begins later, and is first
-        outcomes.append(another[0])
-        return real(slot, key, out, came)
-
-    slab.read = read
-    outcomes.append(tier.read(A, b"key", memoryview(bytearray(NBYTES)))[0])
-    assert outcomes == [Outcome.CORRUPT, Outcome.MISS]
-    assert tier.usage().chunks == 0
-    assert write(tier, b"key") is Outcome.OK
-    assert intact(tier, b"key")
 
 
 def test_what_a_file_takes_is_told_without_the_file_systems_own(tmp_path):
@@ -182,32 +42,6 @@ def test_what_a_file_takes_is_told_without_the_file_systems_own(tmp_path):
         assert data_bytes(Path(file.name)) == 12 * PAGE
         punch_hole(file.fileno(), 0, 22 * PAGE)
         assert data_bytes(Path(file.name)) == PAGE
-
-
-def test_a_restart_with_less_room_keeps_within_it(tier, tmp_path):
-    """Chunks beyond the new capacity are gone, from the disk too."""
-    fill(tier, chain("k", 10))
-    tier.close()
-    again = opened(tmp_path, chunks=4)
-    assert again.usage().chunks == 4
-    assert taken(tmp_path) <= 4 * SLOT
-    again.close()
-
-
-def test_another_chunk_size_starts_anew(tier, tmp_path):
-    """What a namespace held with another chunk size is removed; no write reaches into another slot."""
-    write(tier, b"old")
-    tier.close()
-    again = opened(tmp_path)
-    assert again.attach(A, 5 * PAGE, "lru") is Outcome.OK
-    assert again.present(A, [b"old"]) == (Outcome.OK, 0)
-    keys = chain("k", 3)
-    for key in keys:
-        assert write(again, key, nbytes=5 * PAGE) is Outcome.OK
-    assert all(intact(again, key, nbytes=5 * PAGE) for key in keys)
-    assert write(again, b"small") is Outcome.ERROR, "a payload of another size is refused"
-    assert [path.name for path in tmp_path.glob("*.slab")] == [f"{A}-{5 * PAGE}.slab"]
-    again.close()
 
 
 def test_two_stores_cannot_use_one_directory(tier, tmp_path):

@@ -1,6 +1,5 @@
-"""The way to a slower tier: bounded questions, bounded queues, a breaker, probes."""
+"""Writing to a slower tier: bounded queues in turns, dropped where it is full or dead, ended in time."""
 
-import itertools
 import threading
 import time
 import weakref
@@ -9,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from connector.lanes import A, B, Gate, total, write
-from connector.stores import PATIENCE_S, Clock, at_best, counted, eventually, payload, view
+from connector.stores import PATIENCE_S, at_best, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
-from tiertune_connector.slower.lane import PROBE_NAMESPACE, Lane
+from tiertune_connector.slower.lane import Lane
 from tiertune_connector.slower.writers import MAX_QUEUED
-from tiertune_connector.tiers.base import UNKNOWN, Outcome, Usage
+from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 
 REASONS = ("evicted", "full", "dead")
@@ -22,13 +21,6 @@ REASONS = ("evicted", "full", "dead")
 @pytest.fixture
 def tier():
     return MemoryTier()
-
-
-@pytest.fixture
-def lane(tier, counters):
-    lane = Lane(tier, counters, time.monotonic, patience_s=PATIENCE_S)
-    yield lane
-    lane.close()
 
 
 def test_what_is_queued_is_written_and_told_once(lane, tier):
@@ -231,82 +223,6 @@ def test_an_owner_that_fails_ends_no_writer(lane, tier, counters):
     assert total(counters, "internal_errors_total", "write") == 5
 
 
-@pytest.mark.parametrize("operation", ["present", "prepare", "read", "probe", "flush"])
-def test_what_a_tier_raises_is_an_error_of_it(lane, tier, counters, operation):
-    """Counted, told to who asked as an outcome, and to the breaker: after three times the tier is not asked."""
-
-    def raises(*_: object) -> Outcome:
-        raise ValueError("a tier must not do this")
-
-    tier.fault = raises
-    asked = {
-        "present": lambda: lane.present(A, [b"key"]) == 0,
-        "prepare": lambda: lane.prepare(raises) is Outcome.ERROR,
-        "read": lambda: lane.read(A, b"key", memoryview(bytearray(5))) == (Outcome.ERROR, NOBODY),
-        "probe": lambda: lane.probe(100) is Outcome.ERROR,
-        "flush": lambda: lane.flush(None, None) == (Outcome.ERROR, 0),
-    }
-    assert all(asked[operation]() for _ in range(3))
-    assert lane.breaker.open is (operation != "flush")
-    assert counted(counters, "internal_errors_total") == {(operation,): 3.0}
-
-
-def test_what_a_tier_holds_is_unknown_while_it_does_not_tell(lane, tier, monkeypatch):
-    """A large directory is looked through once: who asks a store how it is does not wait for that, nor asks again."""
-    monkeypatch.setattr("tiertune_connector.slower.lane.TELLS_S", 0.05)
-    asked, look, usage = [], threading.Event(), tier.usage
-
-    def slow() -> Usage:
-        asked.append(look.wait(PATIENCE_S))
-        return usage()
-
-    monkeypatch.setattr(tier, "usage", slow)
-    assert [lane.usage() for _ in range(3)] == [UNKNOWN] * 3
-    look.set()
-    eventually(lambda: lane.usage() == Usage(0, None, 0))
-    assert asked[0] is True
-    assert len(asked) == 1
-
-
-def test_a_question_is_answered_within_the_patience(lane, tier):
-    """A tier that hangs without a time-out of its own is nothing found, and after three times is not asked."""
-    lane._patience_s = 0.2
-    tier.fault, took = Gate("present"), []
-    while not lane.breaker.open:  # what a busy machine did not even begin in time says nothing of the tier
-        started = time.monotonic()
-        assert lane.present(A, [b"key"]) == 0
-        took.append(time.monotonic() - started)
-    assert 0.15 < min(took) < 1.0
-    assert lane.breaker.state == "dead"
-    eventually(lambda: tier.fault.entered == 3)
-
-    def refused() -> float:
-        started = time.monotonic()
-        assert lane.present(A, [b"key"]) == 0
-        assert lane.read(A, b"key", memoryview(bytearray(5))) == (Outcome.ERROR, NOBODY)
-        return time.monotonic() - started
-
-    assert at_best(refused, 0.1)
-    assert tier.fault.entered == 3
-    tier.fault.open()
-
-
-def test_more_questions_at_once_than_can_be_asked_are_no_failure_of_the_tier(lane, tier):
-    """What was never asked is nothing found; only what the tier did not answer counts against it."""
-    lane._patience_s = 0.2
-    gate = tier.fault = Gate("present")
-    asking = [threading.Thread(target=lane._askers.submit, args=(lane.tier.present, A, [b"key"])) for _ in range(32)]
-    for thread in asking:
-        thread.start()
-        thread.join()
-    eventually(lambda: gate.entered == 32)
-    for _ in range(5):
-        assert lane.present(A, [b"key"]) == 0
-    assert lane.breaker.state == "ok"
-    gate.open()
-    eventually(lambda: lane.present(A, [b"key"]) == 0 and gate.entered > 32)
-
-
 def test_a_dropped_queue_leaves_what_does_not_match(lane, tier, counters):
     """A flush of one namespace waits for its chunk that is being written, and for no other."""
     gate = tier.fault = Gate("write")
@@ -322,105 +238,6 @@ def test_a_dropped_queue_leaves_what_does_not_match(lane, tier, counters):
     assert not lane.writers.drop_queued(lambda queued: queued.namespace == B, timeout_s=0.05), "still being written"
     gate.open()
     eventually(lambda: len(told) == 6)
-
-
-def test_a_probe_measures_from_the_first_time_on(lane, tier, counters):
-    """It writes its chunk where there is none, and reads it; health and cost are known at once."""
-    assert lane.transit.estimate() is None
-    assert lane.probe(1 << 16) is Outcome.OK
-    assert lane.transit.estimate().samples == 1
-    assert tier.usage().chunks == 1
-    assert lane.probe(1 << 16) is Outcome.OK
-    assert (lane.transit.estimate().samples, tier.usage().chunks) == (2, 1)
-    assert total(counters, "probes_total", "remote", "ok") == 2
-    assert tier.flush(PROBE_NAMESPACE)[1] == 1
-
-
-def test_a_flush_does_not_count_probes(lane, tier):
-    """They go with all else, and only chunks are told."""
-    tier.write(A, b"key", view(payload(b"key", 100)), NOBODY)
-    lane.probe(1 << 16)
-    assert (lane.flush(None, None), tier.usage().chunks) == ((Outcome.OK, 1), 0)
-
-
-def test_probes_close_what_failures_opened(lane, tier):
-    """Two good ones."""
-    tier.fault = lambda _: Outcome.ERROR
-    for _ in range(3):
-        lane.probe(100)
-    assert lane.breaker.state == "dead"
-    tier.fault = lambda _: None
-    lane.probe(100)
-    assert (lane.breaker.state, lane.present(A, [b"key"])) == ("recovering", 0)
-    lane.probe(100)
-    assert lane.breaker.state == "ok"
-
-
-def test_a_probe_that_breaks_is_not_waited_for(lane, tier):
-    """What it asked for is under way no longer: no later fetch queues behind it."""
-    lane.probe(1 << 16)
-
-    def broken(operation: str) -> None:
-        if operation == "read":
-            raise RuntimeError
-
-    tier.fault = broken
-    assert lane.probe(1 << 16) is Outcome.ERROR
-    assert lane.transit.estimate().queue_s == 0
-
-
-def test_estimates_tell_the_loads_that_wait(lane):
-    """Each once, from its beginning to its end, also one that breaks; a probe is none."""
-    lane.probe(1000)
-
-    def transfers():
-        return lane.transit.estimate().transfers
-
-    assert transfers() == 0
-    with lane.transit.awaited():
-        with lane.transit.awaited():
-            assert transfers() == 2
-        with pytest.raises(KeyError), lane.transit.awaited():
-            raise KeyError
-        assert transfers() == 1
-    assert transfers() == 0
-
-
-@pytest.fixture
-def paced(tier, counters):
-    """A lane whose time passes only while its tier works: a moment each, or what a fault takes."""
-    clock = Clock()
-
-    def well(_: str) -> None:
-        clock.now += 1e-4
-
-    def hung(_: str) -> Outcome:
-        clock.now += 0.05
-        return Outcome.TIMEOUT
-
-    tier.fault = well
-    lane = Lane(tier, counters, clock)
-    lane.probe(1 << 16)
-    tier.fault = hung
-    yield lane
-    lane.close()
-
-
-def test_a_timed_out_probe_counts_as_slow(paced):
-    """The estimate must not stay at what it was when the tier was well."""
-    before = paced.transit.estimate().bytes_per_s
-    paced.probe(1 << 16)
-    assert paced.transit.estimate().bytes_per_s < before / 2
-
-
-def test_probes_of_a_dead_tier_teach_no_cost(paced):
-    """However often it was probed meanwhile, when it is back it is believed to be as fast as it was."""
-    for _ in range(3):
-        paced.record(Outcome.TIMEOUT)
-    before = paced.transit.estimate().bytes_per_s
-    for _ in range(3):
-        paced.probe(1 << 16)
-    assert paced.transit.estimate().bytes_per_s == before
 
 
 def test_close_writes_what_it_can_and_tells_the_rest(tier, counters):
@@ -451,99 +268,3 @@ def test_close_writes_what_it_can_and_tells_the_rest(tier, counters):
 
     assert at_best(closed, 2.0)
     gate.open()
-
-
-def test_the_log_tells_once_when_a_tier_dies_and_why_and_when_it_answers_again(lane, tier, caplog):
-    """In the medium's words; a failure that changes nothing is not logged."""
-    tier.fault, tier.why = lambda _: Outcome.ERROR, "Connection refused"
-    for _ in range(5):
-        lane.probe(100)
-    tier.fault = lambda _: None
-    for _ in range(3):
-        lane.probe(100)
-    assert lane.breaker.state == "ok"
-    assert [record.getMessage() for record in caplog.records] == [
-        "remote is dead: 3 operations in a row ended in error: Connection refused",
-        "remote is recovering: a probe succeeded",
-    ]
-
-
-def test_what_a_fetch_costs_is_measured_again_where_nobody_asks(tier, counters):
-    """A tier that was slow once would be slow for ever: its gates refuse, and so nobody would tell better."""
-    clock, gate = Clock(), Gate("read")
-    lane = Lane(tier, counters, clock, patience_s=PATIENCE_S)
-    tier.write(A, b"k", view(payload(b"k", 1000)), NOBODY)
-
-    def measure():
-        lane.measure(lambda out: tier.read(A, b"k", out)[0], 1000, silent_s=20.0)
-        return lane.transit.estimate()
-
-    def took(seconds):
-        lane.transit.asked(1000)
-        clock.now += seconds
-        lane.transit.ended(1000, Outcome.OK)
-
-    assert measure() is None, "an unknown cost keeps nobody from asking"
-    took(10.0)
-    slow = lane.transit.estimate().bytes_per_s
-    clock.now += 19.0
-    assert measure().bytes_per_s == slow
-    clock.now += 1.0
-    tier.fault = gate
-    measure()
-    eventually(lambda: gate.entered)
-    measure()  # none beside it
-    clock.now += 0.1
-    gate.open()
-    eventually(lambda: lane.transit.estimate().samples == 2)
-    assert lane.transit.estimate().bytes_per_s == pytest.approx(10 * slow)
-    assert gate.entered == 1
-    clock.now += 20.0
-    tier.fault = again = Gate("read")
-    measure()
-    eventually(lambda: again.entered)
-    clock.now += 5.0
-    again.open()
-    eventually(lane._probing.done)
-    assert lane.transit.estimate().samples == 2, "one that comes alone may be slower than many"
-    lane.close()
-
-
-def test_a_size_that_nobody_fetches_is_measured_though_others_are(tier, counters):
-    """A gate that finds another model's chunks too dear by those that come would refuse them for ever."""
-    clock, asked = Clock(), []
-    lane = Lane(tier, counters, clock, patience_s=PATIENCE_S)
-
-    def measure(nbytes):
-        lane.measure(lambda _: asked.append(nbytes) or Outcome.OK, nbytes, silent_s=20.0)
-        eventually(lambda: lane._probing is None or lane._probing.done())
-
-    lane.transit.asked(1000)
-    clock.now += 1.0
-    lane.transit.ended(1000, Outcome.OK)
-    measure(1000)
-    measure(100_000)
-    assert asked == [100_000]
-    lane.close()
-
-
-def test_a_chunk_that_came_slower_than_believed_is_not_read_again_at_once(tier, counters):
-    """It teaches nothing, for it came alone; and where the remote is dead a store probes every second."""
-    clock, asked = Clock(), []
-    lane = Lane(tier, counters, clock, patience_s=PATIENCE_S)
-
-    def read(_):
-        clock.now += 10.0
-        asked.append(clock.now)
-        return Outcome.OK
-
-    lane.transit.asked(1000)
-    clock.now += 1.0
-    lane.transit.ended(1000, Outcome.OK)
-    for _ in range(50):
-        clock.now += 1.0
-        lane.measure(read, 3000, silent_s=20.0)
-        eventually(lambda: lane._probing is None or lane._probing.done())
-    assert [round(after - before) for before, after in itertools.pairwise(asked)] == [30, 30]
-    assert lane.transit.estimate().samples == 1
-    lane.close()

@@ -159,3 +159,22 @@ def wait_until(true):
     while not true():
         assert time.monotonic() < until
         time.sleep(0.002)
+
+
+def told(store, name):
+    """What the store counted."""
+    return sum(row[-1] for row in store.counters.snapshot()[1].get(name, {"rows": []})["rows"])
+
+
+def waits(engine, monkeypatch):
+    """Tokens of each request that waited for its chunks, as they come."""
+    counts = []
+    monkeypatch.setattr(engine.tier.telemetry.steps, "kv_wait", lambda _seconds, count: counts.append(count))
+    return counts
+
+
+def gated(engine):
+    """What the engine counted of gates and loads, and how often or how much."""
+    totals = engine.tier.telemetry._stats.totals
+    names = {"engine_gate_requests_total", "engine_loads_total", "engine_fetched_tokens_total"}
+    return {(name.removeprefix("engine_"), labels): count for (name, labels), count in totals.items() if name in names}

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from agent.hostile import HOSTILE
 from agent.html import Page
-from agent.test_page import HOSTILE
 from replay.files import ROOT
 from tiertune_agent.replay.report import Played, report
 from tiertune_agent.replay.scenario import load_scenario

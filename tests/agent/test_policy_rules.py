@@ -1,0 +1,211 @@
+"""What a policy says to whom and when: overrides, modes, budgets, calendars, and what of it has no effect."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.policies import CONTRACT, GIB
+from tiertune_agent.policy.document import (
+    DEFAULT,
+    advises,
+    frozen_by,
+    load,
+    mode_of,
+    rates,
+    rules_for,
+    settable,
+)
+from tiertune_agent.policy.lint import manages, without_effect
+from tiertune_agent.records import Target
+from tiertune_agent.tuners.admission import AdmissionSettings
+from tiertune_agent.tuners.base import TunerSettings
+from tiertune_agent.tuners.registry import Tuners
+
+OVERRIDES = """
+version: 1
+mode: observe
+tuners: {tier_size: {max: {dram: 100GiB, disk: 1TiB}}}
+overrides:
+- match: {store: "gpu-*"}
+  mode: recommend
+  tuners: {tier_size: {max: {dram: 50GiB}}}
+- match: {store: "gpu-a*", model: "llama-*"}
+  mode: auto
+  tuners: {tier_size: {max: {dram: 25GiB}}, remote_fetch: {disable_after: 9}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("store", "models", "laid"),
+    [
+        ("cpu-1", ("llama-8b",), ("observe", 100, 4)),
+        ("gpu-b", ("llama-8b",), ("recommend", 50, 4)),
+        ("gpu-a1", ("llama-8b", "llama-70b"), ("auto", 25, 9)),
+        ("gpu-a1", ("llama-8b", "qwen-32b"), ("recommend", 50, 4)),
+        ("gpu-a1", (), ("recommend", 50, 4)),
+    ],
+)
+def test_overrides_are_laid_over_in_order_field_by_field(policy_of, store, models, laid):
+    """Later entries win, only where they fit every model of the target, and only in the fields that they name."""
+    rule = policy_of(OVERRIDES).for_target(Target(store, "dram", models=models))
+    sizes = rule.tuners.tier_size.max
+    assert (rule.mode, sizes.dram / GIB, rule.tuners.remote_fetch.disable_after) == laid
+    assert rule.tuners.tier_size.max.disk == 1 << 40
+
+
+def test_rules_come_from_the_tuner_and_then_from_the_policy(policy_of):
+    """A tuner's own mode wins; bounds are those of its tier."""
+    policy = policy_of(CONTRACT)
+    assert rules_for(policy, "remote_fetch", "remote", elsewhere={}).mode == "auto"
+    assert rules_for(policy, "gate_settings", "remote", elsewhere={}).mode == "auto"
+    rules = rules_for(policy, "tier_size", "dram", elsewhere={})
+    assert (rules.mode, rules.least, rules.most, rules.hold_off) == ("recommend", 4 * GIB, 128 * GIB, 900.0)
+
+
+@pytest.mark.parametrize("mode", ["observe", "recommend", "auto"])
+def test_what_only_advises_never_runs_on_auto(policy_of, monkeypatch, mode):
+    """Its settings say so, under whatever key: policy and guard say recommend where auto is written, and a note why."""
+    monkeypatch.setattr(AdmissionSettings, "advisory", True)
+    policy = policy_of(f"version: 1\ntuners: {{admission: {{mode: {mode}}}, advice: {{mode: {mode}}}}}\n")
+    most = "recommend" if mode == "auto" else mode
+    for tuner in ("admission", "routing", "sharing", "balance", "loading"):
+        assert advises(tuner)
+        assert mode_of(policy, tuner) == rules_for(policy, tuner, "disk", elsewhere={}).mode == most
+    noted = ["tuners.admission.mode", "tuners.advice.mode"] if mode == "auto" else []
+    assert [note.split(":")[0] for note in without_effect(policy)] == noted
+
+
+def test_what_may_change_something_is_told(monkeypatch):
+    """All tuners but those that only advise; an operator's own as well."""
+
+    class Own(Tuners):
+        least_used: TunerSettings = TunerSettings(period=60.0)
+
+    ours = ["remote_fetch", "tier_size", "eviction", "admission"]
+    assert settable() == ours
+    monkeypatch.setattr(AdmissionSettings, "advisory", True)
+    own = DEFAULT.policy.model_copy(update={"tuners": Own()})
+    monkeypatch.setattr("tiertune_agent.policy.document.DEFAULT", replace(DEFAULT, policy=own))
+    ours.remove("admission")
+    assert settable() == [*ours, "least_used"]
+
+
+def test_what_is_no_tuner_any_more_has_the_policys_mode(policy_of):
+    """A change may still soak when the tuner that wished it is taken out: it is judged like the others."""
+    assert mode_of(policy_of("version: 1\nmode: auto\n"), "gone") == "auto"
+    assert not advises("gone")
+
+
+@pytest.mark.parametrize(
+    ("budgets", "elsewhere", "most"),
+    [
+        ("dram: 64GiB", {}, 64),
+        ("dram: 64GiB", {"dram": 40 * GIB, "disk": 999 * GIB}, 24),
+        ("dram: 64GiB", {"dram": 90 * GIB}, 0),
+        ("total: 200GiB", {"dram": 40 * GIB, "disk": 60 * GIB}, 100),
+        ("total: 2TiB", {}, 128),
+    ],
+)
+def test_budgets_are_the_fleets(policy_of, budgets, elsewhere, most):
+    """What other stores and tiers hold already is no longer there to give."""
+    policy = policy_of(f"version: 1\nbudgets: {{{budgets}}}\ntuners: {{tier_size: {{max: {{dram: 128GiB}}}}}}\n")
+    assert rules_for(policy, "tier_size", "dram", elsewhere=elsewhere).most == most * GIB
+
+
+@pytest.mark.parametrize(
+    ("at", "frozen"),
+    [
+        ("2025-03-07T17:59", False),  # a Friday
+        ("2025-03-07T18:00", True),
+        ("2025-03-08T05:59", True),
+        ("2025-03-08T06:00", False),
+        ("2025-03-09T05:59", True),  # began on Saturday
+        ("2025-03-09T18:30", False),
+        ("2025-03-06T20:00", False),
+    ],
+)
+def test_the_calendar_freezes_over_midnight(policy_of, at, frozen):
+    """A freeze belongs to the day on which it begins."""
+    now = datetime.fromisoformat(at).replace(tzinfo=UTC)
+    assert bool(frozen_by(policy_of(CONTRACT), now)) is frozen
+
+
+def test_the_calendar_counts_in_its_own_zone(policy_of):
+    """Hours are those of the zone that the file names."""
+    policy = policy_of('version: 1\nguard: {freeze: [{from: "09:00", to: "10:00", zone: Asia/Tokyo}]}\n')
+    assert frozen_by(policy, datetime(2025, 3, 7, 0, 30, tzinfo=UTC)).endswith("Fri 10:00 JST")
+    assert not frozen_by(policy, datetime(2025, 3, 7, 9, 30, tzinfo=UTC))
+
+
+@given(minutes=st.integers(0, 7 * 24 * 60))
+def test_equal_hours_freeze_the_whole_day(minutes):
+    """From and to at the same hour is a day and night, so every day together never end."""
+    policy = DEFAULT.policy.model_validate(
+        {"version": 1, "guard": {"freeze": [{"from": "06:00", "to": "06:00"}]}}, strict=False
+    )
+    assert frozen_by(policy, datetime(2025, 3, 3, tzinfo=UTC) + timedelta(minutes=minutes))
+
+
+def test_keys_without_effect_are_told(policy_of):
+    """What the file sets and this version does not act on is said, also within overrides."""
+    notes = without_effect(policy_of(CONTRACT + "    objectives: {ttft_p99: 1s}\n"))
+    assert [note.split(":")[0] for note in notes] == [
+        "objectives",
+        "budgets.remote",
+        "overrides.0.objectives",
+    ]
+
+
+def test_sizes_of_the_remote_have_an_effect_only_where_it_is_managed(policy_of):
+    """Managed: nothing to tell but a missing bound, or an override that cannot fit the fleet's remote."""
+    managed = CONTRACT.replace("manage: false", "manage: true")
+    assert [note.split(":")[0] for note in without_effect(policy_of(managed))] == ["objectives"]
+    boundless = without_effect(policy_of("version: 1\nremote: {manage: true}\n"))
+    assert [note.split(":")[0] for note in boundless] == ["remote.manage"]
+    of_a_store = "overrides: [{match: {store: a}, remote: {manage: true}}]\n"
+    notes = without_effect(policy_of(f"version: 1\n{of_a_store}"))
+    assert [note.split(":")[0] for note in notes] == ["overrides.0.remote.manage"]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("remote: {manage: true}\n", ":2:10"),
+        ("overrides:\n- match: {store: fleet}\n  remote: {manage: true}\n- match: {store: fleet}\n", ":4:12"),
+        ("remote: {manage: true}\noverrides: [{match: {store: fleet}, remote: {manage: false}}]\n", ""),
+        ("overrides: [{match: {store: a}, remote: {manage: true}}]\n", ""),
+    ],
+)
+def test_what_makes_the_remote_managed_has_a_place(tmp_path, text, place):
+    """The key that holds for it, be it of an override; none where it is not managed."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(f"version: 1\n{text}")
+    assert manages(load(path)) == (f"{path}{place}" if place else "")
+
+
+def test_more_windows_than_are_read_are_told(policy_of):
+    """A row of more than 240 windows is never seen: what waits for one never comes."""
+    fetch = "tuners: {{remote_fetch: {{disable_after: {}, enable_after: {}}}}}"
+    assert without_effect(policy_of(f"version: 1\n{fetch.format(240, 240)}\n")) == []
+    of_a_store = f"overrides: [{{match: {{store: a}}, {fetch.format(2, 241)}}}]"
+    notes = without_effect(policy_of(f"version: 1\n{fetch.format(241, 4)}\n{of_a_store}\n"))
+    assert [note.split(", ")[0] for note in notes] == [
+        "tuners.remote_fetch.disable_after: fetching is never switched off",
+        "overrides.0.tuners.remote_fetch.enable_after: fetching is never switched on again",
+    ]
+
+
+def test_a_tuner_that_only_recommends_says_so_on_auto(policy_of):
+    """Mode auto of advice, which nothing can apply, is told; not its hold-off, for which what was rejected waits."""
+    notes = without_effect(policy_of("version: 1\nmode: auto\ntuners: {advice: {mode: auto, hold_off: 1h}}\n"))
+    assert [note.split(":")[0] for note in notes] == ["tuners.advice.mode"]
+
+
+def test_prices_become_rates(policy_of):
+    """A month has 730 hours."""
+    made = rates(policy_of(CONTRACT).prices)
+    assert made.gib_hour["dram"] == pytest.approx(3.0 / 730)
+    assert made.gpu_hour == 2.5

@@ -1,0 +1,176 @@
+"""Of which time a prospect tells: whole periods of one agent, and what came, left or started anew meanwhile."""
+
+from datetime import timedelta
+
+import pytest
+
+from agent.fakes import START
+from agent.whatif_fleet import CHUNK_BYTES, CHUNK_TOKENS, DIGEST, Fleet, chain, conversations, exact_cost
+from tiertune_agent.collector.samples import SampleReader
+from tiertune_agent.collector.sampling import Handout
+from tiertune_agent.records import Target, ended
+from tiertune_agent.tuners.base import Current
+from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
+from tiertune_agent.whatif.fleet import FleetWhatif
+from tiertune_connector.keys import Namespace
+from tiertune_connector.sessions.session import Session
+from tiertune_connector.whatif.chain import Shape
+
+
+def test_a_prospect_is_of_a_whole_period():
+    """None before, then one of all the requests."""
+    fleet = Fleet()
+    fleet.round(every_s=45)
+    told = []
+    for requests in (list(conversations(50, seed=seed)) for seed in range(3)):
+        fleet.play(requests)
+        told.append(fleet.round(every_s=45))
+    assert [len(prospects) for prospects in told] == [0, 0, 1]
+    assert told[2][0].requests == 150
+    assert told[2][0].seconds == pytest.approx(46.5)
+
+
+def test_another_agents_time_has_no_prospect_of_this_one():
+    """After it led again, what came meanwhile is played and not told: the next prospect is of what comes then."""
+    fleet, requests = Fleet(), list(conversations(600))
+    fleet.round()
+    fleet.play(requests[:300])
+    fleet.service.resume()
+    assert fleet.round() == []
+    fleet.play(requests[300:])
+    (prospect,) = fleet.round()
+    assert prospect.requests == 300
+    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
+    whole = exact_cost(requests, now, 2) * 600
+    first = exact_cost(requests[:300], now, 2) * 300
+    assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
+
+
+def tells_the_rest(fleet, requests):
+    """The next prospect is that of the requests from the 300th on, in ghosts that saw those before."""
+    fleet.play(requests[300:])
+    (prospect,) = fleet.round()
+    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
+    whole, first = (exact_cost(some, now, 2) * len(some) for some in (requests, requests[:300]))
+    assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
+
+
+def test_what_an_agent_finds_when_it_starts_has_no_prospect():
+    """The one before may have told of it: it warms the ghosts, and is not the newest traffic."""
+    fleet, requests = Fleet(), list(conversations(600))
+    fleet.round()
+    fleet.play(requests[:300])
+    by_url = {host.url: host for host in fleet.hosts}
+    fleet.service = FleetWhatif(SampleReader(by_url.get), Handout(by_url.get))
+    assert fleet.round() == []
+    tells_the_rest(fleet, requests)
+
+
+def test_a_store_that_an_agents_first_round_misses_has_no_prospect_of_before_either():
+    """It is read a round late: what it tells then warms the ghosts, as in the first round."""
+    fleet, requests = Fleet(), [(1, keys) for _, keys in conversations(600)]
+    fleet.round()
+    fleet.play(requests[:300])
+    by_url = {host.url: host for host in fleet.hosts}
+    fleet.service = FleetWhatif(SampleReader(by_url.get), Handout(by_url.get))
+    sound, fleet.hosts[1].samples = fleet.hosts[1].samples, lambda _since: "no json"
+    assert fleet.round() == []
+    fleet.hosts[1].samples = sound
+    assert fleet.round() == []
+    tells_the_rest(fleet, requests)
+
+
+def test_a_namespace_that_nobody_asks_for_is_forgotten_after_a_day():
+    """Its ghosts and requests, though its stores still name it; when it comes again it begins anew."""
+    fleet = Fleet(1)
+    fleet.round()
+    fleet.play(conversations(200, hosts=1))
+    fleet.round()
+    (known,) = fleet.service._namespaces.values()
+    assert known.logged
+    fleet.round(seconds=86000)
+    assert fleet.service._namespaces[DIGEST] is known
+    fleet.round(seconds=500)
+    fleet.round()
+    assert not fleet.service._namespaces[DIGEST].logged
+    fleet.play(conversations(200, hosts=1, seed=1))
+    assert fleet.round()
+
+
+def test_a_host_that_left_is_forgotten_after_a_day():
+    """What it held in the miniature fleets goes, too: hosts that come and go all day would add up."""
+    fleet = Fleet(2)
+    fleet.round()
+    fleet.play(conversations(200))
+    fleet.round()
+    (known,) = fleet.service._namespaces.values()
+    simulated = known.ghosts._fleets.values()
+    assert set.union(*(set(each._hosts) for each in simulated)) == {"host-0", "host-1"}
+    fleet.hosts.pop()
+    for _ in range(3):
+        fleet.play(conversations(20, hosts=1))
+        fleet.round(seconds=40000)
+    assert set.union(*(set(each._hosts) for each in simulated)) == {"host-0"}
+    assert {host for each in simulated for host in getattr(each, "_owners", {}).values()} == {"host-0"}
+
+
+@pytest.mark.parametrize("leap_s", [3600.0, -3600.0])
+def test_a_prospect_is_as_long_as_it_was_though_the_clock_was_set(leap_s):
+    """An hour in which nothing was asked would make every tier look idle."""
+    fleet = Fleet()
+    fleet.service = FleetWhatif(fleet.reader, fleet.handout, fleet.clock)
+    told = []
+    for index, leaps_s in enumerate((0.0, 0.0, 0.0, leap_s, leap_s)):
+        fleet.play(conversations(50, seed=index))
+        fleet.now_s += 60.0
+        at = START + timedelta(seconds=fleet.now_s - START.timestamp() + leaps_s)
+        told += [(at, one) for one in fleet.service.round([host.snapshot(at) for host in fleet.hosts], at, every_s=0.0)]
+    assert len(told) >= 3
+    assert all(abs(one.seconds - 60.5) < 0.1 and abs(ended(one) - at) < timedelta(seconds=0.1) for at, one in told)
+
+
+def test_an_agent_that_restarts_weighs_sizes_after_half_a_period():
+    """DRAM has grown since its grid was made, so that the next agent's is another: what was told before is no use."""
+    fleet, told = Fleet(), []
+    tuner = TierSize(TierSizeSettings(period=60.0))
+
+    def look(times, seed):
+        for index in range(times):
+            fleet.play(list(conversations(20, seed=100 * seed + index)))
+            told.extend(fleet.round())
+
+    def asked():
+        tuning = {"tiers": {"dram": {"capacity_bytes": fleet.hosts[0].dram}}}
+        target, remote = Target("host-0", "dram"), fleet.hosts[0].remote
+        return tuner.evaluate([], Current(target, tuning, {}, prospects=told, hosts=2, remote_bytes=remote)).reason
+
+    fleet.round()
+    look(12, seed=1)
+    for host in fleet.hosts:
+        host.dram *= 2
+    look(4, seed=2)
+    before, grid = asked(), set(told[-1].costs)
+    assert grid == set(told[0].costs), "a size that is simulated needs no other grid"
+    by_url = {host.url: host for host in fleet.hosts}
+    fleet.service = FleetWhatif(SampleReader(by_url.get), Handout(by_url.get))
+    fleet.service.resume()
+    fleet.round()
+    look(1, seed=3)
+    assert set(told[-1].costs) != grid
+    assert "no samples of half a period" in asked()
+    look(1, seed=4)
+    assert "engine seconds per hour" in before
+    assert "engine seconds per hour" in asked()
+
+
+def test_a_namespace_that_comes_between_two_questions_waits_a_round():
+    """Its samples are there, but the store's state was told before: the others' prospects come all the same."""
+    fleet = Fleet(1)
+    (host,) = fleet.hosts
+    fleet.play(conversations(50, hosts=1))
+    fleet.round()
+    other = Session("d", "e", "all", Namespace(model="new", chunk_tokens=CHUNK_TOKENS), CHUNK_BYTES, CHUNK_TOKENS)
+    host.observer.attach(other)
+    host.observer.seen(other, chain(("new", 1)), CHUNK_TOKENS)
+    fleet.play(conversations(50, hosts=1, seed=1))
+    assert [prospect.namespace for prospect in fleet.round()] == [DIGEST]

@@ -1,0 +1,180 @@
+"""Probes of a slower tier: what they measure, close and teach, and when chunks are read again to measure."""
+
+import itertools
+
+import pytest
+
+from connector.lanes import A, Gate, total
+from connector.stores import PATIENCE_S, Clock, eventually, payload, view
+from tiertune_connector.chunk import NOBODY
+from tiertune_connector.slower.lane import PROBE_NAMESPACE, Lane
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.memory import MemoryTier
+
+
+@pytest.fixture
+def tier():
+    return MemoryTier()
+
+
+def test_a_probe_measures_from_the_first_time_on(lane, tier, counters):
+    """It writes its chunk where there is none, and reads it; health and cost are known at once."""
+    assert lane.transit.estimate() is None
+    assert lane.probe(1 << 16) is Outcome.OK
+    assert lane.transit.estimate().samples == 1
+    assert tier.usage().chunks == 1
+    assert lane.probe(1 << 16) is Outcome.OK
+    assert (lane.transit.estimate().samples, tier.usage().chunks) == (2, 1)
+    assert total(counters, "probes_total", "remote", "ok") == 2
+    assert tier.flush(PROBE_NAMESPACE)[1] == 1
+
+
+def test_a_flush_does_not_count_probes(lane, tier):
+    """They go with all else, and only chunks are told."""
+    tier.write(A, b"key", view(payload(b"key", 100)), NOBODY)
+    lane.probe(1 << 16)
+    assert (lane.flush(None, None), tier.usage().chunks) == ((Outcome.OK, 1), 0)
+
+
+def test_probes_close_what_failures_opened(lane, tier):
+    """Two good ones."""
+    tier.fault = lambda _: Outcome.ERROR
+    for _ in range(3):
+        lane.probe(100)
+    assert lane.breaker.state == "dead"
+    tier.fault = lambda _: None
+    lane.probe(100)
+    assert (lane.breaker.state, lane.present(A, [b"key"])) == ("recovering", 0)
+    lane.probe(100)
+    assert lane.breaker.state == "ok"
+
+
+def test_a_probe_that_breaks_is_not_waited_for(lane, tier):
+    """What it asked for is under way no longer: no later fetch queues behind it."""
+    lane.probe(1 << 16)
+
+    def broken(operation: str) -> None:
+        if operation == "read":
+            raise RuntimeError
+
+    tier.fault = broken
+    assert lane.probe(1 << 16) is Outcome.ERROR
+    assert lane.transit.estimate().queue_s == 0
+
+
+@pytest.fixture
+def paced(tier, counters):
+    """A lane whose time passes only while its tier works: a moment each, or what a fault takes."""
+    clock = Clock()
+
+    def well(_: str) -> None:
+        clock.now += 1e-4
+
+    def hung(_: str) -> Outcome:
+        clock.now += 0.05
+        return Outcome.TIMEOUT
+
+    tier.fault = well
+    lane = Lane(tier, counters, clock)
+    lane.probe(1 << 16)
+    tier.fault = hung
+    yield lane
+    lane.close()
+
+
+def test_a_timed_out_probe_counts_as_slow(paced):
+    """The estimate must not stay at what it was when the tier was well."""
+    before = paced.transit.estimate().bytes_per_s
+    paced.probe(1 << 16)
+    assert paced.transit.estimate().bytes_per_s < before / 2
+
+
+def test_probes_of_a_dead_tier_teach_no_cost(paced):
+    """However often it was probed meanwhile, when it is back it is believed to be as fast as it was."""
+    for _ in range(3):
+        paced.record(Outcome.TIMEOUT)
+    before = paced.transit.estimate().bytes_per_s
+    for _ in range(3):
+        paced.probe(1 << 16)
+    assert paced.transit.estimate().bytes_per_s == before
+
+
+def test_what_a_fetch_costs_is_measured_again_where_nobody_asks(tier, counters):
+    """A tier that was slow once would be slow for ever: its gates refuse, and so nobody would tell better."""
+    clock, gate = Clock(), Gate("read")
+    lane = Lane(tier, counters, clock, patience_s=PATIENCE_S)
+    tier.write(A, b"k", view(payload(b"k", 1000)), NOBODY)
+
+    def measure():
+        lane.measure(lambda out: tier.read(A, b"k", out)[0], 1000, silent_s=20.0)
+        return lane.transit.estimate()
+
+    def took(seconds):
+        lane.transit.asked(1000)
+        clock.now += seconds
+        lane.transit.ended(1000, Outcome.OK)
+
+    assert measure() is None, "an unknown cost keeps nobody from asking"
+    took(10.0)
+    slow = lane.transit.estimate().bytes_per_s
+    clock.now += 19.0
+    assert measure().bytes_per_s == slow
+    clock.now += 1.0
+    tier.fault = gate
+    measure()
+    eventually(lambda: gate.entered)
+    measure()  # none beside it
+    clock.now += 0.1
+    gate.open()
+    eventually(lambda: lane.transit.estimate().samples == 2)
+    assert lane.transit.estimate().bytes_per_s == pytest.approx(10 * slow)
+    assert gate.entered == 1
+    clock.now += 20.0
+    tier.fault = again = Gate("read")
+    measure()
+    eventually(lambda: again.entered)
+    clock.now += 5.0
+    again.open()
+    eventually(lane._probing.done)
+    assert lane.transit.estimate().samples == 2, "one that comes alone may be slower than many"
+    lane.close()
+
+
+def test_a_size_that_nobody_fetches_is_measured_though_others_are(tier, counters):
+    """A gate that finds another model's chunks too dear by those that come would refuse them for ever."""
+    clock, asked = Clock(), []
+    lane = Lane(tier, counters, clock, patience_s=PATIENCE_S)
+
+    def measure(nbytes):
+        lane.measure(lambda _: asked.append(nbytes) or Outcome.OK, nbytes, silent_s=20.0)
+        eventually(lambda: lane._probing is None or lane._probing.done())
+
+    lane.transit.asked(1000)
+    clock.now += 1.0
+    lane.transit.ended(1000, Outcome.OK)
+    measure(1000)
+    measure(100_000)
+    assert asked == [100_000]
+    lane.close()
+
+
+def test_a_chunk_that_came_slower_than_believed_is_not_read_again_at_once(tier, counters):
+    """It teaches nothing, for it came alone; and where the remote is dead a store probes every second."""
+    clock, asked = Clock(), []
+    lane = Lane(tier, counters, clock, patience_s=PATIENCE_S)
+
+    def read(_):
+        clock.now += 10.0
+        asked.append(clock.now)
+        return Outcome.OK
+
+    lane.transit.asked(1000)
+    clock.now += 1.0
+    lane.transit.ended(1000, Outcome.OK)
+    for _ in range(50):
+        clock.now += 1.0
+        lane.measure(read, 3000, silent_s=20.0)
+        eventually(lambda: lane._probing is None or lane._probing.done())
+    assert [round(after - before) for before, after in itertools.pairwise(asked)] == [30, 30]
+    assert lane.transit.estimate().samples == 1
+    lane.close()

@@ -1,0 +1,104 @@
+"""The scheduler's side where layers are in groups: full attention and sliding windows."""
+
+import pytest
+import torch
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH
+from engine.conftest import BLOCK, full_attention
+from engine.scheduler import gated, tokens, told, wait_until, waits
+from tiertune_connector.cost import FetchEstimate
+
+SLIDING = 128
+
+
+def hybrid():
+    """Layers of the tiny model, the last half of them with a sliding window."""
+    window = SlidingWindowSpec(
+        block_size=BLOCK,
+        num_kv_heads=KV_HEADS,
+        head_size=WIDTH // HEADS,
+        dtype=torch.float32,
+        sliding_window=SLIDING,
+    )
+    return {f"model.layers.{n}.attn": full_attention() if n < LAYERS // 2 else window for n in range(LAYERS)}
+
+
+def mostly_full():
+    """The same but for the last one alone: three groups of full attention."""
+    layers = hybrid()
+    return layers | {name: full_attention() for name in list(layers)[:-1]}
+
+
+def test_each_full_groups_chunks_are_handled(engines):
+    """A prompt's chunk is one of the store's in each of them."""
+    engine = engines(layers=mostly_full)
+    decision = engine.tier._choosing._gate.choose(
+        ["dram"] * 4,
+        computed_tokens=0,
+        prompt_tokens=300,
+        costs={"dram": FetchEstimate(0.0, 0.02, 1e15)},
+        settings={},
+    )
+    assert decision.fetch_s == pytest.approx(4 * 3 * 0.02)
+
+
+class TestHybrid:
+    """Two groups, full attention and a window of two chunks: a cut of tokens that both allow."""
+
+    def test_a_cut_takes_the_chain_and_the_last_chunks_of_the_window(self, engines):
+        """No more of the windowed group is fetched than vLLM needs."""
+        first, second = engines(layers=hybrid), engines(layers=hybrid)
+        prompt = tokens(64 * 6 + 10)
+        first.compute(first.request("a", prompt))
+        asked = second.request("b", prompt)
+        assert second.matched(asked)[0] == 64 * 6
+        whole, window = second.staged(asked)
+        assert whole == [True] * 6
+        assert window[-2:] == [True, True]
+        assert not any(window[:3])
+
+    def test_where_the_windows_chunk_is_missing_the_cut_is_shorter(self, engines):
+        """The last chunk of the windowed group was not stored: all are cut one chunk before."""
+        first, second = engines(layers=hybrid), engines(layers=hybrid)
+        prompt = tokens(64 * 6 + 10)
+        windowed = 1 - next(group.index for group in first.tier._groups if group.window_chunks is None)
+        first.compute(first.request("a", prompt), only=lambda group, n: group != windowed or n < 5)
+        assert second.matched(second.request("b", prompt))[0] == 64 * 5
+
+    def test_where_the_window_has_no_room_nothing_is_told_as_saved(self, engines, store, monkeypatch):
+        """vLLM computes the prompt at once, with the chain on its way: that brings nothing, and nobody waits for it."""
+        first = engines(layers=hybrid)
+        prompt = tokens(64 * 6 + 10)
+        first.compute(first.request("a", prompt))
+        small = engines(layers=hybrid, staging=str(7 * first.rows.shape[1]))
+        for _ in range(5):
+            small.tier._choosing._gate._prefill.observe_step([(0, 394)], 1.0)
+        asked = small.request("b", prompt)
+        wait_until(small.tier._lookups.get("b").reply.done)
+        waited = waits(small, monkeypatch)
+        assert small.matched(asked) == (0, 0)
+        small.settle()
+        assert waited == [0]
+        assert small.tier._lookups.get("b").decision.cut == 6
+        small.done(asked)
+        assert gated(small) == {("gate_requests_total", ("dram", "fetch", "cheaper")): 1}
+        wait_until(lambda: told(store, "duplicate_prefill_tokens_total") == 64 * 6)
+
+    def test_only_the_chain_counts_as_tokens(self, engines, monkeypatch):
+        """The window's chunks are of the same tokens."""
+        first, second = engines(layers=hybrid), engines(layers=hybrid)
+        prompt = tokens(64 * 6 + 10)
+        first.compute(first.request("a", prompt))
+        waited = waits(second, monkeypatch)
+        assert second.matched(second.request("b", prompt))[0] == 64 * 6
+        assert waited == [64 * 6]
+        assert gated(second)["fetched_tokens_total", ("dram",)] == 64 * 6
+
+    def test_a_last_chunk_whose_last_token_is_computed_came_whole(self, engines):
+        """Of a prompt that ends with a chunk vLLM takes one token less."""
+        first, second = engines(layers=hybrid), engines(layers=hybrid)
+        prompt = tokens(64 * 6)
+        first.compute(first.request("a", prompt))
+        assert second.matched(second.request("b", prompt))[0] == 64 * 6 - 1
+        assert gated(second)["fetched_tokens_total", ("dram",)] == 64 * 6

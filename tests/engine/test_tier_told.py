@@ -1,0 +1,209 @@
+"""What the scheduler's side tells the gate and counts: steps, loads, copies, waits, tokens saved."""
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1 import offloading_connector
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.sampling_params import SamplingParams
+from vllm.v1.outputs import KVConnectorOutput
+
+from engine.scheduler import gated, tokens, told, wait_until, waits
+from tiertune_connector.cost import FetchEstimate
+from tiertune_connector.profile.steps import IN_FLIGHT
+from tiertune_connector.vllm.gate import FADE
+from tiertune_connector.vllm.step_timing import StepMetadata
+
+
+def test_a_load_that_is_over_sooner_than_predicted_is_ahead_of_nobody(engines, store, remote):
+    """A slow link was foretold, and the chunks came at once: the gate believes no more that it is busy."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    wait_until(lambda: len(remote._chunks) >= 4)
+    store.store.dram.flush(None, None)
+    gate = second.tier._choosing._gate
+    for _ in range(6):
+        gate._prefill.observe_step([(0, 1000)], 10_000.0)
+    slow = FetchEstimate(0.0, 5.0, 1e9)
+    store.store.lanes["remote"].transit.estimate = lambda *_: slow
+    assert second.matched(second.request("b", prompt))[0] == 256
+    now = time.monotonic()
+    assert gate.behind({"remote": slow, "dram": slow}, now, now) == {"remote": slow, "dram": slow}
+
+
+def test_the_gate_knows_who_else_is_on_the_engine(engines):
+    """Requests whose prompts are not computed yet, before and behind; one that is decoding is none."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    second.request("b", tokens(300, seed=1))
+    asked = second.request("c", prompt)
+    second.request("d", tokens(300, seed=2))
+    assert second.matched(asked)[0] == 256
+    assert [each.prefills for each in second.tier._lookups.get("c").decision.candidates] == [2]
+    second.tier.given([("b", 0, 300)])
+    assert second.tier.backlog.others("c") == 2
+    second.tier.output()
+    assert second.tier.backlog.others("c") == 1
+
+
+def test_what_a_step_computes_is_done_when_its_output_comes(engines, monkeypatch):
+    """With asynchronous scheduling the next step is given before that: a request waits for both until then.
+
+    Its first token is there with the output of the step that computed the prompt's end, not with the next step given.
+    """
+    engine = engines()
+    for _ in range(5):
+        engine.tier._choosing._gate._prefill.observe_step([(0, 1000)], 1.0)
+    told = []
+    monkeypatch.setattr(engine.tier.telemetry, "first_token", lambda ask: told.append(ask.request))
+    engine.request("a", tokens(300, seed=1))
+    engine.request("b", tokens(300, seed=2))
+    backlog_s = engine.tier.backlog.seconds
+    whole_s = backlog_s("b")
+    assert whole_s > 0
+    engine.tier.given([("a", 0, 200)])
+    engine.tier.given([("a", 200, 300)])
+    engine.tier.given([])
+    assert backlog_s("b") == whole_s
+    engine.tier.output()
+    assert 0 < backlog_s("b") < whole_s
+    assert told == []
+    engine.tier.given([("a", 300, 301), ("b", 0, 300)])
+    engine.tier.output()
+    assert (backlog_s("b"), told) == (0.0, ["a"])
+    engine.tier.output()
+    engine.tier.output()
+    assert told == ["a", "b"]
+    assert engine.tier.backlog.others("") == 0
+
+
+def test_a_step_of_a_request_that_ended_tells_nothing_of_another_of_its_name(engines, monkeypatch):
+    """An aborted request's step may be in flight when one of the same name comes: that has computed nothing."""
+    engine, told = engines(), []
+    monkeypatch.setattr(engine.tier.telemetry, "first_token", lambda ask: told.append(ask.request))
+    aborted = engine.request("a", tokens(300, seed=1))
+    engine.tier.given([("a", 0, 300)])
+    engine.done(aborted)
+    del engine.scheduler._req_status["a"]
+    engine.request("a", tokens(300, seed=2))
+    engine.tier.output()
+    assert engine.tier.backlog.others("") == 1
+    assert told == []
+
+
+def test_a_load_of_a_request_that_ended_ends_none_of_another_of_its_name(engines, monkeypatch):
+    """An aborted request's chunks may come when one of the same name loads its own: others stay behind these."""
+    engine, ended = engines(), []
+    monkeypatch.setattr(engine.tier.telemetry, "loaded", lambda *_: None)
+    monkeypatch.setattr(engine.tier._choosing, "ended", lambda ask: ended.append(ask.request))
+    old, own = (SimpleNamespace(request="a", succeeded=True) for _ in range(2))
+    engine.request("a", tokens(300))
+    engine.tier._loading["a"] = own
+    engine.tier._loaded(old, [])
+    assert ended == []
+    engine.tier._loaded(own, [])
+    assert ended == ["a"]
+
+
+def test_what_a_request_that_ended_still_loads_is_ahead_of_others(engines, monkeypatch):
+    """It comes all the same, and lapses when it was predicted to be over."""
+    engine, ended = engines(), []
+    monkeypatch.setattr(engine.tier._choosing, "ended", lambda ask: ended.append(ask.request))
+    for request in ("a", "b"):
+        aborted = engine.request(request, tokens(300))
+        if request == "a":
+            engine.tier._loading["a"] = SimpleNamespace(request="a")
+        engine.done(aborted)
+    assert ended == ["b"]
+
+
+def test_steps_whose_output_never_comes_are_not_kept(engines):
+    """As many as the profile keeps: an engine that told of none would fill its memory."""
+    engine = engines()
+    engine.request("a", tokens(300, seed=1))
+    for place in range(IN_FLIGHT + 3):
+        engine.tier.given([("a", place, place + 1)])
+    assert len(engine.tier._advancing) == IN_FLIGHT
+
+
+def test_devices_that_ranks_tell_one_by_one_are_all_known(engines):
+    """In a step each where one is behind; once each."""
+    tier = engines().tier
+    for gpus in (("GPU-a", "GPU-b"), (), ("GPU-c",), ("GPU-a",)):
+        tier.measured({}, gpus)
+    assert tier._client.gpus == ["GPU-a", "GPU-b", "GPU-c"]
+
+
+def test_the_gate_hears_what_the_copy_to_the_devices_takes(engines):
+    """Of both kinds of metadata; ranks copy at the same time, each its part."""
+    connector = engines().connector
+    for metadata, nbytes, seconds in ((OffloadingWorkerMetadata(), 100, 2.0), (StepMetadata(), 300, 4.0)):
+        metadata.transfer_stats.load.record(nbytes, seconds)
+        metadata.transfer_stats.store.record(7, 7.0)
+        connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=metadata))
+    assert connector.tier._gate._copied == (FADE * 100 + 300, FADE * 2.0 + 4.0)
+
+
+@pytest.mark.parametrize(("replicated", "nbytes"), [(False, 400), (True, 200)])
+def test_ranks_that_have_the_same_kv_copy_each_chunk_once_each(engines, monkeypatch, replicated, nbytes):
+    """Two ranks: their bytes are those of all chunks, or of all twice; they copy at the same time anyway."""
+
+    def config(*arguments):
+        built = build_offloading_config(*arguments)
+        return replace(built, replicated_layout=replicated, parallel=replace(built.parallel, world_size=2))
+
+    monkeypatch.setattr(offloading_connector, "build_offloading_config", config)
+    tier = engines().connector.tier
+    tier.copied(400, 3.0)
+    assert tier._gate._copied == (nbytes, 1.5)
+
+
+def test_what_another_request_fetches_is_told_once(engines, store, monkeypatch):
+    """Two prompts with a common head at a time: the second fetches its own rest alone, and both waited."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    longer = prompt[:256] + tokens(150, seed=1)
+    first.compute(first.request("a", longer))
+    waited = waits(second, monkeypatch)
+    requests = [second.request("b", prompt), second.request("c", longer), second.request("d", prompt)]
+    second.begin_load(*requests)
+    assert [second.matched(request)[0] for request in requests] == [256, 384, 256]
+    assert sorted(waited) == [0, 128, 256]
+    assert gated(second)["fetched_tokens_total", ("dram",)] == 384
+    wait_until(lambda: told(store, "gate_fetched_tokens_total") == 384)
+    assert told(store, "duplicate_prefill_tokens_total") == 0
+
+
+def test_what_a_request_may_not_load_is_not_told_as_fetched(engines):
+    """Its client bounds the tokens that are loaded for it."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"max_load_tokens": 128}})
+    assert second.matched(second.request("b", prompt, sampling=sampling))[0] == 128
+    assert second.tier._lookups.get("b").decision.cut == 4
+    assert gated(second)["fetched_tokens_total", ("dram",)] == 128
+
+
+def test_what_staging_lost_before_it_was_taken_is_not_told_as_saved(engines, store):
+    """It came in time, and in vain: a load that failed, of what is computed again."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    asked = second.request("b", prompt)
+    second.begin_load(asked)
+    second.settle()
+    second.manager.primary_tier.reset_cache()
+    assert second.matched(asked)[0] == 0
+    second.done(asked)
+    assert gated(second) == {
+        ("gate_requests_total", ("dram", "fetch", "unknown_cost")): 1,
+        ("loads_total", ("dram", "failed")): 1,
+        ("fetched_tokens_total", ("dram",)): 256,
+    }
+    wait_until(lambda: told(store, "duplicate_prefill_tokens_total") == 256)
