@@ -273,7 +273,7 @@ class StoreLink:
             frames.close()
 
     def _trusts(self, sock: socket.socket) -> bool:
-        """Whether the owner, if one is set, or root listens: else anybody could be told what chunks hold."""
+        """Whether the owner or root listens, if an owner is set: else anybody could be told what chunks hold."""
         _, user, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if self._owner in (None, user) or user == ROOT:
             return True

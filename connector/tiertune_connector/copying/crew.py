@@ -34,9 +34,9 @@ class Crew:
     def each(
         self, work: Callable[[Item], Result], items: Sequence[Item], *, goes_on: Callable[[], bool] = lambda: True
     ) -> list[Result]:
-        """``work`` on the items in order, several at a time; returns the results, fewer if ``goes_on`` says no.
+        """``work`` on the items in order, several at a time; returns results, of leading ones if ``goes_on`` says no.
 
-        Nothing is under way any more when it returns, or raises what one of them raised; after that none is begun.
+        Nothing is under way any more when it returns, or raises what one of them raised; once one fails, none is begun.
         """
         row = _Row(work, items, goes_on)
         try:

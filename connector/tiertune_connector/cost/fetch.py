@@ -16,7 +16,7 @@ JUDGED = 0.1
 """Weight of a load's error among those before it."""
 CHANGE = log(2.0)
 CHANGE_DOUBTS = 4.0
-"""A sample so many times further off than predictions usually are, and at least twice, means that the way changed."""
+"""A sample so many times further off than predictions usually are, and by a factor of two at least: the way changed."""
 SURPRISE = log(10.0)
 """Most that one sample moves a belief: what is further off must be seen twice."""
 STALE_S = 60.0

@@ -82,7 +82,7 @@ class Traffic:
     def estimate(self, now: float, chunks: int = 0, nbytes: int = 0) -> FetchEstimate | None:
         """What a fetch asked for now costs; None: unknown.
 
-        ``chunks`` of it, of ``nbytes`` together, are already under way for others: it does not wait for these as well.
+        ``chunks`` of it, of ``nbytes`` together, are under way already, for others too: these it need not await.
         """
         before = max(0, self._chunks - chunks)
         transfers = ceil(self.transfers * before / self._chunks) if self._chunks else self.transfers

@@ -260,7 +260,7 @@ def _parse(model: type[Body], document: object) -> Body:
 
 
 def _since(request: Request, name: str) -> int | None:
-    """The ``since`` of a query; None without one. FieldError if it is no number."""
+    """The ``since`` of a query, after which to tell; None without one. FieldError if it is no number."""
     text = request.query_params.get("since")
     since = _number(text) if text is not None else None
     if text is not None and since is None:

@@ -39,7 +39,7 @@ class StorageTimes:
     problem: str = ""
     """Which operation failed, and how; empty: none."""
     present_s: float | None = None
-    """To ask for all of them at once."""
+    """To ask whether they are there, all of them at once."""
     latency_s: float | None = None
     """To read a small chunk."""
     read_s: float | None = None
@@ -85,9 +85,10 @@ def measure(
     wrap: Callable[[Tier], Tier] = lambda tier: tier,
     step: Callable[[], object] = lambda: None,
 ) -> StorageTimes:
-    """Measure a storage, leaving nothing there. DocumentError if a password or certificate cannot be read.
+    """Measure a storage. DocumentError if a password or certificate cannot be read.
 
-    ``wrap`` may put something around the tier; ``step`` is called after each of its ``operations``.
+    What was written is removed, whatever fails before. ``wrap`` may put something around the tier; ``step`` is called
+    after each of its ``operations``.
     """
     name = ", ".join(listed(settings.url))
     namespace, tier = uuid.uuid4().hex, wrap(remote_tier(settings, "doctor", Counters()))
@@ -157,7 +158,7 @@ class _Trial:
 
 
 def _forget(folder: Path) -> None:
-    """Leave files on the storage alone, or this host's memory would be measured."""
+    """Drop files from this host's page cache: else its memory would be measured, not the storage."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

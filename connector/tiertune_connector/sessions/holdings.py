@@ -76,7 +76,7 @@ class Holdings:
     def leave_quarantine(
         self, session: Session, key: bytes | None = None, meant: Callable[[Slot], bool] | None = None
     ) -> None:
-        """Free a key's quarantined slots, those ``meant``, that the client no longer writes; all once it has ended."""
+        """Free a key's quarantined slots, those ``meant``, as the client no longer writes them; without a key, all."""
         with self.dram.lock:
             of_key = [held for held in session.quarantined if key in (None, held[0])]
             for held in (held for held in of_key if meant is None or meant(held[1])):

@@ -81,7 +81,7 @@ class Arrivals:
         """How many are coming, by namespace and tier."""
 
     def fetch(self, place: Place, tier: str, era: int) -> Arrival | None:
-        """Have a chunk come for one load more, if it is not coming already; None if no room or no thread is left.
+        """Count one load more for a chunk, fetched unless it is coming already; None if no room or no thread is left.
 
         None, too, while the tier already asked for it is dead: no other can be asked until it is given up there.
         """
@@ -109,7 +109,7 @@ class Arrivals:
     def give_up(self, tier: str, *, hangs: bool) -> None:
         """Call off what waits its turn at a tier that died; its loads hear of it at their deadline.
 
-        If the tier ``hangs``, so is what is being read: the key is free at once, the slot only when the read ends.
+        If the tier ``hangs``, also what is being read: the key is free at once, the slot only when the read ends.
         """
         for place, arrival in list(self._coming.items()):
             if arrival.tier == tier and ((waits := arrival.done.cancel()) or hangs):

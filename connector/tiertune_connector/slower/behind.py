@@ -97,7 +97,7 @@ class WriteBehind:
                 yield key, slot
 
     def _next_victims(self, tier: SlowerTier, held: DramPool) -> Iterator[tuple[bytes, Slot]]:
-        """A pool's next few victims, on from where the last step ended until all had their turn."""
+        """A pool's next few victims, on from where the last step ended; in time all have their turn."""
         pool, left = held.pool, self._victims[tier].setdefault(held, deque())
         if not left:
             left.extend(islice(pool, _ahead(pool)))
@@ -129,9 +129,10 @@ class WriteBehind:
         return True
 
     def _wanted(self, tier: SlowerTier, digest: str, key: bytes, *, used: bool) -> bool:
-        """Whether a tier admits a chunk and, if it is the disk, lacks it. A namespace without a share does not fill it.
+        """Whether a tier admits a chunk and, if it is the disk, lacks it.
 
-        Nor does a namespace that nobody uses take room there from those in use.
+        The disk gets none of a namespace without a share there, which would make it pass for full, nor of a namespace
+        that nobody uses, which would take room there from those in use.
         """
         if not used and getattr(self._tuning().admission, tier) != "always":
             return False

@@ -14,7 +14,7 @@ from tiertune_connector.tiers.disk import DiskTier
 
 log = logging.getLogger(__name__)
 _SHARE = 0.1
-"""Of the time, at most, it keeps the disk busy."""
+"""Share of the time, at most, that it keeps the disk busy."""
 _LONGEST_PAUSE_S = 5.0
 _FAILED = (Outcome.CORRUPT, Outcome.ERROR)
 

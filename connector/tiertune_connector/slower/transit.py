@@ -71,7 +71,7 @@ class Transit:
             self._traffic.given_up(predicted_s, actual_s, self._clock())
 
     def stalled(self) -> None:
-        """Nothing comes for long: what loads taught in vain is not a fetch's cost."""
+        """Nothing comes for long: forget what loads that waited in vain taught, as it is not a fetch's cost."""
         with self._lock:
             self._traffic.stalled(self._clock())
 

@@ -99,7 +99,7 @@ class Storing:
                 yield items[start : start + AT_ONCE]
 
     def _refusal(self, session: Session, key: bytes, tenant: bytes, before: int) -> str:
-        """Why a chunk is not wanted, ``before`` others being so; empty: it is wanted."""
+        """Why a chunk is not wanted, if ``before`` others ahead of it are wanted; empty: it is."""
         pool, tuning = self.dram.pools[session.digest].pool, self.tuning()
         if tuning.bypass:
             return "bypassed"

@@ -139,7 +139,7 @@ class DiskTier:
     def read(
         self, namespace: str, key: bytes, out: memoryview, came: Came = unheard, *, use: bool = True
     ) -> tuple[Outcome, Origin]:
-        """A tier's `read`; without ``use`` it only checks the chunk, and is no use of it."""
+        """A tier's `read`; one that only checks or probes is no ``use`` of the chunk."""
         with self._lock:
             pool = self.pools.get(namespace)
             slot = pool.pool.pin(key) if pool else None

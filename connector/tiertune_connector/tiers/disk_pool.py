@@ -47,7 +47,7 @@ class DiskPool:
 
     @property
     def taken_bytes(self) -> int:
-        """Taken of the tier's capacity: a chunk may exceed the pool's while in use, or until it is wiped."""
+        """Taken of the tier's capacity: chunks in use may exceed the pool's, and those that left until wiped."""
         held = len(self.pool) + len(self.slots.left) + len(self.slots.wiping)
         return max(self.pool.capacity, held) * self.stride
 

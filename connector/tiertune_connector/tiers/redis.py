@@ -196,7 +196,7 @@ class RedisTier:
     def _unfit(self, name: bytes, head: memoryview, length: int | None) -> Outcome:
         """A miss if the chunk left since its ``head`` was read, and perhaps is whole again; else it is damaged.
 
-        Whoever computed it again may have written other bytes. ``length`` is that of one that seemed cut short.
+        Whoever computed it again may have written other bytes. ``length`` is the full one if it came cut short.
         """
         now = cast("bytes", self._redis.getrange(name, 0, HEADER_BYTES - 1))
         left = now.ljust(HEADER_BYTES, b"\0") != bytes(head) or self._redis.strlen(name) == length

@@ -16,7 +16,7 @@ from tiertune_connector.whatif.sampler import Pick
 from tiertune_connector.whatif.simulated import SimulatedPool
 
 PREFIX_ROUTING = "@prefix"
-"""Suffix of a shape's name: as if each request went to the host that last had most of its prompt."""
+"""Suffix of a shape's name: as if each request went to the host that last had the most of its prompt."""
 MOST_OWNED = 16_384
 """Most keys whose last host is remembered, for prefix routing."""
 

@@ -12,7 +12,7 @@ from tiertune_connector.whatif.mini import Miniatures
 from tiertune_connector.whatif.sampler import Hashes, lowest_of, threshold
 
 RATES = {128: 1.0, 1024: 1 / 16}
-"""By pool size below: a tiny ghost tells little. Three algorithms cost about 3 µs per simulated key."""
+"""For pools below so many chunks, as a tiny ghost tells little; three algorithms cost about 3 µs per simulated key."""
 USUAL_RATE = 1 / 32
 """For larger pools."""
 MOST_CHUNKS = 2048
