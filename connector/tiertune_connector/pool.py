@@ -13,7 +13,7 @@ from tiertune_connector.eviction import Eviction, Handover, Key, create
 
 Place = TypeVar("Place")
 HANDED_OVER = 32
-"""Chunks that follow to another algorithm with each one that enters: many more than leave by the old order."""
+"""Chunks handed to another algorithm with each one that enters: many more than leave by the old order."""
 
 
 class Pool(Generic[Place]):
@@ -43,7 +43,7 @@ class Pool(Generic[Place]):
 
     @property
     def leaving(self) -> Collection[Place]:
-        """Places of keys that were discarded and have users still."""
+        """Places of discarded keys that still have users."""
         return self._leaving.values()
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class Pool(Generic[Place]):
         return self._resident.get(key)
 
     def places(self, keys: Sequence[Key]) -> list[tuple[Key, Place]]:
-        """The visible ones of a chain, with their places."""
+        """A chain's visible keys, with their places."""
         get = self._resident.get
         return [(key, place) for key in keys if (place := get(key)) is not None]
 
@@ -86,11 +86,11 @@ class Pool(Generic[Place]):
         return len(keys) if first is None else keys.index(first)
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """Use the visible ones of a chain, tail first."""
+        """Use a chain's visible keys, tail first."""
         deque(map(self._eviction.touch, filter(self._resident.__contains__, reversed(keys))), maxlen=0)
 
     def renew(self, keys: Sequence[Key]) -> None:
-        """Make those of a chain that are here, writing ones too, as young as new ones, tail first; not a use."""
+        """Make a chain's visible and writing keys as young as new ones, tail first; this is not a use."""
         resident, writing, renew = self._resident, self._writing, self._eviction.renew
         for key in reversed(keys):
             if key in resident or key in writing:
@@ -99,7 +99,7 @@ class Pool(Generic[Place]):
     def reserve(self, key: Key) -> list[tuple[Key, Place]] | None:
         """Take room for a new key and mark it writing; returns what was evicted for it.
 
-        Atomic: None, and no change, if all that could leave is pinned. ValueError if the key is here already.
+        Atomic: None, and no change, if pins leave no room. ValueError if the key is here already.
         """
         if key in self._resident or self.busy(key):
             raise ValueError("the key is here already")
@@ -114,13 +114,13 @@ class Pool(Generic[Place]):
         return evicted
 
     def commit(self, key: Key, place: Place) -> None:
-        """A writing key is whole: visible from now on."""
+        """Make a writing key visible, as it is whole."""
         self._writing.remove(key)
         self._unpin(key)
         self._resident[key] = place
 
     def abort(self, key: Key) -> None:
-        """A writing key will not come."""
+        """Give up a writing key."""
         self._writing.remove(key)
         self._unpin(key)
         self._eviction.remove(key)
@@ -133,7 +133,7 @@ class Pool(Generic[Place]):
         return place
 
     def unpin(self, key: Key) -> Place | None:
-        """One user less; returns the place of a discarded key with its last user."""
+        """Remove one user; with the last one of a discarded key, return its place."""
         self._unpin(key)
         return self._leaving.pop(key, None) if key not in self._pins else None
 
@@ -149,7 +149,7 @@ class Pool(Generic[Place]):
         return None
 
     def resize(self, capacity: int) -> list[tuple[Key, Place]]:
-        """Another capacity; returns what was evicted. Pinned keys stay until ``trim`` after their release."""
+        """Change the capacity; returns what was evicted. Pinned keys stay until ``trim`` after their release."""
         self._capacity = capacity
         self._eviction.resize(capacity)
         return self.trim()
@@ -168,7 +168,7 @@ class Pool(Generic[Place]):
             self.hand_over(len(self._eviction))
 
     def hand_over(self, count: int) -> bool:
-        """One step of a switch that is under way, of at most ``count`` chunks; True while more is to do."""
+        """Take one step of a switch under way, of at most ``count`` chunks; True while more is to do."""
         under_way = self._eviction
         if not isinstance(under_way, Handover):
             return False

@@ -1,6 +1,6 @@
-"""A connection to a store that is kept: what is asked and told over it, and the segments that came with it.
+"""A lasting connection to a store: what is asked and told over it, and the segments that came with it.
 
-A background thread connects, and connects again. What is pending when a connection ends is answered with nothing.
+A background thread connects and reconnects. What is pending when a connection ends is answered with nothing.
 """
 
 import contextlib
@@ -43,16 +43,16 @@ from tiertune_connector.tiers.segment import Geometry, Segment
 log = logging.getLogger(__name__)
 _RECONNECT_S = 0.5
 _MOST_UNTOLD_BYTES = 32 << 10
-"""So much does not wait for a question or a tick any longer."""
+"""So much no longer waits for a question or a tick."""
 _MOST_LOOKS = 4
-"""Prompts that a client looks up itself between two ticks, or loads. Beyond these it asks the store, which hears of
-each lookup, and counts it: so no client runs ahead of it."""
+"""Prompts that a client looks up itself between two ticks or loads. Beyond these it asks the store, which hears of
+each lookup and counts it, so that no client runs ahead of it."""
 _HELLO_TIMEOUT_S = 5.0
 _SEND_TIMEOUT_US = 200_000
 _BELIEVED_S = 1.0
-"""What the store's index says; a store that does not say so again in time hangs, and is asked."""
+"""How long the store's index is believed; a store that does not renew it in time hangs, and is asked."""
 ROOT = 0
-"""Whatever a user owns is this one's, too."""
+"""Root, who owns whatever a user owns."""
 _NUMBERS = len(FetchEstimate.__struct_fields__)
 Answer = TypeVar("Answer")
 
@@ -61,18 +61,18 @@ class StoreLink:
     """Thread-safe."""
 
     def __init__(self, path: str, hello: Hello, owner: int | None = None) -> None:
-        """``hello`` is what every connection to the store at ``path`` begins with.
+        """``hello`` begins every connection to the store at ``path``.
 
-        Only to one that this user, or root, runs, where an ``owner`` is told.
+        With an ``owner``, only a store that this user or root runs is trusted.
         """
         self.boot_id = ""
-        """Of the store connected to last; another one means that it was restarted and knows nothing of before."""
+        """Of the store last connected to; a new one means that it restarted and knows nothing of before."""
         self.refusal = ""
         """Why the store turned the client away, or the client the store."""
         self.failure = ""
         """Why the latest attempt to connect, or the latest connection, came to nothing."""
         self.errors = 0
-        """Unexpected failures of the connection's thread; it went on each time."""
+        """Unexpected failures in the connection's thread; it went on each time."""
         self._path = path
         self._hello = hello
         self._owner = owner
@@ -85,9 +85,9 @@ class StoreLink:
         self._receiver: Receiver | None = None
         self._pending: dict[int, tuple[Future[Any], Callable[[Message | None], Any]]] = {}
         self._hearing: dict[int, Callable[[LoadPart], None]] = {}
-        """Who wants what comes before the reply to a question."""
+        """Who hears what comes before a question's reply."""
         self._untold: list[bytes] = []
-        """Frames that go with the next that is sent."""
+        """Frames that go with the next one sent."""
         self._untold_bytes = 0
         self._looks = 0
         self._segments: dict[int, Segment] = {}
@@ -103,7 +103,7 @@ class StoreLink:
         return self._connected.is_set()
 
     def connect(self, timeout_s: float = 5.0) -> bool:
-        """Start to keep a connection; whether there is one within ``timeout_s``."""
+        """Start to keep a connection; returns whether there is one within ``timeout_s``."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep_connected, name="tiertune-client", daemon=True)
             self._thread.start()
@@ -121,9 +121,9 @@ class StoreLink:
     # -- what is said
 
     def tell(self, message: Message, connection: int | None = None) -> None:
-        """Have a message go with the next that is asked, or within a tick, without waiting.
+        """Have a message go with the next question, or within a tick, without waiting.
 
-        Nobody waits for it, and to wake the store can take longer than all that it does for a request.
+        Nobody waits for it, and waking the store can take longer than all that it does for a request.
         """
         with self._lock:
             if self._frames is not None and connection in (None, self._connection):
@@ -134,7 +134,7 @@ class StoreLink:
             self._tell_all()
 
     def send(self, message: Message | None = None, connection: int | None = None) -> bool:
-        """Send behind what was told, if the store is still on the ``connection`` meant; whether it was sent."""
+        """Send after what was told, if the ``connection`` meant is still the current one; whether it was sent."""
         with self._sending:
             return self._put(message, connection)
 
@@ -144,7 +144,7 @@ class StoreLink:
             self._looks = 0
 
     def _tell_all(self) -> None:
-        """Unless it would wait for the store, or for who does: nobody receives meanwhile."""
+        """Send what was told, unless that would wait for the store or a sender: nobody receives meanwhile."""
         if self._untold and self._sending.acquire(blocking=False):
             try:
                 frames = self._frames
@@ -174,9 +174,9 @@ class StoreLink:
         connection: int | None = None,
         hear: Callable[[LoadPart, int], None] | None = None,
     ) -> "Future[Answer]":
-        """As `send`; ``answer`` makes the result of the reply, None if there is none, and its connection's number.
+        """As `send`; ``answer`` makes the result from the reply, None if there is none, and its connection's number.
 
-        ``hear`` gets what comes before the reply, on the thread that receives.
+        ``hear`` gets what comes before the reply, on the receiving thread.
         """
         with self._lock:
             number, self._next_id = self._next_id, self._next_id + 1
@@ -193,9 +193,9 @@ class StoreLink:
         return future
 
     def look(self, keys: Sequence[bytes]) -> FetchEstimate | None:
-        """What a fetch of a chain costs that lies in host memory, as far as the store's index tells; None: ask for it.
+        """Cost of fetching a chain that lies wholly in host memory, by the store's index; None: ask the store.
 
-        If it does, the caller tells the store of the lookup.
+        If there is one, the caller tells the store of the lookup.
         """
         if self._looks >= _MOST_LOOKS:
             return None
@@ -203,7 +203,7 @@ class StoreLink:
             index = self._index
             if index is None or self._frames is None or self._frames.ended():
                 return None
-            # Mostly the last one tells, as it is the first to leave.
+            # Mostly the last chunk decides, as it is the first to leave.
             if not self._seen(index, keys[-1:]) or (len(keys) > 1 and len(self._seen(index, keys)) < len(keys)):
                 return None
             self._looks += 1
@@ -211,9 +211,9 @@ class StoreLink:
             return msgspec.convert(told, FetchEstimate, strict=False)
 
     def find(self, keys: Sequence[bytes]) -> tuple[list[Place], int]:
-        """Where the leading chunks of a chain lie, as of `look`, and the connection's number.
+        """Where a chain's leading chunks lie by the store's index, and the connection's number.
 
-        It may be wrong by the time that it is read.
+        That may be wrong by the time it is read.
         """
         with self._lock:
             index = self._index
@@ -225,7 +225,7 @@ class StoreLink:
 
     @contextlib.contextmanager
     def mapped(self, slot: SlotRef, connection: int) -> Iterator[Segment | None]:
-        """The slot's segment while it is copied; a reconnect waits for that, so that no old copy meets a new owner."""
+        """The slot's segment during a copy; a reconnect waits for it, so that no old copy meets a new owner."""
         with self._lock:
             valid = connection == self._connection and self._frames is not None
             segment = self._segments.get(slot.segment) if valid else None
@@ -273,7 +273,7 @@ class StoreLink:
             frames.close()
 
     def _trusts(self, sock: socket.socket) -> bool:
-        """Whether who listens is the owner, where there is one: else anybody could be told what chunks hold."""
+        """Whether the owner or root listens, if an owner is set: else anybody could be told what chunks hold."""
         _, user, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if self._owner in (None, user) or user == ROOT:
             return True
@@ -336,7 +336,7 @@ class StoreLink:
     def _hear(self, hear: Callable[[LoadPart, int], None], connection: int, part: LoadPart) -> None:
         try:
             hear(part, connection)
-        except Exception:  # it does not fit the request, or whoever hears fails: the reply will tell all the same
+        except Exception:  # it does not fit the request, or the hearer fails: the reply will still tell
             log.exception("what has come of a load could not be heard")
             self.errors += 1
 
@@ -361,7 +361,7 @@ class StoreLink:
         self._unmap(list(self._segments))
 
     def _unmap(self, numbers: Sequence[int]) -> None:
-        """No copy begins any more; wait for those under way."""
+        """Unmap segments: no copy begins any more, those under way are waited for."""
         with self._lock:
             gone = [segment for number in numbers if (segment := self._segments.pop(number, None)) is not None]
             self._idle.wait_for(lambda: not any(self._copying[segment.number] for segment in gone))
@@ -376,14 +376,14 @@ class StoreLink:
 
 
 def resolved(value: Answer) -> "Future[Answer]":
-    """A future that is over."""
+    """A future that is done."""
     future: Future[Answer] = Future()
     future.set_result(value)
     return future
 
 
 def _descriptor(frames: Frames, of: str) -> int:
-    """The one that came with a message; OSError if none did."""
+    """The descriptor that came with a message; OSError if none did."""
     if not frames.descriptors:
         raise OSError(f"{of} came without its descriptor: this process has too many open")
     return frames.descriptors.popleft()

@@ -1,7 +1,7 @@
-"""The receiving side of a client's connection: a reply that somebody waits for is received by who waits.
+"""The receiving side of a client's connection: whoever waits for a reply receives it.
 
-A thread of its own receives while nobody waits. Were every reply handed on by it, each would cost two more switches
-between threads, which take longer than what the store does for most requests.
+While nobody waits, a thread of its own receives. If it handed on every reply, each would cost two more thread
+switches, which take longer than what the store does for most requests.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ _DONTWAIT = int(socket.MSG_DONTWAIT)
 
 
 class Receiver:
-    """Takes what one connection brings, by one thread at a time."""
+    """Takes what one connection brings, one thread at a time."""
 
     def __init__(
         self, sock: socket.socket, frames: Frames, take: Callable[[Message], None], tick: Callable[[], None]
     ) -> None:
-        """``take`` is called with every message, in their order, by whichever thread received it.
+        """``take`` is called with every message, in order, by whichever thread received it.
 
-        ``tick`` is called by ``run`` at least every 50 ms, when what has come is taken. It must not wait.
+        ``tick`` is called by ``run`` at least every 50 ms, once what has come is taken. It must not wait.
         """
         self._socket = sock
         self._frames = frames
@@ -48,7 +48,7 @@ class Receiver:
     def run(self) -> None:
         """Receive whenever nobody else does. For a thread of its own.
 
-        Raises what ended the connection, whoever met it: EOFError if the other side has closed.
+        Raises what ended the connection, whichever thread met it: EOFError if the other side has closed.
         """
         with self._turn:
             self._take_whole()
@@ -61,10 +61,10 @@ class Receiver:
             self._tick()
 
     def receive(self, done: Callable[[], bool], timeout_s: float | None) -> None:
-        """Receive until ``done``, if no other thread does, or until the time or the connection is over.
+        """Receive until ``done``, or until the time or the connection is over, unless another thread receives.
 
-        What has come by then is taken, also with a time of nothing. It may return before: ``run`` goes on receiving in
-        every case.
+        What has come by then is taken, even with a time of 0. It may return earlier: ``run`` goes on receiving in any
+        case.
         """
         if not self._turn.acquire(blocking=False):
             return
@@ -75,14 +75,14 @@ class Receiver:
             self._turn.release()
 
     def close(self) -> None:
-        """After the socket was shut down, before it is closed: from now on nobody receives."""
+        """Call after the socket is shut down and before it is closed: nobody receives from now on."""
         with self._turn:
             self._bell.close()
 
     def _hear(self) -> None:
         if self._failure is not None:
             raise self._failure
-        with contextlib.suppress(BlockingIOError):  # one who waits was quicker
+        with contextlib.suppress(BlockingIOError):  # a waiting thread was quicker
             self._frames.read(_DONTWAIT)
             self._take_whole()
 
@@ -117,7 +117,7 @@ class Receiver:
 
 
 class PendingReply(Future[Answer]):
-    """A reply that comes through ``receiver``; to wait for it is to receive."""
+    """A reply that comes through ``receiver``; waiting for it receives."""
 
     def __init__(self, receiver: Receiver) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class PendingReply(Future[Answer]):
         self.set_running_or_notify_cancel()  # not to be cancelled: the reply may bring slots to give back
 
     def result(self, timeout: float | None = None) -> Answer:
-        """As any future's."""
+        """As `Future.result`."""
         if not self.done():
             started = time.monotonic()
             self._receiver.receive(self.done, timeout)

@@ -1,7 +1,7 @@
-"""The client of a store: what an engine's adapter, or a player, speaks through.
+"""The client of a store, for an engine's adapter or a player.
 
-Every call returns at once; answers are futures that resolve with what was found, or with nothing found where the store
-is away.
+Every call returns at once; answers are futures that resolve with what was found, or with nothing found if the store is
+away.
 """
 
 import threading
@@ -59,29 +59,29 @@ class ClientSlot:
     checksum: int = 0
     """xxh3_64 of the payload, once written."""
     damaged: bool = False
-    """Its bytes were read, and were not what was committed."""
+    """Whether its bytes were read and were not what was committed."""
     begun: PartialCopy | None = None
-    """Of a chunk that was read in part while it came."""
+    """The copy of a chunk read in part while it came."""
 
 
 @dataclass(frozen=True)
 class ArrivedPart:
-    """What has come of a chunk that is still to be verified."""
+    """What has come of a chunk, not verified yet."""
 
     position: int
     """Among the load's keys."""
     slot: ClientSlot
     nbytes: int
-    """Leading ones, that are in the slot."""
+    """Leading bytes in the slot."""
 
 
 Arriving = Callable[[Sequence[ArrivedPart]], None]
-"""Called on the thread that asks, or receives, one at a time; it must not wait for long."""
+"""Called on the asking or receiving thread, one call at a time; must not wait for long."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Chunks that are in DRAM slots, pinned until ``StoreClient.release``."""
+    """Chunks in DRAM slots, pinned until ``StoreClient.release``."""
 
     slots: list[ClientSlot]
     outcomes: list[str]
@@ -92,7 +92,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Reserved:
-    """Slots to be written, aligned with the keys asked; None where a chunk is not wanted, with its reason."""
+    """Slots to write, aligned with the keys asked; None for an unwanted chunk, with the reason."""
 
     slots: list[ClientSlot | None]
     reasons: list[str]
@@ -115,13 +115,13 @@ class StoreClient:
     ) -> None:
         """``chunk_bytes`` is the payload of every chunk of the namespace; ``gpus`` are UUIDs.
 
-        Without a namespace all that can be done is to report steps. A store that neither the user ``owner`` runs nor
+        Without a namespace, a client can only report steps. With an ``owner``, a store run by neither that user nor
         root is told nothing; None: whoever listens at ``path`` is the store.
         """
         self.gpus = list(gpus)
-        """May be replaced when it is known only later: it goes with every report of steps."""
+        """Sent with every report of steps; may be replaced, if known only later."""
         self.prefill: Callable[[], PrefillLine | None] = lambda: None
-        """What a prefill costs the engine now; may be replaced. The answer goes with every lookup."""
+        """What a prefill costs the engine now, sent with every lookup; may be replaced."""
         hello = Hello(
             PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens, list(gpus),
             looks=True,
@@ -136,7 +136,7 @@ class StoreClient:
 
     @property
     def boot_id(self) -> str:
-        """Of the store connected to last; another one means that it was restarted and knows nothing of before."""
+        """Of the store last connected to; a new one means that it restarted and knows nothing of before."""
         return self._link.boot_id
 
     @property
@@ -146,11 +146,11 @@ class StoreClient:
 
     @property
     def failure(self) -> str:
-        """Why there was no connection when one was tried last."""
+        """Why the latest connection, or attempt at one, came to nothing."""
         return self._link.failure
 
     def connect(self, timeout_s: float = 5.0) -> bool:
-        """Start to keep a connection; whether there is one within ``timeout_s``."""
+        """Start to keep a connection; returns whether there is one within ``timeout_s``."""
         return self._link.connect(timeout_s)
 
     def close(self) -> None:
@@ -171,8 +171,8 @@ class StoreClient:
     ) -> "Future[LookupReply]":
         """Where the leading chunks of a prompt are, and what fetching them costs; with ``defer``, ``own`` follows.
 
-        What the remote has not told by the deadline, if there is one, is not waited for. Mostly nobody is asked where
-        all are in host memory: the store hears of it later.
+        What the remote has not said by the deadline, if there is one, is not waited for. If all are in host memory,
+        mostly nobody is asked: the store hears of it later.
         """
         chain, others = list(keys), list(sides)
         if not others and chain and (cost := self._link.look(chain)):
@@ -186,14 +186,14 @@ class StoreClient:
         )
 
     def own(self, request: str, *, gpu_chunks: int, staging_chunks: int) -> None:
-        """Tell how many leading chunks of a deferred lookup's prompt the engine had itself."""
+        """Tell the store how many leading chunks of a deferred lookup's prompt the engine had itself."""
         self._link.tell(Own(request, gpu_chunks, staging_chunks))
 
     def load(self, keys: Sequence[bytes], *, deadline_s: float, arriving: Arriving | None = None) -> "Future[Loaded]":
         """Bring chunks into DRAM slots and pin them; ``release`` the answer.
 
-        ``arriving`` hears what can be copied before the reply has come, for ``read_part``: at once what seems to lie in
-        host memory, later what comes of slower tiers.
+        ``arriving`` hears what ``read_part`` can copy before the reply: at once what seems to lie in host memory, later
+        what comes from slower tiers.
         """
         chain, begun, turn = list(keys), dict[int, ClientSlot](), threading.Lock()
 
@@ -231,7 +231,7 @@ class StoreClient:
         return asked
 
     def read_part(self, part: ArrivedPart, out: Bytes) -> None:
-        """Copy what has come of a chunk into ``out``, but for what was copied before; in the end ``read`` its slot.
+        """Copy what has newly come of a chunk into ``out``; in the end ``read`` its slot.
 
         One thread at a time for each slot; ``out`` is the same in all calls.
         """
@@ -245,7 +245,7 @@ class StoreClient:
     def read(self, slot: ClientSlot, out: Bytes) -> bool:
         """Copy a loaded chunk into ``out``, uint8 of shape (chunk_bytes,); False: what was copied must not be used.
 
-        Of one that was read in part before, ``out`` has that already, and the rest is copied.
+        If it was read in part before, ``out`` has that part already, and only the rest is copied.
         """
         begun, slot.begun = slot.begun, None
         with self._link.mapped(slot.ref, slot.connection) as segment:
@@ -259,12 +259,12 @@ class StoreClient:
         return same and not slot.damaged
 
     def release(self, loaded: Loaded) -> None:
-        """The slots of a load are read, or not wanted any more."""
+        """Give a load's slots back, read or no longer wanted."""
         damaged = [slot.key for slot in loaded.slots if slot.damaged]
         self._link.tell(Release(loaded.lease, damaged), loaded.connection)
 
     def reserve(self, keys: Sequence[bytes], *, request: str = "", tenant: bytes = b"") -> "Future[Reserved]":
-        """Slots for the chunks of a chain that the store wants: ``write`` and ``commit``, or ``abort`` them."""
+        """Slots for a chain's chunks that the store wants: ``write`` and ``commit``, or ``abort`` them."""
         chain = list(keys)
 
         def answer(reply: Message | None, connection: int) -> Reserved:
@@ -288,11 +288,11 @@ class StoreClient:
         return True
 
     def commit(self, slots: Sequence[ClientSlot]) -> "Future[list[bool]]":
-        """Make written chunks visible to all; whether each one is."""
+        """Make written chunks visible to all; returns for each whether it is."""
         refs = [msgspec.structs.replace(slot.ref, checksum=slot.checksum) for slot in slots]
         keys = [slot.key for slot in slots]
         connections = {slot.connection for slot in slots}
-        if len(connections) != 1:  # of nothing; or the store was lost in between, and knows only some
+        if len(connections) != 1:  # no slots, or the store was lost in between and knows only some
             return resolved([False] * len(keys))
         return self._link.ask(
             lambda number: Commit(number, keys, refs),
@@ -307,13 +307,13 @@ class StoreClient:
             self._link.tell(Abort([slot.key for slot in back], [slot.ref for slot in back]), connection)
 
     def report(self, tiers: Sequence[TierReport]) -> None:
-        """Tell what the gate decided, and what became of it."""
+        """Tell the store what the gate decided, and what became of it."""
         self._link.tell(Report(list(tiers)))
 
     def first_token(self, tokens: int, seconds: float, group: str) -> None:
-        """Tell when a request of a holdout had its first token, or ended without one."""
+        """Tell the store when a holdout's request had its first token, or ended without one."""
         self._link.tell(FirstToken(tokens, seconds, group))
 
     def report_steps(self, steps: Sequence[StepReport]) -> bool:
-        """Tell what the engine's steps took; whether it was sent."""
+        """Tell the store what the engine's steps took; returns whether it was sent."""
         return self._link.send(Steps(list(steps), self.gpus))

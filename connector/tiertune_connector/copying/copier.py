@@ -1,7 +1,7 @@
-"""Copies between an engine's memory and the store's, with the sum that tells whether they are whole.
+"""Copies between an engine's memory and the store's, with the checksum that tells whether they are whole.
 
-What is summed is the engine's side: what it has before it is written, what it has after it was read. Long copies are
-shared with a second thread, as far as it gets to them.
+The engine's side is summed: what it has before a write, and what it has after a read. A second thread shares long
+copies, as far as it gets to them.
 """
 
 import threading
@@ -15,15 +15,15 @@ import xxhash
 from tiertune_connector.chunk import Bytes
 
 _WINDOW_BYTES = 2 << 20
-"""Copied and summed while a processor still has it, so that memory is read once. More than a core's second cache:
-less than that the C library copies by ``rep movsb`` on AMD, which is slow from a page to beside one."""
+"""Copied and summed while a processor still has it, so that memory is read once. More than a core's second cache: less
+than that the C library copies by ``rep movsb`` on AMD, which is slow from a page to beside one."""
 _NOTHING: Bytes = np.empty(0, np.uint8)
 _SHARED_WINDOWS = 3
-"""Of fewer, most is over before another thread is awake."""
+"""With fewer, most is done before another thread is awake."""
 
 
 class Copier:
-    """Copies for any number of threads; one of its own helps with long ones. Thread-safe."""
+    """Copies for any number of threads; a thread of its own helps with long copies. Thread-safe."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[_Shared | None] = SimpleQueue()
@@ -31,11 +31,11 @@ class Copier:
         self._starting = threading.Lock()
 
     def close(self) -> None:
-        """Nobody helps any more; what is under way ends."""
+        """Stop helping; copies under way are finished."""
         self._queue.put(None)
 
     def write(self, out: Bytes, data: Bytes) -> int:
-        """Copy an engine's ``data`` into ``out``, both contiguous uint8 of one shape (n,): the `checksum` of ``data``.
+        """Copy an engine's ``data`` into ``out``, both contiguous uint8 of one shape (n,); returns its `checksum`.
 
         ValueError if the shapes differ.
         """
@@ -44,7 +44,7 @@ class Copier:
         return digest.intdigest()
 
     def read(self, partial: "PartialCopy", out: Bytes, data: Bytes, nbytes: int) -> int:
-        """Go on until ``nbytes`` are copied into an engine's ``out``: the `checksum` of all that is in it by then.
+        """Go on until ``nbytes`` are copied into an engine's ``out``; returns the `checksum` of all in it by then.
 
         ``data`` and ``out`` are contiguous uint8 of one shape (n,), the same in every call of one ``partial``;
         ValueError if the shapes differ.
@@ -54,7 +54,7 @@ class Copier:
         return partial.digest.intdigest()
 
     def _copy(self, out: Bytes, data: Bytes, windows: Sequence[slice], summed: Bytes, digest: xxhash.xxh3_64) -> None:
-        """``summed`` is ``out`` or ``data``."""
+        """Copy and sum; ``summed`` is ``out`` or ``data``."""
         if out.shape != data.shape:
             raise ValueError(f"{data.shape} does not go into {out.shape}")
         if len(windows) >= _SHARED_WINDOWS and self._helped():
@@ -70,7 +70,7 @@ class Copier:
             digest.update(summed[window])  # type: ignore[arg-type] # an array is a buffer
 
     def _helped(self) -> bool:
-        """Whether there is somebody; with the first long copy somebody comes."""
+        """Whether there is a helper; the first long copy starts it."""
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
@@ -84,12 +84,12 @@ class Copier:
 
     def _help(self) -> None:
         while (shared := self._queue.get()) is not None:
-            with suppress(Exception):  # who waits for the copy is told
+            with suppress(Exception):  # whoever waits for the copy is told
                 shared.help()
 
 
 class PartialCopy:
-    """A copy into an engine's memory of what is still on its way, as far as it has come. Not thread-safe."""
+    """A copy into an engine's memory of a chunk still coming, as far as it has come. Not thread-safe."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -98,9 +98,9 @@ class PartialCopy:
 
 
 class _Shared:
-    """A copy of windows, each made by the thread that takes it, and summed in their order behind that.
+    """A copy in windows, each copied by the thread that takes it, and then summed in order.
 
-    Whose copy it is may be interrupted anywhere (Ctrl-C), also where it takes the lock or lets it go; who helps is not.
+    The copy's owner may be interrupted anywhere (Ctrl-C), even as it takes or releases the lock; helpers are not.
     """
 
     def __init__(
@@ -109,18 +109,18 @@ class _Shared:
         self._out, self._data, self._summed = out, data, summed
         self._windows = windows
         self._digest = digest
-        self._changed = threading.Condition(threading.RLock())  # which knows who holds it
+        self._changed = threading.Condition(threading.RLock())  # an RLock knows who holds it
         self._taken = 0
         self._copied = [False] * len(windows)
         self._added = 0
         """Windows that are in the digest."""
         self._adding = False
         self._helping = 0
-        """Threads that do, apart from whose copy it is."""
+        """Helping threads, without the copy's owner."""
         self._failed = False
 
     def help(self) -> None:
-        """Do what nobody else does, until all is taken. What fails is told by ``finish``."""
+        """Do what nobody else does, until all is taken. ``finish`` reports failures."""
         with self._changed:
             self._helping += 1
             try:
@@ -134,7 +134,7 @@ class _Shared:
                 self._changed.notify_all()
 
     def finish(self) -> None:
-        """As ``help``, and until all is done, or RuntimeError if the other failed; ``end`` follows."""
+        """Help until all is done; RuntimeError if another thread failed. ``end`` follows."""
         self._changed.acquire()
         while self._added < len(self._windows):
             if self._failed:
@@ -143,8 +143,8 @@ class _Shared:
                 self._changed.wait()
 
     def end(self) -> None:
-        """What is not done by now is not done any more: nobody touches the bytes afterwards."""
-        with suppress(RuntimeError):  # of who was interrupted while it did not hold it
+        """Leave undone what is not done by now: nobody touches the bytes afterwards."""
+        with suppress(RuntimeError):  # if interrupted while not holding it
             self._changed.release()
         with self._changed:
             self._failed = self._added < len(self._windows)
@@ -152,7 +152,7 @@ class _Shared:
             self._out = self._data = self._summed = _NOTHING  # whose memory may be unmapped now
 
     def _step(self) -> bool:
-        """Sum what is copied, else copy a window; False if there is neither now."""
+        """Sum what is copied, else copy a window; False if there is neither to do now."""
         ready = self._added
         while ready < len(self._copied) and self._copied[ready]:
             ready += 1
@@ -174,7 +174,7 @@ class _Shared:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Without the lock."""
+        """Run the block without the lock."""
         self._changed.release()
         try:
             yield
@@ -184,7 +184,7 @@ class _Shared:
 
 
 def _windows(start: int, end: int) -> list[slice]:
-    """What is less than a window is added to the last one."""
+    """Windows from ``start`` to ``end``; a rest shorter than one is added to the last."""
     windows = []
     while start < end:
         stop = end if end - start < 2 * _WINDOW_BYTES else start + _WINDOW_BYTES

@@ -1,4 +1,4 @@
-"""Threads that do a row of like things together with whoever asks, such as the copies of a prompt's chunks."""
+"""Threads that do many like things together with their caller, such as the copies of a prompt's chunks."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -15,28 +15,28 @@ MOST_HELPERS = 7
 
 
 def usual_helpers() -> int:
-    """With who asks half of the processors that this process may use, up to eight; none where there are two."""
+    """With the caller, half of the processors that this process may use, up to eight; none if there are two."""
     return max(0, min(MOST_HELPERS, usable_processors() // 2 - 1))
 
 
 class Crew:
-    """Some helpers, shared by all who ask; without any the work is done by who asks. Thread-safe."""
+    """Some helpers, shared by all callers; without any, the caller does the work. Thread-safe."""
 
     def __init__(self, helpers: int) -> None:
         self._helpers = helpers
         self._pool = ThreadPoolExecutor(helpers, thread_name_prefix="tiertune-crew") if helpers else None
 
     def close(self) -> None:
-        """No work may be under way."""
+        """End the helpers; no work may be under way."""
         if self._pool is not None:
             self._pool.shutdown()
 
     def each(
         self, work: Callable[[Item], Result], items: Sequence[Item], *, goes_on: Callable[[], bool] = lambda: True
     ) -> list[Result]:
-        """``work`` of the items in their order, several at a time; of the leading ones if ``goes_on`` says no.
+        """``work`` on the items in order, several at a time; returns results, of leading ones if ``goes_on`` says no.
 
-        Nothing is under way any more when it returns, or raises what one of them raised; then no more were begun.
+        Nothing is under way any more when it returns, or raises what one of them raised; once one fails, none is begun.
         """
         row = _Row(work, items, goes_on)
         try:
@@ -47,28 +47,28 @@ class Crew:
         return row.results()
 
     def _call(self, row: "_Row[Item, Result]", most: int) -> None:
-        """Have helpers come; whoever comes too late finds nothing to do."""
-        with suppress(RuntimeError):  # no thread can be had; one that is there may come all the same
+        """Call helpers; one that comes too late finds nothing to do."""
+        with suppress(RuntimeError):  # no thread can be had; an existing one may still come
             for _ in range(min(self._helpers, most)):
                 if self._pool is not None:
                     self._pool.submit(row.run)
 
 
 class _Row(Generic[Item, Result]):
-    """Items that are taken in their order by whoever is free."""
+    """Items, taken in order by whichever thread is free."""
 
     def __init__(self, work: Callable[[Item], Result], items: Sequence[Item], goes_on: Callable[[], bool]) -> None:
         self._work, self._items, self._goes_on = work, items, goes_on
         self._changed = threading.Condition()
         self._running = 0
-        """Threads that are here."""
+        """Threads in ``run``."""
         self._begun = 0
         self._stopped = False
         self._done: dict[int, Result] = {}
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Take items until there are none, or no more are to be begun. What fails is told by ``results``."""
+        """Take items until none is left, or none is to be begun. ``results`` raises what failed."""
         with self._changed:
             self._running += 1
         try:
@@ -83,13 +83,13 @@ class _Row(Generic[Item, Result]):
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """Nothing more is begun, and what was has ended."""
+        """Begin nothing more, and wait for what was begun."""
         with self._changed:
             self._stopped = True
             self._changed.wait_for(lambda: not self._running)
 
     def results(self) -> list[Result]:
-        """Of those that were begun."""
+        """Results of the items begun; raises what failed."""
         if self._error is not None:
             raise self._error
         return [self._done[at] for at in range(self._begun)]

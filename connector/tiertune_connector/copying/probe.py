@@ -1,4 +1,4 @@
-"""What a client's copies of several chunks take on this host, without a client: for where none has told."""
+"""Measures a client's copies of several chunks on this host, without a client, for when none has reported."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from tiertune_connector.chunk import Bytes
 
 PART_BYTES = 8 << 20
-"""Of a chunk: what a probe of several takes is little, and long enough to be shared as whole ones are."""
+"""Most of a chunk to copy: a probe of several is short, but long enough to be shared like whole ones."""
 
 
 class CopyProbe:
-    """Copies of chunks out of shared memory, summed, as many at a time as an engine's connector makes.
+    """Copies chunks out of shared memory, summed, as many at a time as an engine's connector does.
 
     Not thread-safe. ``clock`` gives seconds.
     """
 
     def __init__(self, clock: Callable[[], float], *, helpers: int | None = None) -> None:
-        """``helpers`` as an engine's connector has them; None: as it usually has on this host."""
+        """``helpers`` as in an engine's connector; None: the usual number on this host."""
         helpers = usual_helpers() if helpers is None else helpers
         self.most = helpers + 1
-        """Chunks that are copied at a time."""
+        """Chunks copied at a time."""
         self._clock = clock
         self._crew = Crew(helpers)
         self._copier = Copier()
@@ -37,11 +37,11 @@ class CopyProbe:
         self._rows.clear()
 
     def copy(self, chunks: Sequence[memoryview]) -> tuple[int, float]:
-        """Bytes that were copied of at most ``most`` chunks, which nobody writes meanwhile, and seconds."""
+        """Copy at most ``most`` chunks, which nobody may write meanwhile; returns bytes and seconds."""
         parts = [np.frombuffer(chunk, np.uint8)[:PART_BYTES] for chunk in chunks[: self.most]]
         for place, part in enumerate(parts):
             if len(self._rows.get(place, ())) < len(part):
-                self._rows[place] = np.ones(len(part), np.uint8)  # touched: an engine's staging is, too
+                self._rows[place] = np.ones(len(part), np.uint8)  # touched, like an engine's staging
 
         def copy(place: int) -> int:
             part = parts[place]

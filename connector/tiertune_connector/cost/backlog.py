@@ -6,11 +6,11 @@ from typing import NamedTuple
 from tiertune_connector.cost.prefill import PrefillCost
 
 BLOCK = 32
-"""Requests that arrived one after another and whose work is added up; about the root of a long queue."""
+"""Consecutive arrivals whose work is summed; about the square root of a long queue."""
 
 
 class _Left(NamedTuple):
-    """What of a prompt is not computed yet."""
+    """The part of a prompt not computed yet."""
 
     prompt_tokens: int
     tokens: int
@@ -50,11 +50,11 @@ class Backlog:
         return len(self._places)
 
     def others(self, request: str) -> int:
-        """How many requests but this one are not finished, before it and behind it."""
+        """How many other requests are not finished, ahead of this one and behind it."""
         return len(self._places) - (request in self._places)
 
     def arrived(self, request: str, prompt_tokens: int) -> None:
-        """A request came, behind all others."""
+        """A request arrived, behind all others."""
         self.left(request)
         if prompt_tokens <= 0:
             return
@@ -91,8 +91,8 @@ class Backlog:
     def seconds(self, request: str) -> float:
         """Predicted seconds of the prefills ahead of ``request``.
 
-        0 if the cost is unknown, and for a request that is not waiting: a backlog only makes fetches cheaper, so in
-        doubt there is none.
+        0 if the cost is unknown or the request is not waiting: a backlog only makes fetches cheaper, so in doubt there
+        is none.
         """
         mine = self._places.get(request)
         if mine is None:

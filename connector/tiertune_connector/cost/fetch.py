@@ -7,20 +7,20 @@ import msgspec
 from tiertune_connector.cost.handling import Handling
 
 PLAUSIBLE_S = (1e-9, 1e9)
-"""Seconds outside are a clock's mistake and teach nothing."""
+"""Seconds outside this range are a clock's mistake and teach nothing."""
 MEMORIES_S = (0.0, 10.0, 100.0, 1000.0)
-"""Seconds in which a bandwidth drifts as far as one sample is off: 0 believes the newest sample alone."""
+"""Seconds in which a bandwidth drifts as far as one sample errs: 0 believes only the newest sample."""
 REMEMBERED = 0.95
-"""What the errors of predictions keep of their weight with each new one: the last twenty count."""
+"""Share of its weight that a prediction error keeps with each new one: the last twenty count."""
 JUDGED = 0.1
 """Weight of a load's error among those before it."""
 CHANGE = log(2.0)
 CHANGE_DOUBTS = 4.0
-"""A sample so many times further off than predictions usually are, and twice at least, tells that the way changed."""
+"""A sample so many times further off than predictions usually are, and by a factor of two at least: the way changed."""
 SURPRISE = log(10.0)
-"""One sample moves a belief by no more: what is further off must be seen twice."""
+"""Most that one sample moves a belief: what is further off must be seen twice."""
 STALE_S = 60.0
-"""After so long a silence doubt grows."""
+"""Silence after which doubt grows."""
 DOUBT_AT_FIRST = 0.3
 DOUBT_AT_MOST = 2.0
 
@@ -34,15 +34,15 @@ class FetchEstimate(msgspec.Struct, frozen=True):
     """Seconds of handling per chunk, beside its bytes."""
     bytes_per_s: float
     queue_s: float = 0.0
-    """Seconds of transfers that wait before this one."""
+    """Seconds of transfers waiting ahead of this one."""
     age_s: float = 0.0
     """Seconds since the newest observation."""
     samples: int = 0
     """Observations behind it; 0: a prior alone."""
     doubt: float = 0.0
-    """Standard error of the logarithm of the predicted seconds: with 0.4 they are a third off, either way."""
+    """Standard error of the predicted seconds' logarithm: with 0.4 they are a third off, either way."""
     transfers: int = 0
-    """Loads that wait for chunks of the tier: how many share the way with this one."""
+    """Loads waiting for the tier's chunks: how many share the way with this one."""
 
     def seconds(self, chunks: int, nbytes: int) -> float:
         """Predicted seconds of fetching ``chunks`` of together ``nbytes``; nothing takes no time."""
@@ -51,7 +51,7 @@ class FetchEstimate(msgspec.Struct, frozen=True):
         return self.queue_s + self.t0_s + self.per_chunk_s * chunks + nbytes / self.bytes_per_s
 
     def speed(self, chunk_bytes: float) -> float:
-        """Bytes per second that many chunks of this size come with, their handling included."""
+        """Bytes per second of many chunks of this size, their handling included."""
         if not chunk_bytes:
             return self.bytes_per_s
         return chunk_bytes / (self.per_chunk_s + chunk_bytes / self.bytes_per_s)
@@ -60,15 +60,15 @@ class FetchEstimate(msgspec.Struct, frozen=True):
 class FetchCost:
     """The bandwidth of one tier, from every load and probe; its latency from probes of hardly any bytes.
 
-    No line through loads of more and of fewer chunks tells the two apart in practice: after a slowdown, probes of one
+    In practice no line through loads of more and fewer chunks tells the two apart: after a slowdown, probes of one
     chunk and older loads of many lie on one that says large loads are still fast, and loads cut off at one deadline
-    look like latency alone. So every load, of whatever size, gives a bandwidth sample: what its seconds are beyond the
-    latency. What the handling of a chunk takes is learned where chunks of another size come, another model's or a
-    probe's (`Handling`), as bytes that would take as long: all that the tier is to be believed slower, it is for each.
+    look like latency alone. So every load, of whatever size, gives a bandwidth sample from its seconds beyond the
+    latency. What the handling of a chunk takes is learned when chunks of another size come, another model's or a
+    probe's (`Handling`), as bytes that would take as long: when the tier is believed slower, it is for every size.
 
-    How much a new sample tells depends on what makes samples differ: a bandwidth that moves, or noise. Nobody knows
-    beforehand, so several beliefs are held at once, each a Kalman filter of the logarithm as a random walk, and the one
-    that predicted the last samples best is believed. Its errors are the doubt.
+    How much a new sample tells depends on why samples differ: the bandwidth moves, or noise. Nobody knows beforehand,
+    so several beliefs are held at once, each a Kalman filter of the logarithm as a random walk; the one that predicted
+    the last samples best is believed. Its errors are the doubt.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class FetchCost:
         bytes_per_s: float | None = None,
         now: float = 0.0,
     ) -> None:
-        """``t0_s`` or ``per_chunk_s`` given is held fixed, else it is learned.
+        """``t0_s`` and ``per_chunk_s`` are fixed if given, else learned.
 
         ``bytes_per_s`` is the nominal bandwidth; without it the cost is unknown until the first observation.
         """
@@ -91,19 +91,19 @@ class FetchCost:
         self._latency_seen = False
         self._updated = now
         self._heard: dict[int, float] = {}
-        """When chunks last came, by the power of two that their bytes are below."""
+        """When chunks last came, by the power of two above their bytes."""
         self._came = 0.0, 0.0
         """Chunks and bytes, older ones weighing less."""
         self._beliefs = [] if bytes_per_s is None else _beliefs(log(bytes_per_s))
         self._weight = 1.0
         self._missed = 0.0
-        """Mean squared error of the predictions for loads, older ones weighing less."""
+        """Mean squared error of loads' predictions, older ones weighing less."""
         self._believe()
 
     def observe(self, chunks: int, nbytes: int, seconds: float, now: float, *, at_least: bool = False) -> None:
         """A load or probe of ``chunks``, together ``nbytes``, took ``seconds`` and ended at time ``now``.
 
-        ``at_least``: it was given up then; that it is as fast as believed, or faster, teaches nothing.
+        ``at_least``: it was given up then, which teaches nothing unless it was slower than believed.
         """
         if chunks <= 0 or nbytes <= 0 or not PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
             return
@@ -122,16 +122,16 @@ class FetchCost:
         self._updated = max(now, self._updated)
 
     def judge(self, predicted_s: float, actual_s: float) -> None:
-        """A load was predicted to take ``predicted_s`` when it began, whatever else was and came on its way."""
+        """A load took ``actual_s``; ``predicted_s`` was the prediction when it began, whatever else shared its way."""
         if PLAUSIBLE_S[0] <= min(predicted_s, actual_s) and max(predicted_s, actual_s) <= PLAUSIBLE_S[1]:
             error = min(abs(log(actual_s / predicted_s)), SURPRISE)
             self._missed += JUDGED * (error * error - self._missed)
             self._believe()
 
     def observe_latency(self, seconds: float) -> None:
-        """A probe of hardly any bytes took ``seconds``: less is believed at once, more by and by.
+        """A probe of hardly any bytes took ``seconds``: less is believed at once, more only gradually.
 
-        A probe may have waited for a busy link, but none is faster than the way there and back.
+        A probe may have waited for a busy link, but none is faster than the round trip.
         """
         if self._learn_t0 and PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
             known = self._latency_seen and seconds > self._t0_s
@@ -140,7 +140,7 @@ class FetchCost:
 
     @property
     def chunk_bytes(self) -> float:
-        """Of the mean chunk that came lately; 0 before one."""
+        """Mean size of recent chunks; 0 before the first."""
         return self._came[1] / self._came[0] if self._came[0] else 0.0
 
     def age_s(self, now: float) -> float:
@@ -152,11 +152,11 @@ class FetchCost:
         self._heard[_size(chunk_bytes)] = max(now, self._updated)
 
     def silent_s(self, now: float, chunk_bytes: float) -> float:
-        """Seconds since a chunk about as large came; endless before one."""
+        """Seconds since a chunk about as large came; infinite before one."""
         return max(0.0, now - self._heard.get(_size(chunk_bytes), -inf))
 
     def estimate(self, now: float, queue_s: float = 0.0, transfers: int = 0) -> FetchEstimate | None:
-        """What a fetch costs at ``now`` behind ``queue_s`` of bytes, which ``transfers`` wait for; None: unknown."""
+        """What a fetch costs at ``now``, behind ``queue_s`` of bytes that ``transfers`` wait for; None: unknown."""
         if self._bytes_per_s is None:
             return None
         age_s = self.age_s(now)
@@ -173,7 +173,7 @@ class FetchCost:
         )
 
     def _handle(self, handling: Handling, chunks: int, nbytes: int, seconds: float) -> None:
-        """Where handling is found to be another, still believe what was believed of chunks as large as those before."""
+        """Learn the handling; if it changes, keep what is believed of chunks as large as those before."""
         self._came = REMEMBERED * self._came[0] + chunks, REMEMBERED * self._came[1] + nbytes
         factor = handling.learn(nbytes / chunks, seconds / chunks)
         if factor != 1.0:
@@ -188,7 +188,7 @@ class FetchCost:
         else:
             changed = abs(sample - log(self._bytes_per_s or 1.0)) > max(CHANGE, CHANGE_DOUBTS * self._doubt)
             self._weight = REMEMBERED * self._weight + 1.0
-            self._missed *= REMEMBERED  # where nothing is loaded any more, probes restore confidence
+            self._missed *= REMEMBERED  # if nothing is loaded any more, probes restore confidence
             for belief in self._beliefs:
                 belief.learn(sample, elapsed_s, changed=changed)
         self._believe()
@@ -216,7 +216,7 @@ class _Belief:
         """Its own variance, in seconds of drift."""
 
     def learn(self, sample: float, elapsed_s: float, *, changed: bool) -> None:
-        """Correct the level by a sample ``elapsed_s`` after the last; ``changed``: forget what was before it."""
+        """Correct the level by a sample ``elapsed_s`` after the last; ``changed``: forget all before it."""
         error = max(-SURPRISE, min(SURPRISE, sample - self.level))
         self.errors = REMEMBERED * self.errors + error * error
         if changed:

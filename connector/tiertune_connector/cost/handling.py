@@ -1,23 +1,23 @@
-"""What a chunk's handling takes beside its bytes, learned where chunks of several sizes come over one way. Pure."""
+"""The cost of handling a chunk, beside its bytes, learned from chunks of several sizes over one way. Pure."""
 
 from math import log
 
 SIZES = (0.0, *(float(1 << shift) for shift in range(14, 25)))
 """Bytes that come in the time of handling one chunk: nothing, or 16 KiB to 16 MiB."""
 APART = 2.0
-"""Chunks are of another size if they are so many times as large: less tells hardly more than noise."""
+"""Ratio from which chunks count as of another size: less tells hardly more than noise."""
 REMEMBERED = 0.95
-"""What older pairs of samples keep of their weight with each new one: the last twenty count."""
+"""Share of its weight that a pair of samples keeps with each new one: the last twenty count."""
 SEEN = 2
-"""Pairs that must agree: one of them may be a moment in which the way changed."""
+"""Pairs that must agree: one of them may be a moment when the way changed."""
 
 
 class Handling:
-    """Of two samples in turn with chunks of differing sizes, that handling is right with which both went equally fast.
+    """Finds the handling that makes two successive samples, with chunks of different sizes, equally fast.
 
-    It is told in bytes (Hockney's half-performance length: chunks so long come at half of the way's speed), so a way
-    that gets slower does so for chunks of every size. Only neighbours are compared: before older ones the way may have
-    been another. It may be between neighbours too, but gets slower before small chunks as often as before large ones.
+    It is in bytes (Hockney's half-performance length: chunks so long come at half of the way's speed), so a way that
+    gets slower does so for chunks of every size. Only neighbours are compared: for older samples the way may have been
+    another. It may change between neighbours too, but gets slower before small chunks as often as before large ones.
     """
 
     __slots__ = ("_errors", "_last", "_pairs", "nbytes")
@@ -25,13 +25,13 @@ class Handling:
     def __init__(self) -> None:
         self.nbytes = 0.0
         self._errors = [0.0] * len(SIZES)
-        """Of the second of each pair as predicted by the first, older ones weighing less. Not squared: a median."""
+        """Errors in predicting each pair's second from its first, older ones weighing less. Not squared: a median."""
         self._pairs = 0
         self._last: tuple[float, float] | None = None
         """Bytes and seconds of a chunk."""
 
     def learn(self, chunk_bytes: float, chunk_s: float) -> float:
-        """A sample came at so much a chunk; how many times as large others have to be told that were learned before."""
+        """A sample came at ``chunk_s`` a chunk; returns the factor by which bandwidths learned before change."""
         last, self._last = self._last, (chunk_bytes, chunk_s)
         if last is None or 1.0 / APART < chunk_bytes / last[0] < APART:
             return 1.0

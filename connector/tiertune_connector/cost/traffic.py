@@ -1,8 +1,8 @@
-"""What comes over one way at a time: how fast it is while it is busy, and how long it will be busy still. Pure.
+"""Traffic of one way as a whole: how fast it is while busy, and how long it will stay busy. Pure.
 
-The seconds of one load tell little where several share the way: each contains parts of the others. The way as a whole
-does not care whose a chunk is. So bytes are counted from the moment when the way gets busy to the moment when it is
-quiet again; of a long time, pieces are taken once enough has come that what is half done at both ends does not matter.
+The seconds of one load tell little if several share the way, as each contains parts of the others. The way as a whole
+does not care whose a chunk is. So bytes are counted from when the way gets busy until it is quiet again; a long busy
+time is cut into pieces, once enough has come that what is half done at both ends does not matter.
 """
 
 from math import ceil
@@ -10,7 +10,7 @@ from math import ceil
 from tiertune_connector.cost.fetch import FetchCost, FetchEstimate
 
 FETCHED_AT_ONCE = 8
-"""Chunks that a tier is asked for at once; the others wait."""
+"""Chunks asked of a tier at once; the others wait."""
 PIECE_CHUNKS = 2 * FETCHED_AT_ONCE
 PIECE_S = 0.25
 
@@ -21,21 +21,21 @@ class Traffic:
     def __init__(self, cost: FetchCost) -> None:
         self.cost = cost
         self.transfers = 0
-        """Loads that wait for any of the chunks."""
+        """Loads waiting for any of the chunks."""
         self._chunks = self._bytes = 0
         """Under way."""
         self._sizes: dict[int, int] = {}
-        """Of these chunks, how many have so many bytes."""
+        """How many of these chunks have each size, by bytes."""
         self._since = 0.0
-        """When the present piece began; of a way that is quiet, nothing."""
+        """When the present piece began; meaningless while the way is quiet."""
         self._came_chunks = self._came_bytes = 0
         self._lost_chunks = self._lost_bytes = 0
-        """That timed out."""
+        """Those that timed out."""
         self._cut = False
-        """Whether the present piece follows another: what came first in it was half done before."""
+        """Whether the present piece follows another: what came first in it was half done already."""
 
     def asked(self, nbytes: int, now: float) -> float | None:
-        """A chunk of ``nbytes`` is wanted; others may be before it. Predicted seconds until all are here, if known."""
+        """A chunk of ``nbytes`` is wanted, maybe behind others; predicted seconds until all are here, if known."""
         if not self._chunks:
             self._begin(now)
         self._chunks += 1
@@ -45,7 +45,7 @@ class Traffic:
         return None if estimate is None else estimate.seconds(self._chunks, self._bytes)
 
     def ended(self, nbytes: int, now: float, *, came: bool, timed_out: bool = False) -> None:
-        """A chunk that was asked for is there, or will not come; what failed at once says nothing of speed."""
+        """A chunk that was asked for is here, or will not come; an immediate failure says nothing of speed."""
         self._chunks -= 1
         self._bytes -= nbytes
         self._sizes[nbytes] -= 1
@@ -60,12 +60,12 @@ class Traffic:
             self._learn(now)
 
     def loaded(self, predicted_s: float | None, actual_s: float) -> None:
-        """A load took ``actual_s`` when ``predicted_s`` were told for its last chunk."""
+        """A load took ``actual_s``; ``predicted_s`` was predicted for its last chunk."""
         if predicted_s is not None:
             self.cost.judge(predicted_s, actual_s)
 
     def given_up(self, predicted_s: float | None, actual_s: float, now: float) -> None:
-        """A load waited in vain for chunks that are still under way, the largest of which may be half done."""
+        """A load waited in vain for chunks still under way, the largest of which may be half done."""
         if predicted_s is not None and actual_s > predicted_s:
             self.cost.judge(predicted_s, actual_s)
         if self._chunks:
@@ -74,15 +74,15 @@ class Traffic:
             self.cost.observe(chunks, most, now - self._since, now, at_least=True)
 
     def stalled(self, now: float) -> None:
-        """Nothing comes for long, and loads waited in vain: what that taught is not what a fetch costs."""
+        """Nothing came for long, and loads waited in vain: forget what that taught, as it is not a fetch's cost."""
         self.cost = FetchCost(now=now)
         self._begin(now)
         self._cut = True
 
     def estimate(self, now: float, chunks: int = 0, nbytes: int = 0) -> FetchEstimate | None:
-        """What a fetch costs that is asked for now; None: unknown.
+        """What a fetch asked for now costs; None: unknown.
 
-        ``chunks`` of it, of ``nbytes``, are under way already, for others too: it does not wait for them as well.
+        ``chunks`` of it, of ``nbytes`` together, are under way already, for others too: these it need not await.
         """
         before = max(0, self._chunks - chunks)
         transfers = ceil(self.transfers * before / self._chunks) if self._chunks else self.transfers
@@ -106,7 +106,7 @@ class Traffic:
 
     def _learn(self, now: float) -> None:
         if self._came_chunks and self._cut and self._came_chunks < PIECE_CHUNKS:
-            pass  # the rest of a load: a few chunks that were nearly here look many times too fast
+            pass  # the rest of a load: a few nearly arrived chunks look many times too fast
         elif self._came_chunks:
             self.cost.observe(self._came_chunks, self._came_bytes, now - self._since, now)
         elif self._lost_bytes:

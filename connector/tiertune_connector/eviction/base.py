@@ -1,9 +1,9 @@
 """The interface of an eviction algorithm: it orders victims, and knows neither bytes nor time.
 
-A pool calls, for a key that is to enter: ``admit`` once, then ``evict`` as often as room is needed, then ``insert``.
-For a resident key that is used again: ``touch``. Callers touch a request's chain tail first, so that a suffix always
+For a key that is to enter, a pool calls ``admit`` once, then ``evict`` as often as it needs room, then ``insert``; for
+a resident key that is used again, ``touch``. Callers touch a request's chain tail first, so that a suffix always
 leaves before its prefix. A chain that one request writes piece by piece is used once: ``renew`` then puts the pieces
-in the order that they would have, had they come at once.
+in the order that they would have if they had come at once.
 """
 
 from collections import OrderedDict
@@ -30,13 +30,13 @@ class Eviction(Protocol):
 
     @property
     def ghosts(self) -> int:
-        """Keys remembered that are not resident: at most twice the capacity."""
+        """Number of keys remembered but not resident: at most twice the capacity."""
 
     def touch(self, key: Key) -> None:
         """A resident ``key`` was used."""
 
     def renew(self, key: Key) -> None:
-        """A resident ``key`` is as young as if it entered, or was used, only now; this is no further use."""
+        """Make a resident ``key`` as young as if it entered, or was used, just now; this is no further use."""
 
     def admit(self, key: Key) -> None:
         """``key``, not resident, is about to enter: adapt."""
@@ -48,10 +48,10 @@ class Eviction(Protocol):
         """``key`` is resident from now on."""
 
     def remove(self, key: Key) -> None:
-        """A resident ``key`` left for another reason than room: no memory of it is kept."""
+        """A resident ``key`` left for a reason other than room: forget it."""
 
     def resize(self, capacity: int) -> None:
-        """Another capacity; the pool evicts down to it, before or after."""
+        """Change the capacity; the pool evicts down to it, before or after."""
 
     def adopt(self, keys: Iterable[Key]) -> None:
         """Take over residents, next victim first, from another algorithm, maybe in pieces; self holds no others."""

@@ -1,7 +1,7 @@
-"""From one algorithm to another in bounded steps, so that no request waits for a switch.
+"""Switches from one algorithm to another in bounded steps, so that no request waits for it.
 
 The successor adopts the residents in their old order, the next victim first. What enters or is used meanwhile waits
-behind them, and follows last: so the successor ends with the order that a switch in one go would have given it.
+behind them and follows last, so the successor ends with the order that a switch in one go would have given it.
 """
 
 from collections import OrderedDict
@@ -11,21 +11,21 @@ from itertools import chain, islice
 from tiertune_connector.eviction.base import Eviction, Key, oldest
 
 _MOST_USES = 3
-"""No algorithm tells more of them apart, and a step must not be long."""
+"""Uses counted: no algorithm tells more apart, and a step must not be long."""
 
 
 class Handover:
-    """Residents in three parts, each younger than the one before: the successor's, the predecessor's, the latest."""
+    """Residents in three parts, oldest first: the successor's, the predecessor's, the latest."""
 
     def __init__(self, old: "Eviction | Handover", new: Eviction) -> None:
-        """``new`` is empty; ``old``, maybe a hand-over that has not ended, is used up."""
+        """``new`` is empty; ``old``, maybe an unfinished hand-over, is used up."""
         self.name = new.name
         self.successor = new
         self._old = old
         self._adopted: set[Key] = set()  # what the successor holds
         self._latest: OrderedDict[Key, int] = OrderedDict()  # entered or used since, with their uses
         self._entered: set[Key] = set()  # those of the latest that are new
-        self._hurry = 1  # what is used faster than it follows must not keep the end away
+        self._hurry = 1  # keys used faster than they follow must not put off the end
 
     def __len__(self) -> int:
         return len(self.successor) + len(self._old) + len(self._latest)
@@ -82,7 +82,7 @@ class Handover:
         self.successor.resize(capacity)
 
     def _leave(self, key: Key) -> int:
-        """Take a key out of its part; its uses since the switch."""
+        """Take a key out of its part; returns its uses since the switch."""
         if key in self._latest:
             return self._latest.pop(key)
         if key in self._adopted:

@@ -4,7 +4,7 @@ from tiertune_connector.eviction.base import InOrder
 
 
 class LRU(InOrder):
-    """The victim is the key that was not used for the longest time."""
+    """The victim is the key unused for the longest time."""
 
     name = "lru"
 

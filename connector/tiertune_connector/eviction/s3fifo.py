@@ -6,11 +6,11 @@ from collections.abc import Container, Iterable, Iterator
 from tiertune_connector.eviction.base import Key, oldest
 
 SMALL_SHARE = 0.1
-"""Of the capacity: the small queue, on probation. The paper's."""
+"""The paper's share of the capacity for the small queue, on probation."""
 MOST_USES = 3
-"""Cap of a key's counter. The paper's."""
+"""The paper's cap of a key's counter."""
 PROMOTED_ABOVE = 1
-"""Uses while in the small queue above which a key goes on to the main one."""
+"""Uses in the small queue above which a key goes on to the main one."""
 
 
 class S3FIFO:
@@ -42,7 +42,7 @@ class S3FIFO:
             self._uses[key] = uses + 1
 
     def renew(self, key: Key) -> None:
-        """Only what was not used since it entered: what was has its place in the queue and a counter to show."""
+        """Renew only what is unused since it entered: a used key has its place in the queue and its counter."""
         if key not in self._uses:
             (self._small if key in self._small else self._main).move_to_end(key)
 

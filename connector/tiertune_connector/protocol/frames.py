@@ -17,7 +17,7 @@ _FD = struct.Struct("i")
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)  # enums are slow to combine
 _FDS_BYTES = socket.CMSG_LEN(16 * _FD.size)
 _READ_BYTES = 1 << 16
-"""At once. Room that is kept: new memory for every read would cost more than all else of a small message."""
+"""Most per read, into memory that is kept: new memory for each would cost more than all else of a small message."""
 
 
 class Frames:
@@ -30,9 +30,9 @@ class Frames:
         self._room = memoryview(bytearray(_READ_BYTES))
         self._buffer = bytearray()
         self._bodies: deque[bytes] = deque()
-        """Of frames that were read and not taken."""
+        """Bodies of frames that were read but not taken."""
         self.descriptors: deque[int] = deque()
-        """Received, in the order of the NewSegment messages that they belong to."""
+        """Received ones, in the order of the messages that they belong to."""
 
     def close(self) -> None:
         """Close the descriptors that nobody took."""
@@ -45,23 +45,23 @@ class Frames:
         return _LENGTH.pack(len(body)) + body
 
     def send(self, message: Message) -> None:
-        """OSError if the other side has gone or does not read."""
+        """Send; OSError if the other side has gone or does not read."""
         self.put(self.encode(message))
 
     def put(self, encoded: bytes) -> None:
-        """Send what ``encode`` made; OSError as of ``send``."""
+        """Send what ``encode`` made; OSError as in ``send``."""
         self._socket.sendall(encoded)
 
     def takes(self) -> bool:
-        """Whether a little would be taken without waiting."""
+        """Whether a little could be sent without waiting."""
         return bool(self._polled(select.POLLOUT) & select.POLLOUT)
 
     def ended(self) -> bool:
-        """Whether the other side has closed, or this one, before who reads has noticed."""
+        """Whether either side has closed, even before the reader has noticed."""
         return bool(self._polled(0))
 
     def _polled(self, events: int) -> int:
-        """Which of the ``events`` there are, or that the connection has ended."""
+        """Which ``events`` there are, or that the connection has ended."""
         poll = select.poll()
         try:
             poll.register(self._socket, events)
@@ -79,7 +79,7 @@ class Frames:
                 return
 
     def read(self, flags: int = 0) -> None:
-        """One read from the socket, with ``flags`` as of recv; EOFError if the other side has closed, OSError.
+        """Read once from the socket, with ``flags`` as in recv; EOFError if the other side has closed, OSError.
 
         msgspec.DecodeError if what comes is no frame.
         """
@@ -94,7 +94,7 @@ class Frames:
         self._split()
 
     def whole(self) -> Iterator[Message]:
-        """The messages that were read and are whole; msgspec.DecodeError if one is none."""
+        """The whole messages read so far; msgspec.DecodeError if one is none."""
         while (message := self.next()) is not None:
             yield message
 
@@ -104,7 +104,7 @@ class Frames:
         return bool(self._bodies)
 
     def next(self) -> Message | None:
-        """The first message that was read, if it is whole; msgspec.DecodeError if it is none."""
+        """The first message read, if whole, else None; msgspec.DecodeError if it is no message."""
         return self._decoded(self._bodies.popleft()) if self._bodies else None
 
     def _split(self) -> None:

@@ -1,4 +1,4 @@
-"""Looking for a moment for what is to come, before one sleeps until it does."""
+"""Looking for input for a moment before sleeping until it comes."""
 
 import ctypes
 import select
@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 _GLANCE_S = 1.2e-4
-"""Twice what most answers of a store take that nobody else asks, and to be woken on a quiet machine: who looked for
-less would sometimes miss one answer, and then, with all asleep, all that follow."""
+"""Twice what most answers of an otherwise idle store take, and a wake-up on a quiet machine: with less, one would
+sometimes miss an answer and then, with all asleep, all that follow."""
 _MOST_PASSED = 31
 
 
@@ -17,14 +17,14 @@ class _PollFd(ctypes.Structure):
     _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
 
 
-_poll = ctypes.PyDLL(None).poll  # it keeps the interpreter: another thread that got it would keep it much longer
+_poll = ctypes.PyDLL(None).poll  # it keeps the interpreter, which another thread would keep much longer
 _poll.argtypes = (ctypes.POINTER(_PollFd), ctypes.c_ulong, ctypes.c_int)
 
 
 class Glance:
-    """After looks in vain the next chances are passed by, 1, 3, 7 and at most 31 in a row, until a look succeeds.
+    """After looks in vain it skips the next chances, 1, 3, 7 and at most 31 in a row, until a look succeeds.
 
-    So hardly any processor time is lost where answers take longer, or where the one who answers needs the processor.
+    So hardly any processor time is lost if answers take longer, or if whoever answers needs the processor.
     """
 
     def __init__(self, descriptor: int, clock: Callable[[], float] = time.monotonic) -> None:

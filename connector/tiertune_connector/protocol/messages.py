@@ -2,7 +2,7 @@
 
 The first message of a connection is ``Hello``, its answer ``Welcome``. A request with an ``id`` gets one reply with the
 same ``id``; replies come in any order. ``NewSegment`` carries one file descriptor and comes before the first reply, or
-part of one, that names the segment. So does ``NewIndex``, once, for a client that says that it looks there itself.
+part of one, that names the segment. So does ``NewIndex``, once, for a client that said it looks there itself.
 """
 
 from typing import TYPE_CHECKING, Annotated
@@ -25,14 +25,14 @@ Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-"""Finite: what is counted must stay a number."""
+"""Finite, so that sums stay numbers."""
 Prediction = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 LABEL_CHARS = 64
 Label = Annotated[str, msgspec.Meta(max_length=LABEL_CHARS)]
 TierName = Annotated[str, msgspec.Meta(pattern="^(gpu|staging|dram|disk|remote)$")]
 OutcomeName = Annotated[str, msgspec.Meta(pattern="^(won|lost|late|failed|skipped|unknown)$")]
 GroupName = Annotated[str, msgspec.Meta(pattern="^(held|fetched|)$")]
-"""Of a holdout; empty: nothing is held out, or the request has nothing to fetch."""
+"""Group of a holdout; empty: nothing is held out, or the request has nothing to fetch."""
 PHASES = ("prefill", "decode", "mixed", "kv_wait")
 Phase = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(PHASES)})$")]
 
@@ -78,11 +78,11 @@ class SlotRef(msgspec.Struct, frozen=True, array_like=True):
         return cls(slot.segment.number, slot.index, slot.generation, slot.checksum)
 
     def tells(self, slot: "Slot") -> bool:
-        """Whether it is of the chunk that the slot is reserved for now."""
+        """Whether it means what the slot is reserved for now."""
         return self.same_place(SlotRef.of(slot))
 
     def same_place(self, other: "SlotRef") -> bool:
-        """Whether both are of one chunk's time in one slot."""
+        """Whether both mean one chunk's time in one slot."""
         return (self.segment, self.index, self.generation) == (other.segment, other.index, other.generation)
 
 
@@ -94,7 +94,7 @@ class NewSegment(Message, tag="segment", frozen=True):
 
 class NewIndex(Message, tag="index", frozen=True):
     layout: int
-    """As of ``tiers.index``: a client that knows another one does not look."""
+    """`tiers.index.LAYOUT`: a client with another one does not look."""
     buckets: int
 
 
@@ -103,13 +103,13 @@ class DropSegments(Message, tag="drop", frozen=True):
 
 
 class Side(msgspec.Struct, frozen=True, array_like=True):
-    """Chunks of another group of layers of the same prompt, which a cut of the chain needs too."""
+    """The same prompt's chunks for another group of layers, which a cut of the chain needs too."""
 
     keys: list[Key]
     """In the prompt's order, gapless."""
     chunk_tokens: Positive
     window_chunks: Count
-    """A cut needs so many chunks before it; 0: all of them."""
+    """Chunks before a cut that it needs; 0: all of them."""
 
     def needed(self, tokens: int) -> list[bytes]:
         """The keys that a cut after ``tokens`` of the prompt needs."""
@@ -118,10 +118,10 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PrefillLine(msgspec.Struct, frozen=True, array_like=True):
-    """What prefilling costs an engine: ``overhead_s`` and seconds per FLOP; FLOPs as of `cost.ModelShape`."""
+    """What prefilling costs an engine: ``overhead_s`` and seconds per FLOP; FLOPs as in `cost.ModelShape`."""
 
     overhead_s: Seconds
-    """That a step takes beside its FLOPs; 0 where these hide it."""
+    """What a step takes beside its FLOPs; 0 if these hide it."""
     seconds_per_flop: Seconds
     params: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
     layers: Count
@@ -135,19 +135,19 @@ class PrefillLine(msgspec.Struct, frozen=True, array_like=True):
 
 class Lookup(Message, tag="lookup", frozen=True):
     id: int
-    """0: the client has looked itself, and only tells."""
+    """0: the client looked itself, and only reports it."""
     request: str
     keys: list[Key]
     prompt_tokens: Count
     tenant: bytes
     sides: list[Side] = []
-    """Only cuts are found that every side allows."""
+    """Only cuts that every side allows are found."""
     defer: bool = False
-    """The prompt has not been looked for in the engine's own memory yet: nothing is counted before ``Own``."""
+    """The engine has not searched its own memory for the prompt yet: nothing is counted before ``Own``."""
     prefill: PrefillLine | None = None
     """What a prefill costs the engine now; None: as told before, or unknown."""
     deadline_s: Seconds = 0.0
-    """By then the answer is told, of the remote what is known; 0: when all is."""
+    """Time for the answer, with what the remote has said by then; 0: until all is known."""
 
 
 class Own(Message, tag="own", frozen=True):
@@ -161,13 +161,13 @@ class Own(Message, tag="own", frozen=True):
 class LookupReply(Message, tag="looked", frozen=True):
     id: int
     tiers: list[str]
-    """The tier of each chunk of the longest leading run that is somewhere, and that every side allows."""
+    """The tier of each chunk in the longest leading run that is held and that every side allows."""
     costs: dict[str, FetchEstimate]
     gate: dict[str, GateSettings]
     reason: str = ""
-    """Why nothing is found, where it is not plain absence."""
+    """Why nothing is found, if not plain absence."""
     group: GroupName = ""
-    """Of a holdout, to which the request belongs until it ends: the store wants to know how long it took."""
+    """The request's holdout group until it ends: the store wants to know how long it took."""
 
 
 class Load(Message, tag="load", frozen=True):
@@ -175,22 +175,22 @@ class Load(Message, tag="load", frozen=True):
     keys: list[Key]
     deadline_s: Seconds
     parts: bool = False
-    """The client wants to hear what has come while the rest is on its way."""
+    """Whether the client wants to hear what has come while the rest is on its way."""
 
     def __post_init__(self) -> None:
         _check_chain(self.keys)
 
 
 class LoadPart(Message, tag="part", frozen=True):
-    """Before a load's reply, of some of its chunks: how many leading bytes are in their slots.
+    """Sent before a load's reply, for some of its chunks: how many leading bytes are in their slots.
 
-    They are to be verified yet, and not pinned for the client: a copy of them is good only if the reply names the same
-    slot, and what was copied has the sum that it tells.
+    They are neither verified yet nor pinned for the client: a copy is good only if the reply names the same slot, and
+    what was copied has the checksum in the reply.
     """
 
     id: int
     positions: list[Count]
-    """In the load's keys; the other two are aligned."""
+    """Among the load's keys; the other two are aligned."""
     slots: list[SlotRef]
     nbytes: list[Count]
 
@@ -199,7 +199,7 @@ class LoadReply(Message, tag="loaded", frozen=True):
     id: int
     lease: int
     slots: list[SlotRef]
-    """Of the leading keys that are in DRAM now."""
+    """Slots of the leading keys, which are in DRAM now."""
     outcomes: list[str]
     """Per key: hit, miss, late, corrupt or error."""
     seconds: dict[str, float]
@@ -209,7 +209,7 @@ class LoadReply(Message, tag="loaded", frozen=True):
 class Release(Message, tag="release", frozen=True):
     lease: int
     damaged: list[Key] = []
-    """Of the lease's chunks those whose bytes are not what was committed."""
+    """Chunks of the lease whose bytes are not what was committed."""
 
 
 class Reserve(Message, tag="reserve", frozen=True):
@@ -249,7 +249,7 @@ class CommitReply(Message, tag="committed", frozen=True):
 class Abort(Message, tag="abort", frozen=True):
     keys: list[Key]
     slots: list[SlotRef] = []
-    """One for each key; none from an older client: then whatever it has reserved for the keys is meant."""
+    """One for each key; none from an older client, which means all that it reserved for the keys."""
 
     def __post_init__(self) -> None:
         if len(self.slots) not in (0, len(self.keys)):
@@ -274,7 +274,7 @@ class TierReport(msgspec.Struct, frozen=True, array_like=True):
     prefills: Count = 0
     """Other requests whose prefill was not finished on the engine when the gate decided."""
     vain_tokens: Count = 0
-    """Of ``fetched_tokens`` those that did not come, or were of no use: the engine computed them all the same."""
+    """Those of ``fetched_tokens`` that did not come or were of no use, so the engine computed them anyway."""
 
 
 class Report(Message, tag="report", frozen=True):
@@ -282,7 +282,7 @@ class Report(Message, tag="report", frozen=True):
 
 
 class FirstToken(Message, tag="first_token", frozen=True):
-    """A request of a holdout has its first token ``seconds`` after it came, or ended without one.
+    """A holdout's request had its first token ``seconds`` after it came, or ended without one.
 
     ``tokens`` of its prompt were in the remote.
     """
@@ -290,7 +290,7 @@ class FirstToken(Message, tag="first_token", frozen=True):
     tokens: Count
     seconds: Seconds
     group: GroupName
-    """As the lookup told: the share that is held out may have changed since."""
+    """As the lookup replied: the share held out may have changed since."""
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True):
@@ -303,7 +303,7 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True):
 class Steps(Message, tag="steps", frozen=True):
     steps: list[StepReport]
     gpus: list[Label] = []
-    """UUIDs of the GPUs that the seconds were spent on, where they are known only now; empty: as said before."""
+    """UUIDs of the GPUs that the seconds were spent on, if known only now; empty: as said before."""
 
 
 def _check_chain(keys: list[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""What a store is told: a gate's decisions and what came of them, what a prefill costs."""
+"""Reports to a store: a gate's decisions and what came of them, what a prefill costs."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ DRAM = "dram"
 
 
 def prefill_line(cost: PrefillCost) -> PrefillLine | None:
-    """What the store is told of a prefill's cost; None: it is unknown."""
+    """A prefill's cost as reported to the store; None: unknown."""
     line, shape = cost.line, cost.shape
     if line is None:
         return None
@@ -27,11 +27,11 @@ def tier_reports(
 ) -> list[TierReport]:
     """One report for each tier that offered chunks.
 
-    ``actual_s`` is how long the request waited for all that was fetched, None if nothing was; ``seconds`` is the part
-    of each slower tier, as the load told. A load may have begun before the request waited: of its seconds no more
-    count than were waited. What they leave is the copy of what was not copied meanwhile, borne by DRAM, or by the last
-    tier fetched from where DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if the fetch came to nothing.
-    ``used`` is what is left of the decision where the engine computed some of it all the same.
+    ``actual_s`` is how long the request waited for all that was fetched, None if nothing was; ``seconds`` is each
+    slower tier's part, from the load's reply. A load may have begun before the request waited: its seconds count no
+    further than that wait. The rest is the copy of what was not copied meanwhile, charged to DRAM, or to the last tier
+    fetched from if DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if the fetch came to nothing. ``used`` is
+    what is left of the decision if the engine computed some of it anyway.
     """
     fetched = [candidate.tier for candidate in decision.candidates if candidate.fetched]
     took = _seconds(fetched, actual_s, seconds or {}) if actual_s is not None else {}
@@ -42,21 +42,21 @@ def tier_reports(
 
 
 def gained_s(report: TierReport) -> float | None:
-    """Seconds of prefill that a fetch saved, negative if it lost, as ``gain_s``; None where that is not known."""
+    """Seconds of prefill that a fetch saved, negative if it lost, as in ``gain_s``; None if unknown."""
     if report.actual_s is None or report.outcome == "unknown":
         return None
     if report.outcome in ("late", "failed"):
-        return -waited_s(report.actual_s, report.backlog_s, report.prefills)  # and recomputed all the same
+        return -waited_s(report.actual_s, report.backlog_s, report.prefills)  # and recomputed anyway
     return gain_s(report.fetch_s, report.recompute_s, report.actual_s, report.backlog_s, report.prefills)
 
 
 def recomputed(report: TierReport) -> int:
-    """Tokens that the tier had, and that were computed all the same."""
+    """Tokens that the tier had but the engine computed anyway."""
     return report.tokens - report.fetched_tokens + report.vain_tokens
 
 
 def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) -> dict[str, float]:
-    """What each tier fetched from made the request wait."""
+    """Seconds that each tier fetched from made the request wait."""
     took = {tier: min(seconds.get(tier, 0.0), actual_s) for tier in fetched}
     if took:
         took[DRAM if DRAM in took else fetched[-1]] += actual_s - max(took.values())

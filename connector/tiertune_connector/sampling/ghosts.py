@@ -26,7 +26,7 @@ class _Pool:
         self.ghosts = PoolGhosts(room.chunks)
         self._told: dict[tuple[str, int], tuple[float, float]] = {}
         self._chunks: dict[tuple[str, int], float] = {}
-        """All that came, as told last: fewer say that the ghosts count anew there."""
+        """All that came, as last told: fewer mean that the ghosts count anew there."""
 
     def resize(self, room: Room) -> None:
         if room != self.room:
@@ -48,7 +48,7 @@ class Ghosts:
     """Ghosts of every pool that requests came to. Not thread-safe."""
 
     def __init__(self, room: Callable[[str], Room | None]) -> None:
-        """``room`` tells how large a namespace's pool is; None: it has none."""
+        """``room`` returns the size of a namespace's pool; None: it has none."""
         self._room = room
         self._pools: dict[str, _Pool] = {}
 
@@ -64,7 +64,7 @@ class Ghosts:
         pool.ghosts.requests(chains, hashed)
 
     def clear(self) -> None:
-        """Begin anew: keys are hashed in another way from now on."""
+        """Begin anew, as keys are hashed in another way from now on."""
         self._pools.clear()
 
     def forget(self, namespace: str) -> None:

@@ -1,4 +1,4 @@
-"""What a store learns from lookups for the sake of what-if: samples for the fleet, ghosts of its own pools.
+"""What a store learns from lookups for what-if: samples for the fleet, ghosts of its own pools.
 
 A lookup only leaves its keys here; they are studied later, by a thread of their own or when somebody asks.
 """
@@ -20,16 +20,16 @@ from tiertune_connector.whatif.sampler import Frequent, Sampler, hashes
 
 _EVERY_S = 0.05
 _REST_S, _LEAST_REST_S = 0.02, 2e-3
-"""Between batches that are studied, while few wait, and while as many do as are kept: lookups find the interpreter free
-most of the time, however many come."""
+"""Rests between studied batches, while few lookups wait and while as many wait as are kept: the interpreter is free for
+lookups most of the time, however many come."""
 _BATCH_CHUNKS = 512
-"""From which on no more requests are added to a batch. It takes less than a millisecond that nobody else computes."""
+"""Size at which a batch takes no more requests. It keeps others from computing for less than a millisecond."""
 _WAITING_CHUNKS = 1 << 18
-"""More are not kept until they are studied."""
+"""Most chunks kept until they are studied."""
 _CANDIDATES = 128
 
 _Lookup = tuple[int, float, Sequence[bytes], int, Session, bytes]
-"""As ``seen`` leaves it: number, seconds since the epoch, keys, tokens of the prompt, session, tenant."""
+"""What ``seen`` leaves: number, seconds since the epoch, keys, tokens of the prompt, session, tenant."""
 _keys_of = itemgetter(2)
 
 
@@ -54,7 +54,7 @@ class _Namespace:
     chunk_tokens: int
     model: str
     requests: int = 0
-    """That looked up since the boot, sampled or not; and all of their chunks."""
+    """Those that looked up since the boot, sampled or not; below, all their chunks."""
     chunks: int = 0
     frequent: Frequent = field(default_factory=Frequent)
     prefill: PrefillLine | None = None
@@ -66,7 +66,7 @@ class Observer:
     def __init__(
         self, room: Callable[[str], Room | None], wall: Callable[[], float], *, waiting_chunks: int = _WAITING_CHUNKS
     ) -> None:
-        """``room`` tells how large a namespace's pool in DRAM is, ``wall`` seconds since the epoch."""
+        """``room`` returns the size of a namespace's DRAM pool, ``wall`` seconds since the epoch."""
         self._wall = wall
         self._most_waiting = waiting_chunks
         self._waiting: deque[_Lookup] = deque()
@@ -90,7 +90,7 @@ class Observer:
         self._namespaces.setdefault(session.digest, known)
 
     def seen(self, session: Session, keys: Sequence[bytes], prompt_tokens: int, tenant: bytes = b"") -> None:
-        """A request asks for its chunks. Constant time."""
+        """Note that a request asks for its chunks. Constant time."""
         with self._queue:
             self._requests += 1
             if self._waiting_chunks + len(keys) > self._most_waiting:
@@ -100,7 +100,7 @@ class Observer:
             self._waiting_chunks += len(keys)
 
     def prefill(self, session: Session, line: PrefillLine | None) -> None:
-        """An engine tells what prefilling costs it."""
+        """Note what prefilling costs an engine."""
         known = self._namespaces.get(session.digest)
         if line is not None and known is not None:
             known.prefill = line
@@ -120,7 +120,7 @@ class Observer:
 
     def settle(self, breathe: Callable[[], object] = lambda: None) -> None:
         """Study all lookups that came before the call; ``breathe`` is called now and then, to let others compute."""
-        newest = self._requests  # those that come meanwhile may never end
+        newest = self._requests  # lookups that come meanwhile may never end
         while self._study_some(newest):
             breathe()
 
@@ -166,7 +166,7 @@ class Observer:
         return header, page
 
     def terms(self, namespace: str) -> dict[str, Any]:
-        """What a chunk is, and what computing it costs the engines of a namespace, as far as it is known."""
+        """Tokens of a namespace's chunk, and what prefilling costs its engines, as far as known."""
         known = self._namespaces.get(namespace)
         line = known.prefill if known else None
         return {"chunk_tokens": known.chunk_tokens if known else 0, "prefill": line.document() if line else None}
@@ -187,7 +187,7 @@ class Observer:
         return max(_LEAST_REST_S, _REST_S * (1 - self._waiting_chunks / self._most_waiting))
 
     def _study_some(self, newest: int) -> bool:
-        """A batch of those up to the number ``newest``; False if none waits."""
+        """Study a batch of the lookups up to number ``newest``; False if none waits."""
         with self._study:
             batch = self._take(newest)
             for namespace, lookups in batch.items():
@@ -195,7 +195,7 @@ class Observer:
         return bool(batch)
 
     def _take(self, newest: int) -> dict[str, list[_Lookup]]:
-        """Some that wait, up to the number ``newest``, by namespace."""
+        """Take some waiting lookups up to number ``newest``, by namespace."""
         batch = defaultdict[str, list[_Lookup]](list)
         with self._queue:
             waiting, chunks = self._waiting, 0

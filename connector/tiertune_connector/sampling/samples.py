@@ -15,11 +15,11 @@ class LookupRecord(NamedTuple):
     """A request that looked its prompt up."""
 
     number: int
-    """Per boot of the store; the engine's own name of the request is not told."""
+    """Counted per boot of the store; the engine's own name for the request is left out."""
     at_s: float
     """Since the epoch."""
     chunks: int
-    """Of its whole prompt; their keys are not kept here."""
+    """Those of its whole prompt; their keys are not kept here."""
     prompt_tokens: int
     engine: str
     namespace: str
@@ -44,18 +44,18 @@ class LookupRecord(NamedTuple):
 
 
 class Samples:
-    """A ring: at most ``room`` samples, the oldest are dropped for new ones. Not thread-safe."""
+    """A ring of at most ``room`` samples; new ones push out the oldest. Not thread-safe."""
 
     def __init__(self, room: int = ROOM) -> None:
         self._ring: deque[tuple[LookupRecord, Pick]] = deque(maxlen=room)
         self.next = 0
         """Sequence number of the next sample; the first one is 0."""
         self.cleared = 0
-        """Samples before this number were dropped on purpose, or before that for want of room."""
+        """Samples before this number were dropped on purpose, or earlier for lack of room."""
 
     @property
     def dropped(self) -> int:
-        """Samples that are here no more: the sequence number of the oldest one that is."""
+        """Samples no longer here: the sequence number of the oldest one that is."""
         return self.next - len(self._ring)
 
     def add(self, asked: LookupRecord, picks: Sequence[Pick]) -> None:
@@ -68,7 +68,7 @@ class Samples:
         self.cleared = self.next
 
     def page(self, since: int, limit: int = PAGE) -> list[dict[str, Any]]:
-        """About ``limit`` samples from number ``since`` on, as documents: those of a request are never parted."""
+        """About ``limit`` samples from number ``since`` on, as documents; a request's samples stay together."""
         first = max(0, since - self.dropped)
         told: list[dict[str, Any]] = []
         before: LookupRecord | None = None

@@ -1,4 +1,4 @@
-"""One client of a store: its socket, which never makes the store wait, its process, and what it maps."""
+"""One client of a store: its process, what it maps, and its socket, which never makes the store wait."""
 
 import os
 import socket
@@ -35,12 +35,12 @@ _numbers = count()
 
 
 class Connection:
-    """Thread-safe but for ``frames``, which one thread receives from. Sending never waits."""
+    """Thread-safe except ``frames``, from which one thread receives. Sending never waits."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.session: Session | None = None
         self.number = next(_numbers)
-        """Later ones were accepted later."""
+        """Higher numbers were accepted later."""
         self.peer = Peer(sock)
         self.frames = Frames(sock, Request)
         self._socket = sock
@@ -49,10 +49,10 @@ class Connection:
         self._segments: set[int] = set()
         self._indexed = False
         self._unsent: deque[tuple[memoryview, int]] = deque()
-        """What the client has not taken yet, and a copy of the descriptor that goes with it."""
+        """What the client has not taken yet, each with a copy of the descriptor that goes with it."""
         self._unsent_bytes = 0
         self._stuck_since: float | None = None
-        """When it last took anything."""
+        """When the client last took anything; None: nothing waits."""
         self._on_stuck: Callable[[bool], None] = lambda _: None
 
     def fileno(self) -> int:
@@ -60,26 +60,26 @@ class Connection:
         return self._socket.fileno()
 
     def watch(self, on_stuck: Callable[[bool], None]) -> None:
-        """Tell, now and at every change, whether there is something to ``flush`` once the client can be written to.
+        """Call ``on_stuck``, now and at every change, with whether something is to ``flush`` once the client takes it.
 
-        Nothing else is sent while it is told, so that no change is missed.
+        Nothing is sent during the call, so that no change is missed.
         """
         with self._sending:
             self._on_stuck = on_stuck
             on_stuck(self.stuck)
 
     def reply(self, store: "TieredStore", message: LoadPart | LoadReply | ReserveReply) -> None:
-        """Send a reply after the descriptors of segments new to the client, and of the index if it looks there."""
+        """Send a reply, preceded by descriptors of segments new to the client, and of the index if it looks there."""
         assert self.session is not None
         named = {slot.segment for slot in message.slots if slot is not None}
         pool = store.dram.pools.get(self.session.digest)
         with self._sending:
-            if pool is not None:  # else the client has gone, and so has what it used
+            if pool is not None:  # else the client is gone, and so is what it used
                 self._show(pool, named - self._segments)
             self.send(message)
 
     def _show(self, pool: "DramPool", new: set[int]) -> None:
-        """The store closes none of these descriptors meanwhile: the client holds slots of the segments."""
+        """Send descriptors, none of which the store closes meanwhile: the client holds slots of the segments."""
         for number in new & pool.segments.keys():
             segment = pool.segments[number]
             self.send(NewSegment(number, segment.geometry.slots, segment.geometry.chunk_bytes), segment.fd)
@@ -89,7 +89,7 @@ class Connection:
             self._indexed = True
 
     def send(self, message: Message, descriptor: int = NO_FD) -> None:
-        """Send what the client takes now, with a ``descriptor``, the rest by ``flush``; OSError if it has gone."""
+        """Send what the client takes now, with a ``descriptor``; ``flush`` sends the rest. OSError if it has gone."""
         frame = memoryview(self.frames.encode(message))
         with self._sending:
             if self.fileno() < 0:
@@ -101,7 +101,7 @@ class Connection:
                 self._keep(frame, descriptor)
 
     def flush(self) -> bool:
-        """Send what was not taken before; whether the client has taken it all. OSError if it has gone."""
+        """Send what waits; returns whether the client has taken it all. OSError if it has gone."""
         with self._sending:
             while self._unsent:
                 frame, descriptor = self._unsent[0]
@@ -130,7 +130,7 @@ class Connection:
             self._on_stuck(True)
 
     def _put(self, frame: memoryview, descriptor: int) -> int:
-        """How many bytes were taken; a descriptor goes with the first."""
+        """Send, a descriptor with the first byte; returns the bytes taken."""
         if descriptor == NO_FD:
             return self._socket.send(frame)
         return socket.send_fds(self._socket, [frame], [descriptor])
@@ -141,12 +141,12 @@ class Connection:
         return self._stuck_since is not None
 
     def stuck_s(self) -> float:
-        """Seconds since the client took anything of what waits for it; 0: nothing does."""
+        """Seconds since the client last took anything of what waits for it; 0: nothing waits."""
         since = self._stuck_since
         return 0.0 if since is None else time.monotonic() - since
 
     def drop(self, segments: list[int]) -> None:
-        """Tell the client to unmap."""
+        """Tell the client to unmap segments."""
         with self._sending:
             known = self._segments & set(segments)
             if known:
@@ -160,7 +160,7 @@ class Connection:
         return same and self.number < other.number
 
     def shutdown(self) -> None:
-        """End the connection from this side; who receives from it notices."""
+        """End the connection from this side; its receiver notices."""
         with self._lifetime, suppress(OSError):  # it has gone by itself
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -1,7 +1,7 @@
 """A store started by the first engine that finds none, and shared by all engines of this user on the host.
 
-It is a process of its own (not even a child: engines end their children), and ends by itself when no engine has been
-connected for a while. Starting and ending take turns by a file lock beside the socket.
+It is a process of its own (not even a child: engines end their children), and ends by itself after a while without
+engines. A file lock beside the socket keeps starting and ending apart.
 """
 
 import json
@@ -25,18 +25,18 @@ logger = logging.getLogger(f"vllm.{__name__}")
 IDLE_EXIT_S = 60.0
 MOST_DRAM_BYTES = 4 * 2**30
 MOST_DRAM_SHARE = 4
-"""Of the host's memory: one part in so many."""
+"""One part in so many of the host's memory."""
 SEGMENT_BYTES = 64 * 2**20
 START_S = 20.0
-"""A store that is not there by then is not waited for; engines go on trying to connect."""
+"""Longest wait for a store to start; engines go on trying to connect."""
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 2000
 _DETACHED = '"$@" </dev/null >>store.log 2>&1 &'
-"""For sh: the store's parent is gone at once."""
+"""For sh, so that the store's parent is gone at once."""
 
 
 class NotOursError(OSError):
-    """A directory in which somebody else could put things."""
+    """A directory where somebody else could put things."""
 
 
 def runtime_dir() -> Path:
@@ -51,23 +51,23 @@ def default_socket() -> Path:
 
 
 def owner(path: Path) -> int | None:
-    """The user who alone may listen on the socket ``path``: this one, where its embedded store is; None: anybody."""
+    """The only user who may listen on the socket ``path``: this one for its embedded store's; None: anybody."""
     return os.getuid() if path.parent == runtime_dir() else None
 
 
 def default_dram_bytes() -> int:
-    """4 GiB, and no more than a quarter of the host's memory."""
+    """4 GiB, but at most a quarter of the host's memory."""
     total = memory_bytes()
     return min(MOST_DRAM_BYTES, total // MOST_DRAM_SHARE)
 
 
 def lock_path(path: Path) -> Path:
-    """The file beside a store's socket by which starting and ending take turns; its time tells the latest asking."""
+    """The lock file beside a store's socket for starting and ending; its time tells when one was last asked for."""
     return path.with_name(path.name + ".lock")
 
 
 def last_asked(path: Path) -> int:
-    """Changes whenever an engine asks for a store on the socket ``path``; 0 where its folder has gone."""
+    """A number that changes whenever an engine asks for a store on the socket ``path``; 0 if its folder is gone."""
     lock = lock_path(path)
     with suppress(FileNotFoundError):
         if not lock.exists():  # folders for temporary files get cleaned
@@ -78,9 +78,9 @@ def last_asked(path: Path) -> int:
 
 @contextmanager
 def turn(path: Path, patience_s: float) -> Iterator[bool]:
-    """Whether the lock of the socket ``path`` was had within ``patience_s``; held until the block ends.
+    """Take the lock of the socket ``path`` until the block ends; whether it was had within ``patience_s``.
 
-    Where its folder has gone nobody else takes turns.
+    If its folder is gone, nobody else takes turns.
     """
     try:
         lock = lock_path(path).open("a")
@@ -92,10 +92,10 @@ def turn(path: Path, patience_s: float) -> Iterator[bool]:
 
 
 def ensure(path: Path, *, dram_bytes: int, idle_exit_s: float = IDLE_EXIT_S) -> bool:
-    """Start a store on the socket ``path`` if nobody answers there; whether somebody does at the end.
+    """Start a store on the socket ``path`` if nobody answers there; returns whether somebody does at the end.
 
-    It waits for a store that starts, at most `START_S`. A failure is logged, with the store's own last words. The
-    store's state and log go beside the socket. With ``dram_bytes`` 0 none is started.
+    Waits at most `START_S` for a store that starts. A failure is logged, with the store's own last words. The
+    store's state and log go beside the socket. With ``dram_bytes`` 0, none is started.
     """
     if dram_bytes <= 0:
         return answers(path)
@@ -144,7 +144,7 @@ def _start(path: Path, dram_bytes: int, state_dir: Path, idle_exit_s: float) -> 
 
 
 def _configure(path: Path, dram_bytes: int, state_dir: Path, idle_exit_s: float) -> Path:
-    """Write the store's settings; a size other than last time's comes before what was tuned since."""
+    """Write the store's settings; a size other than last time's overrides what was tuned since."""
     document: dict[str, Any] = {
         "socket": str(path.absolute()),
         "state_dir": str(state_dir.absolute()),
@@ -162,7 +162,7 @@ def _configure(path: Path, dram_bytes: int, state_dir: Path, idle_exit_s: float)
 
 
 def _dram_of(config: Path) -> Any:  # noqa: ANN401 (JSON)
-    """What it says of DRAM; None where it is not there, or spoilt."""
+    """What a configuration says of DRAM; None if it is missing or spoilt."""
     try:
         return json.loads(config.read_text())["dram"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -170,7 +170,7 @@ def _dram_of(config: Path) -> Any:  # noqa: ANN401 (JSON)
 
 
 def _make_private(folder: Path, *, ours: bool) -> None:
-    """Make ``folder`` if it is missing; NotOursError if it should be ours alone, and is not."""
+    """Make ``folder`` if missing; NotOursError if it should be ours alone, and is not."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if ours and not (stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077):

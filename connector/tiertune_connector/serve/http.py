@@ -58,7 +58,7 @@ class SamplingRequest(Document):
 
 
 def guarded(app: ASGIApp, listening: Listening, clock: Callable[[], float]) -> ASGIApp:
-    """The application behind the tokens that the settings name, if they do. DocumentError where the file is none."""
+    """The application guarded by the tokens that the settings name, if any. DocumentError if their file is bad."""
     app = SameSite(app, listening)
     tokens = listening.tokens()
     if tokens is None:
@@ -123,7 +123,7 @@ class Http:
         return Response(await run_in_threadpool(encode, self._registry), media_type=content_type)
 
     async def healthz(self, _: Request) -> Response:
-        """Alive; a tier that is not well is told, and is no reason to end the store."""
+        """Always alive; names unwell tiers, which are no reason to end the store."""
         store = self._server.store
         health = {tier: store.health.told(tier) for tier in ("dram", *store.lanes)}
         unwell = [f"{tier}: {state}: {reason}\n" for tier, (state, reason) in health.items() if state != "ok"]
@@ -143,7 +143,7 @@ class Http:
 
     async def counters(self, request: Request) -> Response:
         since = _since(request, "seq")
-        sequence, metrics = await run_in_threadpool(self._counters.snapshot, since)  # it waits for what is studied
+        sequence, metrics = await run_in_threadpool(self._counters.snapshot, since)  # waits for what is being studied
         store = self._server.store
         return JSONResponse(
             {
@@ -171,7 +171,7 @@ class Http:
         return _sampling(self._server.store.observer.sampling)
 
     async def put_sampling(self, request: Request) -> Response:
-        """How the whole fleet samples, told by its agent."""
+        """Adopt how the whole fleet samples, as its agent says."""
         wanted = _parse(SamplingRequest, await _json(request))
         request.state.detail = {"version": wanted.version, "rate": wanted.rate}
         hot = tuple(bytes.fromhex(key) for key in wanted.hot)
@@ -260,7 +260,7 @@ def _parse(model: type[Body], document: object) -> Body:
 
 
 def _since(request: Request, name: str) -> int | None:
-    """The number after which to tell; None if the question has none. FieldError if it is not one."""
+    """The ``since`` of a query, after which to tell; None without one. FieldError if it is no number."""
     text = request.query_params.get("since")
     since = _number(text) if text is not None else None
     if text is not None and since is None:
@@ -269,7 +269,7 @@ def _since(request: Request, name: str) -> int | None:
 
 
 def _number(text: str) -> int | None:
-    """A version or sequence number as it stands in a header or query; None if it is none."""
+    """A version or sequence number from a header or query; None if it is none."""
     return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdecimal() else None
 
 

@@ -46,24 +46,24 @@ log = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0001  # CPython's 5 ms defeats millisecond tails
 _TRY_DISK_EVERY_S = 30.0
 _OPEN_DISK_S = 2.0
-"""A new client is welcome after so long, though its slab is not open yet: it gives a store up after five."""
+"""A new client waits no longer for its slab to open: it gives up a store after five."""
 _LOOK_S = 0.05
 _IDLE_TURN_S = 0.1
 _HANGS_S = 2.0
-"""What a thread that has nothing more to do gets to end, with all served and kept."""
+"""Time for idle threads to end, once all is served and kept."""
 
 
 class StartError(ValueError):
-    """A store cannot be started as it is configured: a path, a port, a socket that somebody else has."""
+    """A store cannot start as configured: a path, a port, a socket that somebody else has."""
 
 
 class StoreProcess:
     """A store with its socket, its HTTP and its state, from ``start`` to ``stop``."""
 
     def __init__(self, settings: StoreSettings, *, wrap_remote: Callable[[Tier], Tier] = lambda tier: tier) -> None:
-        """StateError, OSError if the store cannot be; ``wrap_remote`` may put something around the remote.
+        """StateError, OSError if the store cannot be built; ``wrap_remote`` may put something around the remote.
 
-        What is made on disk for a store that then does not serve goes again.
+        What is made on disk for a store that never serves is removed again.
         """
         self.counters = Counters()
         self._clock = time.monotonic
@@ -171,7 +171,7 @@ class StoreProcess:
         log.info("store %s serves on %s, HTTP on %s", self.name, self.server.path, self.address)
 
     def stop(self) -> None:
-        """End whatever was started, and give back everything; once is enough."""
+        """End all that was started, and give everything back; a second call does nothing."""
         self._undo.close()
 
     def _stop_http(self) -> None:
@@ -180,25 +180,25 @@ class StoreProcess:
             self._thread.join(5)
 
     def _unmake(self, made: Iterable[Path]) -> None:
-        """Of a store that has never served; folders that hold something of others stay."""
+        """Remove what a store made that never served; folders that hold other things stay."""
         for path in () if self._served else made:
             with suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink()
 
 
 def _missing(*paths: Path) -> list[Path]:
-    """A link that leads nowhere is there: behind it may be a disk that is not mounted yet."""
+    """The paths not there yet; a dangling link is there, as its disk may not be mounted yet."""
     return [path for path in paths if not os.path.lexists(path)]
 
 
 def _folders(settings: StoreSettings) -> Iterator[Path]:
-    """Those that a store makes, each before the one that it is in."""
+    """The folders that a store makes, each before its parent."""
     for folder in (settings.state_dir, settings.socket.parent, *((settings.disk.path,) if settings.disk else ())):
         yield from (folder, *folder.parents)
 
 
 def _others(new: Sequence[str]) -> str:
-    """What the settings have otherwise than a tuning that was kept."""
+    """How the settings differ from a kept tuning."""
     return f"new here, and as in a first tuning: {', '.join(new)}" if new else "a tier or codec has gone, and is off"
 
 
@@ -210,7 +210,7 @@ def _check_sizes(first: Tuning, disk: DiskTier | None, tiers: Iterable[LocalTier
 
 
 def _kept_sizes(tuning: Tuning, first: Tuning) -> Iterator[str]:
-    """What is of another size than the settings say: they are of a store that starts for the first time."""
+    """Tiers whose size differs from the settings, which count only when a store first starts."""
     for tier in LOCAL:
         kept, asked = tuning.capacity_bytes(tier), first.capacity_bytes(tier)
         if kept != asked:
@@ -218,7 +218,7 @@ def _kept_sizes(tuning: Tuning, first: Tuning) -> Iterator[str]:
 
 
 def remote_tier(settings: RemoteSettings, writer: str, counters: Counters, codec: Codec | None = None) -> Tier:
-    """The remote that its settings name; it may be away, and come later. DocumentError if a file is not to be read."""
+    """The remote that its settings name; it may be away for now. DocumentError if a file cannot be read."""
     if settings.path is not None:
         return MEDIA[settings.medium](settings.path, writer=writer, capacity_bytes=settings.capacity)
     settings.check()
@@ -231,13 +231,13 @@ def remote_tier(settings: RemoteSettings, writer: str, counters: Counters, codec
 
 
 def _allow_descriptors() -> None:
-    """A segment of memory takes two descriptors, and the usual soft limit is 1024."""
+    """Raise the limit: a segment of memory takes two descriptors, the usual one is 1024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def run(process: StoreProcess) -> None:
-    """Serve until SIGTERM or SIGINT, or for want of clients. For a process's main thread."""
+    """Serve until SIGTERM, SIGINT or a lack of clients. For a process's main thread."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     _allow_descriptors()
     with until_told() as ending:
@@ -250,9 +250,9 @@ def run(process: StoreProcess) -> None:
 
 
 def _wait(process: StoreProcess, ending: Ending, garbage: GarbageCollector) -> None:
-    """Until ``ending`` is told; or until no client came for long enough, and then the store has stopped."""
+    """Wait for ``ending``, or until no client came for long enough, and then stop the store."""
     if process.idle_exit_s is None:
-        while not ending.wait(_LOOK_S):  # a signal that another thread takes is seen when this one wakes
+        while not ending.wait(_LOOK_S):  # a signal taken by another thread is seen when this one wakes
             garbage.tidy()
         return
     path, watch = process.server.path, IdleWatch(process.idle_exit_s, time.monotonic())
@@ -263,7 +263,7 @@ def _wait(process: StoreProcess, ending: Ending, garbage: GarbageCollector) -> N
     while not ending.wait(min(_LOOK_S, process.idle_exit_s)):
         garbage.tidy()
         if over():
-            with embedded.turn(path, _IDLE_TURN_S) as had:  # who wants to start a store waits until this one is gone
+            with embedded.turn(path, _IDLE_TURN_S) as had:  # whoever starts a store waits until this one is gone
                 if had and over():
                     log.info("no client for %g s", process.idle_exit_s)
                     process.stop()
@@ -271,7 +271,7 @@ def _wait(process: StoreProcess, ending: Ending, garbage: GarbageCollector) -> N
 
 
 def serve(settings: StoreSettings) -> None:
-    """Serve until told to end. StartError, StateError if that is not possible."""
+    """Serve until told to end. StartError, StateError if the store cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         run(StoreProcess(settings))

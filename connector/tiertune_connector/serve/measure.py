@@ -1,6 +1,6 @@
-"""How fast a storage is: a few chunks written, read and removed, by the tier that a store has there.
+"""Measures a storage: writes, reads and removes a few chunks, through the tier that a store would use there.
 
-``tiertune doctor --storage``. What is written stands under a namespace of its own, and is gone afterwards.
+For ``tiertune doctor --storage``. What is written has a namespace of its own, and is removed afterwards.
 """
 
 import os
@@ -24,14 +24,14 @@ from tiertune_connector.settings import RemoteSettings
 from tiertune_connector.tiers.base import Outcome, Tier
 
 TIMEOUT_S = 10.0
-"""More than a store would wait: what is slow is to be measured."""
+"""Longer than a store would wait, to measure what is slow."""
 SMALL_BYTES = 4096
-"""Of the chunks whose time is latency: nearly nothing is moved."""
+"""Size of chunks whose time is latency: they move nearly nothing."""
 
 
 @dataclass(frozen=True)
 class StorageTimes:
-    """Medians over the chunks, of one operation at a time; None where ``problem`` says what failed."""
+    """Medians over the chunks, one operation at a time; None if ``problem`` says what failed."""
 
     storage: str
     chunk_bytes: int
@@ -39,9 +39,9 @@ class StorageTimes:
     problem: str = ""
     """Which operation failed, and how; empty: none."""
     present_s: float | None = None
-    """Of asking whether they are there, all of them at once."""
+    """To ask whether they are there, all of them at once."""
     latency_s: float | None = None
-    """Of reading a small chunk."""
+    """To read a small chunk."""
     read_s: float | None = None
     write_s: float | None = None
 
@@ -58,7 +58,7 @@ class StorageTimes:
 
 
 def storage(url: str, like: RemoteSettings | None = None) -> RemoteSettings:
-    """The settings of a storage; ``like``: whose password and files of TLS are shown. DocumentError if it is none."""
+    """The settings of a storage, with password and TLS files of ``like``. DocumentError if ``url`` is none."""
     login = like.model_dump(include={"password_file", "sentinel_password_file", "tls"}) if like else {}
     try:
         return RemoteSettings(url=url, timeout=TIMEOUT_S, **login)
@@ -68,7 +68,7 @@ def storage(url: str, like: RemoteSettings | None = None) -> RemoteSettings:
 
 
 def operations(chunks: int) -> int:
-    """How many ``measure`` does where none fails: it connects, and each chunk is written, asked for and read."""
+    """How many operations ``measure`` does if none fails: it connects, then writes, asks for and reads each chunk."""
     return 1 + 5 * chunks
 
 
@@ -85,9 +85,10 @@ def measure(
     wrap: Callable[[Tier], Tier] = lambda tier: tier,
     step: Callable[[], object] = lambda: None,
 ) -> StorageTimes:
-    """Leaves nothing there, whatever happens. DocumentError where a password or certificate cannot be read.
+    """Measure a storage. DocumentError if a password or certificate cannot be read.
 
-    ``wrap`` may put something around the tier; ``step`` comes after each of its ``operations``.
+    What was written is removed, whatever fails before. ``wrap`` may put something around the tier; ``step`` is called
+    after each of its ``operations``.
     """
     name = ", ".join(listed(settings.url))
     namespace, tier = uuid.uuid4().hex, wrap(remote_tier(settings, "doctor", Counters()))
@@ -106,13 +107,13 @@ def measure(
 
 
 class _Trial:
-    """Operations on the chunks of one namespace; seconds of each, _FailedError where one is not OK."""
+    """Operations on one namespace's chunks: seconds of each, _FailedError if one is not OK."""
 
     def __init__(self, tier: Tier, namespace: str, clock: Callable[[], float], step: Callable[[], object]) -> None:
         self._tier, self._namespace, self._clock, self._step = tier, namespace, clock, step
 
     def run(self, chunk_bytes: int, chunks: int, folder: Path | None) -> dict[str, float]:
-        """``folder``: where a directory has them."""
+        """``folder`` is where a directory keeps the chunks."""
         large, small = bytearray(os.urandom(chunk_bytes)), bytearray(os.urandom(SMALL_BYTES))
         of_large, of_small = ([b"%s%d" % (name, number) for number in range(chunks)] for name in (b"large", b"small"))
         self._write(b"first", small)  # connects
@@ -157,7 +158,7 @@ class _Trial:
 
 
 def _forget(folder: Path) -> None:
-    """Have the files on the storage alone: else this host's memory would be measured."""
+    """Drop files from this host's page cache: else its memory would be measured, not the storage."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

@@ -6,18 +6,18 @@ import socket
 import struct
 
 _SO_PEERPIDFD = getattr(socket, "SO_PEERPIDFD", 77)
-"""Of asm-generic/socket.h: Python's ``socket`` does not have it."""
+"""From asm-generic/socket.h: Python's ``socket`` lacks it."""
 
 
 class Peer:
-    """Watched by a descriptor of the process until ``forget``."""
+    """Watches the process by a descriptor until ``forget``."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         self.process = _process(sock, self.pid)
 
     def ended(self) -> bool:
-        """Whether it is known to be gone."""
+        """Whether the process is known to be gone."""
         if self.process is None:
             return False
         poll = select.poll()
@@ -31,9 +31,9 @@ class Peer:
 
 
 def _process(sock: socket.socket, pid: int) -> int | None:
-    """A descriptor of the process, of another pid namespace too where Linux can (6.5 and later).
+    """A descriptor of the process, in another pid namespace too if Linux can (6.5 and later).
 
-    Without one what the process may be writing to when its connection is lost can never be used again.
+    Without one, what the process may be writing to when its connection is lost can never be used again.
     """
     try:
         return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)

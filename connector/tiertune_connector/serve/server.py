@@ -1,4 +1,4 @@
-"""The store on a unix socket: a thread for all clients, pools of threads for what waits, one for upkeep."""
+"""The store on a unix socket: one thread for all clients, pools of threads for what waits, one for upkeep."""
 
 import logging
 import os
@@ -43,16 +43,16 @@ from tiertune_connector.store.tiered import TieredStore
 
 log = logging.getLogger(__name__)
 _STUCK_S = 5.0
-"""A client that takes nothing for so long is given up."""
+"""After so long, a client that takes nothing is dropped."""
 _HELLO_TIMEOUT_S = 5.0
 _UPKEEP_S = 0.05
 _BREATH_S = 5e-4
-"""Between steps that make a tuning effective: requests have the interpreter meanwhile."""
+"""Pause between steps that make a tuning effective, for requests to run."""
 _EXPIRY_S = 1.0
 _AGAIN_S = 0.2
-"""After a failure to accept, and while it is not clear whether the remote is well."""
+"""Wait after a failure to accept, and while the remote's health is unclear."""
 _UNWELL_S = 1.0
-"""How soon a remote is probed that requests found unwell, and again while it is dead."""
+"""How soon to probe a remote that requests found unwell, and again while it is dead."""
 _UNSEEN = "if it dies in the midst of storing, those slots are lost until the store restarts; share its pid namespace"
 
 
@@ -79,7 +79,7 @@ class Server:
         counters.gauges_from(lambda: [("clients", (), float(len(self.sessions())))])
 
     def start(self) -> None:
-        """Listen; OSError if another store is there, or the path cannot be used."""
+        """Listen; OSError if another store does, or the path cannot be used."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and not self.path.is_socket():
             raise OSError(f"{self.path}: is not a socket, and is left alone")
@@ -88,7 +88,7 @@ class Server:
         self.path.unlink(missing_ok=True)
         try:
             self._listener.bind(str(self.path))
-        except OSError as error:  # it names no path
+        except OSError as error:  # which names no path
             raise OSError(f"{self.path}: {error.strerror}") from error
         self._socket_file = self.path.stat()
         self.path.chmod(0o600)
@@ -154,7 +154,7 @@ class Server:
         self._listener.close()
 
     def _greet(self, connection: Connection, sock: socket.socket) -> None:
-        """What a new client says first; it may take long to make room for it."""
+        """Take a new client's first message; making room for it may take long."""
         try:
             sock.settimeout(_HELLO_TIMEOUT_S)
             messages = connection.frames.receive()
@@ -170,7 +170,7 @@ class Server:
             self._ended(connection, error)
 
     def _ended(self, connection: Connection, error: Exception) -> None:
-        """A connection is to be served no more."""
+        """Stop serving a connection."""
         if isinstance(error, OSError | EOFError | msgspec.DecodeError | msgspec.ValidationError):
             log.info("connection of pid %d ended: %s", connection.peer.pid, str(error) or "closed")
         else:
@@ -231,7 +231,7 @@ class Server:
                 self._told(session, message)
 
     def _told(self, session: Session, message: Message) -> None:
-        """What needs no reply."""
+        """Handle messages that need no reply."""
         store = self.store
         match message:
             case Own():
@@ -252,7 +252,7 @@ class Server:
                 raise msgspec.ValidationError(f"a client may not send {type(message).__name__} here")
 
     def _run(self, connection: Connection, serve: Callable[..., None], message: Message, kind: str) -> None:
-        """Serve at once, or on a thread for what waits of that ``kind``."""
+        """Serve at once, or, with a ``kind``, on a thread of that kind."""
         if kind:
             self._waiters.run(connection, partial(serve, connection, message, wait=True), kind)
         else:
@@ -289,7 +289,7 @@ class Server:
         connection.reply(self.store, msgspec.structs.replace(loaded, id=message.id))
 
     def _part(self, connection: Connection, message: Load, part: LoadPart) -> None:
-        """On a thread that reads for others too: a client that has gone is not its affair."""
+        """Called on a thread that reads for others too, so a client that has gone must not fail it."""
         with self._counters.surviving("part", f"pid {connection.peer.pid} could not be told what has come"):
             try:
                 connection.reply(self.store, msgspec.structs.replace(part, id=message.id))
@@ -313,9 +313,9 @@ class Server:
                 connection.peer.forget()
 
     def _forgive(self, back: Connection) -> None:
-        """A client that is back copies nothing of before: its old slots leave quarantine, its old connection ends.
+        """A client that is back copies nothing from before: its old slots leave quarantine, its old connections end.
 
-        It may be back already once more: it does not wait for ever to be welcomed.
+        It may have come back even once more: it does not wait for ever to be welcomed.
         """
         with self._lock:
             self._release([lost for lost in self._lost if lost.precedes(back)])
@@ -345,7 +345,7 @@ class Server:
             wait_s = _BREATH_S if more else _UPKEEP_S
 
     def _settle_disk(self) -> None:
-        """What waits for the disk, which may hang: nothing else does then."""
+        """Upkeep that waits for the disk, on its own thread, as the disk may hang."""
         more = False
         while not self._stopping.wait(_BREATH_S if more else _UPKEEP_S):
             more = False
@@ -353,7 +353,7 @@ class Server:
                 more = self.store.pools.settle_disk()
 
     def _step(self) -> bool:
-        """One bounded round; True while a tuning is not yet in force."""
+        """One bounded round of upkeep; True while a tuning is not yet in force."""
         more = self.store.pools.settle()
         self.store.behind.clean_ahead()
         dropped = self.store.dram.dropped_segments()
@@ -372,7 +372,7 @@ class Server:
         return more
 
     def _probe(self) -> None:
-        """All tiers regularly; the remote soon, and again and again, when it is not well."""
+        """Probe all tiers regularly, but soon and repeatedly while the remote is not well."""
         due, wait_s = time.monotonic(), 0.0
         while not self._stopping.wait(wait_s):
             regular, wait_s = time.monotonic() >= due, _UNWELL_S

@@ -1,4 +1,4 @@
-"""Serving many connections from one thread: of each that has said something one message, in turn.
+"""Serves many connections from one thread: one message at a time from each that has sent something, in turn.
 
 A thread for each would wait for the interpreter after every read and write while others compute, up to a switch
 interval each time; a request takes less than that.
@@ -17,12 +17,12 @@ _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 
 class Turns:
-    """Takes what connections bring; what handles a message must not wait."""
+    """Takes what connections bring; ``handle`` must not wait."""
 
     def __init__(
         self, handle: Callable[[Connection, Message], None], ended: Callable[[Connection, Exception], None]
     ) -> None:
-        """``ended`` is told of a connection that is served no more, and why: EOFError if the client has closed it."""
+        """``ended`` is called with a connection no longer served, and why: EOFError if the client closed it."""
         self._handle = handle
         self._ended = ended
         self._events = select.epoll()
@@ -31,14 +31,14 @@ class Turns:
         self._events.register(self._bell, select.EPOLLIN)
 
     def add(self, connection: Connection) -> None:
-        """From now on what it brings is taken by ``run``."""
+        """Have ``run`` take what a connection brings."""
         number = connection.fileno()
         self._connections[number] = connection
         self._events.register(number, 0)
         connection.watch(lambda stuck: self._listen(number, select.EPOLLOUT if stuck else select.EPOLLIN))
 
     def run(self) -> None:
-        """Until ``stop``, and until every connection has ended. For a thread of its own."""
+        """Run until ``stop``, and until every connection has ended. For a thread of its own."""
         speaking: list[Connection] = []
         stopping, glance = False, Glance(self._events.fileno())
         last, before = -1, -2  # who spoke: while it is one client alone, it mostly goes on
@@ -53,16 +53,16 @@ class Turns:
             speaking = [each for each in dict.fromkeys(speaking) if self._turn(each)]
 
     def stop(self) -> None:
-        """Have ``run`` end with the last connection: what they have said before is handled."""
+        """Have ``run`` end with the last connection; what was said before is handled."""
         os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """After ``run``; nothing may be added any more."""
+        """Call after ``run``; nothing may be added any more."""
         self._events.close()
         os.close(self._bell)
 
     def _hear(self, number: int, event: int) -> bool:
-        """Read from a connection, or write to one that was stuck; whether it is served still."""
+        """Read from a connection, or write to one that was stuck; whether it is still served."""
         connection = self._connections[number]
         try:
             if connection.stuck and not connection.flush():
@@ -77,7 +77,7 @@ class Turns:
         return True
 
     def _turn(self, connection: Connection) -> bool:
-        """Take one message, if one is whole and the client takes its answers; whether there is one more."""
+        """Handle one message, if one is whole and the client takes its answers; whether another waits."""
         if connection.fileno() not in self._connections or connection.stuck:
             return False
         try:

@@ -1,4 +1,4 @@
-"""Threads for what waits, or takes long: the one that serves all clients does neither."""
+"""Threads for what waits or takes long, as the thread that serves all clients must not."""
 
 import logging
 import threading
@@ -10,14 +10,14 @@ from tiertune_connector.serve.connection import Connection
 
 log = logging.getLogger(__name__)
 _KINDS = ("lookup", "long", "disk", "remote", "damage", "store")
-"""Each waits on threads of its kind, so that none holds up a faster one: a lookup; the counting of a long prompt; a
-load, by its slowest tier; what a client says is damaged, until it is summed; many chunks that are stored."""
+"""Each has threads of its own, so that none holds up a faster one: lookups; the counting of a long prompt; loads, by
+their slowest tier; summing what a client says is damaged; storing many chunks."""
 _MOST_LATER = 8
-"""Long prompts that are to be counted yet: one more is counted at once, and all clients wait until it is."""
+"""Long prompts yet to be counted: one more is counted at once, while all clients wait."""
 
 
 class Waiters:
-    """Threads are made as they are needed, 32 of each kind at most."""
+    """Threads, made as needed, at most 32 of each kind."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -25,7 +25,7 @@ class Waiters:
         self._room = threading.Semaphore(_MOST_LATER)
 
     def run(self, connection: Connection, serve: Callable[[], None], kind: str) -> Future[None]:
-        """On a thread of a ``kind``; what fails ends the client's connection."""
+        """Serve on a thread of a ``kind``; a failure ends the client's connection."""
 
         def guarded() -> None:
             try:
@@ -40,13 +40,13 @@ class Waiters:
         return self._pools[kind].submit(guarded)
 
     def later(self, connection: Connection, count: Callable[[], None]) -> None:
-        """What nobody waits for, and takes long: on another thread, unless too much is to be done there already."""
+        """Do what takes long and nobody waits for: on another thread, or at once if too much waits there."""
         if self._room.acquire(blocking=False):
             self.run(connection, count, "long").add_done_callback(lambda _: self._room.release())
         else:
             count()
 
     def close(self) -> None:
-        """Nothing is begun any more."""
+        """Begin nothing any more."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)

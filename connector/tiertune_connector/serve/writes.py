@@ -1,6 +1,6 @@
-"""Who told the store what, from where and when: a log line for each write, and the last ones to be told in the status.
+"""Who told the store what, from where and when: a log line for each write, and the last ones for the status.
 
-An operator may write to a store past the agent, or while there is none: the agent books it when it is back.
+An operator may write to a store past the agent, or while there is none: the agent books that when it is back.
 """
 
 import json
@@ -22,15 +22,15 @@ from tiertune_connector.state import StateDir
 log = logging.getLogger(__name__)
 KEPT = 64
 MOST_FIELDS = 8
-"""Of a tuning, told with both values."""
+"""Fields of a tuning to tell with both values."""
 MOST_CLIENT = 80
 """Characters."""
 ELSEWHERE = (307, 404, 405)
-"""Answers where nothing is to be written."""
+"""Answers where there is nothing to write."""
 
 
 class Writes:
-    """The last ones, oldest first, also over restarts. Not those to ``/v1/sampling``: nobody commands them."""
+    """The last writes, oldest first, kept over restarts. Not those to ``/v1/sampling``: nobody commands them."""
 
     def __init__(self, state: StateDir, now: Callable[[], datetime]) -> None:
         self._state = state
@@ -42,7 +42,7 @@ class Writes:
         return list(self._kept)
 
     def add(self, connection: HTTPConnection, status: int) -> None:
-        """Of an answer that is about to be given. What was refused stands in the log alone."""
+        """Note a write whose answer is about to be given. A refused one is only logged."""
         who, source = called_by(connection)
         path, detail = connection.scope["path"].strip("\r\n"), connection.scope.get("state", {}).get("detail", {})
         write = {
@@ -66,7 +66,7 @@ class Writes:
 
 
 class Traced:
-    """An application whose writing calls leave a trace each, before they are answered. An ASGI middleware."""
+    """ASGI middleware that leaves a trace of each writing call before it is answered."""
 
     def __init__(self, app: ASGIApp, writes: Writes) -> None:
         self._app = app
@@ -85,7 +85,7 @@ class Traced:
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by their dotted names with both values; of many, how many ``more`` there are."""
+    """Changed fields by dotted name, with both values; ``more`` counts those left out."""
     fields = differences(before, after)
     told: dict[str, Any] = {"changed": dict(islice(fields, MOST_FIELDS))}
     more = sum(1 for _ in fields)

@@ -1,4 +1,4 @@
-"""What clients hold in DRAM: chunks pinned for them, slots that they are to write, and how they lose both."""
+"""What clients hold in DRAM: chunks pinned for them, slots for them to write, and how they lose both."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ class Holdings:
     counters: Counters
     clock: Callable[[], float]
     lease_s: float
-    """Whoever holds something for so long beyond what it announced loses it."""
+    """A client that holds something so much longer than it announced loses it."""
 
     def pinned(self, session: Session, keys: Sequence[bytes], until: float) -> int:
-        """Chunks were pinned for a load that may take until then; the number to release them by."""
+        """Note chunks pinned for a load that may take until ``until``; returns the number to release them by."""
         number, session.next_lease = session.next_lease, session.next_lease + 1
         session.leases[number] = Lease(tuple(keys), until + self.lease_s)
         return number
 
     def release(self, session: Session, number: int, damaged: Collection[bytes] = ()) -> None:
-        """A client no longer reads what a lease pinned. What it found ``damaged``, and is, is dropped."""
+        """A client no longer reads what a lease pinned. Drop what it found ``damaged``, if it is."""
         lease = session.leases.get(number) if damaged else None
         for key in {*damaged}.intersection(lease.keys if lease else ()):
             if self.dram.verify(session.digest, key) is Outcome.CORRUPT:
@@ -40,12 +40,12 @@ class Holdings:
                 self.dram.unpin(session.digest, key)
 
     def reserved(self, session: Session, key: bytes, slot: Slot, era: int) -> None:
-        """A client is to write this slot."""
+        """Note that a client is to write this slot."""
         session.reservations[key] = Reservation(slot, self.clock() + self.lease_s, era)
         self.quotas.change(slot.origin.tenant, session.chunk_bytes)
 
     def give_up(self, session: Session, key: bytes, *, quarantine: bool = False) -> None:
-        """A reservation ends unwritten; with ``quarantine`` the client may still be writing."""
+        """End a reservation unwritten; with ``quarantine`` the client may still be writing."""
         held = session.reservations.pop(key, None)
         if held is None:
             return
@@ -65,7 +65,7 @@ class Holdings:
                     self.give_up(session, key, quarantine=True)
 
     def end(self, session: Session) -> None:
-        """A client has gone: its pins go; what it had reserved goes to quarantine, for it may still be copying."""
+        """A client has gone: its pins end, its reserved slots go to quarantine, as it may still be copying."""
         with self.dram.lock:
             session.ended = True
             for number in list(session.leases):
@@ -76,7 +76,7 @@ class Holdings:
     def leave_quarantine(
         self, session: Session, key: bytes | None = None, meant: Callable[[Slot], bool] | None = None
     ) -> None:
-        """The client says that it writes a key's slots no more, those that are ``meant``; or its end does of all."""
+        """Free a key's quarantined slots, those ``meant``, as the client no longer writes them; without a key, all."""
         with self.dram.lock:
             of_key = [held for held in session.quarantined if key in (None, held[0])]
             for held in (held for held in of_key if meant is None or meant(held[1])):

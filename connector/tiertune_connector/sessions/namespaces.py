@@ -12,16 +12,16 @@ from tiertune_connector.tuning import LocalTier, Tuning
 
 log = logging.getLogger(__name__)
 LENT_AFTER_S = 3600.0
-"""Nobody used a namespace for so long: engines that only start anew find what they left."""
+"""Unused for so long, a namespace lends: engines that merely restart find what they left."""
 _REMEMBERED = 1024
-"""Namespaces, those in use and the latest ones: new weights come a few times a day."""
+"""Namespaces, in use or latest: new weights come a few times a day."""
 
 
 class Namespaces:
     """Thread-safe under ``lock``, which is the store's."""
 
     def __init__(self, lock: threading.RLock, clock: Callable[[], float], state: StateDir | None = None) -> None:
-        """``clock`` gives monotonic seconds; with a ``state`` what was served is known after a restart."""
+        """``clock`` gives monotonic seconds; with a ``state``, what was served is known after a restart."""
         self._lock = lock
         self._clock = clock
         self._state = state
@@ -33,7 +33,7 @@ class Namespaces:
         self._started = clock()
 
     def join(self, session: Session) -> None:
-        """A client uses its namespace, until its session has ended."""
+        """A client uses its namespace until its session ends."""
         assert session.namespace is not None
         with self._lock:
             self._unsaved |= session.digest not in self._served
@@ -45,7 +45,7 @@ class Namespaces:
                 del self._served[next(unused, next(iter(self._served)))]
 
     def keep(self) -> None:
-        """Save what is new. Waits for the state directory; that it cannot be written is logged, and tried again."""
+        """Save what is new. Waits for the state directory; a failed write is logged, and tried again."""
         with self._saving:
             with self._lock:
                 served, unsaved, self._unsaved = self._served.copy(), self._unsaved, False
@@ -57,24 +57,24 @@ class Namespaces:
                 self._unsaved = True
 
     def of(self, epoch: int, namespace: str | None = None) -> list[str]:
-        """Those of an epoch, or the one of these that is named."""
+        """The namespaces of an epoch, or of these only the named one."""
         with self._lock:
             return [name for name, each in self._served.items() if each.epoch == epoch and namespace in (None, name)]
 
     def served(self, namespace: str) -> Served | None:
-        """What is known of one."""
+        """What is known of a namespace."""
         return self._served.get(namespace)
 
     def model(self, namespace: str) -> str:
-        """Its name; empty where the namespace is not known."""
+        """A namespace's model name; empty if unknown."""
         served = self._served.get(namespace)
         return served.model if served else ""
 
     def lend(self, tiers: Mapping[LocalTier, Mapping[str, Held]], tuning: Tuning) -> bool:
         """Mark the pools that lend their share, none while no namespace is used; True if shares are to be made anew.
 
-        Of a namespace that nobody uses they do at once if it holds nothing, else after a while, and then only those to
-        which the tuning gives no capacity of their own. Those that somebody uses were not only found.
+        An unused namespace's pools lend at once if it holds nothing, else after a while, and then only those to which
+        the tuning gives no capacity of their own. A pool that somebody uses no longer counts as found.
         """
         with self._lock:
             self._look()
@@ -93,7 +93,7 @@ class Namespaces:
             return anew
 
     def over(self, held: Container[str]) -> list[str]:
-        """Those that nobody has used for so long that their pools would lend, and that are not ``held``; each once."""
+        """Namespaces not ``held``, and unused for so long that their pools would lend; each is told once."""
         with self._lock:
             self._look()
             names = [name for name in self._used_at if name not in self._users and name not in held]
@@ -103,7 +103,7 @@ class Namespaces:
             return over
 
     def _look(self) -> None:
-        """Note who is there, and who has left since the last look."""
+        """Note whose clients are there, and whose have left since the last look."""
         now = self._clock()
         for name, users in list(self._users.items()):
             self._used_at[name] = now
@@ -112,7 +112,7 @@ class Namespaces:
                 del self._users[name]
 
     def _free(self, name: str) -> bool:
-        """Whether others are there, and none of its own."""
+        """Whether other namespaces have clients, and it has none."""
         return bool(self._users) and name not in self._users
 
     def _long_unused(self, name: str) -> bool:

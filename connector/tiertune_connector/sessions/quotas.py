@@ -6,30 +6,30 @@ from tiertune_connector.tuning import TenantTuning
 
 
 class Quotas:
-    """Bytes by tenant; chunks of nobody are not counted. Guarded by the store's lock."""
+    """Bytes by tenant; chunks without one are not counted. Guarded by the store's lock."""
 
     def __init__(self) -> None:
         self._held: dict[bytes, int] = {}
 
     def change(self, tenant: bytes, nbytes: int) -> None:
-        """A tenant holds so much more, or less."""
+        """A tenant holds ``nbytes`` more, or less."""
         if tenant:
             held = self._held.pop(tenant, 0) + nbytes
             if held:
                 self._held[tenant] = held
 
     def left(self, tenant: bytes, tuned: Mapping[str, TenantTuning]) -> int | None:
-        """Bytes that a tenant may hold beside what it does; None: it has no quota."""
+        """Bytes that a tenant may still add; None: it has no quota."""
         quota = tuned.get(tenant.hex()) if tenant else None
         return None if quota is None else max(0, quota.quota_bytes - self._held.get(tenant, 0))
 
     def refuse(self, tenant: bytes, more: int, tuned: Mapping[str, TenantTuning]) -> bool:
-        """Whether so much more would be above the tenant's quota, if it has one."""
+        """Whether ``more`` bytes would exceed the tenant's quota, if it has one."""
         left = self.left(tenant, tuned)
         return left is not None and more > left
 
     def document(self, tuned: Mapping[str, TenantTuning]) -> dict[str, dict[str, int]]:
-        """Of each tenant that has a quota, by its digest: the quota, and the DRAM bytes that it holds."""
+        """Quota and DRAM bytes held of each tenant that has a quota, by its digest."""
         held = {tenant.hex(): nbytes for tenant, nbytes in self._held.items()}
         return {
             digest: {"quota_bytes": tenant.quota_bytes, "resident_bytes": held.get(digest, 0)}

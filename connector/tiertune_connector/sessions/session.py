@@ -8,9 +8,9 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.tiers.slots import Slot
 
 _REMEMBERED_KEYS = 1 << 19
-"""Of the latest prompts together, some 45 MiB; even in chunks of 16 tokens minutes of an engine's prefills."""
+"""Keys of the latest prompts, some 45 MiB; even in chunks of 16 tokens, minutes of an engine's prefills."""
 _PROMPT_KEYS = 8
-"""What a prompt takes of memory besides its keys, in keys."""
+"""A prompt's memory besides its keys, in keys."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Reservation:
     slot: Slot
     expires_at: float
     era: int
-    """Of the store's flushes when it was given: what was computed before a flush must not come after it."""
+    """The store's era of flushes when it was given: what was computed before a flush must not come after."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Keys of a prompt, as it was looked up."""
+    """A prompt's keys, as looked up."""
 
     keys: list[bytes]
     found: int
-    """So many of the first ones were in some tier, or the engine's own memory."""
+    """How many of the first keys were in some tier, or the engine's own memory."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LookupAnswer:
 
     keys: list[bytes]
     tiers: list[str]
-    """Of the leading keys."""
+    """Those of the leading keys."""
     asked: list[str]
     """Tiers that were asked, fastest first."""
 
@@ -65,7 +65,7 @@ class Latest(Generic[Prompt]):
         return self._kept.get(request)
 
     def put(self, request: str, value: Prompt) -> None:
-        """It is the latest one now."""
+        """Keep a prompt as the latest."""
         self.pop(request)
         self._kept[request] = value
         self._taken += _taken(value)
@@ -98,11 +98,11 @@ class Session:
     chains: Latest[Chain] = field(default_factory=Latest)
     """Of the latest requests, to keep a chain's head younger than the tail stored after it."""
     uncounted: Latest[LookupAnswer] = field(default_factory=Latest)
-    """What was found for requests whose engine has not told yet what it had itself."""
+    """Answers for requests whose engine has not yet said what it had itself."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that the engine computes on."""
     looks: bool = False
-    """It looks for chunks in the store's memory itself."""
+    """Whether it looks for chunks in the store's memory itself."""
     next_lease: int = 1
     ended: bool = False
     """The client has gone: nothing may be pinned for it any more."""
@@ -112,7 +112,7 @@ class Session:
         return self.namespace.digest if self.namespace else ""
 
     def had(self, request: str, chunks: int) -> None:
-        """The engine had so many of a prompt's first chunks itself."""
+        """The engine had a prompt's first ``chunks`` itself."""
         chain = self.chains.get(request)
         if chain is not None and chain.found < chunks:
             self.chains.put(request, replace(chain, found=chunks))

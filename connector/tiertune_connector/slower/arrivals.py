@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 LEFT_SHARE = 4
-"""One in so many chunks of a pool is not for those on their way from a tier: one that hangs must not take all of it."""
+"""One in so many chunks of a pool is kept from a tier's arrivals: a tier that hangs must not take it all."""
 Place = tuple[str, bytes]
 """Namespace and key."""
 _TOLD = {Outcome.OK: "hit", Outcome.MISS: "miss", Outcome.FULL: "miss", Outcome.CORRUPT: "corrupt"}
@@ -25,31 +25,31 @@ _TOLD = {Outcome.OK: "hit", Outcome.MISS: "miss", Outcome.FULL: "miss", Outcome.
 
 @dataclass(eq=False)
 class Arrival:
-    """One chunk on its way. Guarded by the store's lock, but for ``nbytes`` and ``heard``.
+    """One chunk on its way. Guarded by the store's lock, except ``nbytes`` and ``heard``.
 
-    Who wants to hear is added first and looks then; who reads sets first and tells then: nobody misses the last bytes.
+    A listener is added before it looks, and the reader sets before it tells, so that nobody misses the last bytes.
     """
 
     tier: str
     slot: Slot
     era: int
-    """Of the store's flushes when it was asked for."""
+    """The store's era of flushes when it was asked for."""
     since: float
     predicted_s: float | None
-    """Until it and all before it are here; None: unknown."""
+    """Until it and all before it come; None: unknown."""
     done: "Future[None]" = field(init=False)
     waiting: int = 0
-    """Loads that it will be pinned for, once each."""
+    """Loads to pin it for, once each."""
     nbytes: int = 0
-    """Leading bytes that are in the slot, to be verified yet."""
+    """Leading bytes in the slot, not verified yet."""
     heard: list[Callable[[int], None]] = field(default_factory=list)
-    """Told whenever more are, on the thread that reads; they must not wait."""
+    """Called when more have come, on the reading thread; must not wait."""
     outcome: Outcome | None = None
     """None while it is on its way."""
     reading: bool = False
-    """It was given up while a thread may be filling the slot."""
+    """Given up while a thread may be filling the slot."""
     at: float = 0.0
-    """When the outcome was there."""
+    """Time of the outcome."""
 
     def came(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -57,7 +57,7 @@ class Arrival:
             hear(nbytes)
 
     def take(self) -> str:
-        """End one load's waiting: hit (the chunk is pinned for it), late (it comes all the same), or why not."""
+        """End one load's wait: hit (the chunk is pinned for it), late (it still comes), or why it did not come."""
         if self.outcome is None:
             self.waiting -= 1
             return "late"
@@ -73,17 +73,17 @@ class Arrivals:
     counters: Counters
     clock: Callable[[], float]
     accept: Callable[[str, Arrival, Origin], Outcome]
-    """Whether a whole chunk of a namespace may stay: OK, or what its loads are told instead."""
+    """Whether a whole chunk of a namespace may stay: OK, or the outcome for its loads."""
 
     def __post_init__(self) -> None:
         self._coming: dict[Place, Arrival] = {}
         self._numbers = Counter[tuple[str, str]]()
-        """How many of a namespace from a tier."""
+        """How many are coming, by namespace and tier."""
 
     def fetch(self, place: Place, tier: str, era: int) -> Arrival | None:
-        """A chunk that comes, or is coming already, for one load more; None if there is no room for it.
+        """Count one load more for a chunk, fetched unless it is coming already; None if no room or no thread is left.
 
-        None, too, while the tier that was asked for it is dead: until it is given up there, no other can be asked.
+        None, too, while the tier already asked for it is dead: no other can be asked until it is given up there.
         """
         arrival = self._coming.get(place)
         if arrival is not None and self.lanes[arrival.tier].breaker.open:
@@ -102,14 +102,14 @@ class Arrivals:
         return arrival
 
     def coming(self, namespace: str, keys: Iterable[bytes]) -> Counter[str]:
-        """How many of these are on their way already, by tier."""
+        """How many of these chunks are on their way already, by tier."""
         found = [self._coming.get((namespace, key)) for key in keys] if self._coming else []
         return Counter(arrival.tier for arrival in found if arrival is not None)
 
     def give_up(self, tier: str, *, hangs: bool) -> None:
-        """What waits for its turn behind a tier that died does not come; its loads hear of it at their deadline.
+        """Call off what waits its turn at a tier that died; its loads hear of it at their deadline.
 
-        Nor does what is being read, if that ``hangs``: the slot is kept until it ends, and the key is free meanwhile.
+        If the tier ``hangs``, also what is being read: the key is free at once, the slot only when the read ends.
         """
         for place, arrival in list(self._coming.items()):
             if arrival.tier == tier and ((waits := arrival.done.cancel()) or hangs):
@@ -118,14 +118,14 @@ class Arrivals:
 
     @contextmanager
     def awaited(self, arrivals: Iterable[Arrival]) -> Iterator[None]:
-        """A load waits for these, without the store's lock: a transfer more on their tiers' ways."""
+        """While a load waits for these, count one more transfer on their lanes. Call without the store's lock."""
         with ExitStack() as ways:
             for tier in {arrival.tier for arrival in arrivals}:
                 ways.enter_context(self.lanes[tier].transit.awaited())
             yield
 
     def waited(self, arrivals: Iterable[Arrival], started: float) -> dict[str, float]:
-        """A load waits no longer for its chunks, in the order of asking; seconds since ``started`` to each tier's last.
+        """A load's wait for ``arrivals``, in asking order, ends; seconds from ``started`` to each tier's last chunk.
 
         It teaches how good predictions are, if it asked for its last chunk itself and none failed.
         """
@@ -152,20 +152,20 @@ class Arrivals:
         return self._numbers[namespace, tier] < capacity - capacity // LEFT_SHARE
 
     def _asked(self, place: Place, arrival: Arrival) -> bool:
-        """Have a thread read the chunk; False, and it may be in their queue all the same, if none can be had."""
+        """Have a thread read the chunk; False if none can be had, though the chunk may still be queued."""
         with self.counters.surviving("read", f"no thread can be had to read from {arrival.tier}"):
             arrival.done = self.lanes[arrival.tier].readers.submit(self._bring, place, arrival)
             return True
         return False
 
     def _call_off(self, place: Place, arrival: Arrival) -> None:
-        """It does not come."""
+        """End an arrival that will not come."""
         self._end(place, arrival, Outcome.ERROR)
         self.lanes[arrival.tier].transit.ended(arrival.slot.nbytes, Outcome.ERROR)
         self.dram.abort(*place, arrival.slot, quarantine=arrival.reading)
 
     def _called_off(self, place: Place, arrival: Arrival) -> bool:
-        """Whether it was: the slot is another chunk's by now, or nobody's from now on."""
+        """Whether it was called off: its slot is another chunk's, or nobody's from now on."""
         if arrival.reading:
             self.dram.release_quarantine(place[0], arrival.slot)
         return arrival.outcome is not None
@@ -176,14 +176,14 @@ class Arrivals:
         arrival.outcome, arrival.at = outcome, self.clock()
 
     def _bring(self, place: Place, arrival: Arrival) -> None:
-        """Read a chunk into its reserved slot; runs on a thread of its tier's, without the lock."""
+        """Read a chunk into its reserved slot; runs on its tier's thread, without the lock."""
         with self.dram.lock:
             if self._called_off(place, arrival):
                 return
         payload = arrival.slot.view()
         outcome, origin = self.lanes[arrival.tier].read(*place, payload, arrival.came)
         if outcome is Outcome.OK:
-            arrival.came(payload.nbytes)  # of a tier that could not tell before
+            arrival.came(payload.nbytes)  # for a tier that does not tell sooner
         digest = origin.sum_of(payload) if outcome is Outcome.OK else 0
         with self.dram.lock:
             if self._called_off(place, arrival):

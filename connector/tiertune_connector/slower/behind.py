@@ -1,4 +1,4 @@
-"""Which chunks are written behind to slower tiers, and when: at commit, at a second use, or before they are evicted."""
+"""Which chunks are written behind to slower tiers, and when: at commit, at a second use, or before eviction."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,15 +17,15 @@ from tiertune_connector.tiers.slots import DramPool, Slot
 from tiertune_connector.tuning import SlowerTier, Tuning
 
 BELIEVED_S = 300.0
-"""A tier is believed for so long to hold what it was given: what is used later is offered again."""
+"""How long a tier is believed to hold what it was given: what is used later is offered again."""
 LOOKED_AT = 512
-"""Victims that a step looks at: a fraction of a millisecond with the lock held."""
+"""Victims one step looks at: a fraction of a millisecond with the lock held."""
 _AHEAD_SHARE = 4
-"""One in so many chunks of a pool may leave at once, and has been written before."""
+"""One in so many chunks of a pool may leave at once, so it is written before."""
 _MOST_AHEAD = 8192
-"""Nor more than so many: they are listed with the lock held."""
+"""Most chunks to write ahead: they are listed with the lock held."""
 _WAITING = 128
-"""Victims that wait at a time: they are pinned, and every eviction steps over them."""
+"""Victims waiting at a time: they are pinned, and every eviction steps over them."""
 _QUEUED_SHARE = 2
 """At most one in so many chunks of a pool waits to be written behind."""
 _MADE_ROOM = ("room", "capacity")
@@ -50,10 +50,10 @@ class WriteBehind:
         self._clock = clock
         self._tuning = tuning
         self._victims = {tier: WeakKeyDictionary[DramPool, deque[bytes]]() for tier in lanes}
-        """Of each pool those that steps have not looked at yet."""
+        """Each pool's victims that no step has looked at yet."""
 
     def tiers(self, *when: str) -> list[SlowerTier]:
-        """The tiers that are written at ``commit``, or at ``evict``."""
+        """The tiers whose tuned ``write`` (``commit``, ``evict``) is in ``when``."""
         tiers, tuned = list[SlowerTier](), self._tuning().tiers
         if "disk" in self._lanes and tuned.disk.write in when and tuned.disk.capacity_bytes:
             tiers.append("disk")
@@ -62,13 +62,13 @@ class WriteBehind:
         return tiers
 
     def used(self, digest: str, chunks: Sequence[tuple[bytes, Slot]]) -> None:
-        """Queue chunks that were committed or used for the tiers written at commit, where they are not yet."""
+        """Queue committed or used chunks for the tiers that are written at commit and lack them."""
         for tier in self.tiers("commit"):
             for key, slot in self._missing(tier, chunks):
                 self._offer(tier, digest, key, slot)
 
     def clean_ahead(self) -> None:
-        """Queue the next victims where they are not yet, so that evicting never waits: one step of each pool."""
+        """Queue each pool's next victims for tiers that lack them, so that evicting never waits: one step."""
         for tier in self.tiers("evict", "commit"):
             lane = self._lanes[tier]
             refused = lane.breaker.open or lane.breaker.paused
@@ -81,7 +81,7 @@ class WriteBehind:
                             break
 
     def lost(self, chunks: Sequence[Evicted]) -> None:
-        """Count of what left DRAM the chunks whose turn to be written before had not come."""
+        """Count the chunks that left DRAM before their turn to be written."""
         for tier in self.tiers("evict") if chunks else ():
             left = [chunk for chunk in chunks if tier not in chunk.behind and chunk.reason in _MADE_ROOM]
             count = sum(self._wanted(tier, one.namespace, one.key, used=one.used) for one in left)
@@ -89,7 +89,7 @@ class WriteBehind:
                 self._lanes[tier].writers.missed(count)
 
     def _missing(self, tier: SlowerTier, chunks: Iterable[tuple[bytes, Slot]]) -> Iterator[tuple[bytes, Slot]]:
-        """Those that a tier does not hold, or may have lost since; the latter once after each use."""
+        """The chunks that a tier does not hold or may have lost; a maybe lost one only once after each use."""
         doubted = self._clock() - BELIEVED_S
         for key, slot in chunks:
             known = slot.behind.get(tier, -inf)
@@ -97,7 +97,7 @@ class WriteBehind:
                 yield key, slot
 
     def _next_victims(self, tier: SlowerTier, held: DramPool) -> Iterator[tuple[bytes, Slot]]:
-        """The next few of those that leave first, all of them by and by: on from where the last step ended."""
+        """A pool's next few victims, on from where the last step ended; in time all have their turn."""
         pool, left = held.pool, self._victims[tier].setdefault(held, deque())
         if not left:
             left.extend(islice(pool, _ahead(pool)))
@@ -108,7 +108,7 @@ class WriteBehind:
                 yield key, slot
 
     def _offer(self, tier: SlowerTier, digest: str, key: bytes, slot: Slot) -> bool:
-        """Queue a chunk, if the tier is to have it; whether it was."""
+        """Hand a chunk to a tier's writers, if the tier is to have it; whether it was."""
         if self._lanes[tier].breaker.open or not self._wanted(tier, digest, key, used=slot.uses > 0):
             return False
         if self._dram.pin(digest, key, use=False) is None:
@@ -129,9 +129,10 @@ class WriteBehind:
         return True
 
     def _wanted(self, tier: SlowerTier, digest: str, key: bytes, *, used: bool) -> bool:
-        """Whether a chunk is admitted, and the disk lacks it: a namespace without a share does not make it full.
+        """Whether a tier admits a chunk and, if it is the disk, lacks it.
 
-        Nor does one that nobody uses take room there from those that somebody does.
+        The disk gets none of a namespace without a share there, which would make it pass for full, nor of a namespace
+        that nobody uses, which would take room there from those in use.
         """
         if not used and getattr(self._tuning().admission, tier) != "always":
             return False
@@ -142,11 +143,11 @@ class WriteBehind:
 
 
 def _ahead(pool: Pool[Slot]) -> int:
-    """How many victims are to be written: with the free room, the share that may leave at once."""
+    """How many victims to write: with the free room, they make the share that may leave at once."""
     free = pool.capacity - len(pool)
     return max(0, min(pool.capacity // _AHEAD_SHARE + 1 - free, _MOST_AHEAD))
 
 
 def _queue_length(held: DramPool) -> int:
-    """A slow tier must not pin the pool: what does not find room is offered again when it is used again."""
+    """Most chunks of a pool in a queue, lest a slow tier pin it all; others are offered when used again."""
     return max(1, held.pool.capacity // _QUEUED_SHARE)

@@ -1,4 +1,4 @@
-"""The way to a tier that is slower than memory: guarded by a breaker, its cost measured, its writes queued behind."""
+"""The way to a tier slower than memory: a breaker guards it, its cost is measured, its writes are queued."""
 
 import logging
 import mmap
@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 Told = TypeVar("Told")
 MAX_PROBE_BYTES = 256 << 10
 HUNG_S = 10.0
-"""Of a file system: long enough for the largest chunks on the slowest one."""
+"""For a file system: long enough for the largest chunks on the slowest one."""
 _PRESENT = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-"""As staging is: what the kernel takes to give memory is no part of a read."""
+"""As staging is mapped: the kernel's time to give memory is no part of a read."""
 TELLS_S = 1.0
-"""What a tier holds: an agent that asks a store for all that it is gives it up after three seconds."""
+"""Patience for what a tier holds: an agent that asks a store for its state gives up after three seconds."""
 
 
 class Lane:
-    """One slower tier as the store uses it. Thread-safe. What a tier raises, which it should not, is an error of it."""
+    """One slower tier as the store uses it. Thread-safe. A tier should not raise; if it does, that is an ERROR."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class Lane:
         probe_keys: Callable[[bytes], Sequence[bytes]] = lambda stem: [stem],
         codec: Codec | None = None,
     ) -> None:
-        """``clock`` gives monotonic seconds; ``patience_s`` bounds the question what is there, and `prepare`.
+        """``clock`` gives monotonic seconds; ``patience_s`` bounds `present` and `prepare`.
 
-        A tier without time-outs of its own hangs if nothing under way ends for ``hung_s``, which `watch` finds out.
-        A tier of several servers brings its ``breaker``, and a probe's key of each server for the stem of one. One that
-        codes payloads brings its ``codec``, so that a probe is as dear as what requests fetch.
+        A tier without time-outs of its own hangs if nothing under way ends for ``hung_s``; `watch` finds that out.
+        A tier of several servers brings its ``breaker``, and ``probe_keys``, which give each server's key for a stem.
+        One that codes payloads brings its ``codec``, so that a probe costs as much as what requests fetch.
         """
         self.name = tier.name
         self.tier = InstrumentedTier(tier, counters, clock)
@@ -68,7 +68,7 @@ class Lane:
         """When an operation ended, or the first of those under way began."""
         self._probing: Future[Outcome] | None = None
         self._left: dict[Future[tuple[Outcome, int]], float] = {}
-        """Questions whose askers wait no more, and until when an answer is in time."""
+        """Questions whose askers no longer wait, and until when an answer is in time."""
         self._telling: Future[Usage] | None = None
         self._counters = counters
         self._clock = clock
@@ -78,16 +78,16 @@ class Lane:
         self.writers = Writers(tier.name, counters, self._put, self._refusal, threads=writers)
 
     def present(self, namespace: str, keys: Sequence[bytes], within_s: float = inf) -> int:
-        """Length of the longest leading run that is there; 0 where the tier is not asked, or does not answer.
+        """Length of the longest leading run that is there; 0 if the tier is not asked, or does not answer.
 
-        An answer after ``within_s`` comes too late for the caller, and counts for the tier's health all the same.
+        An answer after ``within_s`` comes too late for the caller, but still counts for the tier's health.
         """
         if self.breaker.open or not keys:
             return 0
         return self._ask("present", partial(self.tier.present, namespace, keys), within_s)[1]
 
     def prepare(self, preparing: Callable[[], Outcome]) -> Outcome:
-        """Have the tier prepared for what comes; TIMEOUT, and it goes on, if that takes longer than the patience."""
+        """Prepare the tier for what comes; TIMEOUT if that takes longer than the patience, but it goes on."""
         return Outcome.ERROR if self.breaker.open else self._ask("prepare", lambda: (preparing(), 0))[0]
 
     def _ask(
@@ -99,10 +99,10 @@ class Lane:
             return Outcome.ERROR, 0
         try:
             outcome, count = asked.result(min(self._patience_s, within_s))
-        except TimeoutError:  # a tier that has no time-out of its own, or an asker without its patience
+        except TimeoutError:  # the tier has no time-out of its own, or the asker less patience
             outcome, count = Outcome.TIMEOUT, 0
             if asked.cancel():
-                return outcome, count  # it was never asked: too much at once says nothing of its health
+                return outcome, count  # it was never asked: too many questions say nothing of its health
             if within_s < self._patience_s:
                 self._counters.add("tier_errors_total", (self.name, place, "late"))
                 self._left[asked] = self._clock() + self._patience_s - within_s
@@ -112,13 +112,13 @@ class Lane:
         return outcome, count
 
     def _told_late(self, asked: "Future[tuple[Outcome, int]]") -> None:
-        """What a question ended in counts, though nobody waits for it; once, here or as overdue."""
+        """Record a question that nobody waits for any more, once: when it ends, or as overdue."""
         until = self._left.pop(asked, None)
         if until is not None:
             self.record(asked.result()[0] if self._clock() <= until else Outcome.TIMEOUT)
 
     def usage(self) -> Usage:
-        """As the tier's; unknown while it does not tell, and it is asked no second time meanwhile.
+        """The tier's usage; unknown until it answers, and it is not asked again meanwhile.
 
         A directory has to be looked through once, a server may hang.
         """
@@ -131,7 +131,7 @@ class Lane:
         return telling.result() if ended else UNKNOWN
 
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
-        """As the tier's; an error at once while the breaker is open."""
+        """The tier's `read`; an error at once while the breaker is open."""
         if self.breaker.open:
             return Outcome.ERROR, NOBODY
         with self._moving():
@@ -141,12 +141,12 @@ class Lane:
 
     @property
     def hangs(self) -> bool:
-        """Whether nothing that is under way has ended for longer than a tier may hang."""
+        """Whether nothing under way has ended for longer than the tier may hang."""
         with self._lock:
             return self._hangs()
 
     def watch(self) -> None:
-        """Record a time-out while the tier hangs, and for each answer that is overdue. Call it every second or so."""
+        """Record a time-out while the tier hangs, and for each overdue answer. Call it every second or so."""
         for asked, until in list(self._left.items()):
             if self._clock() > until:
                 self._told_late(asked)
@@ -157,9 +157,9 @@ class Lane:
             self.record(Outcome.TIMEOUT)
 
     def record(self, outcome: Outcome, *, wrote: bool = False) -> None:
-        """One operation, or with ``wrote`` a write behind, ended so.
+        """Record how one operation, or with ``wrote`` a write behind, ended.
 
-        What waits to be written to a tier that died, or has no room, is dropped.
+        What waits to be written is dropped if the tier died, or has no room.
         """
         with self._lock:
             before = self.breaker.state
@@ -170,7 +170,7 @@ class Lane:
         self.writers.refused()
 
     def flush(self, namespace: str | None, tenant: bytes | None) -> tuple[Outcome, int]:
-        """As the tier's, probes not counted; TIMEOUT, and it goes on, if it takes as long as one that hangs."""
+        """The tier's `flush`, probes not counted; TIMEOUT after ``hung_s``, but it goes on."""
         try:
             flushing = self._askers.submit(self._guarded, "flush", lambda: self._flush(namespace, tenant), 0)
         except RuntimeError:  # threads have run out
@@ -182,14 +182,14 @@ class Lane:
 
     def _flush(self, namespace: str | None, tenant: bytes | None) -> tuple[Outcome, int]:
         if namespace is None and tenant is None:
-            self.tier.inner.flush(PROBE_NAMESPACE)  # first: they go with all else, and are nobody's chunks
+            self.tier.inner.flush(PROBE_NAMESPACE)  # first: probes go with all else, but are nobody's chunks
         return self.tier.flush(namespace, tenant)
 
     def probe(self, nbytes: int) -> Outcome:
         """Read a small chunk of our own, writing it first if it is not there: keeps cost and health fresh.
 
-        Of several servers each is probed, and the worst is told. TIMEOUT, and it goes on, if it takes as long as one
-        that hangs; there is no second one meanwhile.
+        Each of several servers is probed; returns the first outcome that is not OK. TIMEOUT after ``hung_s``, but the
+        probe goes on, and there is no second one meanwhile.
         """
         probing = self._probing or self._prober.submit(self._probe_all, nbytes)
         ended = bool(wait([probing], self._hung_s).done)
@@ -199,7 +199,7 @@ class Lane:
     def measure(self, reading: Callable[[memoryview], Outcome], nbytes: int, silent_s: float) -> None:
         """Have a chunk of ``nbytes`` read, if none about as large was for ``silent_s``: it may cost less by now.
 
-        Nobody waits for that; there is no second one meanwhile. A tier of unknown cost is asked by requests.
+        Nobody waits for it; there is no second one meanwhile. A tier of unknown cost is left to requests.
         """
         known, silence_s = self.transit.estimate() is not None, self.transit.silent_s(nbytes)
         if not known or silence_s < silent_s or self.breaker.open or (self._probing and not self._probing.done()):
@@ -245,13 +245,13 @@ class Lane:
         return outcome
 
     def try_again(self) -> None:
-        """As the breaker's; a tier that still hangs tells by itself when it does no more."""
+        """The breaker's `try_again`, unless the tier hangs: it shows by itself when that ends."""
         with self._lock:
             if not self._hangs():
                 self.breaker.try_again()
 
     def try_writing(self) -> None:
-        """As the breaker's."""
+        """The breaker's `try_writing`."""
         with self._lock:
             self.breaker.try_writing()
 
@@ -280,14 +280,14 @@ class Lane:
     def _guarded(
         self, place: str, operation: Callable[[], tuple[Outcome, Told]], nothing: Told
     ) -> tuple[Outcome, Told]:
-        """What an operation tells; ERROR and ``nothing``, counted by ``place``, if it raises."""
+        """An operation's result; if it raises, ERROR and ``nothing``, counted by ``place``."""
         with self._counters.surviving(place, f"{self.name} raised amid {place}"):
             return operation()
         return Outcome.ERROR, nothing
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
-        """An operation is under way."""
+        """Note an operation under way."""
         with self._lock:
             if not self._under_way:
                 self._moved_at = self._clock()
@@ -304,7 +304,7 @@ class Lane:
         return self._hung_s is not None and waited_s > self._hung_s
 
     def _refusal(self) -> str:
-        """Why nothing is written now, or nothing."""
+        """Why nothing is written now, or empty."""
         with self._lock:
             return "dead" if self.breaker.open else "full" if self.breaker.paused else ""
 
@@ -315,7 +315,7 @@ class Lane:
         return outcome
 
     def _written(self, write: Write) -> tuple[Outcome, bool]:
-        """What became of it, and whether it was written at all: a tier that has it still was only asked."""
+        """The outcome, and whether it was written at all: a tier that still has it was only asked."""
         if write.again:
             outcome, there = self.tier.inner.present(write.namespace, [write.key])  # no request's question
             if there or outcome is not Outcome.OK:

@@ -1,6 +1,6 @@
-"""What an earlier run left on disk is read once in the background: damage is found before a request asks for it.
+"""Reads once, in the background, what an earlier run left on disk: damage is found before a request asks for it.
 
-At the start a store looks at headers alone, to be ready at once; whoever reads a chunk verifies its payload anyway.
+A starting store looks at headers alone, to be ready at once; whoever reads a chunk verifies its payload anyway.
 """
 
 import logging
@@ -14,7 +14,7 @@ from tiertune_connector.tiers.disk import DiskTier
 
 log = logging.getLogger(__name__)
 _SHARE = 0.1
-"""Of the time, at most, that the disk is busy with it."""
+"""Share of the time, at most, that it keeps the disk busy."""
 _LONGEST_PAUSE_S = 5.0
 _FAILED = (Outcome.CORRUPT, Outcome.ERROR)
 
@@ -35,13 +35,13 @@ class Scrubber:
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Ends after the chunk that is being read."""
+        """Stop after the chunk that is being read."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
     def step(self) -> Outcome | None:
-        """Verify one chunk more, which is dropped and counted if it is damaged; None: all were."""
+        """Verify one chunk more; a damaged one is dropped and counted. None: all were verified."""
         chunk = self._disk.next_unread()
         if chunk is None:
             return None

@@ -1,4 +1,4 @@
-"""What is on its way from one slower tier, as its threads tell it, and what a fetch costs meanwhile."""
+"""What is on its way from one slower tier, as its threads report, and what a fetch costs meanwhile."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ class Transit:
         self._traffic = Traffic(FetchCost(now=clock()))
 
     def estimate(self, chunks: int = 0, nbytes: int = 0) -> FetchEstimate | None:
-        """What a fetch costs now, behind those under way but for its own ``chunks`` among them, of ``nbytes``.
+        """What a fetch costs now, behind all under way except its own ``chunks`` of ``nbytes`` together.
 
         None before anything was measured.
         """
@@ -26,7 +26,7 @@ class Transit:
 
     @property
     def chunk_bytes(self) -> float:
-        """Of the mean chunk that came lately; 0 before one."""
+        """Mean size of recent chunks; 0 before the first."""
         with self._lock:
             return self._traffic.cost.chunk_bytes
 
@@ -36,22 +36,22 @@ class Transit:
             return self._traffic.cost.silent_s(self._clock(), chunk_bytes)
 
     def asked(self, nbytes: int) -> float | None:
-        """A chunk is on its way from now on, until ``ended``: both teach what a fetch costs.
+        """A chunk is on its way from now until ``ended``; both calls teach what a fetch costs.
 
-        Predicted seconds until it is here; None: unknown.
+        Returns the predicted seconds until it is here; None: unknown.
         """
         with self._lock:
             return self._traffic.asked(nbytes, self._clock())
 
     def ended(self, nbytes: int, outcome: Outcome) -> None:
-        """A chunk that was asked for is here, or why not."""
+        """A chunk that was asked for is here, or did not come."""
         with self._lock:
             timed_out = outcome is Outcome.TIMEOUT
             self._traffic.ended(nbytes, self._clock(), came=outcome is Outcome.OK, timed_out=timed_out)
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """A load waits for chunks of the tier; until it does no more, estimates count it."""
+        """While a load waits for the tier's chunks, estimates count it."""
         with self._lock:
             self._traffic.transfers += 1
         try:
@@ -61,27 +61,27 @@ class Transit:
                 self._traffic.transfers -= 1
 
     def loaded(self, predicted_s: float | None, actual_s: float) -> None:
-        """A load took so long, of whose last chunk ``predicted_s`` were told."""
+        """A load took ``actual_s``; ``predicted_s`` was told of its last chunk."""
         with self._lock:
             self._traffic.loaded(predicted_s, actual_s)
 
     def given_up(self, predicted_s: float | None, actual_s: float) -> None:
-        """The same of one that waits no longer for chunks that are still on their way."""
+        """The same for a load that no longer waits for chunks still on their way."""
         with self._lock:
             self._traffic.given_up(predicted_s, actual_s, self._clock())
 
     def stalled(self) -> None:
-        """Nothing comes for long: what loads in vain have taught is not what a fetch costs."""
+        """Nothing comes for long: forget what loads that waited in vain taught, as it is not a fetch's cost."""
         with self._lock:
             self._traffic.stalled(self._clock())
 
     def answered(self, seconds: float) -> None:
-        """A question took so long that brought no bytes."""
+        """A question that brought no bytes took ``seconds``."""
         with self._lock:
             self._traffic.cost.observe_latency(seconds)
 
     def came_alone(self, nbytes: int, seconds: float) -> None:
-        """A chunk came within so long: news, if it is faster than believed. Slower it may be because it was alone."""
+        """A chunk came alone in ``seconds``: that counts only if faster than believed; alone it may be slower."""
         with self._lock:
             cost, now = self._traffic.cost, self._clock()
             known = cost.estimate(now)
@@ -90,6 +90,6 @@ class Transit:
             cost.heard(nbytes, now)
 
     def unanswered(self, nbytes: int, seconds: float) -> None:
-        """One that was to bring ``nbytes`` had no answer within so long: a fetch takes longer."""
+        """A question about ``nbytes`` had no answer within ``seconds``: a fetch takes longer."""
         with self._lock:
             self._traffic.cost.observe(1, nbytes, seconds, self._clock(), at_least=True)

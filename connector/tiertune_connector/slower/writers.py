@@ -1,4 +1,4 @@
-"""What waits to be written behind to one slower tier, and the threads that write it."""
+"""The chunks to be written behind to one slower tier, and the threads that write them."""
 
 import threading
 from collections import OrderedDict, deque
@@ -10,14 +10,14 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import Outcome
 
 MAX_QUEUED = 1024
-"""Chunks of a namespace."""
+"""Chunks, per namespace."""
 
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """A chunk to be written behind; ``done`` is called once, with the outcome or None if it was dropped.
+    """A chunk to be written behind; ``done`` is called once, with the outcome, or None if it was dropped.
 
-    ``again``: the tier had it once, and is asked first whether it still has.
+    ``again``: the tier had it once, and is first asked whether it still has it.
     """
 
     namespace: str
@@ -29,7 +29,7 @@ class Write:
 
 
 class WriteQueue:
-    """What waits to be written: each namespace in its order, and they in turns. Guarded by its writers' lock."""
+    """What waits to be written: namespaces take turns, each in its own order. Guarded by its writers' lock."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[Write]] = OrderedDict()
@@ -38,7 +38,7 @@ class WriteQueue:
         return sum(map(len, self._waiting.values()))
 
     def of(self, namespace: str) -> int:
-        """How many of a namespace wait."""
+        """How many writes of a namespace wait."""
         return len(self._waiting.get(namespace, ()))
 
     def append(self, write: Write) -> None:
@@ -53,7 +53,7 @@ class WriteQueue:
         return write
 
     def take(self, matches: Callable[[Write], bool] = lambda _: True) -> list[Write]:
-        """Those that match wait no longer."""
+        """Remove and return the matching writes."""
         waiting = [write for writes in self._waiting.values() for write in writes]
         self._waiting.clear()
         taken = list[Write]()
@@ -63,7 +63,7 @@ class WriteQueue:
 
 
 class Writers:
-    """The threads of one tier. Thread-safe; nothing but ``drop_queued`` and ``close`` waits."""
+    """The threads of one tier. Thread-safe; only ``drop_queued`` and ``close`` wait."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class Writers:
         *,
         threads: int,
     ) -> None:
-        """``put`` writes a chunk, on one of so many ``threads``, and raises nothing.
+        """``put`` writes a chunk, on one of ``threads`` threads, and raises nothing.
 
-        ``refusal`` tells why nothing is written now; empty: all is well.
+        ``refusal`` returns why nothing is written now; empty: all is well.
         """
         self._tier = tier
         self._counters = counters
@@ -91,9 +91,9 @@ class Writers:
             thread.start()
 
     def queue(self, write: Write, *, at_most: int = MAX_QUEUED) -> None:
-        """Have a chunk written; dropped and counted where its namespace's queue is full, or nothing is written now.
+        """Queue a chunk; it is dropped and counted if its namespace's queue is full, or nothing is written now.
 
-        ``at_most`` may make that queue shorter: what waits is pinned in its pool.
+        ``at_most`` may shorten that queue: what waits is pinned in its pool.
         """
         with self._changed:
             full = self._queue.of(write.namespace) >= min(MAX_QUEUED, at_most)
@@ -105,25 +105,25 @@ class Writers:
         self._drop([write], reason)
 
     def queued(self, namespace: str | None = None) -> int:
-        """Chunks, of a namespace or of all, that wait or are being written."""
+        """Chunks of one or all namespaces that wait or are being written."""
         with self._changed:
             if namespace is None:
                 return len(self._queue) + len(self._writing)
             return self._queue.of(namespace) + sum(write.namespace == namespace for write in self._writing)
 
     def missed(self, count: int) -> None:
-        """So many chunks left their pool before they were written."""
+        """Count chunks that left their pool before they were written."""
         self._dropped(self._refusal() or "evicted", count)
 
     def refused(self) -> None:
-        """What waits is dropped if nothing is written now: it is pinned meanwhile."""
+        """Drop what waits if nothing is written now, since it stays pinned meanwhile."""
         with self._changed:
             reason = self._refusal()
             dropped = self._queue.take() if reason else []
         self._drop(dropped, reason)
 
     def drop_queued(self, matches: Callable[[Write], bool], timeout_s: float) -> bool:
-        """Drop the waiting chunks that match, and wait, at most so long, for those being written; False: still are."""
+        """Drop matching chunks that wait; wait up to ``timeout_s`` for those being written. False: some still are."""
         with self._changed:
             dropped = self._queue.take(matches)
             writing = {write for write in self._writing if matches(write)}
@@ -144,11 +144,11 @@ class Writers:
             thread.join(timeout_s)
 
     def _run(self) -> None:
-        while self._written():  # nothing of a write is held while there is none: its memory may be unmapped
+        while self._written():  # an idle thread holds no write: its memory may be unmapped
             pass
 
     def _written(self) -> bool:
-        """Write the next chunk; False when there is none any more."""
+        """Write the next chunk; False once no more will come."""
         write = self._next()
         if write is None:
             return False
@@ -162,7 +162,7 @@ class Writers:
         return True
 
     def _next(self) -> Write | None:
-        """The next chunk to be written; None when there is none any more."""
+        """The next chunk to be written; None once no more will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed)
             if not self._queue:
@@ -177,7 +177,7 @@ class Writers:
             self._let_go(write, None)
 
     def _let_go(self, write: Write, outcome: Outcome | None) -> None:
-        """Tell the owner; one that fails at that ends neither a writer nor those that wait behind it."""
+        """Tell the owner; if it raises, neither the writer nor the writes behind it end."""
         with self._counters.surviving("write", f"a chunk for {self._tier} could not be let go"):
             write.done(outcome)
 

@@ -1,4 +1,4 @@
-"""What the store counts of lookups, gates and evictions: the numbers that dashboards and the agent read."""
+"""The store's counts of lookups, gates and evictions, which dashboards and the agent read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
@@ -15,9 +15,9 @@ from tiertune_connector.tiers.base import FLUSHED, Evicted
 from tiertune_connector.tiers.dram import DramTier
 
 LENGTHS = (0, 1024, 4096, 16384)
-"""Classes of fetches by their tokens, each from so many on: short ones may lose where long ones pay."""
+"""Least tokens of each length class of fetches: short fetches may lose where long ones pay."""
 STAGES = 64
-"""Names of stages that are told apart: clients choose them."""
+"""Stage names counted apart, at most: clients choose them."""
 _REASONS = frozenset(Reason)
 
 
@@ -25,7 +25,7 @@ class Accounts:
     """Turns events of the store into metrics of the catalogue."""
 
     def __init__(self, counters: Counters, store: str, dram: DramTier, model: Callable[[str], str]) -> None:
-        """``model`` tells the name of a namespace's model."""
+        """``model`` returns the name of a namespace's model."""
         self._model = model
         self._counters = counters
         self._writer = writer_id(store)
@@ -44,9 +44,9 @@ class Accounts:
     def lookup(
         self, session: Session, found: LookupAnswer, *, gpu_chunks: int | None = None, staging_chunks: int = 0
     ) -> None:
-        """Count hits and misses by tier; of the engine's own memory too if it told how many leading chunks it had.
+        """Count hits and misses by tier, and in the engine's own memory if it said how many leading chunks it had.
 
-        A chunk that a faster tier has is not asked of a slower one.
+        A slower tier is not asked for a chunk that a faster one has.
         """
         left = len(found.keys)
         for tier, chunks in () if gpu_chunks is None else (("gpu", gpu_chunks), ("staging", staging_chunks)):
@@ -80,9 +80,9 @@ class Accounts:
         known = {kind: max(0.0, seconds) for kind, seconds in told.items() if seconds is not None}
         for kind, seconds in known.items():
             observe("gate_predicted_seconds", (tier.tier, kind), seconds)
-            if len(known) == len(told):  # else the sums, which are set against each other, would be of other requests
+            if len(known) == len(told):  # the two sums are compared, so they must cover the same requests
                 add("gate_candidate_seconds_total", (tier.tier, kind), seconds)
-        if tier.actual_s is None:  # of what was chosen and not begun, nothing was fetched
+        if tier.actual_s is None:  # chosen but never begun: nothing was fetched
             return
         add("gate_fetched_tokens_total", name, tier.fetched_tokens)
         observe("gate_actual_seconds", (tier.tier, "fetch"), tier.actual_s)
@@ -94,7 +94,7 @@ class Accounts:
             add("gate_length_seconds_total", (tier.tier, length, "saved" if gain_s > 0 else "lost"), abs(gain_s))
 
     def computed(self, session: Session, key: bytes) -> None:
-        """An engine stored a chunk: whose it is counts also when it is found in a slower tier."""
+        """An engine stored a chunk: the chunk stays that engine's when it is found in a slower tier."""
         self._authors.wrote(session.digest, key, session.engine)
 
     def computed_again(self, session: Session, tokens: int) -> None:
@@ -103,9 +103,9 @@ class Accounts:
             self._counters.add("duplicate_prefill_tokens_total", self.pool_labels(session.digest), tokens)
 
     def offered(self, session: Session, prompt: Chain, reasons: Mapping[bytes, str]) -> None:
-        """An engine offers chunks of a prompt; ``reasons`` tell why DRAM does not want some.
+        """An engine offers chunks of a prompt; ``reasons`` say why DRAM does not want some.
 
-        Those that no tier had when it was looked up, and another engine has stored since, or is storing, were computed
+        Chunks that no tier had at the lookup, but that another engine has stored or begun to store since, were computed
         again.
         """
         again = [key for key, reason in reasons.items() if reason in ("present", "busy")]
@@ -116,7 +116,7 @@ class Accounts:
         self.computed_again(session, count * session.chunk_tokens)
 
     def first_token(self, told: FirstToken) -> None:
-        """A request had its first token: with those held out or with the others, as it was looked up."""
+        """Add a request's first token to the sums of the group, held out or not, that its lookup put it in."""
         if not told.group:
             return
         seconds, tokens = told.seconds, told.tokens
@@ -138,11 +138,11 @@ class Accounts:
             self._counters.add("stage_tokens_total", labels, step.tokens)
 
     def over_quota(self, namespace: str) -> None:
-        """A chunk was not taken because its tenant's quota is full; of whom is not told here."""
+        """A chunk was refused because its tenant's quota is full; which tenant is not counted."""
         self._counters.add("quota_refused_chunks_total", self.pool_labels(namespace))
 
     def evicted(self, tier: str, chunks: Sequence[Evicted], now: float) -> None:
-        """Chunks left; those that were flushed are no evictions."""
+        """Count chunks that left; flushed ones are no evictions."""
         for chunk in chunks:
             if chunk.reason == FLUSHED:
                 continue
@@ -165,7 +165,7 @@ class Accounts:
         return name
 
     def _origins(self, session: Session, tier: str, keys: Sequence[bytes]) -> dict[str, int]:
-        """How many of the keys that a tier has come from where."""
+        """How many of the keys, all held by a tier, come from where."""
         digest, authors = session.digest, self._authors
         if tier == "dram":
             pool, mine = self._dram.pools.get(digest), self._writer
@@ -178,7 +178,7 @@ class Accounts:
                 engines = [*filter(None, engines), *authors.of(digest, asked)]  # an engine may have no name, too
         else:
             engines = authors.of(digest, keys)
-            others = len(keys) - len(engines) if tier == "remote" else 0  # on disk is what this host held
+            others = len(keys) - len(engines) if tier == "remote" else 0  # the disk keeps what this host held
         own = engines.count(session.engine)
         counts = {"self": own, "same_host": len(keys) - own - others, "other_host": others}
         return {origin: count for origin, count in counts.items() if count}

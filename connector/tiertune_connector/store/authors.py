@@ -1,20 +1,20 @@
-"""Which engine computed a chunk here: what comes back from a slower tier is not another one's because it was there."""
+"""Which engine computed a chunk here, so that the chunk is still that engine's when it returns from a slower tier."""
 
 from array import array
 from collections.abc import Sequence
 
 REMEMBERED = 1 << 20
-"""Chunks, in 8 MiB; the latest, where several have the same place."""
+"""Chunks, in 8 MiB; of several with the same place, the latest."""
 _NAMED = 1 << 16
-"""Engines, at most. Their numbers stand where a digest has its lowest bits: those are the place's."""
+"""Engines, at most. Their numbers replace a digest's lowest bits, which the place tells already."""
 
 
 class Authors:
-    """Guarded by the store's lock. What it does not know, as after a restart, is nobody's."""
+    """Guarded by the store's lock. Chunks it does not know, as after a restart, are nobody's."""
 
     def __init__(self) -> None:
         self._places = array("q", bytes(8 * REMEMBERED))
-        """The higher bits of a chunk's digest, and below them its engine's number."""
+        """Per place, the higher bits of a chunk's digest, then its engine's number."""
         self._engines = [""]
         self._numbers: dict[str, int] = {}
 
@@ -30,7 +30,7 @@ class Authors:
         self._places[digest & REMEMBERED - 1] = digest & -_NAMED | number
 
     def of(self, namespace: str, keys: Sequence[bytes]) -> list[str]:
-        """The engines of those chunks that it knows."""
+        """The engines of the chunks, unknown ones left out."""
         places, engines, inner, mask = self._places, [], hash(namespace), REMEMBERED - 1
         for key in keys:
             digest = inner ^ hash(key)

@@ -1,4 +1,4 @@
-"""Change of a running store: the one place where its tuning is checked, replaced and persisted."""
+"""The one place where a running store's tuning is checked, replaced and persisted."""
 
 import threading
 from collections.abc import Mapping
@@ -42,9 +42,9 @@ class Control:
     def put(self, document: Any, *, expected_version: int, key: str) -> Tuning:  # noqa: ANN401 (JSON)
         """Apply a tuning document made for ``expected_version``; returns the tuning in force.
 
-        The same change under the same ``key`` is applied once, however often it is sent; who has lost the answer may
-        have looked, and send it for the version that it made. TuningError names the field that is wrong; nothing is
-        changed then, nor with the other errors.
+        The same change under the same ``key`` is applied once, however often it is sent. A sender that lost the answer
+        may look, and resend the change for the version that it made. TuningError names the wrong field; no error
+        leaves anything changed.
         """
         body = body_digest(document)
         change = f"{expected_version} {body}"
@@ -58,7 +58,7 @@ class Control:
                 raise VersionConflictError(f"the tuning is at version {self.tuning.version}")
             if not isinstance(document, dict):
                 raise TuningError("", "expected a JSON object")
-            parse_tuning({"version": expected_version} | document)  # its own version too: it is ours to give, not free
+            parse_tuning({"version": expected_version} | document)  # its own version too, replaced next
             tuning = parse_tuning(document | {"version": expected_version + 1})
             check(self._store, tuning)
             check_sizes(self._store, tuning, self.tuning)
@@ -66,7 +66,7 @@ class Control:
             return tuning
 
     def bypass(self, *, on: bool) -> Tuning:
-        """Answer miss to everything, or serve again; at once, and NotKeptError if a restart would forget it."""
+        """Answer miss to everything, or serve again, at once; NotKeptError if a restart would forget that."""
         with self._lock:
             if self.tuning.bypass != on or not self._kept:
                 tuning = self.tuning.model_copy(update={"bypass": on, "version": self.tuning.version + 1})
@@ -75,7 +75,7 @@ class Control:
             return self.tuning
 
     def _in_force(self, document: dict[str, Any]) -> bool:
-        """Whether all is as a document asks that was applied before."""
+        """Whether the tuning in force is still as an applied document asks."""
         return parse_tuning(document | {"version": self.tuning.version}) == self.tuning
 
     def _apply(self, tuning: Tuning, change: dict[str, str]) -> None:
@@ -85,7 +85,7 @@ class Control:
         self._store.retune(tuning)
 
     def _keep(self, tuning: Tuning, changes: Mapping[str, str], otherwise: str) -> None:
-        """``otherwise``: what holds if it could not be kept."""
+        """Persist a tuning; ``otherwise`` says what holds if that fails."""
         self._kept = False
         try:
             self._state.save(tuning, changes)
@@ -112,7 +112,7 @@ def check(store: TieredStore, tuning: Tuning) -> None:
 def check_sizes(store: TieredStore, tuning: Tuning, before: Tuning) -> None:
     """TuningError if a tier is to grow beyond what this machine could ever hold, or a pool beyond its tier.
 
-    What is not changed may stay: a tier shrinks also below what its pools ask.
+    Sizes that do not change may stay: a tier may shrink below what its pools ask.
     """
     for tier in LOCAL:
         asked, field = tuning.capacity_bytes(tier), f"tiers.{tier}.capacity_bytes"
@@ -126,7 +126,7 @@ def check_sizes(store: TieredStore, tuning: Tuning, before: Tuning) -> None:
 
 
 def too_large(asked: int, disk: DiskTier | None) -> str:
-    """Why this machine could never hold so many bytes on ``disk``, None: in memory; empty if it could."""
+    """Why this machine could never hold so many bytes on ``disk`` (None: in memory); empty if it could."""
     place = "the machine" if disk is None else f"the file system of {disk.root}"
     try:
         room = memory_bytes() if disk is None else disk.room_bytes

@@ -1,4 +1,4 @@
-"""Flushes: chunks are dropped everywhere, and what was on its way before one ended does not come after it."""
+"""Flushes drop chunks everywhere, and keep out those that were on their way before the flush ended."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from tiertune_connector.tiers.dram import DramTier
 
 _PATIENCE_S = 2.0
 _REMEMBERED = 64
-"""Flushes that have ended: what was on its way before all of these is taken for flushed."""
+"""Ended flushes that are remembered: what was on its way before all of them counts as flushed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Flushes:
 
     def __init__(self, dram: DramTier, lanes: Mapping[str, Lane], namespaces: Namespaces) -> None:
         self.era = 0
-        """Flushes that have ended: noted with whatever is on its way."""
+        """Number of flushes that have ended, noted with whatever is on its way."""
         self._dram = dram
         self._lanes = lanes
         self._namespaces = namespaces
@@ -43,7 +43,7 @@ class Flushes:
         self._ended = deque[_Flush](maxlen=_REMEMBERED)
 
     def current(self, era: int, namespace: str, tenant: bytes) -> bool:
-        """Whether no such chunk was flushed since, nor is being flushed: one flush may take minutes of a large remote.
+        """Whether no flush since ``era`` took such a chunk, nor one under way: on a large remote it may last minutes.
 
         Call with the store's lock held.
         """
@@ -54,9 +54,9 @@ class Flushes:
     def drop(
         self, namespace: str | None = None, tenant: bytes | None = None, epoch: int | None = None
     ) -> dict[str, tuple[Outcome, int]]:
-        """Drop chunks everywhere: how many per tier; where it is not OK, some may be left. Waits for slower tiers.
+        """Drop chunks everywhere; returns how many per tier, and if not OK some may be left. Waits for slower tiers.
 
-        What was on its way between tiers, or reserved, before the flush ended does not come after it.
+        Nothing that was on its way between tiers, or reserved, before the flush ended comes after it.
         """
         digests: Sequence[str | None] = [namespace] if epoch is None else self._namespaces.of(epoch, namespace)
         with self._one(flush := _Flush(digests, tenant)):
@@ -68,7 +68,7 @@ class Flushes:
 
     @contextmanager
     def _one(self, flush: _Flush) -> Iterator[None]:
-        """A flush begins, and ends."""
+        """Note a flush's beginning and end."""
         with self._lock:
             self._under_way.append(flush)
         try:
@@ -81,7 +81,7 @@ class Flushes:
 
 
 def _drop(lane: Lane, flush: _Flush) -> tuple[Outcome, int]:
-    """Drop a slower tier's chunks and what waits to be written to it; how many, and whether that was all. Waits."""
+    """Drop a slower tier's queued writes and its chunks; returns whether that was all, and how many chunks. Waits."""
 
     def matches(write: Write) -> bool:
         return flush.takes(write.namespace, write.origin.tenant)

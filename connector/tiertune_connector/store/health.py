@@ -1,4 +1,4 @@
-"""Whether tiers are well, and what a fetch from each costs now: as requests tell, and probes where there are none."""
+"""Whether tiers are well, and what a fetch from each costs now, learned from requests, or else from probes."""
 
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -15,12 +15,12 @@ from tiertune_connector.tuning import Tuning
 
 _DRAM_SILENT_S = 1.0
 _DISK_SILENT_S = 20.0
-"""Less than from one probe to the next."""
+"""Less than the time between two probes."""
 _PROBED = 512
-"""Chunks of a pool that probes take in turns: what was just copied would come out of a processor's cache."""
+"""Chunks of a pool that probes copy in turn: one copied just before would come out of a processor's cache."""
 
 _CACHE_BYTES = 64 << 20
-"""A pool that holds less may lie in a processor's cache as a whole: it is probed only where no other holds more."""
+"""A pool that holds less may lie wholly in a processor's cache: it is probed only if no pool holds more."""
 
 
 class Health:
@@ -34,7 +34,7 @@ class Health:
         tuning: Callable[[], Tuning],
         disk: DiskTier | None = None,
     ) -> None:
-        """``tuning`` is what is in force; ``disk`` is that lane's medium."""
+        """``tuning`` returns what is in force; ``disk`` is the disk lane's medium."""
         self._dram = dram
         self._disk = disk
         self._lanes = lanes
@@ -65,11 +65,11 @@ class Health:
 
     @property
     def remote_unwell(self) -> bool:
-        """Whether a probe is wanted before its time."""
+        """Whether to probe the remote before its time."""
         return "remote" in self._lanes and self._lanes["remote"].breaker.unwell
 
     def costs(self, coming: Mapping[str, int] | None = None, chunk_bytes: int = 0) -> dict[str, FetchEstimate]:
-        """Current fetch cost of each tier that has one, of chunks of which so many are ``coming`` from it already."""
+        """Current fetch cost of each tier that has one; ``coming`` counts the chunks already coming, by tier."""
         own = {name: (coming or {}).get(name, 0) for name in self._lanes}
         estimates = {
             name: self._lanes[name].transit.estimate(count, count * chunk_bytes) for name, count in own.items()
@@ -78,7 +78,7 @@ class Health:
         return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
     def told_costs(self) -> dict[str, FetchEstimate]:
-        """The same for metrics, which have one bandwidth: that of mean chunks as they came lately, handling and all."""
+        """The same for metrics, whose one bandwidth is that of recent chunks' mean size, handling included."""
         told = {}
         for name, estimate in self.costs().items():
             chunk_bytes = self._lanes[name].transit.chunk_bytes if name in self._lanes else 0.0
@@ -86,14 +86,14 @@ class Health:
         return told
 
     def dram_cost(self) -> FetchEstimate | None:
-        """Of a fetch from DRAM."""
+        """Cost of a fetch from DRAM."""
         with self._lock:
             return self._dram_cost.estimate(self._clock())
 
     def dram_took(self, chunks: int, nbytes: int, seconds: float) -> None:
-        """An engine tells what a load from DRAM took: of less than other models' chunks it says nothing of these.
+        """An engine reports what a load from DRAM took; one smaller than other models' chunks is ignored.
 
-        There threads and messages take longest, and a model with large ones would seem to be copied many times slower.
+        Threads and messages dominate it, and would make larger chunks seem many times slower to copy.
         """
         with self._lock:
             largest = max((pool.chunk_bytes for pool in self._dram.pools.values() if pool.pool.visible), default=0)
@@ -101,7 +101,7 @@ class Health:
                 self._dram_cost.observe(chunks, nbytes, seconds, self._clock())
 
     def probe(self) -> bool:
-        """Measure all tiers off the way of requests. Waits for the remote.
+        """Measure all tiers outside of requests. Waits for the remote.
 
         True if the remote's health is not settled: probe again soon.
         """
@@ -115,19 +115,19 @@ class Health:
         return self._lanes["remote"].breaker.unsettled
 
     def try_again(self) -> None:
-        """Let requests ask a disk that died, and writes a tier that had no room."""
+        """Let requests ask a dead disk again, and writes a tier that had no room."""
         for name, lane in self._lanes.items():
             lane.try_writing()
             if name != "remote":
                 lane.try_again()
 
     def _probe_dram(self) -> None:
-        """Copy as engines do if none has told for a while: else those that found DRAM slow would never try it again."""
+        """If no engine has reported lately, copy as they do: an engine that found DRAM slow would never retry it."""
         with self._lock:
             held = [pool for pool in self._dram.pools.values() if pool.pool.visible]
             if not held or self._dram_cost.age_s(self._clock()) < _DRAM_SILENT_S:
                 return
-            # Of small chunks threads and clocks take longest.
+            # With small chunks, threads and clocks dominate.
             held.sort(key=lambda one: (len(one.pool.visible) * one.chunk_bytes >= _CACHE_BYTES, one.chunk_bytes))
             digest, pool = held[-1].namespace, held[-1].pool
             first = self._probed % min(len(pool.visible), _PROBED)
@@ -144,7 +144,7 @@ class Health:
             self._dram_cost.observe(len(pinned), nbytes, seconds, self._clock())
 
     def _probe_disk(self) -> None:
-        """Read a chunk of a size of which none was for a while: who found them slow would never try them again."""
+        """Read a chunk of a size not read for a while: an engine that found it slow would never retry it."""
         disk, number = self._disk, self._disk_probed
         if disk is None:
             return

@@ -9,13 +9,13 @@ HELD, FETCHED = "held", "fetched"
 
 
 def group_of(request: str, share: float) -> str:
-    """To which a request belongs as long as the share stands, by the hash of its id; empty: nothing is held out."""
+    """A request's group, by the hash of its id and fixed while the share is; empty: nothing is held out."""
     if not share:
         return ""
     return HELD if xxh3_64_intdigest(request.encode()) < share * 2**64 else FETCHED
 
 
 def bounds(group: str, remote: RemoteTuning) -> GateSettings:
-    """Those of a request's gate: one of the group that is held out does not fetch from the remote."""
+    """Bounds of a request's gate: a held-out request does not fetch from the remote."""
     on = remote.fetch == "on" and group != HELD
     return GateSettings(on, remote.margin, remote.min_fetch_tokens, remote.deadline_factor)

@@ -53,10 +53,10 @@ class Loads:
         wait: bool = True,
         tell: Callable[[LoadPart], None] | None = None,
     ) -> LoadReply:
-        """Bring chunks into DRAM and pin them, as many as the deadline allows. Waits for slower tiers, if it may.
+        """Bring chunks into DRAM and pin them, as many as the deadline allows. Waits for slower tiers if ``wait``.
 
-        ``waited_s`` of the deadline have passed before the call. What has come meanwhile is told in parts, if anybody
-        wants to know: ``tell`` must not wait, and raises nothing.
+        ``waited_s`` of the deadline have passed before the call. ``tell``, where given, hears in parts what has come;
+        it must not wait, and raises nothing.
         """
         if self.tuning().bypass:
             return LoadReply(0, 0, [], ["miss"] * len(keys), {})
@@ -89,7 +89,7 @@ class Loads:
 
     def report(self, session: Session, report: Report) -> None:
         """Count what a gate decided and what became of it."""
-        alone = sum(tier.fetched_tokens > 0 for tier in report.tiers) == 1  # else it was copied while others came
+        alone = sum(tier.fetched_tokens > 0 for tier in report.tiers) == 1  # else copied while others came
         for tier in report.tiers:
             self.accounts.gate(tier, session.chunk_bytes)
             self.accounts.computed_again(session, recomputed(tier))
@@ -98,7 +98,7 @@ class Loads:
                 self.health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
 
     def _expect(self, digest: str, keys: Sequence[bytes], *, fetch: bool) -> dict[bytes, Slot | Arrival]:
-        """Pin, or have brought, the leading chunks as far as they can come.
+        """Pin or fetch the leading chunks, up to the first that cannot come.
 
         What is in DRAM is pinned before anything is fetched, so that making room for the rest cannot evict it.
         """

@@ -20,9 +20,9 @@ from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import Tuning
 
 AT_ONCE = 1024
-"""Chunks that are used or counted in one step: a third of a millisecond with the lock held."""
+"""Chunks used or counted in one step: a third of a millisecond with the lock held."""
 _BREATH_S = 5e-4
-"""Between two: else who waits for the lock would hardly get it."""
+"""Pause between steps: without it, others would hardly get the lock."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +41,12 @@ class Lookups:
     tuning: Callable[[], Tuning]
 
     def lookup(self, session: Session, asked: Lookup, waited_s: float = 0.0, *, wait: bool) -> LookupReply:
-        """Where a prompt's leading chunks are, and what they cost; ``looked_up`` follows the answer.
+        """Where a prompt's leading chunks are, and what they cost; call ``looked_up`` after the answer.
 
-        The remote is asked only with ``wait``: for a thread that may. ``waited_s`` of the deadline have passed before.
+        The remote is asked only with ``wait``, on a thread that may wait. ``waited_s`` of the deadline have passed.
         """
         if self.tuning().bypass:
-            if asked.defer:  # what the engine has itself is found all the same
+            if asked.defer:  # the engine's own chunks are still found
                 with self.dram.lock:
                     session.uncounted.put(asked.request, LookupAnswer(asked.keys, [], []))
             return LookupReply(asked.id, [], {}, {}, "bypassed")
@@ -78,9 +78,9 @@ class Lookups:
         return LookupReply(asked.id, tiers, costs, {"remote": bounds(group, remote)}, group=told)
 
     def looked_up(self, session: Session, asked: Lookup, reply: LookupReply) -> None:
-        """Note and count a lookup that was answered; where it is deferred, the hits are counted in ``own``.
+        """Note and count an answered lookup; if it is deferred, ``own`` counts its hits.
 
-        One that is ``long`` is for a thread that may wait.
+        A ``long`` one needs a thread that may wait.
         """
         self.accounts.prompt(session, asked.prompt_tokens, salted=bool(asked.tenant))
         self.observer.prefill(session, asked.prefill)
@@ -107,7 +107,7 @@ class Lookups:
                 self.accounts.lookup(session, LookupAnswer(found.keys[some], found.tiers[some], found.asked))
 
     def own(self, session: Session, request: str, gpu_chunks: int, staging_chunks: int) -> None:
-        """Count a deferred lookup: the engine had its first chunks itself, and needed only the rest."""
+        """Count a deferred lookup: the engine had the first chunks itself, and needed only the rest."""
         with self.dram.lock:
             found = session.uncounted.pop(request)
             session.had(request, gpu_chunks + staging_chunks)
@@ -115,7 +115,7 @@ class Lookups:
                 self.accounts.lookup(session, found, gpu_chunks=gpu_chunks, staging_chunks=staging_chunks)
 
     def long(self, asked: Lookup) -> bool:
-        """Whether to use and to count its chunks takes more than one step."""
+        """Whether using and counting its chunks takes more than one step."""
         return len(asked.keys) + sum(len(side.keys) for side in asked.sides) > AT_ONCE
 
     def needs_remote(self, session: Session, keys: Sequence[bytes], sides: Sequence[Side] = ()) -> bool:
@@ -127,7 +127,7 @@ class Lookups:
             return not all(self.residency.local(session.digest, needed))
 
     def _locked(self, chunks: int) -> Iterator[slice]:
-        """All of a chain, tail first, some at a time with the store's lock held."""
+        """Slices of a chain, tail first, each with the store's lock held."""
         for end in range(chunks, 0, -AT_ONCE):
             if end < chunks:
                 sleep(_BREATH_S)
@@ -135,7 +135,7 @@ class Lookups:
                 yield slice(max(0, end - AT_ONCE), end)
 
     def _may_come(self, session: Session, tenant: bytes, tiers: list[str]) -> list[str]:
-        """Those up to the first that the tenant's quota has no room for: it would be fetched in vain."""
+        """The tiers up to the first chunk that the tenant's quota has no room for: fetching it would be vain."""
         with self.dram.lock:
             left = self.quotas.left(tenant, self.tuning().tenants)
         if left is None:
@@ -145,7 +145,7 @@ class Lookups:
         return tiers[: coming[fit]] if fit < len(coming) else tiers
 
     def _use(self, digest: str, keys: Sequence[bytes]) -> None:
-        """Touch a chain, and write behind what was not wanted at its first use."""
+        """Touch a chain, and write behind what was not wanted at first use."""
         held = self.dram.pools.get(digest)
         if held is None:  # the client has gone, and so has what it used
             return
@@ -157,5 +157,5 @@ class Lookups:
         self.behind.used(digest, used)
 
     def _found(self, asked: Lookup, tiers: list[str]) -> LookupAnswer:
-        """What is counted: for a client that looked itself (``id`` 0) no remote was asked, whatever has left since."""
+        """What is counted. A client that looked itself (``id`` 0) asked no remote, whatever has left since."""
         return LookupAnswer(asked.keys, tiers, self.residency.asked(remote=bool(asked.id) and self.residency.readable))

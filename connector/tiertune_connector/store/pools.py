@@ -1,4 +1,4 @@
-"""The pools of DRAM and the disk as the tuning asks them to be: each namespace's share of a tier, and its algorithm."""
+"""Pools of DRAM and the disk, kept as the tuning asks: each namespace's share of a tier, and its algorithm."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Pools:
 
     dram: DramTier
     disk: DiskTier | None
-    """The medium of the lane of that name."""
+    """The medium of the disk's lane."""
     lanes: Mapping[str, Lane]
     namespaces: Namespaces
     counters: Counters
@@ -34,18 +34,18 @@ class Pools:
                 pool.found = len(pool.pool) > 0
 
     def retune(self) -> None:
-        """Ask another size and algorithm of every pool; they follow in ``settle`` and ``settle_disk``."""
+        """Set every pool's size and algorithm anew; ``settle`` and ``settle_disk`` make them so."""
         with self.dram.lock:
             self._apply()
 
     def share(self) -> None:
-        """A namespace has come: share the tiers anew."""
+        """Share the tiers anew for a new namespace."""
         with self.dram.lock:
             self._lend()
             self._apply()
 
     def open_on_disk(self, digest: str, chunk_bytes: int) -> None:
-        """Have a namespace's slab opened, and wait a while for it; if it is not, its first write tries again."""
+        """Have a namespace's slab opened, waiting a while; if that fails, its first write tries again."""
         if self.disk is None:
             return
         algorithm = self.tuning().algorithm(digest, "disk")
@@ -54,7 +54,7 @@ class Pools:
             self.counters.add("tier_errors_total", ("disk", "attach", outcome.value))
 
     def settle(self) -> bool:
-        """One bounded step towards what the tuning asks, but for the disk; True while more is to do.
+        """Take one bounded step towards the tuning, except on disk; True while more is to do.
 
         Namespaces that nobody uses lend their share to the others meanwhile.
         """
@@ -64,7 +64,7 @@ class Pools:
         return self.dram.settle()
 
     def settle_disk(self) -> bool:
-        """The same on disk, which may hang: for a thread of its own."""
+        """Do the same on disk, which may hang: call it on a thread of its own."""
         return self.disk is not None and self.disk.settle()
 
     def _lend(self) -> bool:
@@ -75,6 +75,6 @@ class Pools:
         for tier, medium in self._local.items():
             asked = {
                 digest: (tuning.pool(digest, tier).capacity_bytes, tuning.algorithm(digest, tier))
-                for digest in {**self.dram.pools, **medium.pools}  # those too that the disk has not opened yet
+                for digest in {**self.dram.pools, **medium.pools}  # also those the disk has not opened yet
             }
             medium.retune(tuning.capacity_bytes(tier), asked)

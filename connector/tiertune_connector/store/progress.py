@@ -1,4 +1,4 @@
-"""What of a load has come already, told to its client in steps: it copies while the rest is on its way."""
+"""Tells a client step by step what of its load has come, so that it copies while the rest is on its way."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,14 +10,14 @@ from tiertune_connector.slower.arrivals import Arrival
 from tiertune_connector.tiers.slots import Slot
 
 STEP_BYTES = 4 << 20
-"""Told together: a message costs the store and the client some 50 microseconds, the copy of so much a millisecond."""
+"""Told together: a message costs store and client some 50 microseconds, copying this much a millisecond."""
 
 
 class Progress:
-    """Of one load, until it is closed. Thread-safe."""
+    """Progress of one load, until closed. Thread-safe."""
 
     def __init__(self, slots: Sequence[Slot], tell: Callable[[LoadPart], None]) -> None:
-        """``slots`` of the load's chunks, in their order; ``tell`` must not wait, and raises nothing."""
+        """``slots`` are the load's chunks', in order; ``tell`` must not wait, and raises nothing."""
         self._slots = slots
         self._tell = tell
         self._lock = threading.Lock()
@@ -27,7 +27,7 @@ class Progress:
         self._closed = False
 
     def came(self, position: int, nbytes: int) -> None:
-        """So many leading bytes of a chunk are in its slot. Call without the store's lock."""
+        """A chunk's first ``nbytes`` are in its slot. Call without the store's lock."""
         with self._lock:
             before = self._here.get(position, 0)
             if self._closed or nbytes <= before:
@@ -40,14 +40,14 @@ class Progress:
                 self._tell(LoadPart(0, list(moved), refs, list(moved.values())))
 
     def close(self) -> None:
-        """The load is answered: nothing is told from now on."""
+        """The load is answered: tell nothing from now on."""
         with self._lock:
             self._closed = True
 
 
 @contextmanager
 def told(coming: Sequence[Slot | Arrival], tell: Callable[[LoadPart], None] | None) -> Iterator[None]:
-    """What comes meanwhile of a load's chunks is told, and what was here before; nothing if nobody wants to know."""
+    """Tell what was here of a load's chunks, and what comes meanwhile; nothing if ``tell`` is None."""
     if tell is None:
         yield
         return

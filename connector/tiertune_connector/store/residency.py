@@ -12,7 +12,7 @@ from tiertune_connector.tuning import Tuning
 
 _NOWHERE: Collection[bytes] = ()
 _CUTS_TRIED = 4
-"""Each may be a round trip to the remote; where so many fail the windows have gone, and the prompt is recomputed."""
+"""Each may be a round trip to the remote; if so many fail, the windows are gone and the prompt is recomputed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Residency:
 
     @property
     def readable(self) -> bool:
-        """Whether requests may ask the remote: there is one, well enough, and they are to."""
+        """Whether requests may ask the remote: there is one, well enough, with fetch on."""
         lane = self.lanes.get("remote")
         return lane is not None and not lane.breaker.open and self.tuning().tiers.remote.fetch == "on"
 
@@ -36,26 +36,26 @@ class Residency:
         return ["dram", *(name for name, lane in lanes if not lane.breaker.open)]
 
     def in_dram(self, digest: str, keys: Sequence[bytes]) -> bool:
-        """Whether all are. Call with the store's lock held."""
+        """Whether DRAM has all keys. Call with the store's lock held."""
         pool = self.dram.pools.get(digest)
         return pool is not None and pool.pool.prefix(keys) == len(keys)
 
     def local(self, digest: str, keys: Sequence[bytes]) -> list[str]:
-        """Of each key ``dram``, ``disk`` or empty. Call with the store's lock held."""
+        """Per key ``dram``, ``disk`` or empty. Call with the store's lock held."""
         dram = self.dram.pools.get(digest)
         disk = self.disk.pools.get(digest) if self.disk and not self.lanes["disk"].breaker.open else None
         in_dram = dram.pool.visible if dram is not None else _NOWHERE
         on_disk = disk.pool.visible if disk is not None else _NOWHERE
-        first = len(list(takewhile(in_dram.__contains__, keys)))  # mostly all: without a step of the interpreter each
+        first = len(list(takewhile(in_dram.__contains__, keys)))  # mostly all: no interpreter step for each
         rest = ["dram" if key in in_dram else "disk" if key in on_disk else "" for key in keys[first:]]
         return ["dram"] * first + rest
 
     def leading(
         self, digest: str, keys: Sequence[bytes], local: Sequence[str], left_s: Callable[[], float]
     ) -> list[str]:
-        """The tiers of the longest leading run that is somewhere; the remote is waited for ``left_s``, 0: not asked.
+        """The tiers of the longest leading run of keys held anywhere; waits ``left_s`` for the remote, 0: not asked.
 
-        ``local`` is what ``local`` says of each key.
+        ``local`` is the answer of the method ``local``.
         """
         if all(local):
             return list(local)
@@ -74,7 +74,7 @@ class Residency:
     def allowed(
         self, digest: str, chunks: int, chunk_tokens: int, sides: Sequence[Side], left_s: Callable[[], float]
     ) -> int:
-        """The longest of the last few cuts up to ``chunks`` whose other groups' chunks are somewhere too; or 0."""
+        """The longest of the last few cuts up to ``chunks`` whose other groups' chunks are held too; or 0."""
         for cut in range(chunks, max(0, chunks - _CUTS_TRIED), -1):
             needed = [key for side in sides for key in side.needed(cut * chunk_tokens)]
             with self.dram.lock:

@@ -46,7 +46,7 @@ def _servers(breaker: Breaker | Breakers) -> dict[str, Any]:
 
 
 def _pools(store: TieredStore) -> dict[str, dict[str, Any]]:
-    """What DRAM and the disk hold, by namespace; the disk alone where no engine came since the store was started."""
+    """What DRAM and the disk hold, by namespace; the disk alone if no engine came since the store started."""
     held: dict[str, dict[LocalTier, DramPool | DiskPool]] = {
         digest: {"dram": pool} for digest, pool in list(store.dram.pools.items())
     }

@@ -1,4 +1,4 @@
-"""Taking chunks from clients: slots for those that are wanted, which are visible once they are written."""
+"""Taking chunks from clients: wanted chunks get slots, and are visible once they are written."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from tiertune_connector.tiers.slots import Slot
 
 AT_ONCE = 64
-"""Chunks that are reserved or committed in one step: a millisecond or two with the lock held."""
+"""Chunks reserved or committed in one step: a millisecond or two with the lock held."""
 _BREATH_S = 5e-4
-"""Between two: else who waits for the lock would hardly get it."""
+"""Pause between steps: without it, others would hardly get the lock."""
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
 class Storing:
-    """Thread-safe; more than ``AT_ONCE`` chunks are for a thread that may wait.
+    """Thread-safe; more than ``AT_ONCE`` chunks need a thread that may wait.
 
-    ``writer`` is the store's `writer_id`, ``tuning`` tells what is in force.
+    ``writer`` is the store's `writer_id`, ``tuning`` returns what is in force.
     """
 
     writer: str
@@ -44,16 +44,16 @@ class Storing:
     tuning: Callable[[], Tuning]
 
     def reserve(self, session: Session, request: str, keys: list[bytes], tenant: bytes) -> ReserveReply:
-        """Slots for the chunks of a chain that are wanted, to be written by the client and committed."""
+        """Slots for the wanted chunks of a chain, for the client to write and commit."""
         slots: dict[bytes, Slot] = {}
         reasons: dict[bytes, str] = {}
-        for some in self._locked(session, keys):  # head first: a tail without it is found by nobody
+        for some in self._locked(session, keys):  # head first: nobody finds a tail without it
             wanted: list[bytes] = []
             for key in some:
                 reasons[key] = self._refusal(session, key, tenant, len(wanted))
                 if not reasons[key]:
                     wanted.append(key)
-            for key in reversed(wanted):  # tail first, as every touch of a chain
+            for key in reversed(wanted):  # tail first, like every touch of a chain
                 slot = self.dram.reserve(session.digest, key, Origin(self.writer, tenant), session.engine)
                 if slot is None:
                     reasons[key] = "full"
@@ -79,7 +79,7 @@ class Storing:
         return done + [False] * (len(written) - len(done))
 
     def abort(self, session: Session, keys: Sequence[bytes], refs: Sequence[SlotRef] = ()) -> None:
-        """A client gives reserved slots back unwritten; without ``refs`` all that it has of the keys."""
+        """Take reserved slots back unwritten; without ``refs``, all that the client has of the keys."""
         with self.dram.lock:
             for key, ref in zip_longest(keys, refs):
                 meant = ref.tells if ref else None
@@ -89,7 +89,7 @@ class Storing:
                     self.holdings.give_up(session, key)
 
     def _locked(self, session: Session, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-        """All of them, some at a time with the store's lock held; no more once the client has gone."""
+        """The items in steps, each with the store's lock held; no more once the client has gone."""
         for start in range(0, len(items), AT_ONCE):
             if start:
                 sleep(_BREATH_S)
@@ -99,7 +99,7 @@ class Storing:
                 yield items[start : start + AT_ONCE]
 
     def _refusal(self, session: Session, key: bytes, tenant: bytes, before: int) -> str:
-        """Why a chunk is not wanted, where so many ``before`` it are; empty: it is."""
+        """Why a chunk is not wanted, if ``before`` others ahead of it are wanted; empty: it is."""
         pool, tuning = self.dram.pools[session.digest].pool, self.tuning()
         if tuning.bypass:
             return "bypassed"

@@ -1,7 +1,7 @@
-"""The store of one host: its tiers, and the three ways of chunks through them: looked up, loaded, stored.
+"""The store of one host: its tiers, and what is done with chunks in them: look up, load, store.
 
 Index operations are short and run under one lock; bytes move outside it. A method that may wait for a slower tier says
-so, and is for a thread of its own.
+so, and needs a thread of its own.
 """
 
 import time
@@ -54,10 +54,10 @@ class TieredStore:
         lease_s: float = 30.0,
         state: StateDir | None = None,
     ) -> None:
-        """``lanes`` are the ways to ``disk`` and ``remote``, where there are such.
+        """``lanes`` lead to ``disk`` and ``remote``, where there are such.
 
-        ``disk`` is that lane's medium, and ``directory`` the remote's, if it is one: a Redis evicts by itself. With a
-        ``state`` namespaces of before a restart are known.
+        ``disk`` is the disk lane's medium; ``directory`` is the remote's, if it is one: a Redis evicts by itself. With
+        ``state``, namespaces from before a restart are known.
         """
         self.name = name
         self.tuning = tuning
@@ -106,9 +106,9 @@ class TieredStore:
             self.namespaces.join(session)
             self.pools.share()
         try:
-            self.pools.open_on_disk(digest, session.chunk_bytes)  # the client is served though it is not
+            self.pools.open_on_disk(digest, session.chunk_bytes)  # if it fails, the client is served anyway
             self.dram.settle()  # the first segment, so that the first chunks find room
-            self.namespaces.keep()  # before a chunk of it is
+            self.namespaces.keep()  # before any of its chunks
         except Exception:
             session.ended = True  # else its namespace would be in use for ever
             raise
@@ -124,13 +124,13 @@ class TieredStore:
         self.show()
 
     def show(self) -> None:
-        """Have clients believe for a second what they see in DRAM's indexes; or not. Call it every 0.1 s or so."""
-        with self._lock:  # what is told is of the tuning that is in force
+        """Let clients trust DRAM's indexes for a second, or not at all. Call it every 0.1 s or so."""
+        with self._lock:  # so that it fits the tuning in force
             cost = None if self.tuning.bypass else self.health.dram_cost()
             self.dram.tell(self._clock() if cost else 0.0, msgspec.structs.astuple(cost) if cost else ())
 
     def watch(self) -> None:
-        """Find out which tiers hang, and give up what a dead one was not asked for yet. Call it every second or so."""
+        """Find tiers that hang, and give up what waits its turn behind a dead one. Call it every second or so."""
         for name, lane in self.lanes.items():
             lane.watch()
             if lane.breaker.open:
@@ -138,7 +138,7 @@ class TieredStore:
                     self.loads.arrivals.give_up(name, hangs=lane.hangs)
 
     def forget(self) -> None:
-        """Let go of what was learned of namespaces that are over. Call it every second or so."""
+        """Forget what was learned of namespaces that are over. Call it every second or so."""
         with self._lock:
             held = {**self.dram.pools, **(self.disk.pools if self.disk else {})}
             for namespace in self.namespaces.over(held):
@@ -151,7 +151,7 @@ class TieredStore:
         self.dram.close()
 
     def _gauges(self) -> list[Gauge]:
-        """All of them, but for those that others than the store tell."""
+        """All gauges of the store, except those that others provide."""
         told = [*gauges.of_tiers(self.lanes, self.health), *gauges.of_costs(self.health.told_costs())]
         told += gauges.of_directory(self.directory)
         with self._lock:

@@ -12,12 +12,12 @@ from typing import Protocol
 from tiertune_connector.chunk import Origin
 
 PROBE_NAMESPACE = "0" * 32
-"""Of small chunks that are written and read to see how a tier does."""
+"""For small chunks, written and read to see how a tier does."""
 FLUSHED = "flush"
-"""Reason of what left by command, or damaged: nothing had to make room."""
+"""Reason for what left on command, or damaged: nothing had to make room."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 Came = Callable[[int], None]
-"""Told how many leading bytes of a payload are in their place while the rest still comes. They are not verified yet."""
+"""Called with the number of a payload's leading bytes in place while the rest still comes, not verified yet."""
 
 
 class Outcome(StrEnum):
@@ -28,18 +28,18 @@ class Outcome(StrEnum):
     CORRUPT = "corrupt"
     """The bytes are not what was written; the chunk is removed."""
     FULL = "full"
-    """No room, and nothing that may leave."""
+    """No room, and nothing may leave."""
     TIMEOUT = "timeout"
     ERROR = "error"
 
 
 def outcome_of(error: OSError) -> Outcome:
-    """Of an operation that wanted room of a file system."""
+    """Outcome of a file operation that needed room."""
     return Outcome.FULL if error.errno in _FULL else Outcome.ERROR
 
 
 def unheard(_: int) -> None:
-    """Nobody wants to know what has come."""
+    """Ignore what has come."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ UNKNOWN = Usage(None, None, None)
 
 @dataclass(frozen=True)
 class Evicted:
-    """A chunk that left, for those who count."""
+    """A chunk that left, to be counted."""
 
     namespace: str
     algorithm: str
@@ -68,7 +68,7 @@ class Evicted:
     """Whether anything used it after it came."""
     key: bytes = b""
     behind: Collection[str] = ()
-    """Slower tiers that it was in; of what left DRAM alone, as its key."""
+    """Slower tiers that held it; like ``key``, only for what left DRAM."""
 
 
 class Tier(Protocol):
@@ -79,21 +79,21 @@ class Tier(Protocol):
 
     @property
     def why(self) -> str:
-        """What the latest operation that ended in an error met, in the medium's words; empty: nothing told."""
+        """What the latest failed operation met, in the medium's words; empty: nothing told."""
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         """Length of the longest leading run of keys that are here."""
 
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
-        """Fill ``out`` (a payload's length), verify it, tell whose it is; if not OK the contents are undefined.
+        """Fill ``out`` (a payload's length), verify it, return its origin; if not OK, the contents are undefined.
 
-        An origin with a checksum tells that of ``out``. ``came`` hears of pieces, in order, as they are read.
+        A checksum in the origin is that of ``out``. ``came`` hears of pieces, in order, as they are read.
         """
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
         """Keep a copy, visible only when whole. A key that is here already is OK and stays as it is.
 
-        A checksum that the origin tells is the payload's, and is kept with it.
+        A checksum in the origin is the payload's, and is kept with it.
         """
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
@@ -102,7 +102,7 @@ class Tier(Protocol):
     def usage(self) -> Usage:
         """Bytes and chunks of this store in the tier.
 
-        Of a server that does not tell its users apart the bytes of all of them, and no chunks.
+        If the server does not tell its users apart: the bytes of all of them, and no chunks.
         """
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ STATES = ("ok", "slow", "bypassed", "recovering", "dead")
 _FAILURES_TO_OPEN = 3
 _SUCCESSES_TO_CLOSE = 2
 _REFUSED_TO_PAUSE = 8
-"""Writes in a row: where a pool has room for hardly any chunk, all of it may be in use for a moment."""
+"""Writes in a row: a pool with room for hardly any chunk may be wholly in use for a moment."""
 _BAD = frozenset({Outcome.ERROR, Outcome.TIMEOUT})
 
 
@@ -17,7 +17,7 @@ _BAD = frozenset({Outcome.ERROR, Outcome.TIMEOUT})
 class Breaker:
     """Opens after three failures in a row; probes, which always pass, close it after two successes in a row.
 
-    A tier that has no room is read and not written, until a write that is let through finds room.
+    A tier without room is read but not written, until a write that is let through finds room.
     """
 
     state: str = "ok"
@@ -27,9 +27,9 @@ class Breaker:
     _successes: int = field(default=0, repr=False)
     _refused: int = field(default=0, repr=False)
     _trying: bool = field(default=False, repr=False)
-    """Writes are let through though it is full."""
+    """Let writes through though it is full."""
     _asking: bool = field(default=False, repr=False)
-    """Requests are let through though it is dead."""
+    """Let requests through though it is dead."""
 
     @property
     def open(self) -> bool:
@@ -42,17 +42,17 @@ class Breaker:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing should be written, for want of room."""
+        """Whether lack of room forbids writes."""
         return self._refused >= _REFUSED_TO_PAUSE and not self._trying
 
     @property
     def unwell(self) -> bool:
-        """Whether the last operation failed, or requests do not ask."""
+        """Whether the last operation failed, or requests should not ask."""
         return self.open or self._failures > 0
 
     @property
     def unsettled(self) -> bool:
-        """Whether one more probe would tell more: the tier has failed, or answered again, but not often enough yet."""
+        """Whether one more probe would help: the tier failed, or answered again, but not often enough yet."""
         return self.state == "recovering" or 0 < self._failures < _FAILURES_TO_OPEN
 
     def refuses(self, _key: bytes) -> bool:
@@ -60,15 +60,15 @@ class Breaker:
         return self.open or self.paused
 
     def try_again(self) -> None:
-        """Let requests ask a tier that has no probes, dead or not, up to the first that tells."""
+        """Let requests ask a dead tier that has no probes, until the first outcome that tells."""
         self._asking = self._down
 
     def try_writing(self) -> None:
-        """Let writes find out whether a full tier has room again, up to the first that tells."""
+        """Let writes find out whether a full tier has room again, until the first that tells."""
         self._trying = True
 
     def record(self, outcome: Outcome, *, wrote: bool = False, why: str = "") -> None:
-        """One operation, or probe, ended so; ``wrote``: it was a write of a request's chunk. ``why`` is of an error."""
+        """Record how an operation or probe ended; ``wrote``: it wrote a request's chunk. ``why`` explains an error."""
         if wrote and outcome in (Outcome.OK, Outcome.FULL):
             self._refused, self._trying = self._refused + 1 if outcome is Outcome.FULL else 0, False
         if outcome in _BAD:
@@ -94,7 +94,7 @@ class Breaker:
 
 @dataclass(frozen=True)
 class Breakers:
-    """Health of a tier of several servers, each with a breaker that its own operations tell."""
+    """Health of a tier of several servers, each with a breaker fed by its own operations."""
 
     servers: Mapping[str, Breaker]
     owner: Callable[[bytes], str]
@@ -102,12 +102,12 @@ class Breakers:
 
     @property
     def open(self) -> bool:
-        """Only while no server is asked: else the others answer for their shares."""
+        """Only if no server is asked: else the others answer for their shares."""
         return all(breaker.open for breaker in self.servers.values())
 
     @property
     def paused(self) -> bool:
-        """Only while no server has room: else the others are written."""
+        """Only if no server has room: else the others are written."""
         return all(breaker.paused for breaker in self.servers.values())
 
     @property
@@ -136,7 +136,7 @@ class Breakers:
         return f"{len(unwell)} of {len(self.servers)} servers: {told}"
 
     def refuses(self, key: bytes) -> bool:
-        """Of the key's server alone."""
+        """What the key's server says."""
         return self.servers[self.owner(key)].refuses(key)
 
     def try_again(self) -> None:
@@ -148,11 +148,11 @@ class Breakers:
             breaker.try_writing()
 
     def record(self, outcome: Outcome, *, wrote: bool = False, why: str = "") -> None:
-        """Nothing: what the tier answers as a whole says nothing of one server."""
+        """Do nothing: the tier's outcome as a whole says nothing of one server."""
 
 
 def turned(before: str, now: Breaker | Breakers) -> str:
-    """What a log tells of one whose state was ``before``: that it died, or is dead no more; empty if neither."""
+    """What to log after state ``before``: that it died, or is dead no more; empty if neither."""
     if before == now.state or "dead" not in (before, now.state):
         return ""
     return f"is {now.state}: {now.reason}" if now.reason else f"is {now.state} again"

@@ -1,6 +1,6 @@
-"""A file whose payloads go past the page cache, which would copy each once more, and keep what DRAM has just had.
+"""A file whose payloads bypass the page cache, which would copy each once more, and keep what DRAM has just had.
 
-Only whole pages between page-aligned places can: the rest, and everything where the file system has no O_DIRECT, goes
+Only whole pages between page-aligned places can: the rest, and everything on a file system without O_DIRECT, goes
 through the cache. The kernel keeps both ways coherent.
 """
 
@@ -21,14 +21,14 @@ from tiertune_connector.tiers.segment import PAGE
 Move = Callable[[int, Sequence[memoryview], int], int]
 """`os.preadv` or `os.pwritev`: descriptor, buffers, offset; bytes moved."""
 WINDOW_BYTES = 2 << 20
-"""Read while the one before is summed and copied; a device is as fast with some of them as with one large read."""
+"""Read while the window before is summed and copied; some of them are as fast as one large read."""
 
 
 class PayloadFile:
-    """Thread-safe, as long as nobody moves bytes that another one moves."""
+    """Thread-safe, unless two threads move the same bytes."""
 
     def __init__(self, path: Path, readers: Executor) -> None:
-        """Open the file, or make it; OSError if that fails. ``readers`` read windows of long payloads ahead."""
+        """Open or make the file; OSError if that fails. ``readers`` read windows of long payloads ahead."""
         self._readers = readers
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         """Through the cache."""
@@ -37,9 +37,9 @@ class PayloadFile:
             self._direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
 
     def read(self, out: memoryview, offset: int, came: Came) -> int | None:
-        """Fill ``out`` from a place of the file: its `checksum`; None if the file ends before. OSError.
+        """Fill ``out`` from ``offset`` and return its `checksum`; None if the file ends before. OSError.
 
-        ``came`` as of a tier's ``read``.
+        ``came`` as in a tier's ``read``.
         """
         digest = xxhash.xxh3_64()
         windows = [(start, out[start : start + WINDOW_BYTES]) for start in range(0, len(out), WINDOW_BYTES)]
@@ -56,12 +56,12 @@ class PayloadFile:
                     return None
                 came(start + len(window))
                 digest.update(window)
-        finally:  # nobody reads into what is no longer ours
+        finally:  # nobody may read into what is no longer ours
             wait([come for come in coming if not come.cancel()])
         return digest.intdigest()
 
     def write(self, payload: memoryview, offset: int) -> None:
-        """All of it, at a place of the file; OSError."""
+        """Write the whole payload at ``offset``; OSError."""
         done = self._past_the_cache(os.pwritev, payload, offset)
         pwrite_all(self.fd, payload[done:], offset + done)
 
@@ -71,7 +71,7 @@ class PayloadFile:
             os.close(self._direct)
 
     def _fill(self, out: memoryview, offset: int) -> bool:
-        """False if the file ends before ``out`` is full."""
+        """Fill ``out``; False if the file ends before."""
         done = self._past_the_cache(os.preadv, out, offset)
         while done < len(out):
             count = os.preadv(self.fd, [out[done:]], offset + done)
@@ -81,7 +81,7 @@ class PayloadFile:
         return True
 
     def _past_the_cache(self, move: Move, view: memoryview, offset: int) -> int:
-        """Move whole pages, as far as that is possible: how many bytes were moved."""
+        """Move whole pages as far as possible; returns the bytes moved."""
         pages = len(view) // PAGE * PAGE
         if self._direct < 0 or not pages or (_address(view) | offset) % PAGE:
             return 0
@@ -96,8 +96,8 @@ class PayloadFile:
 def reading_threads(count: int) -> ThreadPoolExecutor:
     """Readers that all run already; OSError if they cannot be had.
 
-    One that is started when it is needed may fail to, with its window queued all the same: it would be read into memory
-    that is another chunk's by then.
+    A thread started on demand may fail to start with its window queued all the same, which would then be read into
+    memory that is another chunk's by then.
     """
     readers, there = ThreadPoolExecutor(count, thread_name_prefix="disk-window"), threading.Barrier(count)
     try:
@@ -110,7 +110,7 @@ def reading_threads(count: int) -> ThreadPoolExecutor:
 
 
 def pwrite_all(fd: int, data: memoryview, offset: int) -> None:
-    """Through the cache; OSError."""
+    """Write all, through the cache; OSError."""
     done = 0
     while done < len(data):
         done += os.pwrite(fd, data[done:], offset + done)

@@ -1,7 +1,7 @@
-"""A directory as the remote tier: one file a chunk, shared by several stores over any file system.
+"""A directory as the remote tier: one file per chunk, shared by several stores over any file system.
 
-Each store bounds, and evicts, only what it wrote. The directory itself must be there: one that is missing is a file
-system that is away, not a place to be made on the local disk.
+Each store bounds, and evicts, only what it wrote. The directory must exist: a missing one is a file system that is
+away, not a place to be made on the local disk.
 """
 
 import errno
@@ -22,7 +22,7 @@ from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, outcome
 _WINDOW_BYTES = 1 << 20
 """Read, and summed while it is still in the processor's own cache."""
 _FOLDER, _FILE = 0o770, 0o660
-"""Modes, of which the umask takes more: stores of one user, or of one group, share; prompts are nobody else's."""
+"""Modes, further cut by the umask: stores of one user or group share; prompts are nobody else's."""
 
 
 class DirectoryTier:
@@ -31,7 +31,7 @@ class DirectoryTier:
     name = "remote"
 
     def __init__(self, root: Path, *, writer: str, capacity_bytes: int | None = None) -> None:
-        """``capacity_bytes`` bounds what ``writer`` holds here, oldest use out first; None is no bound."""
+        """``capacity_bytes`` bounds what ``writer`` holds here, least recently used out first; None: no bound."""
         self.why = ""
         self._root = root
         self._writer = writer_id(writer)
@@ -41,7 +41,7 @@ class DirectoryTier:
         self._finding = threading.Lock()
         self._found = False  # the own files are looked for on first use: the directory may be away at start
         self._own: OrderedDict[Path, int] = OrderedDict()
-        self._own_bytes = 0  # also of what is being written
+        self._own_bytes = 0  # includes what is being written
         self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
@@ -62,8 +62,8 @@ class DirectoryTier:
             return self._failed(error), NOBODY
         whole = header is not None and (header.namespace, header.key, header.length) == (namespace, key, len(out))
         if not whole or header is None or done != header.length or digest != header.checksum:
-            with suppress(OSError):  # another user's, in a place that we may not write
-                if not self._remove(path):  # who read it at the same time found it out, and tells
+            with suppress(OSError):  # another user's, where we may not write
+                if not self._remove(path):  # a concurrent reader found it damaged, and says so
                     return Outcome.MISS, NOBODY
             return Outcome.CORRUPT, NOBODY
         with self._lock:
@@ -100,7 +100,7 @@ class DirectoryTier:
         count = 0
         try:
             self._check()
-            self._find_own()  # else what is found meanwhile would count though it is gone
+            self._find_own()  # else what is found meanwhile would still count when gone
             found = set(self._files(namespace))
             for path in found:
                 if tenant is None or (header := _header_of(path)) is None or header.origin.tenant == tenant:
@@ -120,14 +120,14 @@ class DirectoryTier:
 
     @property
     def known(self) -> Usage | None:
-        """As ``usage``, without a look at the directory, which may be slow or away; None before the first look."""
+        """``usage`` without looking at the directory, which may be slow or away; None before the first look."""
         return Usage(self._own_bytes, self._capacity, len(self._own)) if self._found else None
 
     def close(self) -> None:
         """Files are opened for one operation only."""
 
     def _check(self) -> None:
-        """OSError if the directory is not there, or is no directory."""
+        """OSError if the root is missing, or is no directory."""
         if not self._root.is_dir():
             raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(self._root))
 
@@ -146,7 +146,7 @@ class DirectoryTier:
     def _find_own(self) -> None:
         """Take up what this store wrote in earlier runs, and remove what it did not finish.
 
-        That may take long, and holds up nobody who reads.
+        That may take long, but holds up no reader.
         """
         with self._finding:
             if self._found or not self._root.is_dir():
@@ -164,7 +164,7 @@ class DirectoryTier:
                 self._found = True
 
     def _remove(self, path: Path) -> bool:
-        """False if it is gone already. OSError: an own file goes on to count; others leave before it is tried again."""
+        """Remove a file; False if it is gone already. OSError: an own file still counts, and is now last to leave."""
         removed = True
         with self._lock:
             size = self._own.pop(path, 0)
@@ -182,7 +182,7 @@ class DirectoryTier:
         return removed
 
     def _missed(self, path: Path) -> Outcome:
-        """What it means that a file is not there."""
+        """The outcome when a file is not there."""
         try:
             self._check()
             self._forget_gone([path])
@@ -191,16 +191,16 @@ class DirectoryTier:
         return Outcome.MISS
 
     def _forget_gone(self, paths: Iterable[Path]) -> None:
-        """Own files that another store removed do not count any more; OSError."""
+        """Stop counting own files that another store removed; OSError."""
         for path in paths:
             with self._lock:
                 if path in self._own and not path.exists():
                     self._own_bytes -= self._own.pop(path)
 
     def _take_room(self, size: int) -> bool:
-        """Have own files leave until one of ``size`` bytes fits; False if it does not. OSError."""
+        """Remove own files until one of ``size`` bytes fits; False if it does not. OSError."""
         if self._capacity is not None and size > self._capacity:
-            return False  # though all of them left
+            return False  # even if all of them left
         self._find_own()
         while True:
             with self._lock:
@@ -235,7 +235,7 @@ class DirectoryTier:
 
 
 def _fill(path: Path, out: memoryview, came: Came) -> tuple[Header | None, int, int]:
-    """The header, how many bytes of ``out`` were read, and their `checksum`; FileNotFoundError, OSError."""
+    """Read a file: header, number of bytes read into ``out``, and their `checksum`. FileNotFoundError, OSError."""
     digest, done = xxhash.xxh3_64(), 0
     with path.open("rb", buffering=0) as file:
         header = decode_header(file.read(HEADER_BYTES) or b"")
@@ -255,7 +255,7 @@ def _header_of(path: Path) -> Header | None:
 
 
 def _used(path: Path) -> tuple[float, int, Path] | None:
-    """When the file was written, and its size; None if another store removed it meanwhile."""
+    """When a file was written, its size and path; None if another store removed it meanwhile."""
     try:
         told = path.stat()
     except OSError:

@@ -1,6 +1,6 @@
 """Local disk: a slab file for each namespace; the index (`DiskPool`) is rebuilt from slot headers at start.
 
-A disk may hang: whatever waits for it does so without the lock, and the index answers all the same.
+A disk may hang: whatever waits for it does so without the lock, so the index still answers.
 """
 
 import errno
@@ -26,15 +26,15 @@ from tiertune_connector.tiers.slab import Slab
 
 _NAME = re.compile(r"([0-9a-f]{32})-(\d+)\.slab")
 _READERS = 4
-"""Windows that are read at a time: more keep no disk busier."""
+"""Windows read at a time: more keep no disk busier."""
 _DROPPED = 128
-"""Chunks that one step of a flush drops: a fraction of a millisecond with the lock held."""
+"""Chunks one step of a flush drops: a fraction of a millisecond with the lock held."""
 _BREATH_S = 2e-4
-"""Between two: else who waits for the lock would hardly get it."""
+"""Pause between steps: without it, others would hardly get the lock."""
 _IN_TURNS = 512
-"""Chunks of a pool that are told one after another: what was just read would come out of a cache."""
+"""Chunks of a pool to name in turn: one read just before would come out of a cache."""
 _PATIENCE_S = 2.0
-"""For what others were about to remove when a flush ended."""
+"""Wait for what others were still removing as a flush ended."""
 
 
 class DiskTier:
@@ -43,7 +43,7 @@ class DiskTier:
     name = "disk"
 
     def __init__(self, root: Path, clock: Callable[[], float] = monotonic) -> None:
-        """``root`` is made if it is missing; OSError if that fails, or another store uses it."""
+        """``root`` is made if missing; OSError if that fails, or another store uses it."""
         self.why = ""
         self.pools: dict[str, DiskPool] = {}
         self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
@@ -63,7 +63,7 @@ class DiskTier:
     def attach(self, namespace: str, chunk_bytes: int, algorithm: str) -> Outcome:
         """Open the namespace's slab, and make room for it as `retune` asked. Waits for the disk.
 
-        FULL or ERROR, and nothing is kept of the namespace, if the disk does not let us.
+        FULL or ERROR, and no trace of the namespace, if the disk refuses.
         """
         if self._opened(namespace, chunk_bytes):
             return Outcome.OK
@@ -89,17 +89,17 @@ class DiskTier:
                     self._open(match[1], int(match[2]), algorithm)
 
     def retune(self, capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
-        """As DramTier.retune, also for namespaces that are attached later."""
+        """Like `DramTier.retune`, also for namespaces attached later."""
         with self._lock:
             self._capacity_bytes, self._asked = capacity_bytes, asked
             retune(self.pools, capacity_bytes, asked)
             self._step()
 
     def settle(self, at_most: int = sys.maxsize) -> bool:
-        """One bounded step of each pool towards what is asked; True while more is to do. Waits for the disk.
+        """Take one bounded step with each pool towards what is asked; True while more is to do. Waits for the disk.
 
-        What one pool has not given back yet, another cannot have: the slabs are never larger than their tier. Of each,
-        the room of ``at_most`` chunks is given back.
+        What one pool has not given back yet, another cannot have: the slabs are never larger than their tier. Each
+        gives back the room of ``at_most`` chunks.
         """
         with self._lock:
             more = self._step()
@@ -118,7 +118,7 @@ class DiskTier:
             return Outcome.OK, pool.pool.prefix(keys) if pool else 0
 
     def next_unread(self) -> tuple[str, bytes, int] | None:
-        """Namespace, key and payload bytes of a chunk of an earlier run, each once; the next victims last."""
+        """Namespace, key and payload bytes of a chunk of an earlier run, each once, next victims last; else None."""
         with self._lock:
             for pool in self.pools.values():
                 while pool.unread:
@@ -128,7 +128,7 @@ class DiskTier:
         return None
 
     def one_of_each_size(self, number: int) -> list[tuple[str, bytes, int]]:
-        """Namespace, key and payload bytes of a chunk of each size, with each number another one."""
+        """Namespace, key and payload bytes of a chunk of each size; another ``number``, another chunk."""
         with self._lock:
             held = {pool.chunk_bytes: pool for pool in self.pools.values() if pool.pool.visible}
             return [
@@ -139,7 +139,7 @@ class DiskTier:
     def read(
         self, namespace: str, key: bytes, out: memoryview, came: Came = unheard, *, use: bool = True
     ) -> tuple[Outcome, Origin]:
-        """As of a tier; a look whether the chunk is whole is no ``use`` of it."""
+        """A tier's `read`; one that only checks or probes is no ``use`` of the chunk."""
         with self._lock:
             pool = self.pools.get(namespace)
             slot = pool.pool.pin(key) if pool else None
@@ -154,7 +154,7 @@ class DiskTier:
             if header is not None and use:
                 pool.use(key, slot)
             elif header is None and outcome is Outcome.OK:
-                # Who read it at the same time found it out, and tells, if it is gone already.
+                # If it is gone already, a concurrent reader found that out, and says so.
                 outcome = Outcome.CORRUPT if pool.drop(key) else Outcome.MISS
             self._tell(pool, pool.unpin(key), "capacity")
         self._wipe(pool, WIPED_AT_ONCE)
@@ -189,7 +189,7 @@ class DiskTier:
         return outcome
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
-        """In steps, as `DramTier.flush`."""
+        """In steps, like `DramTier.flush`."""
         with self._lock:
             pools = [pool for name, pool in self.pools.items() if namespace in (None, name)]
             unwiped = sum(pool.slots.unwiped for pool in pools)
@@ -219,7 +219,7 @@ class DiskTier:
 
     @property
     def room_bytes(self) -> int:
-        """Of the whole file system; OSError, also if that does not answer."""
+        """Size of the file system; OSError, also if it does not answer."""
         try:
             return self._readers.submit(shutil.disk_usage, self.root).result(_PATIENCE_S).total
         except TimeoutError as error:
@@ -261,7 +261,7 @@ class DiskTier:
             self.pools[namespace] = pool
 
     def _remove_vacant(self) -> None:
-        """Forget those that lend their share and have nothing left, their files too. Waits for the disk."""
+        """Forget pools that lend their share and are empty, with their files. Waits for the disk."""
         with self._opening:
             with self._lock:
                 gone = [pool for pool in self.pools.values() if pool.lends and not pool.taken_bytes]
@@ -269,7 +269,7 @@ class DiskTier:
                     del self.pools[pool.namespace]
             for pool in gone:
                 pool.close()
-                with suppress(OSError):  # it is found empty after a restart, and removed then
+                with suppress(OSError):  # a restart finds it empty, and removes it
                     pool.slab.path.unlink(missing_ok=True)
 
     def _step(self) -> bool:
@@ -287,7 +287,7 @@ class DiskTier:
             pool.grow(self._capacity_bytes - sum(each.taken_bytes for each in self.pools.values()))
 
     def _wipe(self, pool: DiskPool, at_most: int = sys.maxsize) -> None:
-        """Wipe what left a pool, the newest first. Waits for the disk."""
+        """Wipe what left a pool, newest first. Waits for the disk."""
         for _ in range(at_most):
             with self._lock:
                 slot = pool.slots.to_wipe()
@@ -299,7 +299,7 @@ class DiskTier:
                 self._wiped.notify_all()
 
     def _tell(self, pool: DiskPool, left: Sequence[Last], reason: str) -> None:
-        """Chunks left of which that is known."""
+        """Report chunks that left, with what is known of them."""
         if left:
             algorithm = pool.pool.algorithm
             self.on_evicted([Evicted(pool.namespace, algorithm, reason, at, NOBODY, used) for at, used in left])

@@ -8,14 +8,14 @@ from tiertune_connector.tiers.disk_slots import DiskSlots, Last
 from tiertune_connector.tiers.slab import Slab
 
 WIPED_AT_ONCE = 32
-"""Chunks whose room one step gives back: about a millisecond of the disk."""
+"""Chunks whose room one step gives back: about a millisecond of disk time."""
 
 
 class DiskPool:
-    """An index that never waits for the disk once it is made; whatever changes it holds its tier's lock."""
+    """An index that never waits for the disk once it is made; callers that change it hold its tier's lock."""
 
     def __init__(self, slab: Slab, algorithm: str, capacity: int, clock: Callable[[], float]) -> None:
-        """Take up the whole chunks that the slab holds, at most ``capacity``. No room is left over.
+        """Take up the slab's whole chunks, at most ``capacity``. No spare room is left.
 
         Waits for the disk; OSError. ``clock`` gives monotonic seconds.
         """
@@ -38,7 +38,7 @@ class DiskPool:
             self._commit(header, slot)
         self.pool.resize(len(self.pool))
         self.unread = list(self.pool)
-        """Taken up from an earlier run, their payloads not looked at by `DiskTier.next_unread` yet."""
+        """Keys from an earlier run that `DiskTier.next_unread` has not given out yet."""
 
     @property
     def effective(self) -> int:
@@ -47,27 +47,27 @@ class DiskPool:
 
     @property
     def taken_bytes(self) -> int:
-        """Of the tier's capacity; a chunk in use may stay beyond the pool's, and one that left until it is wiped."""
+        """Taken of the tier's capacity: chunks in use may exceed the pool's, and those that left until wiped."""
         held = len(self.pool) + len(self.slots.left) + len(self.slots.wiping)
         return max(self.pool.capacity, held) * self.stride
 
     @property
     def unsure(self) -> set[int]:
-        """Slots of chunks that have gone whose header may still be there, until somebody is done with them."""
+        """Slots of gone chunks whose header may still be there, until somebody is done with them."""
         return self.slots.wiping.union(self.slots.overwriting, self.slots.left, self.pool.leaving)
 
     def shrink(self) -> list[Last]:
-        """One step towards what is allowed; returns what is known of each evicted chunk."""
+        """Shrink one step towards what is allowed; returns what is known of each evicted chunk."""
         return self._leave(self.pool.resize(max(self.allowed, self.pool.capacity - WIPED_AT_ONCE)))
 
     def grow(self, spare_bytes: int) -> None:
-        """Up to what is allowed, as far as the tier has room."""
+        """Grow to what is allowed, as far as the tier has room."""
         capacity = min(self.allowed, (self.taken_bytes + spare_bytes) // self.stride)
         if capacity > self.pool.capacity:
             self.pool.resize(capacity)
 
     def reserve(self, key: bytes) -> tuple[int, list[Last]] | None:
-        """A slot to be written, and what is known of what is evicted for it; None: all is in use, or being wiped."""
+        """A slot to write, and what is known of the chunks evicted for it; None: all is in use or being wiped."""
         held = len(self.pool)
         if not self.slots.left and held < self.pool.capacity <= held + len(self.slots.wiping):
             return None
@@ -78,13 +78,13 @@ class DiskPool:
         return self.slots.take(), left
 
     def keep(self, header: Header, slot: int) -> list[Last]:
-        """A written slot becomes visible; returns as `shrink` what leaves because the capacity fell meanwhile."""
+        """Make a written slot visible; returns, like `shrink`, what leaves as the capacity fell meanwhile."""
         self.slots.came(slot, self._clock())
         self._commit(header, slot)
         return self._leave(self.pool.trim())
 
     def abort(self, key: bytes, slot: int) -> list[Last]:
-        """A reserved chunk could not be written; returns as `keep`."""
+        """A reserved chunk could not be written; returns like `keep`."""
         self.pool.abort(key)
         self.slots.leave(slot)
         return self._leave(self.pool.trim())
@@ -95,14 +95,14 @@ class DiskPool:
         self.slots.use(slot, self._clock())
 
     def unpin(self, key: bytes) -> list[Last]:
-        """A read is over; returns as `keep`."""
+        """A read is over; returns like `keep`."""
         left = self.pool.unpin(key)
         if left is not None:
             self.slots.leave(left)
         return self._leave(self.pool.trim())
 
     def drop(self, key: bytes) -> bool:
-        """Forget a chunk, which leaves when nobody uses it; False if it is not here."""
+        """Forget a chunk, which leaves once nobody uses it; False if it is not here."""
         if key not in self.pool:
             return False
         self.tenants.pop(key, None)
@@ -113,7 +113,7 @@ class DiskPool:
 
     def close(self) -> None:
         self.slots.left.clear()
-        if not self.pool.pinned and not self.slots.wiping:  # else its descriptor, in use, could become another file's
+        if not self.pool.pinned and not self.slots.wiping:  # else a descriptor in use could become another file's
             self.slab.close()
 
     def _commit(self, header: Header, slot: int) -> None:

@@ -1,9 +1,9 @@
-"""Host memory: one pool a namespace, its chunks in slots of shared segments.
+"""Host memory: one pool per namespace, its chunks in slots of shared segments.
 
-Clients copy from slots that are pinned, and to slots that are reserved, themselves. Memory grows by whole segments,
-already touched, and shrinks slot by slot: a free slot's memory goes back at once, an empty segment is dropped. Both
-happen in ``settle``, off the way of requests and step by step, as does the rest of what a tuning asks: however much it
-is, a request waits for one step at most.
+Clients themselves copy from pinned slots, and to reserved ones. Memory grows by whole segments, already touched, and
+shrinks slot by slot: a free slot's memory goes back at once, an empty segment is dropped. Both happen in ``settle``,
+outside of requests and step by step, as does the rest of what a tuning asks: however much it is, a request waits for
+one step at most.
 """
 
 import threading
@@ -18,11 +18,11 @@ from tiertune_connector.tiers.shares import HANDED_OVER, retune
 from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot, new_segment, take_again
 
 _NO_MEMORY_S = 1.0
-"""The machine had no memory left: so long until it is asked again."""
+"""Wait before asking again a machine that had no memory left."""
 _LOOKED_S = 1.0
-"""A client that looked for a chunk where it lies (`tiers.index`) has copied by then what it found there."""
+"""A client that found a chunk by `tiers.index` has copied it by then."""
 _BREATH_S = 5e-4
-"""Between steps of a flush: else who waits for the lock would hardly get it."""
+"""Pause between steps of a flush: without it, others would hardly get the lock."""
 
 
 class DramTier:
@@ -55,9 +55,9 @@ class DramTier:
             return pool if pool.chunk_bytes == chunk_bytes else None
 
     def retune(self, capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
-        """Capacity and algorithm by namespace; pools without bytes of their own share the rest.
+        """Set capacity and algorithm by namespace; pools without bytes of their own share the rest.
 
-        A first step of what that takes; the others follow in ``settle``.
+        Takes the first step of that; the others follow in ``settle``.
         """
         with self.lock:
             self.capacity_bytes = capacity_bytes
@@ -66,7 +66,7 @@ class DramTier:
                 self.on_evicted(pool.fit("capacity"))
 
     def settle(self) -> bool:
-        """One bounded step of each pool towards what is asked: evict and give back, else grow by a segment; hand over.
+        """Take one bounded step with each pool: evict and give back, else grow by a segment; hand over.
 
         True while more is to do. What one pool has not given back yet, another cannot have. A pool that lends its
         share is forgotten when nothing is left of it.
@@ -92,7 +92,7 @@ class DramTier:
             return dropped
 
     def reserve(self, namespace: str, key: bytes, origin: Origin, engine: str = "") -> Slot | None:
-        """A slot to be written, its key invisible until ``commit``; None if the key is here, or no slot can be had."""
+        """A slot to write, its key invisible until ``commit``; None if the key is here, or no slot is to be had."""
         with self.lock:
             pool = self.pools.get(namespace)
             if pool is None or key in pool.pool or pool.pool.busy(key):
@@ -137,7 +137,7 @@ class DramTier:
             self.on_evicted(pool.fit("capacity"))
 
     def pin(self, namespace: str, key: bytes, *, use: bool = True) -> Slot | None:
-        """The slot of a visible key, kept until ``unpin``; a copy to another tier is no ``use`` of it."""
+        """The slot of a visible key, kept until ``unpin``; a copy to another tier is no ``use``."""
         with self.lock:
             pool = self.pools.get(namespace)
             slot = pool.pool.pin(key) if pool else None
@@ -149,7 +149,7 @@ class DramTier:
     def unpin(self, namespace: str, key: bytes) -> None:
         with self.lock:
             pool = self.pools.get(namespace)
-            if pool is None:  # the store ended amid a load
+            if pool is None:  # the store ended during a load
                 return
             left = pool.pool.unpin(key)
             if left is not None:
@@ -157,7 +157,7 @@ class DramTier:
             self._trim(pool)
 
     def verify(self, namespace: str, key: bytes) -> Outcome:
-        """Sum a chunk where it lies; one that is not what was committed is dropped."""
+        """Check a chunk's checksum in place; drop it if it is not what was committed."""
         slot = self.pin(namespace, key, use=False)
         if slot is None:
             return Outcome.MISS
@@ -171,7 +171,7 @@ class DramTier:
             self.unpin(namespace, key)
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
-        """In steps, with requests served in between; whoever flushes lets nothing come meanwhile that is to go."""
+        """In steps, with requests served in between; the caller keeps out what comes meanwhile and should go."""
         with self.lock:
             found = [(pool, list(pool.pool.visible)) for name, pool in self.pools.items() if namespace in (None, name)]
         count = 0
@@ -198,13 +198,13 @@ class DramTier:
             self._given_back.clear()
 
     def tell(self, now: float, numbers: Sequence[float]) -> None:
-        """As of `SharedIndex.tell`, in the index of every pool."""
+        """Call `SharedIndex.tell` on every pool's index."""
         with self.lock:
             for index in [pool.index for pool in self.pools.values() if pool.index]:
                 index.tell(now, numbers)
 
     def _trim(self, pool: DramPool) -> None:
-        """What was in use during a shrink leaves afterwards."""
+        """Evict what was in use during a shrink."""
         if len(pool.pool) > pool.pool.capacity:
             self.on_evicted([pool.vacate(slot, "capacity", key) for key, slot in pool.pool.trim()])
 
@@ -238,7 +238,7 @@ class DramTier:
         return bool(leaving) or pool.pool.capacity < before
 
     def _give_back_again(self) -> None:
-        """A client that read a slot while its chunk left has taken the memory anew."""
+        """Give back again what a client took anew by reading a slot while its chunk left."""
         while self._given_back and self._clock() - self._given_back[0][0] >= _LOOKED_S:
             _, pool, slots = self._given_back.popleft()
             for slot in slots:
@@ -246,7 +246,7 @@ class DramTier:
                     slot.segment.give_back(slot.index)
 
     def _drop_empty_segments(self, pool: DramPool, segments: Iterable[Segment]) -> None:
-        """Of those that gave slots back; `settle` alone changes segments and retired slots."""
+        """Drop those that gave all slots back; only `settle` changes segments and retired slots."""
         for segment in segments:
             if len(pool.retired[segment.number]) == segment.geometry.slots:
                 with self.lock:
@@ -255,7 +255,7 @@ class DramTier:
                 segment.close()
 
     def _grow(self, pool: DramPool) -> bool:
-        """Memory is taken outside the lock: `settle` alone changes segments and retired slots."""
+        """Memory is taken outside the lock: only `settle` changes segments and retired slots."""
         with self.lock:
             left = self.capacity_bytes - sum(other.provisioned * other.stride for other in self.pools.values())
             count = max(0, min(pool.missing_slots(), left // pool.stride))
@@ -266,7 +266,7 @@ class DramTier:
             return False
         try:
             slots = take_again(again) or new_segment(number, Geometry(count, pool.chunk_bytes))
-        except OSError:  # effective capacity stays below the desired one, and is told so
+        except OSError:  # effective capacity stays below the desired one, as is reported
             self._try_again_at = self._clock() + _NO_MEMORY_S
             return False
         with self.lock:

@@ -1,11 +1,11 @@
-"""Where the chunks of one namespace lie in host memory, in shared memory: a client that looks there asks nobody.
+"""Shared index of where one namespace's chunks lie in host memory: a client that looks there asks nobody.
 
-It is a hint. An entry may be overwritten by another's, or be torn while it is read; then a client finds nothing, or
-what the store's reply to its load does not confirm. So no lock is needed: the store alone writes.
+It is a hint. An entry may be overwritten by another key's, or torn while it is read; then a client finds nothing, or
+what the store's reply to its load does not confirm. So no lock is needed: only the store writes.
 
 A memfd of float64 and unsigned 64 bit numbers in native order: a header, then for each entry a fingerprint of its key
-(0: there is none), its place (segment and slot), and the slot's generation. A key has its entry among the eight of its
-bucket; where all are taken another one is lost.
+(0: none), its place (segment and slot), and the slot's generation. A key has its entry among the eight of its bucket;
+if all are taken, another one is lost.
 """
 
 import mmap
@@ -20,25 +20,25 @@ from tiertune_connector.tiers.linux import keep_size
 from tiertune_connector.tiers.segment import Segment, spared
 
 LAYOUT = 1
-"""Of the memfd, and of the numbers that the store tells beside."""
+"""Version of the memfd's layout, and of the store's numbers in it."""
 
 WAYS = 8
 """Entries of a bucket: with two on average, one key in 5,000 is lost."""
 _FEWEST_BUCKETS = 1 << 8
 _MOST_CHUNKS = 1 << 18
-"""That an index is made for, of 24 MiB; where more come, more of them are lost."""
+"""Most that an index is made for, of 24 MiB; if more come, more are lost."""
 _HEADER = 16
-"""Numbers: when it was true last, and what the store tells beside."""
+"""Numbers: when it was last true, and 15 more of the store's."""
 _SHIFT, _SLOT = np.uint64(32), np.uint64((1 << 32) - 1)
 """A place is a segment's number, and a slot in it."""
 _FEW = 4
-"""Keys, of which vectors cost more than they hold."""
+"""Keys, up to which vectors do not pay."""
 Place = tuple[int, int, int]
 """Segment, slot, and the slot's generation."""
 
 
 def buckets_for(chunks: int) -> int:
-    """A power of two with which so many chunks have two entries of a bucket, or fewer."""
+    """A power of two with which so many chunks take two entries per bucket, or fewer."""
     return max(_FEWEST_BUCKETS, 1 << ((min(chunks, _MOST_CHUNKS) - 1) // 2).bit_length())
 
 
@@ -83,7 +83,7 @@ class SharedIndex:
     # -- the store's side
 
     def put(self, key: bytes, place: Place) -> None:
-        """A chunk is visible to all from now on."""
+        """Make a chunk visible to all."""
         name = xxhash.xxh3_64_intdigest(key)
         first = (name & self.buckets - 1) * WAYS
         there = self._prints[first : first + WAYS].tolist()
@@ -96,7 +96,7 @@ class SharedIndex:
         self._prints[at] = name
 
     def remove(self, key: bytes) -> None:
-        """A chunk is visible no more."""
+        """Make a chunk invisible."""
         name = xxhash.xxh3_64_intdigest(key)
         first = (name & self.buckets - 1) * WAYS
         there = self._prints[first : first + WAYS].tolist()
@@ -104,7 +104,7 @@ class SharedIndex:
             self._prints[first + there.index(name)] = 0
 
     def tell(self, now: float, numbers: Sequence[float]) -> None:
-        """What it says is true at ``now``, monotonic seconds; 0: it is not to be believed. At most 15 ``numbers``."""
+        """State that it is true at ``now``, monotonic seconds; 0: not to be believed. At most 15 ``numbers``."""
         self._header[1 : 1 + len(numbers)] = numbers
         self._header[0] = now
 
@@ -112,11 +112,11 @@ class SharedIndex:
 
     @property
     def told_at(self) -> float:
-        """When the store said last that it is true, monotonic seconds; 0: it is not."""
+        """When the store last said that it is true, monotonic seconds; 0: it is not."""
         return float(self._header[0])
 
     def numbers(self, count: int) -> list[float]:
-        """The first ones of those that the store tells beside."""
+        """The first ``count`` of the store's numbers."""
         told: list[float] = self._header[1 : 1 + count].tolist()
         return told
 
@@ -136,7 +136,7 @@ class SharedIndex:
         return number, slot, generation
 
     def find(self, keys: Sequence[bytes], segments: Mapping[int, Segment]) -> list[Place]:
-        """`place` of the leading ones of ``keys``: all at once, where they are more than a few."""
+        """The places of the leading ``keys``; looked up all at once if more than a few."""
         if len(keys) <= _FEW:
             few: list[Place] = []
             for key in keys:
@@ -173,5 +173,5 @@ class SharedIndex:
 
 
 def total_bytes(buckets: int) -> int:
-    """Of the memfd."""
+    """Size of the memfd."""
     return 8 * (_HEADER + 3 * WAYS * buckets)

@@ -48,7 +48,7 @@ class InstrumentedTier:
         return outcome, count
 
     def usage(self) -> Usage:
-        """As the tier's; unknown if it raises, which it should not: all else of a store is told beside it."""
+        """The tier's usage; unknown if it raises, which it should not: the rest of a store's status is still told."""
         with self._counters.surviving("usage", f"{self.name} raised amid usage"):
             return self.inner.usage()
         return UNKNOWN

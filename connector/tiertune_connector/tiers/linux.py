@@ -18,17 +18,17 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def memory_bytes() -> int:
-    """Of the machine."""
+    """The machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def punch_hole(fd: int, offset: int, length: int) -> bool:
-    """Give back a range of a file, which then reads as zeros; False where the file system cannot."""
+    """Give back a range of a file, which then reads as zeros; False if the file system cannot."""
     return bool(_libc.fallocate(fd, _PUNCH_HOLE, offset, length) == 0)
 
 
 def keep_size(fd: int) -> None:
-    """Nobody who has the memfd can cut it any more: whoever maps it would be killed. It must allow seals; OSError."""
+    """Keep anybody from cutting the memfd: that would kill who maps it. It must allow seals; OSError."""
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _OF_ONE_SIZE)
 
 
@@ -38,9 +38,9 @@ def populate(address: int, length: int) -> bool:
 
 
 def spare_memory(system: Path = Path("/")) -> int:
-    """Bytes that the machine, and each control group that we are in, still has; what only caches files counts as spare.
+    """Bytes that the machine and each of our control groups still have; what only caches files counts as spare.
 
-    The kernel does not refuse shared memory that is not there: it kills a process when the memory is touched.
+    The kernel does not refuse shared memory that is not there: it kills a process when that is touched.
     ``system`` has ``proc`` and ``sys``.
     """
     spare = _fields(system / "proc/meminfo").get("MemAvailable:", 1 << 50) * 1024

@@ -1,4 +1,4 @@
-"""What a remote may be kept in beside Redis: media that a path names, by the scheme of their address."""
+"""Media other than Redis for a remote, each named by a path, by the scheme of their address."""
 
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +8,7 @@ from tiertune_connector.tiers.directory import DirectoryTier
 
 
 class Medium(Protocol):
-    """Makes the tier. What it lies on may be away, and come later: then it answers errors, and raises none."""
+    """Makes the tier. While what it lies on is away, the tier answers errors, and raises none."""
 
     def __call__(self, path: Path, /, *, writer: str, capacity_bytes: int | None) -> Tier:
         """``capacity_bytes`` bounds what ``writer`` (the store's name) holds there; None: no bound."""

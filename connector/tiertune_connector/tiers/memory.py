@@ -8,7 +8,7 @@ from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
 
 
 class MemoryTier:
-    """Unbounded. ``fault``, where set, is asked before each operation and may sleep or answer an outcome."""
+    """Unbounded. ``fault``, if set, is called before each operation and may sleep or return an outcome."""
 
     name = "remote"
     why = ""

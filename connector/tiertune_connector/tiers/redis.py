@@ -24,18 +24,18 @@ from tiertune_connector.tiers.resp import Wire, command, set_once
 
 PREFIX = b"tiertune:"
 WINDOW_BYTES = 1 << 20
-"""Asked for at once: halves take an eighth longer, larger ones no less."""
+"""Asked for at once: half as much takes an eighth longer, more no less."""
 _PAGE = 1000
-"""Chunks that a flush looks for, or drops, at a time: a round trip for each would take minutes."""
+"""Chunks that a flush finds or drops at a time: a round trip for each would take minutes."""
 _AHEAD = 2
-"""Windows that are asked for before they are read: Redis has one ready while the one before is on its way. Of more it
-copies what has left the processor's caches when its turn comes."""
+"""Windows asked for before they are read: Redis has one ready while the one before is on its way. With more, it copies
+what has left the processor's caches by its turn."""
 
 
 class RedisTier:
-    """Every command has a time-out; a connection that failed is dropped and made anew by the next operation.
+    """Every command has a time-out; a connection that failed is dropped, and the next operation makes a new one.
 
-    An operation of many commands begins none after ``timeout_s``; it ends within twice that.
+    An operation of many commands begins none after ``timeout_s``, and ends within twice that.
     """
 
     name = "remote"
@@ -53,7 +53,7 @@ class RedisTier:
     ) -> None:
         """``clock`` gives monotonic seconds; ValueError if the address is not understood.
 
-        Without a ``codec`` chunks are written as they are, and those that others coded are misses.
+        Without a ``codec``, chunks are written as they are, and those coded by others are misses.
         """
         self._writer = writer
         self._codec = codec
@@ -65,13 +65,13 @@ class RedisTier:
             login or Login(),
             timeout_s=timeout_s,
             connections=connections,
-            protocol=2,  # nothing comes unasked, and a connection on which something did is not used
+            protocol=2,  # nothing comes unasked; a connection where something did is not used
         )
         self._redis = redis.Redis(connection_pool=pool)
         self.why = ""
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
-        """A round trip or two, unless chunks are here behind one that is not: then a binary search follows."""
+        """A round trip or two, unless chunks are here after a missing one: then a binary search follows."""
         names, until = [_name(namespace, key) for key in keys], self._clock() + self._timeout_s
 
         def here(start: int, stop: int) -> int:
@@ -89,7 +89,7 @@ class RedisTier:
         try:
             with self._wire(until) as wire:
                 wire.send(_range(name, 0, HEADER_BYTES))
-                for start in range(0, nbytes, WINDOW_BYTES)[:_AHEAD]:  # a round trip less; most are as long
+                for start in range(0, nbytes, WINDOW_BYTES)[:_AHEAD]:  # saves a round trip; most are as long
                     wire.send(_window(name, start, nbytes))
                 there, header = wire.fill(head), decode_header(head)
                 if header and (header.namespace, header.key, header.length) != (namespace, key, nbytes):
@@ -99,10 +99,10 @@ class RedisTier:
                     if header.codec:
                         stored, nbytes = memoryview(bytearray(nbytes)), min(header.stored, nbytes)
                     found = _filled(wire, name, stored, nbytes, unheard if header.codec else came)
-                while wire.awaited:  # what is shorter, or of no use, or not there
+                while wire.awaited:  # what is short, useless, or not there
                     wire.fill(out)
             if not there or others:
-                return Outcome.MISS, NOBODY  # whole, perhaps, for others
+                return Outcome.MISS, NOBODY  # perhaps whole for others
             if header and found == header.sum_of_stored and self._decoded(header, stored[:nbytes], out):
                 return Outcome.OK, header.origin
             self._check(until)
@@ -139,7 +139,7 @@ class RedisTier:
         return Outcome.OK, count
 
     def usage(self) -> Usage:
-        """The whole server's, whoever uses it."""
+        """Usage of the whole server, whoever uses it."""
         try:
             memory = self._redis.info("memory")
         except redis.RedisError:
@@ -151,11 +151,11 @@ class RedisTier:
 
     @contextmanager
     def _wire(self, until: float) -> Iterator[Wire]:
-        """On a connection of the pool's. It is used again only if all went well: else replies may still come."""
+        """Lend a connection of the pool. It is used again only if all went well: else replies may still come."""
         pool, fine = self._redis.connection_pool, False
         connection = pool.get_connection()
         try:
-            if connection._sock is None:  # noqa: SLF001 # by another thread, which met a new master
+            if connection._sock is None:  # noqa: SLF001 # closed by another thread, which met a new master
                 raise redis.ConnectionError("the connection was closed")
             wire = Wire(connection._sock, lambda: self._check(until))  # noqa: SLF001 # the library has no other way
             yield wire
@@ -170,7 +170,7 @@ class RedisTier:
             pool.release(connection)
 
     def _of(self, tenant: bytes, names: Sequence[bytes]) -> list[bytes]:
-        """Those of its chunks."""
+        """The names of a tenant's chunks."""
         asked = self._redis.pipeline(transaction=False)
         for name in names:
             asked.getrange(name, 0, HEADER_BYTES - 1)
@@ -178,7 +178,7 @@ class RedisTier:
         return [name for name, told in zip(names, headers, strict=True) if told and told.origin.tenant == tenant]
 
     def _decoded(self, header: Header, stored: memoryview, out: memoryview) -> bool:
-        """What was stored is the payload, or was made into it."""
+        """Whether what was stored is the payload, or was decoded to it."""
         return header.codec == 0 or (self._codec is not None and self._codec.decode(header, stored, out))
 
     def _failed(self, error: redis.RedisError) -> Outcome:
@@ -194,16 +194,16 @@ class RedisTier:
             raise redis.TimeoutError("the operation took too long")
 
     def _unfit(self, name: bytes, head: memoryview, length: int | None) -> Outcome:
-        """A miss if the chunk has left since its ``head`` was read, and perhaps is whole again; else it is damaged.
+        """A miss if the chunk left since its ``head`` was read, and perhaps is whole again; else it is damaged.
 
-        Who computed it again may have got other bytes, and written those. ``length`` is of one that was cut short.
+        Whoever computed it again may have written other bytes. ``length`` is the full one if it came cut short.
         """
         now = cast("bytes", self._redis.getrange(name, 0, HEADER_BYTES - 1))
         left = now.ljust(HEADER_BYTES, b"\0") != bytes(head) or self._redis.strlen(name) == length
         return Outcome.MISS if left else self._drop(name)
 
     def _drop(self, name: bytes) -> Outcome:
-        """Remove what is not the chunk that it should be; a miss if it is gone already."""
+        """Remove a damaged chunk; a miss if it is gone already."""
         return Outcome.CORRUPT if self._redis.unlink(name) else Outcome.MISS
 
 
@@ -212,7 +212,7 @@ def _name(namespace: str, key: bytes) -> bytes:
 
 
 def _leading(count: int, here: Callable[[int, int], int]) -> int:
-    """How many of ``count`` are there before the first that is not; ``here`` tells how many of a range are."""
+    """How many of ``count`` come before the first missing one; ``here`` counts those present in a range."""
     low, high = 0, count
     asked, guessed = count, False
     while low < high:
@@ -231,14 +231,14 @@ def _range(name: bytes, start: int, length: int) -> bytes:
 
 
 def _window(name: bytes, start: int, nbytes: int) -> bytes:
-    """What is stored from there on, of ``nbytes`` in all."""
+    """Ask for a window from ``start``, of ``nbytes`` stored in all."""
     return _range(name, HEADER_BYTES + start, min(WINDOW_BYTES, nbytes - start))
 
 
 def _filled(wire: Wire, name: bytes, out: memoryview, nbytes: int, came: Came) -> int | None:
-    """Read the ``nbytes`` that are stored, of which the first windows are asked for: their `checksum`.
+    """Read the ``nbytes`` stored, whose first windows are asked for already; returns their `checksum`.
 
-    None if a part of them is not there. ``out`` has room for all that was asked for.
+    None if a part is missing. ``out`` has room for all that was asked for.
     """
     digest = xxhash.xxh3_64()
     for start in range(0, nbytes, WINDOW_BYTES):

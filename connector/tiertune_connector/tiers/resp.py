@@ -1,6 +1,6 @@
-"""Redis' protocol (RESP2) for what redis-py would copy: payloads between a socket and the memory where they belong.
+"""Redis' protocol (RESP2) for what redis-py would copy: payloads between a socket and the memory they belong in.
 
-A connection of redis-py is made, logged in and given back by redis-py; while it is ours, this alone reads from it.
+redis-py makes, logs in and takes back its connections; while one is ours, only this module reads from it.
 """
 
 import socket
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import redis
 
 _LINE_BYTES = 512
-"""Of a line; nothing that is longer but an error's text is an answer of Redis."""
+"""Longest line; only an error's text is longer in Redis."""
 _SEND_BYTES = 1 << 20
 """Between two looks at the clock."""
 _END = b"\r\n"
@@ -40,17 +40,17 @@ class Wire:
         self._sock = sock
         self._check = check
         self._held = b""
-        """Received, and not yet looked at."""
+        """Received but not looked at yet."""
         self.awaited = 0
         """Replies still to come."""
 
     @property
     def in_step(self) -> bool:
-        """All that was asked is answered, and nothing else came."""
+        """Whether all that was asked is answered, and nothing else came."""
         return not self.awaited and not self._held
 
     def send(self, *parts: bytes | memoryview) -> None:
-        """One command."""
+        """Send one command."""
         self.awaited += 1
         for part in parts:
             view = memoryview(part)
@@ -72,7 +72,7 @@ class Wire:
         raise redis.InvalidResponse(f"an answer that was not expected: {line!r}")
 
     def fill(self, out: memoryview) -> int:
-        """Receive a value into the beginning of ``out``: its length. Nothing there, or a null, has none."""
+        """Receive a value into the beginning of ``out``; returns its length, 0 if empty or null."""
         line = self._line()
         if line == b"$-1":
             size = 0
@@ -85,7 +85,7 @@ class Wire:
         return size
 
     def _receive(self, out: memoryview) -> None:
-        """All of a value, and the end of line that follows."""
+        """Receive a whole value, and the end of line after it."""
         done = min(len(self._held), len(out))
         out[:done] = self._held[:done]
         self._held = self._held[done:]

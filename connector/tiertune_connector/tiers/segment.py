@@ -1,7 +1,7 @@
 """Shared memory that a store hands to its clients: a memfd, cut into slots of one size.
 
 A segment begins with one generation per slot (unsigned 64 bit, native order), then the slots, each page-aligned. A
-slot's generation changes whenever its contents may change hands: so a reader knows whether it copied in time.
+slot's generation changes whenever its contents may change hands, so a reader knows whether it copied in time.
 """
 
 import errno
@@ -19,7 +19,7 @@ from tiertune_connector.tiers.linux import keep_size, populate, punch_hole, spar
 
 PAGE = mmap.PAGESIZE
 _SPARE_SHARE = 0.9
-"""Of what the machine has left, the most that is taken at once: engines on the host must not be killed for a cache."""
+"""Most to take at once of what the machine has left: engines on the host must not be killed for a cache."""
 
 
 def slot_stride(chunk_bytes: int) -> int:
@@ -89,9 +89,9 @@ class Segment:
         return self._bytes[start : start + self.geometry.chunk_bytes]
 
     def warm(self, index: int) -> None:
-        """Before a slot's first copy in this process: fill its page tables at once, instead of a fault for each page.
+        """Before a slot's first copy in this process, fill its page tables at once, instead of a fault for each page.
 
-        Slot by slot, for touching a whole segment would take again the memory of slots that were given back.
+        Slot by slot, as touching a whole segment would take back the memory of slots that were given back.
         """
         if index not in self._warm:
             self._warm.add(index)
@@ -107,7 +107,7 @@ class Segment:
         punch_hole(self.fd, self.geometry.offset(index), slot_stride(self.geometry.chunk_bytes))
 
     def take_again(self, indices: Sequence[int]) -> None:
-        """Memory for slots that were given back, all or none: OSError if the machine has not that much."""
+        """Get memory for slots that were given back, all or none; OSError if the machine has not that much."""
         stride = slot_stride(self.geometry.chunk_bytes)
         spared(len(indices) * stride)
         try:

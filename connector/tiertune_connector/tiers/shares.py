@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from tiertune_connector.pool import Pool
 
 HANDED_OVER = 128
-"""Chunks that one step hands over to another algorithm: a quarter of a millisecond with the lock held."""
+"""Chunks one step hands over to another algorithm: a quarter of a millisecond with the lock held."""
 
 
 class Held(Protocol):
@@ -19,9 +19,9 @@ class Held(Protocol):
     allowed: int
     """Chunks that the tuning allows; the pool follows in steps."""
     lends: bool
-    """Nobody uses it: the others have what it does not hold, and what it holds as they need room."""
+    """Nobody uses it: the others get what it does not hold, and what it holds as they need room."""
     found: bool
-    """It was there at the start, and nobody has used it since: others take what they need, their even part at most."""
+    """Here since the start, and nobody has used it: others take what they need, at most their even part."""
 
     @property
     def effective(self) -> int:
@@ -29,7 +29,7 @@ class Held(Protocol):
 
 
 def retune(held: Mapping[str, Held], capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
-    """Capacity and algorithm by namespace; those without bytes of their own share the rest. Pools follow in steps."""
+    """Set capacity and algorithm by namespace; those without own bytes share the rest. Pools follow in steps."""
     wanted = {name: asked.get(name, (None, ""))[0] for name, each in held.items() if not each.lends}
     kept = {name: _bytes(held[name]) for name, own in wanted.items() if own is None and held[name].found}
     wanted = {name: own for name, own in wanted.items() if name not in kept}
@@ -43,12 +43,12 @@ def retune(held: Mapping[str, Held], capacity_bytes: int, asked: Mapping[str, tu
 
 
 def needs_room(held: Held) -> bool:
-    """Whether what a pool is allowed is all but full."""
+    """Whether a pool is all but full."""
     return len(held.pool) * 10 >= held.allowed * 9
 
 
 def crowds(held: Held, other: Held) -> bool:
-    """Whether a pool has room that another one, which is short of it, is to have."""
+    """Whether a pool has room that ``other``, if short of it, should have."""
     more = held.found and held.allowed * held.stride > other.allowed * other.stride
     return held.allowed > 0 and (held.lends or more)
 
@@ -58,7 +58,7 @@ def _bytes(held: Held) -> int:
 
 
 def _needed_bytes(held: Held) -> int:
-    """With which a pool does not need room for a while: what it grows by should be worth a segment."""
+    """Bytes that last a pool for a while: its growth should be worth a segment."""
     return (len(held.pool) * 5 // 4 + 1) * held.stride
 
 
@@ -72,10 +72,10 @@ def share_capacity(
 ) -> dict[str, int]:
     """Bytes for each pool: those with a number get it, as far as it is there; the others share the rest evenly.
 
-    ``lent`` are bytes held by pools that nobody uses: kept, the last pool's first, as far as each of the others has
-    ``needed`` bytes all the same. ``kept`` are those of pools that were found: before these, as far as each of
-    the others has what is needed, or an even part. The sum never exceeds ``total``. Numbers are served in the order of
-    the mapping.
+    ``lent`` are bytes held by pools that nobody uses: they keep them, the last pool first, as far as each of the
+    others still gets ``needed`` bytes. ``kept`` are those of pools that were found: these come first, as far as each
+    of the others gets ``needed`` bytes or an even part. The sum never exceeds ``total``. Numbers are served in the
+    order of the mapping.
     """
     shares: dict[str, int] = {}
     left = total

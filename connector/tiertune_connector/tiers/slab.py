@@ -1,7 +1,7 @@
 """One namespace's slab file on disk, cut into slots.
 
 A slot is a page with the chunk's header, then the payload. The header is written last and wiped first, so a slot is
-either whole or nobody's. Nothing is synced: a cache may lose data, and every read is verified.
+whole or nobody's. Nothing is synced: a cache may lose data, and every read is verified.
 """
 
 import os
@@ -17,10 +17,10 @@ from tiertune_connector.tiers.segment import PAGE
 
 
 class Slab:
-    """Waits for the disk, which may hang: called without its tier's lock."""
+    """Waits for the disk, which may hang: call it without its tier's lock."""
 
     def __init__(self, path: Path, namespace: str, chunk_bytes: int, readers: Executor) -> None:
-        """Open the file, or make it; OSError if that fails."""
+        """Open or make the file; OSError if that fails."""
         self.path = path
         self.namespace = namespace
         self.chunk_bytes = chunk_bytes
@@ -28,7 +28,7 @@ class Slab:
         self._file = PayloadFile(path, readers)
 
     def headers(self) -> Iterator[Header | None]:
-        """Of each slot; None: no chunk of ours is in it. OSError."""
+        """Each slot's header; None: it has no chunk of ours. OSError."""
         slots = -(-os.fstat(self._file.fd).st_size // self.stride)  # the last payload may end within its pages
         return map(self._header, range(slots))
 
@@ -42,7 +42,7 @@ class Slab:
     def read(self, slot: int, key: bytes, out: memoryview, came: Came) -> Header | None:
         """Fill ``out`` and return its header; None if it is not the chunk that was written. OSError.
 
-        ``came`` as of a tier's ``read``.
+        ``came`` as in a tier's ``read``.
         """
         header = self._header(slot)
         if header is None or (header.key, header.length) != (key, len(out)):

@@ -11,7 +11,7 @@ from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
 
 log = logging.getLogger(__name__)
 LEAVING_AT_ONCE = 64
-"""Chunks that one step evicts or gives back: well under a millisecond with the lock held."""
+"""Chunks one step evicts or gives back: well under a millisecond with the lock held."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,9 +28,9 @@ class Slot:
     used_at: float = 0.0
     uses: int = 0
     given_back: bool = False
-    """Its memory went back to the machine."""
+    """Whether its memory went back to the machine."""
     behind: dict[str, float] = field(default_factory=dict)
-    """Slower tiers that hold the chunk, each with when that was known; infinite: it is about to."""
+    """Slower tiers that hold the chunk, and when that was known; infinite: a write is queued."""
 
     @property
     def nbytes(self) -> int:
@@ -41,12 +41,12 @@ class Slot:
 
 
 class DramPool:
-    """One namespace: a pool of keys, the segments behind it, and the slots that nobody uses."""
+    """One namespace: a pool of keys, the segments behind it, and the free slots."""
 
     def __init__(
         self, namespace: str, chunk_bytes: int, segment_bytes: int, algorithm: str, *, capacity_bytes: int = 0
     ) -> None:
-        """``capacity_bytes`` is what the pool may hold at most as things are."""
+        """``capacity_bytes`` is the most that the pool may hold for now."""
         self.namespace = namespace
         self.chunk_bytes = chunk_bytes
         self.stride = slot_stride(chunk_bytes)
@@ -56,9 +56,9 @@ class DramPool:
         self.segments: dict[int, Segment] = {}
         self.free: list[Slot] = []
         self.retired: dict[int, list[Slot]] = {}
-        """Given back, by segment."""
+        """Slots given back, by segment."""
         self.provisioned = 0
-        """Slots with memory behind them: all of the segments, but for those given back."""
+        """Slots with memory behind them: all except those given back."""
         self.quarantined: list[Slot] = []
         self.allowed = 0
         """Chunks that the tuning allows; what is provisioned follows in ``settle``."""
@@ -67,12 +67,12 @@ class DramPool:
 
     @property
     def effective(self) -> int:
-        """Slots that hold chunks or may, those in quarantine among them."""
+        """Slots that hold chunks or may, including those in quarantine."""
         return self.pool.capacity + len(self.quarantined)
 
     @property
     def vacant(self) -> bool:
-        """Whether nothing is left of it: no chunk, no memory."""
+        """Whether nothing is left: no chunk, no memory."""
         return not (len(self.pool) or self.quarantined or self.segments)
 
     @property
@@ -81,7 +81,7 @@ class DramPool:
         return min(len(self.free), self.provisioned - len(self.quarantined) - self.pool.capacity)
 
     def fit(self, reason: str) -> list[Evicted]:
-        """Bring the pool one step towards what is allowed and there; the evicted chunks' slots become free."""
+        """Bring the pool one step towards what is allowed and available; evicted chunks' slots become free."""
         usable = min(self.allowed, self.provisioned) - len(self.quarantined)
         capacity = max(0, usable, self.pool.capacity - LEAVING_AT_ONCE)
         return [self.vacate(slot, reason, key) for key, slot in self.pool.resize(capacity)]
@@ -93,7 +93,7 @@ class DramPool:
             self.index.put(key, (slot.segment.number, slot.index, slot.generation))
 
     def discard(self, key: bytes) -> Slot | None:
-        """As the pool's."""
+        """The pool's `discard`; also leaves the index."""
         if self.index:
             self.index.remove(key)
         return self.pool.discard(key)
@@ -108,7 +108,7 @@ class DramPool:
         return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin, used, key, behind)
 
     def close(self) -> None:
-        """Give all of its memory up."""
+        """Give up all its memory."""
         for segment in self.segments.values():
             segment.close()
         self.segments.clear()
@@ -121,7 +121,7 @@ class DramPool:
 
 
 def take_again(retired: list[Slot]) -> list[Slot]:
-    """Memory for slots of one segment that were given back, all or none."""
+    """Get memory for given-back slots of one segment, all or none."""
     if retired:
         retired[0].segment.take_again([slot.index for slot in retired])
     for slot in retired:

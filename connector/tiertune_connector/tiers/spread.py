@@ -1,7 +1,7 @@
 """Several servers as one remote: every chunk is on the server that its key gives the highest weight.
 
-A server more, or less, moves its own share and no other chunk. One that does not answer costs its own share: there, and
-only there, chunks are misses.
+Adding or removing a server moves its own share and no other chunk. One that does not answer costs its own share: only
+there are chunks misses.
 """
 
 import logging
@@ -20,39 +20,39 @@ from tiertune_connector.tiers.breaker import Breaker, Breakers, turned
 log = logging.getLogger(__name__)
 Told = TypeVar("Told")
 _ASKERS = 16
-"""Questions that wait for one server at a time."""
+"""Questions asked of one server at a time."""
 _OF_PATIENCE = 0.8
-"""What has not answered by then is not waited for: who asks would else take all servers for silent."""
+"""Share of patience after which silent servers are not waited for: else the asker would take all for silent."""
 
 
 class Ranking:
-    """Rendezvous hashing: the servers by the weight that a key gives each. Pure."""
+    """Rendezvous hashing: servers by the weight that a key gives each. Pure."""
 
     def __init__(self, names: Sequence[str]) -> None:
         """The order of ``names`` does not matter."""
         self._seeds = [(name, xxhash.xxh3_64_intdigest(name.encode())) for name in sorted(names)]
 
     def owner(self, key: bytes) -> str:
-        """The server that has the chunk of a key."""
+        """The server of a key's chunk."""
         return max((xxhash.xxh3_64_intdigest(key, seed), name) for name, seed in self._seeds)[1]
 
 
 class SpreadTier:
-    """One tier per server, by its name. A server that failed too often is asked by probes alone."""
+    """One tier per server, by name. Only probes ask a server that failed too often."""
 
     name = "remote"
     why = ""
-    """Each server's breaker tells its own."""
+    """Empty: each server's breaker has its own."""
 
     def __init__(self, servers: Mapping[str, Tier], counters: Counters, *, patience_s: float) -> None:
-        """``patience_s`` is what the question what is there may take."""
+        """``patience_s`` is the most that `present` may take."""
         self._servers = dict(servers)
         self._counters = counters
         self.owner = Ranking(list(servers)).owner
         self.breaker = Breakers({name: Breaker() for name in servers}, self.owner)
         self._wait_s = _OF_PATIENCE * patience_s
         self._lock = threading.Lock()
-        # One pool for each: what hangs on one server keeps nobody from another.
+        # One pool for each: a server that hangs keeps nobody from another.
         self._askers = {name: ThreadPoolExecutor(_ASKERS, thread_name_prefix="remote-server") for name in servers}
 
     def probe_keys(self, stem: bytes) -> list[bytes]:
@@ -66,9 +66,9 @@ class SpreadTier:
         return list(found.values())
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
-        """Up to the first chunk that is not there, or whose server does not answer; the outcome is the worst of all.
+        """The run up to the first chunk that is not there or whose server does not answer; not OK if any server is not.
 
-        A probe's key is asked of its server alone, whatever its health.
+        A probe's key is asked of its own server, whatever its health.
         """
         if namespace == PROBE_NAMESPACE:
             return self._present(self.owner(keys[0]), namespace, keys)
@@ -107,7 +107,7 @@ class SpreadTier:
         return self._record(name, outcome, wrote=wrote)
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
-        """Of all servers, also of those that do not answer now: the flush is then not OK."""
+        """Flush all servers; not OK if one of them does not answer."""
         worst, total = Outcome.OK, 0
         for name in self._servers:
             outcome, count = self._guarded(name, lambda server: server.flush(namespace, tenant), 0)
@@ -115,7 +115,7 @@ class SpreadTier:
         return worst, total
 
     def usage(self) -> Usage:
-        """Of the servers that are asked, unless one does not tell; no capacity is told unless all tell theirs."""
+        """Bytes of the servers that are asked, if all of them tell; the capacity only if every server tells its own."""
         found = [server.usage() for name, server in self._servers.items() if not self.breaker.servers[name].open]
         capacities = [usage.capacity_bytes for usage in found if usage.capacity_bytes is not None]
         resident = [usage.resident_bytes for usage in found if usage.resident_bytes is not None]
@@ -137,7 +137,7 @@ class SpreadTier:
         silent = self.breaker.servers[name].open
         outcome, count = self._guarded(name, lambda server: server.present(namespace, share), 0)
         self._record(name, outcome)
-        # How long a server hangs that no request asks says nothing of what a fetch from the others costs.
+        # How long a server hangs that no request asks says nothing about a fetch from the others.
         return (Outcome.ERROR if silent and outcome is Outcome.TIMEOUT else outcome), count
 
     def _closed_to(self, name: str, namespace: str) -> bool:
@@ -146,7 +146,7 @@ class SpreadTier:
     def _guarded(
         self, name: str, operation: Callable[[Tier], tuple[Outcome, Told]], nothing: Told
     ) -> tuple[Outcome, Told]:
-        """What a server tells. What it raises, which it should not, is an error of it alone."""
+        """A server's answer. If it raises, which it should not, that is an ERROR of this server alone."""
         with self._counters.surviving("remote", f"{name} raised"):
             return operation(self._servers[name])
         return Outcome.ERROR, nothing

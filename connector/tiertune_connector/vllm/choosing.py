@@ -1,4 +1,4 @@
-"""How far a prompt is fetched, and what of it is brought near while it waits. Imports no vLLM; scheduler thread."""
+"""How far to fetch a prompt, and what to bring near while it waits. Imports no vLLM; scheduler thread."""
 
 import time
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from tiertune_connector.client.store_client import Loaded
 
 PREFETCHES = 8
-"""Waiting requests whose chunks are brought into DRAM at one time."""
+"""Waiting requests whose chunks are brought into DRAM at once."""
 
 
 class Choosing:
-    """The gate's answer for a request, with what the engine knows of those before it."""
+    """The gate's answer for a request, given what the engine knows of those before it."""
 
     def __init__(
         self, client: StoreClient, gate: EngineGate, backlog: Backlog, telemetry: Telemetry, *, chunk_tokens: int
@@ -41,20 +41,20 @@ class Choosing:
         ask.load_s = self._gate.deadline_s(decision, ask.reply.result().gate)
         self._telemetry.decided(ask, decision, backlog_s)
         parts = _parts(decision)
-        if ask.prefetch is not None:  # what has not come yet is on its way already
+        if ask.prefetch is not None:  # what is missing is on its way already
             copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, ask.reply.result()))
             parts = {DRAM: copied_s, **(parts if ask.prefetch.done() else {})}
             if ask.prefetch.done():
                 self.ended(ask)
         self._begin(ask, parts)
-        # What it fetches, or has, will not be computed: nobody waits for that.
+        # What it fetches or has will not be computed: nobody waits for that.
         self._backlog.computed(ask.request, decision.cut * self._chunk_tokens)
         return decision
 
     def prefetch(self, ask: Ask, room: int) -> None:
-        """While the request waits for its turn, bring what it will probably fetch into DRAM; nothing is held there.
+        """While the request waits, bring what it will probably fetch into DRAM, without holding it there.
 
-        Not more than the ``room`` chunks for which staging has room.
+        At most the ``room`` chunks for which staging has room.
         """
         self._forget_done()
         if ask.cut_tokens is not None or len(self._prefetching) >= PREFETCHES:
@@ -72,7 +72,7 @@ class Choosing:
         self._prefetching.append(ask)
 
     def ended(self, ask: Ask) -> None:
-        """Nothing more comes for the request: others are not behind it any more, but behind a prefetch that goes on."""
+        """Nothing more comes for the request, so others no longer wait behind it, unless a prefetch still goes on."""
         if ask.prefetch is not None and not ask.prefetch.done():
             return
         now = time.monotonic()
@@ -81,7 +81,7 @@ class Choosing:
         ask.under_way.clear()
 
     def _forget_done(self) -> None:
-        """Prefetches that are over; of requests that were chosen since, their loads count."""
+        """Forget prefetches that are over; if a request was chosen since, its loads still count."""
         done = [ask for ask in self._prefetching if ask.prefetch is None or ask.prefetch.done()]
         for ask in done:
             self._prefetching.remove(ask)
@@ -89,7 +89,7 @@ class Choosing:
                 self.ended(ask)
 
     def _begin(self, ask: Ask, parts: Mapping[str, float]) -> None:
-        """Loads from tiers, with the seconds predicted."""
+        """Count loads from tiers, with predicted seconds."""
         now = time.monotonic()
         ask.under_way += [self._gate.began(tier, seconds, now) for tier, seconds in parts.items() if seconds]
 

@@ -1,4 +1,4 @@
-"""All that differs between vLLM's versions, and all that is read of its objects and configuration."""
+"""All that differs between vLLM's versions, and all that is read from its objects and configuration."""
 
 # mypy: allow-subclassing-any, no-warn-return-any
 # Where mypy runs, vLLM is not installed.
@@ -39,14 +39,14 @@ from tiertune_connector.vllm.tenants import Tenants
 logger = logging.getLogger(f"vllm.{__name__}")
 EPOCH_BYTES = 8
 FAR = 1 << 24
-"""Tokens of context: more than the window of any layer that has one."""
+"""Tokens of context beyond the window of any layer that has one."""
 
 
 class Engine:
     """An engine's configuration: read, checked, and translated for vLLM's tiering, in place."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-        """Raises UnsupportedError for an engine that cannot be served, ValueError for settings that are wrong."""
+        """Raises UnsupportedError for an engine that cannot be served, ValueError for wrong settings."""
         self.settings = parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
         check_version(allow_untested=self.settings.allow_untested)
         check_hosts(vllm_config)
@@ -60,21 +60,21 @@ class Engine:
         # The store follows one chain of chunks: that of a group whose hits are prefixes, if there is one.
         self._order = sorted(range(len(found)), key=lambda place: (found[place].window_chunks is not None, place))
         self.groups = tuple(found[place] for place in self._order)
-        """The group whose chunks make the chain first."""
+        """First the group whose chunks make the chain."""
         self._tenants = Tenants.from_environment(self.settings.isolation, os.environ)
         self._adapters = AdapterDigests()
         self._numbers_media = numbers_media(vllm_config)
         self._epoch = 0 if identity.exchanges_weights(vllm_config) else None
-        """Part of the keys where weights are exchanged."""
+        """Part of the keys if weights are exchanged."""
 
     def translate(self, *, with_tier: bool) -> None:
-        """Before vLLM's own constructor; ``with_tier`` on the scheduler's side, which makes the tier."""
+        """Call before vLLM's own constructor; ``with_tier`` on the scheduler's side, which makes the tier."""
         if with_tier:
             self._tell_sizes()
             translate(self._vllm_config, self.facts(), self._plan)
 
     def facts(self) -> Facts:
-        """What the tier must know of the engine."""
+        """What the tier must know about the engine."""
         return Facts(
             namespace=identity.namespace(
                 self._vllm_config, self._kv_cache_config, self.config, self.groups, self.settings.epoch
@@ -86,7 +86,7 @@ class Engine:
         )
 
     def prompt(self, request: Request, keys: Sequence[list[OffloadKey]]) -> Prompt:
-        """What the tier must know of a request; ``keys`` by group in vLLM's order, as `prompt_keys` gives them."""
+        """What the tier must know about a request; ``keys`` by group in vLLM's order, as `prompt_keys` gives them."""
         allowed = self._tenants.allowed(request.cache_salt) and not (request.mm_features and self._numbers_media)
         return Prompt(
             tokens=request.num_prompt_tokens,
@@ -99,7 +99,7 @@ class Engine:
         )
 
     def emptied(self) -> bool:
-        """Its caches are; whether that may be for new weights: then what was stored before is found no more."""
+        """Its caches were emptied; True if maybe for new weights: what was stored before is then no longer found."""
         if self._epoch is None:
             return False
         self._epoch += 1
@@ -139,14 +139,14 @@ class Engine:
 
 
 def translate(vllm_config: VllmConfig, facts: Facts | None = None, plan: SizePlan | None = None) -> None:
-    """Write into vLLM's configuration what follows from ours; without ``plan`` enough for its metrics."""
+    """Write into vLLM's configuration what follows from ours; without ``plan``, enough for its metrics."""
     transfer = vllm_config.kv_transfer_config
     transfer.kv_connector_extra_config = for_vllm(transfer.kv_connector_extra_config, facts, plan)
     transfer.kv_load_failure_policy = "recompute"
 
 
 def numbers_media(vllm_config: VllmConfig) -> bool:
-    """Whether images and the like are not hashed: then keys hold a number that means another one in another process."""
+    """Whether images and the like are not hashed: keys then hold a number that means others in another process."""
     multimodal = vllm_config.model_config.multimodal_config
     cached = vllm_config.cache_config.enable_prefix_caching
     return multimodal is not None and multimodal.mm_processor_cache_gb == 0 and not cached
@@ -161,7 +161,7 @@ def check_version(*, allow_untested: bool = False) -> None:
 
 
 def check_hosts(vllm_config: VllmConfig) -> None:
-    """Raises UnsupportedError where ranks of one engine may be on several hosts: staging is one host's memory."""
+    """Raises UnsupportedError if one engine's ranks may be on several hosts: staging is one host's memory."""
     parallel = vllm_config.parallel_config
     says = "TierTune needs all ranks of an engine on one host, for staging is the memory of one host"
     if parallel.nnodes_within_dp > 1:
@@ -172,7 +172,7 @@ def check_hosts(vllm_config: VllmConfig) -> None:
 
 
 def check_model(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Raises UnsupportedError where keys and values of a prompt's head are not enough, or depend on its tail."""
+    """Raises UnsupportedError if keys and values of a prompt's head are not enough, or depend on its tail."""
     model = vllm_config.model_config
     if model.runner_type == "pooling" and not model.is_prefix_caching_supported:
         raise UnsupportedError(

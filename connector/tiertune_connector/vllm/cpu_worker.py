@@ -1,4 +1,4 @@
-"""Moves KV blocks between the engine's cache and staging where the engine runs on the CPU.
+"""Moves KV blocks between the engine's cache and staging if the engine runs on the CPU.
 
 vLLM's own worker needs CUDA-like or XPU devices. This one copies at once, on the worker's thread: there is no stream to
 overlap with, and the forward pass has ended by then.

@@ -1,4 +1,4 @@
-"""What the tier must know of its engine, and of a request. Imports no vLLM."""
+"""What the tier must know about its engine and a request. Imports no vLLM."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ class Group:
     """Layers that share their blocks; a model with one kind of attention has one group."""
 
     index: int
-    """Of the group in the engine; it stands in every key of the group."""
+    """The group's number in the engine, part of all its keys."""
     chunk_tokens: int
     window_chunks: int | None
-    """Chunks that a hit needs before it, itself among them: None is all (full attention), 1 is itself alone (mamba)."""
+    """Last chunks that a hit needs, its own included: None is all (full attention), 1 only its own (mamba)."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Facts:
     namespace: Namespace
     shape: ModelShape
     groups: Sequence[Group]
-    """The one whose chunks make the chain first; its chunk is the namespace's."""
+    """First the one whose chunks make the chain; its chunk is the namespace's."""
     step_tokens: int
-    """The most that a step computes."""
+    """Most tokens that a step computes."""
     decode_tokens: int = 1
-    """That a decoding request has in a step."""
+    """Tokens of a decoding request in a step."""
 
     @property
     def whole_groups(self) -> int:
-        """Groups of which a fetch needs every chunk of the prompt; at least the chain's."""
+        """Number of groups whose every chunk of the prompt a fetch needs; at least 1, the chain's."""
         return max(1, sum(group.window_chunks is None for group in self.groups))
 
 
@@ -49,7 +49,7 @@ class Prompt:
     keys: "list[list[OffloadKey]]"
     """vLLM's keys by group, aligned with the tier's groups."""
     suffix: bytes = b""
-    """Digest of the adapter's contents, of which vLLM's keys have only the name."""
+    """Digest of the adapter's contents; vLLM's keys have only its name."""
     tenant: bytes = b""
     reads: bool = True
     writes: bool = True

@@ -12,9 +12,9 @@ from tiertune_connector.cost import FetchEstimate, GateDecision, GateSettings, O
 from tiertune_connector.cost.gate import REMOTE
 
 FADE = 0.9
-"""What is left of copies seen before with each new one."""
+"""Weight that earlier copies keep with each new one."""
 DECLINED = 0.99
-"""What is believed of the copies' seconds after each decision to fetch nothing: else one slow copy was the last."""
+"""Factor on the copies' seconds at each decision to fetch nothing: else one slow copy would be the last."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,9 +23,9 @@ class OwnLoad:
 
     tier: str
     ends_at: float
-    """As predicted, behind those before it."""
+    """Predicted end, behind the loads before it."""
     least_at: float
-    """It takes until then, however soon they are over: as long as was predicted without them."""
+    """Earliest end, however soon those are over: as predicted without them."""
 
 
 class EngineGate:
@@ -43,7 +43,7 @@ class EngineGate:
     ) -> None:
         """A load of unknown cost may take ``load_deadline_s``; none gets less than ``floor_s``.
 
-        A prompt's chunk is one of the store's for each of the ``groups``; ``chunk_bytes`` is what all have together.
+        A prompt's chunk is one store chunk for each of the ``groups``; ``chunk_bytes`` is that of all together.
         """
         self._prefill = prefill
         self._chunk_tokens = chunk_tokens
@@ -52,12 +52,12 @@ class EngineGate:
         self._load_deadline_s = load_deadline_s
         self._floor_s = floor_s
         self._loads: dict[str, deque[OwnLoad]] = {}
-        """By tier, in turn."""
+        """By tier, in order."""
         self._copied = (0.0, 0.0)
-        """Bytes of chunks that came from staging to the devices, and seconds that one of them took; fading."""
+        """Bytes of chunks copied from staging to the devices, and seconds per rank; fading."""
 
     def copied(self, nbytes: int, seconds: float) -> None:
-        """Chunks of ``nbytes`` came from staging to the devices; it took ``seconds``, the ranks' mean."""
+        """``nbytes`` of chunks came from staging to the devices in ``seconds``, the ranks' mean."""
         self._copied = (FADE * self._copied[0] + nbytes, FADE * self._copied[1] + seconds)
 
     def began(self, tier: str, seconds: float, now: float) -> OwnLoad:
@@ -69,9 +69,9 @@ class EngineGate:
         return load
 
     def ended(self, load: OwnLoad, now: float) -> None:
-        """It is over; before it was predicted to be, where others brought its chunks, or it failed: all behind it gain.
+        """A load is over. If it is early, as others brought its chunks or it failed, all behind it gain.
 
-        What takes longer the store tells.
+        What takes longer is told by the store.
         """
         loads = self._under_way(load.tier, now)
         if load in loads:
@@ -84,9 +84,9 @@ class EngineGate:
             loads.remove(load)
 
     def behind(self, costs: Mapping[str, FetchEstimate], told_at: float, now: float) -> dict[str, FetchEstimate]:
-        """The costs that a store told at ``told_at``, behind what is on its way now.
+        """The costs that a store told at ``told_at``, updated for what is on its way now.
 
-        What was on its way then has moved on since, and this engine may have begun loads that the store did not know.
+        What was on its way then has moved on since, and this engine may have begun loads unknown to the store.
         """
         return {tier: _behind(cost, self._under_way(tier, now), told_at, now) for tier, cost in costs.items()}
 
@@ -101,11 +101,11 @@ class EngineGate:
         backlog_s: float = 0.0,
         prefills: int = 0,
     ) -> GateDecision:
-        """How many leading chunks of the prompt to have; ``tiers`` tells where each is, from the prompt's head.
+        """Decide how many leading chunks of the prompt to have; ``tiers`` tells where each is, from the prompt's head.
 
         Those within the first ``computed_tokens`` are on the device or in staging: their tiers do not matter.
-        ``backlog_s`` is the prefill work ahead of the request; ``prefills`` is how many other requests are not finished
-        on the engine. How many transfers are under way, the remote's cost tells.
+        ``backlog_s`` is the prefill work ahead of the request; ``prefills`` counts the engine's other unfinished
+        requests. The remote's cost tells how many transfers are under way.
         """
         remote = costs.get(REMOTE)
         nbytes, seconds = self._copied

@@ -1,4 +1,4 @@
-"""How an engine comes to the store of its host: it connects, and starts one where none listens. Imports no vLLM."""
+"""How an engine joins its host's store: it connects, and starts one if none listens. Imports no vLLM."""
 
 import logging
 from pathlib import Path
@@ -13,7 +13,7 @@ logger = logging.getLogger(f"vllm.{__name__}")
 
 
 def join(settings: EngineSettings, namespace: Namespace, *, chunk_bytes: int, engine: str) -> StoreClient:
-    """The client of the engine with that id; without a store it goes on trying, and finds nothing meanwhile."""
+    """The client of the engine with that id; without a store, it keeps trying, and finds nothing meanwhile."""
     path = Path(settings.socket)
     client = StoreClient(
         path,

@@ -1,9 +1,9 @@
 """From a request's keys to the gate's answer, asked once. Imports no vLLM; runs on the scheduler thread.
 
 The store is asked for the whole prompt when the request arrives. When the scheduler wants the request, and the reply is
-there or can be waited for no longer, it is decided once how far the prompt is fetched. Up to there each missing chunk
-is offered to vLLM once, and for a limited time: else requests that push each other's chunks out of staging, or that
-wait for each other's loads, would be put off again and again.
+there or can be waited for no longer, it is decided once how far to fetch the prompt. Up to there each missing chunk is
+offered to vLLM once, and for a limited time: else requests that push each other's chunks out of staging, or wait for
+each other's loads, would be put off again and again.
 """
 
 from collections import deque
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from tiertune_connector.vllm.transfers import Job
 
 STORES_SHARE = 0.9
-"""Of a lookup's deadline; in the rest, what the store knows by then arrives here."""
+"""Share of a lookup's deadline; in the rest, what the store knows by then arrives here."""
 IDLE_S = 0.001
-"""vLLM sleeps so long after a step without work."""
+"""How long vLLM sleeps after a step without work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class Ask:
     chain: list[bytes]
     """Store keys of the leading group's chunks, in the prompt's order."""
     sides: list[Side]
-    """Those of the other groups' chunks."""
+    """The other groups' chunks."""
     reply: "Future[LookupReply]"
     sent_at: float
     replied_at: float = 0.0
@@ -46,24 +46,24 @@ class Ask:
     """When the scheduler first wanted the request."""
     decision: GateDecision | None = None
     cut_tokens: int | None = None
-    """Tokens from the prompt's head that are fetched where they are missing; None: undecided."""
+    """Tokens from the prompt's head to fetch where missing; None: undecided."""
     load_s: float = 0.0
-    """Chunks are offered for so long."""
+    """How long chunks are offered."""
     until: float | None = None
     """When that ends; None: the scheduler does not want the request yet, or not again yet."""
     wanted: set[bytes] = field(default_factory=set)
-    """Keys of what begins before the cut: the store was asked for these, and vLLM may look for others."""
+    """Keys of chunks that begin before the cut: the store was asked for these; vLLM may look for others."""
     offered: set[bytes] = field(default_factory=set)
     """Keys not to be offered again."""
     prefetch: "Future[Loaded] | None" = None
     prefetched: int = 0
-    """Leading chunks that the prefetch is about."""
+    """Leading chunks to prefetch."""
     under_way: "list[OwnLoad]" = field(default_factory=list)
-    """What the gate counts as that for the request."""
+    """The request's loads that the gate counts."""
     load: "Job | None" = None
     """What came, until the scheduler takes it."""
     had: int | None = None
-    """Leading chunks that the scheduler took for computed when it had its first answer; None: it has none yet."""
+    """Leading chunks the scheduler took as computed on its first answer; None: it has none yet."""
     reported: bool = False
     timed: bool = False
     """Its first token has been seen, or it has ended."""
@@ -85,7 +85,7 @@ class Lookups:
         chunk_tokens: int,
         deadline_s: float,
     ) -> None:
-        """``choose`` is the gate: given the leading chunks that the engine has itself; its cut counts from the head.
+        """``choose`` is the gate: it gets the leading chunks that the engine has itself; its cut counts from the head.
 
         It also sets the request's ``load_s``.
         """
@@ -109,9 +109,9 @@ class Lookups:
         *,
         backlog_s: float = 0.0,
     ) -> None:
-        """A request has come: ask the store for it. Without a connection, or a whole chunk, it is recomputed.
+        """Ask the store for a new request. Without a connection, or a whole chunk, it is recomputed.
 
-        The store has as long as others' prefills before it are foretold to take, and the deadline at least.
+        The store has as long as the prefills ahead are predicted to take, but at least the deadline.
         """
         if not chain or not self._client.connected:
             return
@@ -125,12 +125,12 @@ class Lookups:
     def settled(
         self, request: str, computed_tokens: int, staged: Callable[[bytes], bool], *, alone: bool = False
     ) -> bool:
-        """Whether the request's answer stands; else ask again. Constant time, but for the decision.
+        """Whether the request's answer stands; else ask again. Constant time, except for the decision.
 
         ``computed_tokens`` are on the device; ``staged`` tells whether a chunk lies in staging. ``alone``: the engine
-        has nothing else to do, and would sleep if it had no answer. Once it waits as long for the reply, unless it did
-        so in vain and no reply has come since. Beside others it only takes a reply that has come: the thread that
-        receives may not have had the interpreter since.
+        has nothing else to do, and would sleep without an answer. It then waits once, as long, for the reply, unless
+        that was in vain before and no reply has come since. Beside others it only takes a reply that has come: the
+        receiving thread may not have had the interpreter since.
         """
         ask = self._asks.get(request)
         if ask is None or ask.until is not None:
@@ -140,7 +140,7 @@ class Lookups:
             if ask.wanted_at is None:
                 waits = alone and self._replies
                 with suppress(TimeoutError):
-                    ask.reply.result(IDLE_S if waits else 0.0)  # who asks for it receives it
+                    ask.reply.result(IDLE_S if waits else 0.0)  # asking for it receives it
                 if waits:
                     self._replies = ask.reply.done()
             self._try(ask, computed_tokens, staged, now)
@@ -160,7 +160,7 @@ class Lookups:
         return True
 
     def preempted(self, request: str) -> None:
-        """The request will be wanted again, and what it had by then is lost: all may be offered again."""
+        """The request will be wanted again, without what it had: all may be offered again."""
         ask = self._asks.get(request)
         if ask is not None:
             ask.until = None
@@ -178,7 +178,7 @@ class Lookups:
         return self._asks.pop(request, None)
 
     def _come(self, ask: Ask) -> None:
-        """On whichever thread receives."""
+        """Called on whichever thread receives."""
         ask.replied_at = self._clock()
         self._answered.append(ask)
 

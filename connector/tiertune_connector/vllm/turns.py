@@ -24,7 +24,7 @@ Later = Callable[[Request], bool]
 
 
 def spoilt(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> bool:
-    """Whether an engine's later turns may be."""
+    """Whether an engine's later turns may be spoilt."""
     ahead = vllm_config.scheduler_config.async_scheduling
     return bool(vllm_config.num_speculative_tokens) and (recurrent(kv_cache_config) or not ahead)
 
@@ -36,7 +36,7 @@ def recurrent(kv_cache_config: KVCacheConfig) -> bool:
 
 
 def guard(coordinator: Any, later: Later) -> None:  # noqa: ANN401 (its KVCacheCoordinator)
-    """From now on what is computed in ``later`` turns is found by no other request on the device."""
+    """Keep what ``later`` turns compute from being found by other requests on the device."""
     cache = coordinator.cache_blocks
 
     def cache_blocks(request: Request, num_computed_tokens: int) -> None:
@@ -47,7 +47,7 @@ def guard(coordinator: Any, later: Later) -> None:  # noqa: ANN401 (its KVCacheC
 
 
 def bound(scheduler: Any, output: SchedulerOutput, later: Later) -> None:  # noqa: ANN401 (its Scheduler)
-    """Before vLLM's scheduler stores what a step computes: nothing more of requests in ``later`` turns."""
+    """Call before vLLM's scheduler stores what a step computes: it stores no more of requests in ``later`` turns."""
     for name in (*output.num_scheduled_tokens, *output.finished_req_ids):
         status = scheduler._req_status.get(name)  # noqa: SLF001
         if status is not None and later(status.req):

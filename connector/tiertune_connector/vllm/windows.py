@@ -1,14 +1,13 @@
-"""Chunks of windowed groups that vLLM has let go of in part, kept out of staging and of the store.
+"""Keeps chunks of windowed groups out of staging and the store once vLLM has let go of part of them.
 
-Of a group with a window vLLM frees blocks before a request ends, and takes a chunk for whole as long as it has the last
-one of its blocks. So a chunk that is stored late (staging had no room, or was emptied) may lack blocks that a hit
-needs, or have them from a list in which they are another request's by now: whoever loads it would get foreign tokens.
-And the worker puts the blocks of a group one after another from the first on: one that lacks in between would shift all
-that follow.
+In a group with a window, vLLM frees blocks before a request ends, but takes a chunk for whole as long as it has the
+last of its blocks. So a chunk stored late (staging had no room, or was emptied) may lack blocks that a hit needs, or
+take them from a list where they are another request's by now: whoever loads it would get foreign tokens. And the worker
+puts a group's blocks one after another from the first on: one missing in between would shift all that follow.
 
 A model with R-SWA (reference sliding window attention, `rswa_window`) sees its whole prompt and the last tokens of its
-answer. vLLM frees the blocks between them, and does not count it among those with a window. Of it only prompts are
-stored: the answer's keys and values are others than those of a prompt with the same tokens, anyway.
+answer. vLLM frees the blocks between them, and does not count it among models with a window. Only its prompts are
+stored: the answer's keys and values differ anyway from those of a prompt with the same tokens.
 """
 
 # mypy: allow-subclassing-any, no-warn-return-any
@@ -21,13 +20,13 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowS
 from vllm.v1.kv_offload.base import OffloadKey, PrepareStoreOutput, ReqContext, get_offload_group_idx
 
 NULL = 0
-"""vLLM's block in the place of one that it let go of."""
+"""vLLM's block in place of one that it let go of."""
 
 
 def guard(scheduler: Any) -> None:  # noqa: ANN401 (its Scheduler)
-    """From now on vLLM's scheduler stores of a windowed group only chunks that have all that a hit needs of them.
+    """Have vLLM's scheduler store only those chunks of a windowed group that have all that a hit needs.
 
-    And of a model with R-SWA only prompts.
+    And only prompts of a model with R-SWA.
     """
     if any(hasattr(config.kv_cache_spec, "rswa_window") for config in scheduler.config.kv_group_configs):
         scheduler.config = scheduler.config._replace(offload_prompt_only=True)
@@ -45,9 +44,9 @@ def guard(scheduler: Any) -> None:  # noqa: ANN401 (its Scheduler)
 
 
 def emptied(scheduler: Any) -> None:  # noqa: ANN401 (its Scheduler)
-    """Before vLLM's scheduler empties staging, and begins to store all requests anew from their first chunk on.
+    """Call before vLLM's scheduler empties staging and begins to store all requests anew from their first chunk.
 
-    Whose the blocks of chunks are that it had stored, it has not followed.
+    It has not followed whose the blocks of the chunks it had stored are now.
     """
     for status in scheduler._req_status.values():  # noqa: SLF001
         for config, state in _windowed(scheduler, status):
@@ -58,7 +57,7 @@ def emptied(scheduler: Any) -> None:  # noqa: ANN401 (its Scheduler)
 def _windowed(scheduler: Any, status: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401 (its RequestOffloadState)
     """Each windowed group's configuration, and its state of a request.
 
-    Of a recurrent layer that keeps its states apart (`align`) vLLM stores these, and no blocks of the list.
+    For a recurrent layer that keeps its states apart (`align`), vLLM stores these, and no blocks of the list.
     """
     for config, state in zip(scheduler.config.kv_group_configs, status.group_states, strict=True):
         if config.sliding_window_size_in_chunks is not None and not getattr(config, "requires_cow_source", False):
@@ -66,7 +65,7 @@ def _windowed(scheduler: Any, status: Any) -> Iterator[tuple[Any, Any]]:  # noqa
 
 
 def _hits_end_inside(scheduler: Any, config: Any) -> bool:  # noqa: ANN401 (its Scheduler, a GroupOffloadConfig)
-    """Whether a hit can end inside one of a group's chunks: where another group's end, too, vLLM takes it."""
+    """Whether a hit can end inside a group's chunk: vLLM also takes one where another group's chunk ends."""
     return any(other.tokens_per_chunk % config.tokens_per_chunk for other in scheduler.config.kv_group_configs)
 
 
@@ -102,7 +101,7 @@ def _lacking(
 
 
 def _needed_tokens(spec: Any, end: int) -> int:  # noqa: ANN401 (vLLM's KVCacheSpec)
-    """Tokens before ``end`` that a hit there needs, where its last token is computed all the same."""
+    """Tokens before ``end`` that a hit there needs, even if its last token is computed anyway."""
     if isinstance(spec, SlidingWindowSpec):
         return spec.sliding_window + getattr(spec, "extra_retained_tokens", 0)
     if isinstance(spec, ChunkedLocalAttentionSpec):

@@ -16,9 +16,9 @@ from tiertune_connector.whatif.sampler import Pick
 from tiertune_connector.whatif.simulated import SimulatedPool
 
 PREFIX_ROUTING = "@prefix"
-"""Follows the name of a shape: as if each request went to the host that last had the most of its prompt."""
+"""Suffix of a shape's name: as if each request went to the host that last had the most of its prompt."""
 MOST_OWNED = 16_384
-"""Keys of which the last host is remembered for prefix routing."""
+"""Most keys whose last host is remembered, for prefix routing."""
 
 
 @dataclass(frozen=True, order=True)
@@ -38,13 +38,13 @@ class Shape:
     @classmethod
     @lru_cache(maxsize=4096)
     def parse(cls, text: str) -> "Shape":
-        """The shape that ``str`` told; ValueError if it is none."""
+        """The shape that ``str`` wrote; ValueError if it is none."""
         dram, disk, remote = (int(part) for part in text.split("/"))
         return cls(dram, disk, remote)
 
 
 class SampledRequest(NamedTuple):
-    """One request as the samples tell it."""
+    """One request, as known from samples."""
 
     host: Hashable
     chunks: int
@@ -60,7 +60,7 @@ class Costs(Protocol):
     """How many times cheaper than recomputing a remote fetch must be."""
 
     def prefill_s(self, chunks: int) -> float:
-        """Seconds of recomputing so many leading chunks, beyond what every prefill takes."""
+        """Seconds of recomputing ``chunks`` leading chunks, beyond what every prefill takes."""
 
     def fetch_s(self, tier: str) -> tuple[float, float]:
         """Seconds before the first byte of a fetch from the tier, and per chunk."""
@@ -91,8 +91,8 @@ class ChainGhosts:
     ) -> None:
         """``rate`` is that of the samples. All pools are LRU, whatever the hosts' are (ADR 0057).
 
-        ``remote_chunk_bytes``: where a chunk counts as other bytes in the remote tier. The shapes ``prefix_routed`` are
-        played a second time, under prefix routing.
+        ``remote_chunk_bytes``: a chunk's bytes in the remote tier, if others. The shapes ``prefix_routed`` are played a
+        second time, under prefix routing.
         """
         self._each = 1 / rate
         scales = rate / chunk_bytes, rate / (remote_chunk_bytes or chunk_bytes)
@@ -119,7 +119,7 @@ class ChainGhosts:
             bill.seconds[name] = bill.seconds.get(name, 0.0) + request.prices[-1] - _saved_s(request, found, costs)
 
     def forget(self, hosts: Iterable[Hashable]) -> None:
-        """These are gone, and what they held with them."""
+        """Forget hosts that are gone, with what they held."""
         for host in hosts:
             for fleet in self._fleets.values():
                 fleet.forget(host)
@@ -196,7 +196,7 @@ class _Fleet:
         return found
 
     def forget(self, host: Hashable) -> None:
-        """It is gone."""
+        """Forget a host that is gone."""
         self._hosts.pop(host, None)
 
     def _host(self, request: _Request) -> Hashable:
@@ -210,7 +210,7 @@ class _Fleet:
 
 
 class _PrefixRouted(_Fleet):
-    """Requests go where most of their prompt was last; new ones where they really went."""
+    """Requests go where most of their prompt was last, new ones where they really went."""
 
     def __init__(self, shape: Shape, scale: float, remote_scale: float) -> None:
         super().__init__(shape, scale, remote_scale)
@@ -235,7 +235,7 @@ class _PrefixRouted(_Fleet):
 
 
 def _find(request: _Request, dram: SimulatedPool, disk: SimulatedPool, remote: SimulatedPool, *, hot_in: str) -> _Found:
-    """Its leading samples that are there; a hot one is in the nearest tier that has any room."""
+    """A request's leading samples that are held; a hot one is in the nearest tier that has any room."""
     near, middle, far = dram.visible, disk.visible, remote.visible
     each = request.each
     in_dram = in_disk = in_remote = 0.0
@@ -279,7 +279,7 @@ def _saved_s(request: _Request, found: _Found, costs: Costs) -> float:
 
 
 def _worth(request: _Request, first: int, end: int, tier: str, costs: Costs) -> bool:
-    """Whether fetching what lies between so many samples from a slower tier is cheaper than recomputing it."""
+    """Whether fetching samples ``first`` to ``end`` from a slower tier is cheaper than recomputing them."""
     start, stop = request.border(first), request.border(end)
     latency_s, chunk_s = costs.fetch_s(tier)
     saved_s = costs.prefill_s(round(stop)) - costs.prefill_s(round(start))

@@ -16,11 +16,11 @@ from tiertune_connector.whatif.sampler import Hashes, lowest, threshold
 
 MOST_TRACKED = 16_384
 WHOLE = 4096
-"""Different keys that are followed whatever their hash, before sampling begins."""
+"""Different keys followed whatever their hash, before sampling begins."""
 
 
 class Curve:
-    """LRU has the inclusion property along a chain, so that distances of single keys give prefix hits exactly."""
+    """An LRU curve: LRU has the inclusion property along a chain, so single keys' distances give exact prefix hits."""
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class Curve:
         """Keys with a hash below ``rate`` are followed, until ``largest`` others were used after them.
 
         The rate halves whenever more than ``most_tracked`` keys are followed. At rate 1 the curve is exact.
-        Sizes below ``smallest`` are of no interest; ``hot`` is of a curve that this one comes after.
+        Sizes below ``smallest`` are of no interest; ``hot`` comes from a curve that this one follows.
         """
         self.rate = 1.0
-        """At which keys are sampled now: 1 to begin with, so that no key that proves hot was sampled before."""
+        """Present sampling rate: 1 to begin with, so that no key that proves hot was sampled before."""
         self.hot = hot or HotSet()
         self._rate, self._most_tracked = rate, most_tracked
         self._smallest, self._largest = smallest, largest
@@ -49,7 +49,7 @@ class Curve:
         self._now = 1
         self._hot_keys: frozenset[Key] = frozenset()
         self.sure: frozenset[Key] = frozenset()
-        """Of the hot ones: hits in a cache of any size, so they have no place."""
+        """Hot keys that hit in a cache of any size, so they have no place."""
         self._plain, self._fixed = Recency(), Recency()  # of sampled keys, and of hot ones
         self._weight = Weight(self.below)
         self._hot_accesses = self._hot_low = 0  # of hot keys, and those of them with a low hash, since the settlement
@@ -59,7 +59,7 @@ class Curve:
 
     @property
     def tracked(self) -> int:
-        """Keys that are followed."""
+        """Number of keys followed."""
         return len(self._plain) + len(self._fixed)
 
     @property
@@ -77,17 +77,17 @@ class Curve:
         return refreshed
 
     def came(self, keys: int, again: Hashes) -> None:
-        """So many came, of one request or more; ``again``: hashes of those that had come before, at rates below 1."""
+        """``keys`` keys came, of one request or more; ``again``: hashes of those known before, at rates below 1."""
         self.accesses += keys
         self._weight.came(again)
 
     def hit(self, sure: int) -> None:
-        """So many sure keys came, in requests of which nothing else is followed."""
+        """``sure`` sure keys came, in requests with nothing else to follow."""
         self._hot_accesses += sure
         self._distances.hot[0] += sure
 
     def follow(self, sampled: Mapping[Key, int], hot: AbstractSet[Key]) -> None:
-        """Of one request those keys whose hash is below the rate, in their order, and those in the hot set."""
+        """Follow one request's keys with a hash below the rate, in order, and those in the hot set."""
         hot_lasts = None
         if hot and self._hot_keys:
             self._hot_accesses += len(hot)
@@ -133,15 +133,15 @@ class Curve:
             self._bound()
 
     def latest(self, count: int) -> list[Key]:
-        """Of an exact curve: at most so many keys that were used last, the longest unused first."""
+        """Of an exact curve: at most ``count`` keys used last, longest unused first."""
         return list(self._plain)[-count:] if count else []
 
     def hit_ratios(self, sizes: Sequence[float]) -> list[float]:
-        """Of caches of these sizes, in chunks, over all that came."""
+        """Hit ratios of caches of these sizes, in chunks, over all that came."""
         return [hits / max(1, self.accesses) for hits in self.hits(sizes)]
 
     def hits(self, sizes: Sequence[float]) -> list[float]:
-        """Keys within cached prefixes so far, had the cache been of these sizes; never fewer in a larger one."""
+        """Keys within cached prefixes so far, in caches of these sizes; never fewer in a larger one."""
         self._settle(self.rate)
         return [min(hits, self.accesses) for hits in self._distances.hits(sizes)]
 
@@ -156,9 +156,9 @@ class Curve:
         self.refresh()
 
     def refresh(self) -> None:
-        """The hot set is another: keys that became hot, or are no longer, keep their place in the order."""
+        """Take over the new hot set; keys that become hot, or cease to be, keep their place in the order."""
         if self.rate == 1:
-            return  # all are followed one by one already
+            return  # all are followed singly already
         old, new = self._hot_keys, self.hot.keys
         sure = self.hot.never_lost(self._smallest)
         for key in (old - new) | sure:
@@ -176,7 +176,7 @@ class Curve:
         self._hot_keys, self.sure = new, sure
 
     def reach(self, smallest: int, largest: int) -> None:
-        """From now on, caches of these sizes are of interest."""
+        """Set the sizes of interest from now on."""
         self._smallest, self._largest = smallest, largest
         self._most_sampled = self._limit()
         self.refresh()
@@ -190,12 +190,12 @@ class Curve:
         return WHOLE if self._largest is None else min(WHOLE, self._largest)
 
     def _limit(self) -> int:
-        """Keys that are followed for their hash."""
+        """Most keys to follow for their hash."""
         most = self._most_tracked
         return most if self._largest is None else min(most, int(self._largest * self.rate) + 1)
 
     def _observe(self, lasts: Sequence[int], hits: dict[int, int]) -> None:
-        """Count distances to these last uses as they are before the request touches anything."""
+        """Count distances to these last uses, before the request touches anything."""
         if not lasts:
             return
         part, sure = STEPS * self.rate, len(self.sure)
@@ -216,7 +216,7 @@ class Curve:
         self._now += len(keys)
 
     def _bound(self) -> None:
-        """Forget the longest unused beyond the largest size; of the others, follow fewer if they are too many."""
+        """Forget the longest unused beyond the largest size; follow fewer of the others if they are too many."""
         while len(self._plain) > self._most_sampled:
             if self._most_sampled < self._most_tracked:
                 for key in self._plain.forget(len(self._plain) - self._most_sampled):

@@ -1,4 +1,4 @@
-"""Hits by distance, of hot keys one by one and of sampled keys for all others."""
+"""Hits by distance: of hot keys one by one, and of sampled keys for all others."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 STEPS = 8
-"""Parts of the gap between two sampled keys that are told apart: hot keys fall into it."""
+"""Parts told apart in the gap between two sampled keys: hot keys fall into it."""
 
 
 class Distances:
@@ -20,19 +20,19 @@ class Distances:
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self.sampled: dict[int, int] = defaultdict(int)
-        """Hits of sampled keys since then, by distance: steps of which STEPS make up the gap of 1 / rate."""
+        """Hits of sampled keys since the settlement, by distance in steps, STEPS to the gap of 1 / rate."""
         self.hot: dict[int, int] = defaultdict(int)
         """Those of hot keys."""
         self._rises: dict[int, int] = defaultdict(int)  # of sampled keys: hits more than a gap before
         self._settled: dict[float, NDArray[np.float64]] = {}  # by rate: hits at each distance in steps
 
     def run(self, nearest: int, count: int) -> None:
-        """So many sampled keys are hit at distances that are a gap apart, from ``nearest`` steps on."""
+        """Count hits of ``count`` sampled keys at distances a gap apart, from ``nearest`` steps on."""
         self._rises[nearest] += 1
         self._rises[nearest + STEPS * count] -= 1
 
     def unroll(self) -> None:
-        """Runs become hits at each of their distances."""
+        """Turn runs into hits at each of their distances."""
         if not self._rises:
             return
         rises = np.zeros((max(self._rises) // STEPS + 1, STEPS), dtype=np.int64)
@@ -43,7 +43,7 @@ class Distances:
         self._rises.clear()
 
     def settle(self, scale: float, rate: float) -> None:
-        """A hit of a sampled key stood for ``scale`` of the whole stream; from now on keys are sampled at ``rate``."""
+        """A sampled key's hit stood for ``scale`` of the whole stream; keys are sampled at ``rate`` from now on."""
         self.unroll()
         for hits, weight in ((self.sampled, scale), (self.hot, 1.0)):
             if hits:

@@ -1,4 +1,4 @@
-"""Which few keys are used so often that sampling must not decide about them: they are followed one by one."""
+"""The few keys used so often that sampling must not decide about them: they are followed one by one."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,20 +8,20 @@ from tiertune_connector.whatif.sampler import Frequent
 ROOM = 64
 """Keys in the set: the heads of system prompts and tools that most requests begin with."""
 COUNTED = 16
-"""Times that a key beyond these was counted: as it enters, it loses a hit where it was not sampled."""
+"""Least count of a key beyond these: on entering, it loses a hit if it was not sampled."""
 USES = 4
-"""A key that comes this often while as many keys come as a cache holds does not leave it."""
+"""A key that comes this often, while as many keys come as a cache holds, does not leave it."""
 _FIRST_REFRESH, _REFRESH = 64, 2048
 """Requests between two refreshes: the first come at 64, 128, 256, ..."""
 
 
 class HotSet:
-    """At most ``ROOM`` keys, the most frequent of late, and those beyond that came often."""
+    """The most frequent keys of late, at most ``ROOM``, and those beyond that came often."""
 
     def __init__(self, room: int = ROOM, frequent: Frequent | None = None) -> None:
         """At most ``room`` in all; ``frequent`` counts them, as a store does without it."""
         self.shares: Mapping[Key, float] = {}
-        """Of all accesses, by key, largest first."""
+        """Shares of all accesses, by key, largest first."""
         self.keys: frozenset[Key] = frozenset()
         """The same without shares."""
         self._frequent = frequent or Frequent()
@@ -30,11 +30,11 @@ class HotSet:
         self._refresh_at = _FIRST_REFRESH
 
     def never_lost(self, capacity: float) -> frozenset[Key]:
-        """Those that a cache of so many chunks holds all the time."""
+        """The keys that a cache of so many chunks always holds."""
         return frozenset(key for key, share in self.shares.items() if share * capacity >= USES)
 
     def requests(self, chains: Sequence[Sequence[Key]]) -> bool:
-        """Some came; True if the set was refreshed after them."""
+        """Count some requests; True if the set was refreshed after them."""
         self._frequent.requests(chains)
         self._requests += len(chains)
         if self._requests < self._refresh_at:

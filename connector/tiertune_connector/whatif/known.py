@@ -1,4 +1,4 @@
-"""Which of all keys came before, roughly: a table of fingerprints by hash."""
+"""Roughly which keys came before: a table of fingerprints by hash."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,20 +9,20 @@ _SLOTS = 1 << 20
 _TAG_SHIFT = np.uint64(20)
 """Bits of a hash that choose the slot; the next 32 are what the slot tells keys apart by."""
 _NOBODY = (1 << 32) - 1
-"""In a slot that no key came to; not 0, which is the hash of the id 0."""
+"""Mark of a slot that no key came to; not 0, which is the hash of the id 0."""
 
 
 class KnownKeys:
-    """4 MiB. A key is forgotten when another one comes to its slot, a sampled key as likely as any other.
+    """Takes 4 MiB. A key is forgotten when another comes to its slot, a sampled key as likely as any other.
 
-    That one would pass for the other must not be: new keys have another share of low hashes than known ones.
+    No key may pass for another: new keys have another share of low hashes than known ones.
     """
 
     def __init__(self) -> None:
         self._tags = np.full(_SLOTS, _NOBODY, dtype=np.uint32)
 
     def before(self, hashed: Hashes) -> NDArray[np.bool_]:
-        """Which of the keys with these hashes, that come now, came before; many at once cost much less each."""
+        """Which of the keys with these hashes, coming now, came before; many at once cost much less each."""
         places = np.arange(hashed.size, dtype=np.uint32)
         slots = (hashed & np.uint64(_SLOTS - 1)).astype(np.intp)
         tags = (hashed >> _TAG_SHIFT).astype(np.uint32)
@@ -35,7 +35,7 @@ class KnownKeys:
 
 
 class Weight:
-    """How many accesses to keys that came before stand for one of those with a low hash: only these can be hits."""
+    """How many accesses to known keys one with a low hash stands for: only known keys can be hits."""
 
     def __init__(self, below: int) -> None:
         """A hash is low if it lies below ``below``."""
@@ -48,9 +48,9 @@ class Weight:
         self._low += int(np.count_nonzero(again < np.uint64(self.below)))
 
     def take(self, hot: int, hot_low: int, *, otherwise: float) -> float:
-        """Since the last time, but for so many ``hot`` ones, ``hot_low`` of them with a low hash.
+        """The weight since the last call, without so many ``hot`` accesses, ``hot_low`` of them with a low hash.
 
-        ``otherwise``: where too few came.
+        ``otherwise`` if too few came.
         """
         known, low = self._all - hot, self._low - hot_low
         self._all = self._low = 0

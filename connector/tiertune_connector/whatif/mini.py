@@ -20,7 +20,7 @@ class Miniature:
     """One algorithm over the sampled keys."""
 
     def __init__(self, algorithm: str, capacity: int, held: Sequence[Key] = ()) -> None:
-        """``held``: what it holds, the next victim first."""
+        """``held`` is what it holds, the next victim first."""
         self.hits = 0
         """Sampled keys within the longest cached prefix of their request, before the request touched the cache."""
         self._pool = SimulatedPool(capacity, algorithm)
@@ -39,7 +39,7 @@ class Miniature:
             self._pool.resize(capacity)
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """These are sampled no longer."""
+        """Drop keys that are no longer sampled."""
         for key in keys:
             self._pool.discard(key)
 
@@ -93,13 +93,13 @@ class Miniatures:
         return self._hot
 
     def hit(self, hot: int) -> None:
-        """So many hot keys came, in requests of which nothing else was sampled."""
+        """``hot`` hot keys came, in requests with nothing else sampled."""
         self._plain -= hot
 
     def follow(self, requests: Iterable[tuple[Sequence[Key], AbstractSet[Key]]]) -> None:
-        """Of some requests those keys whose hash is below the rate, head first, none twice, and those that come often.
+        """Follow some requests' keys with a hash below the rate, head first, none twice, and those that come often.
 
-        One cache sees them all before the next does: what it holds stays close to the processor meanwhile.
+        One cache sees them all before the next does, so what it holds stays close to the processor meanwhile.
         """
         every: list[Sequence[Key]] = []
         for sampled, often in requests:
@@ -133,7 +133,7 @@ class Miniatures:
         return taken
 
     def _scale(self) -> float:
-        """Keys that a hit of a sampled key stands for."""
+        """Keys that a sampled key's hit stands for."""
         if self.rate == 1:
             return self._plain / self._sampled if self._sampled else 0.0  # not 1 where a key was twice in a request
         return self._weight.take(self._keys - self._plain, self._hot_low, otherwise=1 / self.rate)

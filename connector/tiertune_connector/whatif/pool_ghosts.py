@@ -12,31 +12,31 @@ from tiertune_connector.whatif.mini import Miniatures
 from tiertune_connector.whatif.sampler import Hashes, lowest_of, threshold
 
 RATES = {128: 1.0, 1024: 1 / 16}
-"""Of pools below so many chunks, as a tiny ghost tells little; three algorithms cost about 3 µs per simulated key."""
+"""For pools below so many chunks, as a tiny ghost tells little; three algorithms cost about 3 µs per simulated key."""
 USUAL_RATE = 1 / 32
-"""Of larger pools."""
+"""For larger pools."""
 MOST_CHUNKS = 2048
-"""Of a ghost: with more, fewer keys are simulated."""
+"""Most chunks in a ghost: with more, fewer keys are simulated."""
 SPAN = 16
 """The curve goes up to this many times the capacity."""
 _CURVE_SHARE, _CURVE_CHUNKS = 1 / 2, 8192
-"""The curve is sampled at most at this share of the ghosts' rate, and follows at most so many keys."""
+"""The curve is sampled at no more than this share of the ghosts' rate, and follows at most so many keys."""
 _BATCH = 1024
-"""Keys that wait to be looked through, at most, until counts are asked for."""
+"""Most keys that wait to be studied until counts are asked for."""
 _CAPACITIES = 8
-"""Most that are remembered of those that the pool had, its own included; the grid has at most as many sizes."""
+"""Most capacities remembered of the pool, its own included; the grid has at most as many sizes."""
 
 Counts = dict[tuple[str, int], tuple[float, float]]
 
 
 def rate_of(capacity: int) -> float:
-    """At which a pool is simulated: a power of two, so that small changes of the capacity do not change it."""
+    """Rate at which a pool is simulated: a power of two, so that small changes of capacity do not change it."""
     rate = next((rate for below, rate in RATES.items() if capacity < below), USUAL_RATE)
     return halved(rate, capacity, MOST_CHUNKS)
 
 
 def halved(rate: float, capacity: int, most: int) -> float:
-    """Until at most ``most`` of ``capacity`` keys are sampled."""
+    """Halve the rate until at most ``most`` of ``capacity`` keys are sampled."""
     while capacity * rate > most:
         rate /= 2
     return rate
@@ -52,7 +52,7 @@ class PoolGhosts:
     """Miniature simulations of the candidate algorithms at a pool's own capacity, and LRU's curve over a grid."""
 
     def __init__(self, capacity: int, *, rate: float | None = None) -> None:
-        """``rate``: instead of the one that follows from the capacity; 1 is exact."""
+        """``rate`` replaces the one that follows from the capacity; 1 is exact."""
         self._wanted_rate = rate
         self._minis = Miniatures(capacity, CANDIDATES, rate or rate_of(capacity))
         self._below = threshold(self.rate)
@@ -75,11 +75,11 @@ class PoolGhosts:
 
     @property
     def tracked(self) -> int:
-        """Keys that are resident in ghosts or followed by the curve."""
+        """Keys resident in ghosts or followed by the curve."""
         return len(self._minis) + self._curve.tracked
 
     def requests(self, chains: Iterable[Sequence[Key]], hashed: Hashes) -> None:
-        """The keys of some requests, head first, with the hashes of all of them, one after another."""
+        """Take some requests' keys, head first, with all their hashes, one after another."""
         self._waiting.extend(chains)
         self._waiting_hashes.append(hashed)
         self._waiting_keys += hashed.size

@@ -22,20 +22,20 @@ class Recency:
         return len(self._times)
 
     def __iter__(self) -> Iterator[Key]:
-        """The longest unused first."""
+        """Longest unused first."""
         return iter(self._order)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._last
 
     def lasts(self, keys: Iterable[Key]) -> list[int]:
-        """When those of ``keys`` that are here were used last, ascending."""
+        """Last uses of those of ``keys`` that are here, ascending."""
         return sorted(filter(None, map(self._last.get, keys)))
 
     def lasts_of(self, chain: Sequence[Key]) -> tuple[int, list[int]]:
-        """How many of its keys come before the first one that is here, and ``lasts`` of all.
+        """How many of a chain's keys come before the first one that is here, and ``lasts`` of all.
 
-        Most often the others were used one after another, in this order: then no more than the first is looked up.
+        Mostly the others were used one after another, in this order: then only the first is looked up.
         """
         first = next(filter(self._last.__contains__, chain), None)
         if first is None:
@@ -66,7 +66,7 @@ class Recency:
             done += run
 
     def ends(self, keys: Sequence[Key]) -> bool:
-        """Whether these are the keys that were used last, in this order."""
+        """Whether these keys were used last, in this order."""
         return self._order[-len(keys) :] == keys
 
     def use(self, keys: Sequence[Key], now: int, lasts: Sequence[int]) -> None:
@@ -94,14 +94,14 @@ class Recency:
         return last
 
     def put(self, key: Key, last: int) -> None:
-        """A key that was last used at some time, and is not here yet."""
+        """Add a key, not here yet, that was last used at time ``last``."""
         self._last[key] = last
         place = bisect_left(self._times, last)
         self._times.insert(place, last)
         self._order.insert(place, key)
 
     def _drop(self, lasts: Sequence[int]) -> None:
-        """These times, ascending, are of no key any more."""
+        """Forget these times, ascending: no key has them any more."""
         times, done = self._times, 0
         while done < len(lasts):
             index = bisect_left(times, lasts[done])

@@ -7,7 +7,7 @@ from tiertune_connector.pool import Pool
 
 
 class SimulatedPool(Pool[bool]):
-    """The production's pool, by a shorter way; nothing is ever being written."""
+    """The production pool by a shorter way, as nothing is ever being written."""
 
     def write_through(self, keys: Sequence[Key]) -> None:
         """Touch or insert a whole chain, tail first."""
