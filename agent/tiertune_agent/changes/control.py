@@ -36,7 +36,7 @@ class Unknown(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Wish:
-    """A proposal that passed the guard, with the mode, tuning version and policy revision that it passed under."""
+    """A proposal that passed the guard, and the mode, tuning version and policy revision then."""
 
     tuner: str
     target: Target

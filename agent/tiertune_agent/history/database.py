@@ -176,8 +176,7 @@ class _File:
 def _write_ahead(engine: Engine) -> None:
     """Switch the file to write-ahead logging, so that readers do not wait for the loop.
 
-    The file keeps that, so call this only once it is known to be ours. If two open a new file, SQLite fails one at
-    once: it tries again.
+    The file keeps that, so it must be known to be ours. If two open a new file, SQLite fails one: it tries again.
     """
     deadline = time.monotonic() + _NEW_FILE_S
     while engine.dialect.name == "sqlite":

@@ -65,7 +65,7 @@ class Retention(OfHistory):
     def _repeat(
         self, step: Callable[[Session, StoreRow, datetime], bool], until: datetime, stores: list[str], most: int
     ) -> int:
-        """Repeat ``step`` for each store while it has something to do, up to ``most`` times; returns how often."""
+        """Repeat ``step`` for each store while there is something to do; returns how often."""
         done = 0
         for store in stores:
             while done < most:

@@ -13,7 +13,7 @@ from tiertune_agent.verdicts.verdict import Verdict
 
 
 class Verdicts(OfHistory):
-    """Reads verdicts, which `Decisions` writes with their states; reads and writes reviews."""
+    """Verdicts, which `Decisions` writes with their states, and reviews."""
 
     def of(self, decision: int) -> list[dict[str, Any]]:
         return self.by_decision([decision]).get(decision, [])

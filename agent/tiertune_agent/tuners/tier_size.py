@@ -301,7 +301,7 @@ class _Spell:
 
 
 def _spells(prospects: Sequence[Prospect], keys: Sequence[str], period_s: float) -> list[_Spell]:
-    """The prospects added up by parts of periods; costs in the order of ``keys``."""
+    """The prospects, added up by parts of periods."""
     if not prospects:
         return []
     newest = max(prospect.start for prospect in prospects)

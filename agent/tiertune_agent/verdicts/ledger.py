@@ -78,7 +78,7 @@ def hour_of(at: datetime) -> datetime:
 
 
 def _worth(amount: float | None, price: float) -> float | None:
-    """Money for an amount, None if unknown; what is free costs nothing, whatever the amount."""
+    """Money for an amount; None: unknown. What is free costs nothing."""
     if amount is None:
         return None if price else 0.0
     return amount * price

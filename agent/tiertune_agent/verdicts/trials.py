@@ -143,8 +143,8 @@ def size_trial(prospects: Iterable[Prospect], before: Shape, after: Shape) -> Tr
 def shapes(decision: Decision) -> tuple[Shape, Shape]:
     """Shapes before and after a change of a tier's size.
 
-    In its evidence ``shape`` is what stood when it was decided, ``best`` the goal. A step that goes part of the way in
-    the tier is taken to go the same part in every other tier.
+    Its evidence has the shape then in force as ``shape``, the goal as ``best``. A step goes the same part of the way
+    in every tier.
     """
     before, tier = Shape.parse(decision.evidence["shape"]), decision.target.tier
     best = Shape.parse(decision.evidence["best"]) if "best" in decision.evidence else before

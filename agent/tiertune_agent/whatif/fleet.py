@@ -63,7 +63,7 @@ class _Namespace:
     logged: int = 0
 
     def play(self, seen: SampledRequest, terms: Terms, *, told: bool = False) -> None:
-        """Play a request in the ghosts; ``told``: do not bill it, as a prospect may have counted it already."""
+        """Play a request; ``told``: without a bill, as a prospect may have counted it already."""
         self.ghosts.request(seen, terms, billed=not told)
         self.log.append((seen, terms))
         self.logged += len(seen.samples)
