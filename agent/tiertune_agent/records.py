@@ -391,7 +391,7 @@ def parts(decision: Decision) -> tuple[Decision, ...]:
 
 @dataclass(frozen=True)
 class Rates:
-    """The policy's prices; those per month there are per hour here."""
+    """The policy's prices; those per GiB and month there are per GiB and hour here."""
 
     gpu_hour: float = 0.0
     gib_hour: Mapping[str, float] = field(default_factory=dict)

@@ -92,7 +92,7 @@ class HttpActuator:
         unknown: Callable[[], Sequence[str]] = list,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """``unknown``: names that are not resolved to stores yet. ``fence`` is called before each change, may raise."""
+        """``unknown``: names not resolved to stores yet. ``fence`` is called before each change, and may raise."""
         self._client_of = client_of
         self._unknown = unknown
         self._fence = fence

@@ -105,7 +105,7 @@ class ChangeControl:
         return rolled
 
     def roll_back(self, decision: Decision, who: str, reason: str, evidence: Mapping[str, Any]) -> tuple[Decision, str]:
-        """Set the field back if it still has the decision's value. Returns the decision then, and why it was not.
+        """Set the field back if it still has the decision's value. Returns the decision then, and why that failed.
 
         The wish is written before the store is touched, so that it is not lost in a crash in between.
         """

@@ -146,7 +146,7 @@ class Judge:
         self._decisions.judge(decision, state, reason, verdict.evidence, self._now())
 
     def _doubt(self, decision: Decision) -> str:
-        """Why a switch-off is not rolled back; empty: it is. Probes of a link without fetches promise too much."""
+        """Why a switch-off is not rolled back; empty: no reason. Probes of a link without fetches promise too much."""
         if not remote_fetch.protects(decision.field, decision.after):
             return ""
         undone = self._history.changed.undone(self._now() - MEMORY).get(place("", decision.target)[1:], ())
@@ -220,7 +220,7 @@ class Judge:
 
 
 def _superseded(decision: Decision) -> Verdict:
-    """Inconclusive; fetching switched on to save time, and off again because it lost some, counts as undone."""
+    """Inconclusive; fetching switched on, then off as it lost time, counts as undone; the other way is no error."""
     wrong = remote_fetch.protects(decision.field, decision.before)
     return Verdict(State.INCONCLUSIVE, f"{SUPERSEDED}: {UNDONE}" if wrong else SUPERSEDED, {})
 

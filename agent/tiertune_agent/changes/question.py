@@ -28,7 +28,7 @@ class Question:
     tuner: Tuner
     target: Target
     snapshot: Snapshot
-    """The store that has the target."""
+    """Of the store that has the target."""
     this: Round
     survey: Survey
     now: Callable[[], datetime]

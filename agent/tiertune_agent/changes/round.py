@@ -58,7 +58,7 @@ class Round:
         return (target, REMOTE, *hosts) if target == SPLIT else (target,)
 
     def elsewhere(self, target: Target, *, wished: bool = False) -> dict[str, int]:
-        """Bytes by tier that do not belong to the target; ``wished``: as if all proposals were approved."""
+        """Bytes by tier that do not belong to the target; ``wished``: as if what is proposed was approved."""
         remote = {"remote": self.shared.capacity or 0} if self.shared else {}
         return {**remote, **(self._wished if wished else self._made).elsewhere(target)}
 

@@ -57,7 +57,7 @@ class Hours:
 
 
 class Survey:
-    """One round's readings and answers. It misses decisions made meanwhile: stores refuse changes of an older tuning.
+    """One round's readings and answers. Misses decisions made meanwhile: stores refuse what rests on an older tuning.
 
     Measurements of a time that lies ahead came before the clock was set back: they say nothing about now, except what
     a typical candidate was.

@@ -17,7 +17,7 @@ from tiertune_agent.records import OBSERVED, Snapshot
 
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}
 ALIKE = 4
-"""So many byte-identical answers in a row are a repeated old one, since answering costs the process CPU time."""
+"""So many byte-identical answers in a row mean that somebody repeats an old one: each new one costs CPU time."""
 ANOTHER = 4
 """After so many answers in a row of the same older process, it is taken as the present one."""
 CPU = "process_cpu_seconds_total"

@@ -20,7 +20,7 @@ TIMEOUT_S = 3.0
 KEPT_S = 60.0
 """How long an idle connection is kept: from one window to the next, and shorter than stores keep it."""
 AHEAD_S = 60.0
-"""A store's clock that gained this much on the agent's since the last answer was set; answers take less."""
+"""More than answers take: a store's clock that gains this much on the agent's between two answers was set."""
 LEFT_FOR = timedelta(minutes=1)
 """How long clients of former stores stay open: longer than any command takes."""
 DAY_S = 86400.0

@@ -203,7 +203,7 @@ _MEND = {
     "readonly": "let this user write it and its folder, or name another file",
     "unable to open": "let this user write it and its folder, or name another file",
 }
-"""What to do, by words of a database's English message that do not pass by themselves. All else may pass."""
+"""What to do about errors that do not pass by themselves, by words of their English message. All else may pass."""
 
 
 def _refused(engine: Engine, what: str, error: Exception) -> DatabaseError:

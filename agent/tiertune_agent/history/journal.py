@@ -60,7 +60,7 @@ class Journal(OfHistory):
         return self._told(query, "id", "kind", "store", "message", "opened_at", "last_seen", "closed_at")
 
     def open_incidents(self) -> dict[str, int]:
-        """Number of open incidents by kind; 0 for kinds that only were open once."""
+        """Number of open incidents by kind; 0 for kinds of which none is open any more."""
         query = select(IncidentRow.kind, func.count(), func.count(IncidentRow.closed_at)).group_by(IncidentRow.kind)
         with self._session() as session:
             return {kind: int(every) - int(closed) for kind, every, closed in session.execute(query)}

@@ -102,7 +102,7 @@ class History:
             )
 
     def leave_out(self, called: Collection[str], now: datetime) -> None:
-        """Drop what is at no address of ``named``: its incidents, unless its name is in ``called``, and its wishes."""
+        """Close the incidents of what is at no address of ``named``, unless it is ``called`` so; drop its wishes."""
         assert self.named is not None
         named = self.named()
         with self._session() as session:

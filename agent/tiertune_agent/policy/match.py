@@ -25,7 +25,7 @@ class Match(Document):
 
 
 def _may_meet(one: str, other: str) -> bool:
-    """Whether a name may fit both patterns: by matching if one is a plain name, else by their common start and end."""
+    """Whether a name may fit both patterns: by matching if one is a plain name, else if their starts and ends agree."""
     parts, its_parts = (re.split(r"[*?\[\]]", each) for each in (one, other))
     if len(parts) == 1 or len(its_parts) == 1:
         return fnmatchcase(one, other) or fnmatchcase(other, one)

@@ -227,7 +227,7 @@ def _timed(windows: Sequence[Window], operation: str) -> list[Histogram]:
 
 
 def is_full(current: Current, tier: str, passages: Sequence[Passage]) -> bool:
-    """Whether the tier evicts half of what it writes, or else is nearly as large as its capacity in the status."""
+    """Whether the tier evicts over half as much as it writes, or else holds nearly its capacity by the status."""
     if sum(seen.evicted for seen in passages) > sum(seen.writes for seen in passages) / 2:
         return True
     state = read(current.status, f"tiers.{tier}") or {}

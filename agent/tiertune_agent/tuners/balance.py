@@ -66,7 +66,7 @@ def evened(prefill: Demand, decode: Demand, least: float) -> dict[str, int] | No
 def _parts(windows: Sequence[StageWindow]) -> list[Summand]:
     """GPU seconds of all stores per second, one part per window; by the GPUs' own utilisation if no steps are known.
 
-    Windows of different stores do not begin together: each counts with the window of the first store it falls into.
+    Windows of different stores do not begin together: each counts with the first store's window that it falls into.
     """
     store = min(window.store for window in windows)
     starts = sorted({window.start for window in windows if window.store == store})

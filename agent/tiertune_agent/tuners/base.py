@@ -19,7 +19,7 @@ Period = Annotated[Duration, Field(gt=0)]
 MOST_OF_TIER = 240
 """Windows that a tuner of one tier looks through: an hour of windows of 15 s."""
 REMNANT = 0.05
-"""A remainder below this share of the upper bound is not worth a step of its own: halving would never end."""
+"""A remainder below this share of what there may be is not worth a step of its own: halving would never end."""
 
 
 class TunerSettings(Document):

@@ -237,9 +237,9 @@ def _fewer(present: float) -> str:
 
 
 def _sizes(window: Window) -> dict[int, dict[str, Tokens]]:
-    """Tokens by size in bytes and algorithm, of sizes with several algorithms: one alone, as on the curve, is no use.
+    """Tokens by size in bytes and algorithm, of sizes with several algorithms: those of LRU's curve alone compare none.
 
-    In a window of few requests the ghosts of the pool's own size may have seen none, while those of the curve did.
+    In a window of few requests the ghosts of the pool's own size may have seen none, while the curve did.
     """
     found: dict[int, dict[str, Tokens]] = {}
     for (name, size), tokens in ghost_tokens(window).items():

@@ -14,7 +14,7 @@ _FETCHES, _SECONDS = "gate_length_requests_total", "gate_length_seconds_total"
 
 @dataclass(frozen=True)
 class Short:
-    """Fetches under ``tokens`` clearly lose, longer ones clearly pay."""
+    """Fetches under ``tokens`` clearly lose, those from there on clearly pay."""
 
     tokens: int
     reason: str

@@ -32,7 +32,7 @@ ENOUGH = 0.5
 ERRORS = 0.25
 """Standard errors that a gain must exceed: waiting for certainty costs more than an error. The soak judges by two."""
 BINS = 5
-"""Parts of a period; the standard error comes from the differences between parts."""
+"""Parts of a period; the standard error comes from the difference between two shapes in each part."""
 
 
 class TierSizes(Document):

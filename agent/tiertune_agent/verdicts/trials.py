@@ -92,8 +92,9 @@ def admission_trial(
 ) -> Spells:
     """Prompts before a change of a tier's admission against those from ``filled_at`` on; windows of the whole store.
 
-    A prompt costs what computing all of it would, minus the worth of what was found in the tier, plus the network. A
-    byte is worth the same in both spells, so that a faster link or longer backlog does not pass for better admission.
+    A prompt costs what computing all of it would, minus the worth of what was found in the tier, plus what the network
+    cost. A byte found is worth the same in both spells, so that a faster link or a longer backlog does not pass for a
+    better admission.
     """
     before = passed([window for window in windows if window.start < changed_at], tier)
     after = passed([window for window in windows if window.start >= filled_at], tier)
@@ -143,8 +144,8 @@ def size_trial(prospects: Iterable[Prospect], before: Shape, after: Shape) -> Tr
 def shapes(decision: Decision) -> tuple[Shape, Shape]:
     """Shapes before and after a change of a tier's size.
 
-    Its evidence has the shape then in force as ``shape``, the goal as ``best``. A step goes the same part of the way
-    in every tier.
+    In the decision's evidence, ``shape`` is what stood when it was decided, ``best`` where it was to go. A step of the
+    way there goes the same part of the way in every tier.
     """
     before, tier = Shape.parse(decision.evidence["shape"]), decision.target.tier
     best = Shape.parse(decision.evidence["best"]) if "best" in decision.evidence else before

@@ -101,7 +101,7 @@ class Overview:
     """This and the next: of prompts at their first lookup."""
     prompt_tokens: float
     busy: bool
-    """Whether any request came; the two above do not count requests of decode engines alone."""
+    """Whether any request came; the two above leave out those of decode engines."""
     trend: Chart | None
     saved_s: float | None
     lost_s: float | None

@@ -108,6 +108,6 @@ def times(chunks: float | None, hints: Hints) -> float | None:
 
 
 def one_tier(kinds: Mapping[str, str]) -> str:
-    """The one tier that all of these have; empty: there is none, or several."""
+    """The one tier that all of these are; empty: there is none, or they are of several."""
     tiers = set(kinds.values())
     return tiers.pop() if len(tiers) == 1 else ""
