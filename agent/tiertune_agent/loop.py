@@ -24,7 +24,7 @@ from tiertune_agent.remote.split import REMOTE, Managed
 from tiertune_agent.tuners.base import models
 
 SILENT = ("store_unreachable", KIND)
-"""Troubles of who is not asked a second time within a round: many who are away would hold it up."""
+"""Troubles after which a store is not asked again in the same round: many absent ones would hold it up."""
 
 
 @dataclass
@@ -43,13 +43,13 @@ class Loop:
     direct: DirectCommands
     remote: Remote | None
     booked: Callable[[Iterable[Window], Rates], None]
-    """Hears of windows in the ledger, and their rates."""
+    """Called with windows in the ledger, and their rates."""
     seen: Callable[[Snapshot | None, int | None], None]
-    """Hears of the remote, and the capacity wished."""
+    """Called with the remote, and the capacity wished."""
     there: Callable[[Container[str]], None]
-    """Hears how stores and sources are called, when they may be others than before."""
+    """Called with the names of stores and sources when these may have changed."""
     _anew: bool = field(default=True, init=False)
-    """The stores may be others than when an agent led last, or than in the last round."""
+    """Whether the stores may have changed since an agent last led, or since the last round."""
 
     def begin(self) -> None:
         """Forget what was read when this agent led before: another one may have led since."""
@@ -65,10 +65,10 @@ class Loop:
     def run_once(self) -> None:
         policy = self.file.look().policy
         self._anew = self.collector.look() or self._anew
-        answers = self.collector.collect()  # first: without the database windows are missed, but none is too long
+        answers = self.collector.collect()  # first: if the database is away, windows are missed, but none gets too long
         sources = self.observing.collect({answer.store for answer in answers})
         told = self.remote.read(self.now()) if self.remote else None
-        if self._anew and not self.collector.unknown:  # else nobody knows yet who is none of the fleet's any more
+        if self._anew and not self.collector.unknown:  # else it is not known yet which have left the fleet
             called = {*self.collector.addresses.values(), *self.observing.addresses.values()}
             self.history.leave_out(called, self.now())
             self.there({FLEET, *(answer.store for answer in (*answers, *sources))})
@@ -85,11 +85,11 @@ class Loop:
             self.rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
         self.judge.run(this)
         self.judge.review(this)
-        self.prospects.run(this)  # from here on, what goes wrong stops nothing that is tuned
+        self.prospects.run(this)  # from here on, errors stop no tuning
         self.rounds.advise(self._observe(policy, sources), this)
 
     def _revision(self) -> int:
-        """Of the policy in force. A bad edit of a file is an incident, and the last good one stays in force."""
+        """Number of the policy in force. A bad edit of a file is an incident; the last good one stays in force."""
         loaded = self.file.content
         problems = {"policy_invalid": self.file.problem, **self.collector.problems()}
         told = {(kind, ""): problem for kind, problem in problems.items()}
@@ -100,7 +100,7 @@ class Loop:
         return self.operators.frozen() or frozen_by(policy.for_target(target), self.now())
 
     def _look(self, policy: Policy, answer: Snapshot | Trouble | None) -> tuple[bool, Snapshot | None]:
-        """Whether the remote is managed, and what it is set to where it answers."""
+        """Whether the remote is managed, and its snapshot if it answers."""
         remote = answer if isinstance(answer, Snapshot) else None
         if not policy.for_target(REMOTE).remote.manage or answer is None:
             self._let_go(policy)
@@ -110,14 +110,14 @@ class Loop:
             self.watch.look([], [answer])
             self.seen(None, None)
             return True, None
-        answer = replace(answer, windows=())  # booked by now, and kept nowhere else
+        answer = replace(answer, windows=())  # they are booked by now, and kept nowhere else
         self.history.remember([(answer, Rates())])
         self.watch.look([answer])
         self.seen(answer, read(self.watch.wanted(FLEET), REMOTE_CAPACITY))
         return True, answer
 
     def _let_go(self, policy: Policy) -> None:
-        """The remote is not managed (any more); or it ought to be, and nobody said where it is."""
+        """Forget the remote: it is not managed (any more), or it should be, but its address is not set."""
         if self.history.store(FLEET) is not None:
             self.rounds.leave_remote("remote.manage is off")
             self.history.forget(FLEET)
@@ -127,7 +127,7 @@ class Loop:
     def _remember(
         self, policy: Policy, answers: Sequence[Snapshot | Trouble], remote: Snapshot | Trouble | None
     ) -> tuple[list[Snapshot], list[str]]:
-        """The stores that answered, and the names of those that did not, and are to be waited for."""
+        """Remember the answers; returns the stores that answered, and the names of those still to be waited for."""
         snapshots, troubles = _apart(answers)
         self._keep(policy, snapshots, remote if isinstance(remote, Snapshot) else None)
         self.direct.look(snapshots)
@@ -135,7 +135,7 @@ class Loop:
         return snapshots, [*(trouble.store for trouble in troubles if not trouble.gone), *self.collector.unknown]
 
     def _observe(self, policy: Policy, answers: Sequence[Snapshot | Trouble]) -> list[Snapshot]:
-        """The sources that answered. They are no part of the fleet: nothing that tunes gets to see them."""
+        """The sources that answered. They are not part of the fleet: nothing that tunes sees them."""
         snapshots, troubles = _apart(answers)
         if snapshots or troubles:
             self._keep(policy, snapshots)
@@ -143,7 +143,7 @@ class Loop:
         return snapshots
 
     def _keep(self, policy: Policy, snapshots: Sequence[Snapshot], remote: Snapshot | None = None) -> None:
-        """Where the ``remote`` answered, its rent is booked once for all stores."""
+        """Remember and book the answers; if the ``remote`` answered, its rent is booked once for all stores."""
         rules = Rulings(policy)
 
         def price(target: Target) -> Rates:

@@ -36,25 +36,25 @@ class Histogram:
 Value = float | Histogram
 GIB = 2**30
 OBSERVED = "observed"
-"""In the status of a source that is only observed: of which kind it is. In its windows: 1."""
+"""Marks sources that are only observed: in a status it holds their kind, in windows it is 1."""
 
 
 def series(name: str, labels: Iterable[tuple[str, str]]) -> str:
-    """How one counter is called within a window: ``name`` or ``name{label=value,...}``."""
+    """Name of a counter within a window: ``name`` or ``name{label=value,...}``."""
     inner = ",".join(f"{label}={value}" for label, value in labels)
     return f"{name}{{{inner}}}" if inner else name
 
 
 @lru_cache(maxsize=16_384)
 def _parsed(key: str) -> tuple[str, tuple[str, ...]]:
-    """Name and labels of a series: every window has the same few hundred."""
+    """Name and labels of a series; cached, as every window has the same few hundred."""
     name, _, inner = key.partition("{")
     return name, tuple(inner.rstrip("}").split(","))
 
 
 @lru_cache(maxsize=512)
 def _by_name(keys: tuple[str, ...]) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
-    """Series and their labels: many windows have the same ones."""
+    """Series and their labels by name; cached, as many windows have the same ones."""
     found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
     for key in keys:
         name, labels = _parsed(key)
@@ -64,7 +64,7 @@ def _by_name(keys: tuple[str, ...]) -> dict[str, list[tuple[str, tuple[str, ...]
 
 @dataclass(frozen=True)
 class Window:
-    """What one tier of one store (``namespace`` empty: of all its pools) counted in some seconds.
+    """What one tier of one store (``namespace`` empty: all its pools) counted in some seconds.
 
     Counters are differences (those that did not move are left out), gauges their value at the end.
     """
@@ -88,7 +88,7 @@ class Window:
         return [self.values[key] for key, told in found if wanted.issubset(told)]
 
     def histograms(self, name: str, **labels: str) -> list[Histogram]:
-        """Those among ``matching``."""
+        """The histograms among ``matching``."""
         return [value for value in self.matching(name, **labels) if isinstance(value, Histogram)]
 
     def labelled(self, name: str) -> list[tuple[dict[str, str], float]]:
@@ -109,47 +109,47 @@ class Window:
                     yield name, told, value
 
     def total(self, name: str, **labels: str) -> float:
-        """Their sum; 0 where nothing was counted."""
+        """The sum of ``matching`` numbers; 0 if nothing was counted."""
         return sum(value for value in self.matching(name, **labels) if not isinstance(value, Histogram))
 
     def gauge(self, name: str, **labels: str) -> float | None:
-        """Their sum; None where the store does not tell it."""
+        """The sum of ``matching`` numbers; None if the store does not report any."""
         return sum_known(value for value in self.matching(name, **labels) if not isinstance(value, Histogram))
 
     @property
     def observed(self) -> bool:
-        """Whether it is of a source that is only observed: what such a window does not have is unknown, not 0."""
+        """Whether its source is only observed: what such a window does not have is unknown, not 0."""
         return OBSERVED in self.values
 
     def known(self, name: str, **labels: str) -> float | None:
-        """As ``total``; None where an observed source does not tell it."""
+        """As ``total``; None if an observed source does not report it."""
         return self.gauge(name, **labels) if self.observed else self.total(name, **labels)
 
 
 def total(windows: Iterable[Window], name: str, **labels: str) -> float:
-    """The sum over all of them; 0 where nothing was counted."""
+    """The sum over all windows; 0 if nothing was counted."""
     return sum(window.total(name, **labels) for window in windows)
 
 
 def known(windows: Iterable[Window], name: str, **labels: str) -> float | None:
-    """The sum of what was told; None where nothing was."""
+    """The sum of what is known; None if nothing is."""
     return sum_known(window.known(name, **labels) for window in windows)
 
 
 def sum_known(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None where none is."""
+    """The sum of known values; None if there are none."""
     return sum(told) if (told := [value for value in values if value is not None]) else None
 
 
 def sum_of(values: Sequence[Value]) -> Value:
-    """Of one series: all observations in one, or the sum of its numbers."""
+    """Values of one series as one: all observations together, or the sum of its numbers."""
     if histograms := [value for value in values if isinstance(value, Histogram)]:
         return Histogram.added(histograms)
     return sum(value for value in values if not isinstance(value, Histogram))
 
 
 def covered_s(windows: Iterable[Window]) -> float:
-    """Seconds of the time that they are of: a tier and its pools tell the same, each at most all of it."""
+    """Seconds that the windows cover: a tier and its pools cover the same time, each at most all of it."""
     longest: dict[datetime, float] = {}
     for window in windows:
         longest[window.start] = max(longest.get(window.start, 0.0), window.seconds)
@@ -158,7 +158,7 @@ def covered_s(windows: Iterable[Window]) -> float:
 
 @dataclass(frozen=True)
 class StageWindow:
-    """Seconds and tokens of one stage and phase in a window; or, with ``gpu`` and without a phase, what a GPU told."""
+    """Seconds and tokens of one stage and phase in a window; or figures of a GPU, with ``gpu`` and without a phase."""
 
     store: str
     stage: str
@@ -169,7 +169,7 @@ class StageWindow:
     gpu_seconds: float
     tokens: float
     utilization: float | None = None
-    """Share of time in which a kernel ran; this and the next three when the window ended, energy in the window."""
+    """Share of time in which a kernel ran; this and the next three at the window's end, energy over the window."""
     memory_used_bytes: int | None = None
     memory_free_bytes: int | None = None
     power_watts: float | None = None
@@ -189,7 +189,7 @@ class Prospect:
 
 
 def ended(one: Window | Prospect) -> datetime:
-    """When it did."""
+    """When it ended."""
     return one.start + timedelta(seconds=one.seconds)
 
 
@@ -205,21 +205,21 @@ class Snapshot:
     status: Mapping[str, Any]
     tuning: Mapping[str, Any]
     totals: Mapping[str, Mapping[str, float | None]]
-    """Counters since the boot that the page shows, by tier; None: not told."""
+    """Counters since the boot that the page shows, by tier; None: not known."""
     windows: tuple[Window, ...] = ()
     stages: tuple[StageWindow, ...] = ()
     writes: object = None
-    """What it was commanded, as it tells that."""
+    """Commands that the store received, as it reports them."""
 
     @property
     def observed(self) -> bool:
-        """Whether it is no store of ours: what its windows do not have is unknown, and nothing of it can be set."""
+        """Whether it is not our store: what its windows do not have is unknown, and nothing can be set."""
         return bool(self.status.get(OBSERVED))
 
 
 @dataclass(frozen=True)
 class StoreRecord:
-    """A store as history knows it; ``pending_bypass`` is a wish that it has not acknowledged."""
+    """A store as history knows it; ``pending_bypass`` is a wish that the store has not acknowledged."""
 
     name: str
     url: str
@@ -235,7 +235,7 @@ class StoreRecord:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The tuning that a store is expected to have but for decisions ``since``; since when its own differs from it."""
+    """The tuning expected of a store, apart from decisions ``since``, and when its own began to differ."""
 
     tuning: Mapping[str, Any]
     since: datetime
@@ -243,7 +243,7 @@ class Expectation:
 
 
 class State(StrEnum):
-    """Of a decision. Approved without an end yet is in flight."""
+    """State of a decision. Approved means in flight until the outcome is known."""
 
     PROPOSED = "proposed"
     APPROVED = "approved"
@@ -266,29 +266,29 @@ class Made:
     after: Any
     at: datetime
     goal: Any = None
-    """Where it was to go, if it was allowed only a step of the way; None: it went there."""
+    """The goal, if only a step towards it was allowed; None: the change reached it."""
 
     @property
     def direction(self) -> object:
-        """The same for changes that do the same: up or down for figures, the new value for anything else."""
+        """Equal for changes of the same kind: up or down for figures, the new value for anything else."""
         return direction(self.before, self.after)
 
 
 def direction(before: Any, after: Any) -> object:  # noqa: ANN401 (JSON)
-    """Of a change: 1 or -1 for figures, the new value for anything else."""
+    """Direction of a change: 1 or -1 for figures (0: none), the new value for anything else."""
     if isinstance(before, int | float) and isinstance(after, int | float):
         return (after > before) - (after < before)
     return after
 
 
 FLEET = "fleet"
-"""Stands for a store where something concerns all of them, or the remote that they share."""
+"""Stands in for a store if something concerns all of them, or the remote that they share."""
 UNJUDGED = (State.APPLIED, State.SOAKING)
 JUDGED = (State.KEPT, State.ROLLED_BACK, State.INCONCLUSIVE)
 CHANGED = (*UNJUDGED, *JUDGED)
 """States of decisions that did change a store."""
 STANDING = tuple(state for state in CHANGED if state != State.ROLLED_BACK)
-"""Of those, states of decisions that can be rolled back."""
+"""Those of them in which decisions can be rolled back."""
 
 
 @dataclass(frozen=True)
@@ -334,15 +334,15 @@ class Decision:
     undo: Mapping[str, Any] | None = None
     """The wish to roll it back, written before the store is touched: key, by, at, reason, evidence."""
     waits: str = ""
-    """Why what is under way has not come to its end; empty: nothing is, or it was not tried yet."""
+    """Why what is under way has not ended yet; empty: nothing is, or it was not tried yet."""
 
     @property
     def made_at(self) -> datetime:
-        """When it was proposed, as long as it was not made."""
+        """When it was made, or proposed if it was not made yet."""
         return self.applied_at or self.created_at
 
     def document(self) -> dict[str, Any]:
-        """As the API and ``--json`` give it."""
+        """The decision as the API and ``--json`` show it."""
         return {
             "id": self.id,
             "tuner": self.tuner,
@@ -368,9 +368,9 @@ class Decision:
 
 
 def parts(decision: Decision) -> tuple[Decision, ...]:
-    """The changes that a decision consists of, in the order in which they are made; most consist of one.
+    """The changes that a decision consists of, in the order in which they are made; mostly one.
 
-    Those of a split have no version to rest on: each is made if its field still has the value that it had.
+    Those of a split rest on no version: each is made if its field still has the value from before.
     """
     if not (steps := decision.evidence.get("split")):
         return (decision,)
@@ -391,10 +391,10 @@ def parts(decision: Decision) -> tuple[Decision, ...]:
 
 @dataclass(frozen=True)
 class Rates:
-    """Prices, as the policy gives them; per GiB and hour where a month is meant there."""
+    """The policy's prices; those per GiB and month there are per GiB and hour here."""
 
     gpu_hour: float = 0.0
     gib_hour: Mapping[str, float] = field(default_factory=dict)
     network_gib: float = 0.0
     remote_apart: bool = False
-    """Whether the remote is booked once, for the fleet: what no store tells of it has its rent there."""
+    """Whether the remote is booked once, for the fleet, with the rent of what no store reports of it."""

@@ -51,11 +51,11 @@ from tiertune_connector.httpd.sites import called
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
-"""How often an agent looks who leads: a successor is there soon, however long a window is."""
+"""How often an agent checks who leads, so that a successor takes over soon, however long a window is."""
 AHEAD_S = 3600.0
-"""By a clock that is ahead of every store's by more, what is new would be pruned as old."""
+"""Nothing is pruned by a clock that is further ahead of every store's: it would take new rows for old."""
 ANSWERED_S = 5.0
-"""So long an end waits for answers under way: a caller may never take his."""
+"""How long the end waits for answers under way, as a caller may never read his."""
 
 
 def utc_now() -> datetime:
@@ -63,7 +63,7 @@ def utc_now() -> datetime:
 
 
 def steady_s() -> float:
-    """Seconds by a clock that nobody sets; while the machine sleeps it goes on, where there is such a clock."""
+    """Seconds by a clock that nobody sets; if possible, one that goes on while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -79,7 +79,7 @@ class Agent:
         steady_s: Callable[[], float] | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """``transport`` may be the network; ``steady_s`` is seconds by a clock that nobody sets, None: by ``now``."""
+        """``transport`` replaces the network; ``steady_s``: seconds by a clock that nobody sets, None: by ``now``."""
         self._keep = timedelta(seconds=settings.keep)
         self._now = now
         self.policy = followed(settings.policy)
@@ -90,7 +90,7 @@ class Agent:
         self._mutex = threading.Lock()
         self._led = self._lost = False
         self._failing: dict[str, datetime] = {}
-        """Jobs that ended in an error when they ran last, and since when they do."""
+        """Jobs whose last run ended in an error, and since when."""
         self.metrics = AgentMetrics()
         self._published = Published(self.metrics)
         self.remote_gauges = RemoteGauges(self.metrics)
@@ -130,7 +130,7 @@ class Agent:
         self.served = self._behind_tokens(settings.http)
 
     def _application(self, settings: AgentSettings, named: Named) -> FastAPI:
-        """API and page."""
+        """The API and the page."""
 
         def leads() -> bool:
             return self.leader.leading
@@ -145,7 +145,7 @@ class Agent:
         return app
 
     def _behind_tokens(self, listening: Listening) -> ASGIApp:
-        """The application, for callers that show a token where the settings name some."""
+        """The application, only for callers with a token if the settings name some."""
         tokens = listening.tokens()
         if tokens is None:
             return self.app
@@ -155,21 +155,21 @@ class Agent:
         return signing.guarded(self.app, tokens, sessions, listening, clock)
 
     def unwell(self) -> list[str]:
-        """Why nothing is tuned, summed up or pruned here now; nothing of what is the log's alone."""
+        """Why nothing is tuned, summed up or pruned here now, without what only the log may say."""
         if not self.leader.leading:
             return ["stands by: another agent leads, or the database is away"]
         failing = self._failing.copy()
         return [f"{name} fails since {at:%Y-%m-%d %H:%M:%S} UTC: see the log" for name, at in failing.items()]
 
     def stand(self) -> bool:
-        """Look who leads. Whether this agent does since just now: its first round is due."""
+        """Check who leads. Returns whether this agent has just begun to, so that its first round is due."""
         with self._mutex:
             led, self._led = self._led, self.leader.leads()
             begins, lost = self._led and not led, led and not self._led
             self._lost = self._lost or lost
         self.metrics.set("agent_leader", self._led)
         if not self._led:
-            self.policy.look()  # the page tells what would be in force here
+            self.policy.look()  # the page shows what would be in force here
             self.remote_gauges.forget()
             self._published.forget()
             self.metrics.observed.forget()
@@ -179,10 +179,10 @@ class Agent:
         return begins
 
     def tick(self) -> None:
-        """One round, if this agent leads. The edge: nothing that goes wrong in a round ends the process."""
+        """Run one round, if this agent leads. No error in a round ends the process: they are caught here."""
         self.stand()
         if not self._led:
-            self.collector.look()  # the page tells which stores there are, also here
+            self.collector.look()  # the page shows which stores there are, also here
             return
         if self._lost:
             self._lost = False
@@ -197,12 +197,12 @@ class Agent:
         self._published.changed(self.history.decisions.find(limit=LATEST))
 
     def sum_up(self) -> None:
-        """Windows into hours."""
+        """Sum windows up into hours, if this agent leads."""
         if self.leader.leading:
             self._job("sum_up", lambda: self.history.retention.sum_up(self._now()))
 
     def prune(self) -> None:
-        """Hours into days, and what is too old away."""
+        """Fold hours into days and drop what is too old, if this agent leads."""
         if self.leader.leading:
             self._job("prune", self._prune)
 
@@ -251,7 +251,7 @@ class Agent:
 
 
 class SetBack:
-    """Notices that the clock was set back: what is to run at an hour would wait until it comes again."""
+    """Notices when the clock was set back: scheduled jobs would wait until their time comes again."""
 
     def __init__(self, now: Callable[[], datetime], steady_s: Callable[[], float]) -> None:
         """``steady_s`` never goes back."""
@@ -259,17 +259,17 @@ class SetBack:
         self._began = self._begun()
 
     def noticed(self) -> bool:
-        """Since it was asked last."""
+        """Whether the clock was set back since the last call."""
         before, self._began = self._began, self._begun()
         return self._began < before - timedelta(seconds=LOOK_S)
 
     def _begun(self) -> datetime:
-        """When the steady clock began, by the other one: earlier after that was set back."""
+        """When the steady clock began, by the other one; gets earlier when that is set back."""
         return self._now() - timedelta(seconds=self._steady_s())
 
 
 def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
-    """Serve until told to end. DocumentError also if the port is taken; DatabaseError as above.
+    """Serve until told to end. DocumentError and DatabaseError like `Agent`, the former also if the port is taken.
 
     RuntimeError if it cannot answer any more.
     """
@@ -307,7 +307,7 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
         http.start()
         log.info("agent serves on %s", settings.http.address(listener))
         try:
-            while not ending.wait(LOOK_S):  # not by the scheduler: it waits for hours of the clock
+            while not ending.wait(LOOK_S):  # not by the scheduler, which goes by the clock
                 try:
                     begins, back = agent.stand(), clock.noticed()
                     for job in scheduler.get_jobs() if back else [rounds] if begins else []:

@@ -1,4 +1,4 @@
-"""Changes the tuning of a store or of the remote, exactly once, and looks whether it changed."""
+"""Changes the tuning of a store or of the remote, exactly once, and reads back whether it changed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +12,12 @@ from tiertune_agent.network import json_of, said
 from tiertune_agent.records import Decision, State, parts
 
 PASSING = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS)
-"""Refusals that another attempt may get around."""
+"""Statuses of refusals after which another attempt may succeed."""
 
 
 @dataclass(frozen=True)
 class ChangeResult:
-    """What became of a decision. State approved: not known yet; it stays in flight."""
+    """What became of a decision. State approved: not known yet, still in flight."""
 
     state: State
     reason: str = ""
@@ -25,13 +25,13 @@ class ChangeResult:
 
 
 class Tuned(Protocol):
-    """A store, or what answers like one. Methods raise httpx.HTTPError where it does not answer."""
+    """A store, or anything that answers like one. Methods raise httpx.HTTPError if it does not answer."""
 
     def tuning(self) -> tuple[int, dict[str, Any]]:
         """The version and the document."""
 
     def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
-        """Change it if it still is of the version expected; whatever is answered."""
+        """Change it if it still has the expected version. Returns the answer, whatever it is."""
 
 
 class Actuator(Protocol):
@@ -41,19 +41,19 @@ class Actuator(Protocol):
     def resume(self, decision: Decision, *, late: str) -> ChangeResult:
         """Find out what became of an attempt; make the change if it did not arrive.
 
-        ``late``: why it is too late for that; empty: it is not.
+        ``late``: why it is too late to make it; empty: it is not.
         """
 
     def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:
-        """Set the field back, if it still has the decision's value; rolled_back also where it was set back already.
+        """Set the field back if it still has the decision's value; rolled_back also if it was set back already.
 
-        Approved: not known yet. Anything else: it is not rolled back. A part of a split that has another value by
-        now stays; the others are set back, and the reason says so. ``late`` as of ``resume``.
+        Approved: not known yet. Anything else: it is not rolled back. A part of a split that has a different value by
+        now stays; the others are set back, and the reason says so. ``late`` as in ``resume``.
         """
 
 
 class NullActuator:
-    """Changes nothing: a dry run. What it is given stays proposed; what was under way before stays so."""
+    """Changes nothing, for dry runs. New decisions stay proposed; those already under way stay so."""
 
     def apply(self, decision: Decision) -> ChangeResult:  # noqa: ARG002
         return ChangeResult(State.PROPOSED, "dry run: nothing was changed")
@@ -67,7 +67,7 @@ class NullActuator:
 
 @dataclass(frozen=True)
 class _Fenced:
-    """Changed only by who leads right then: a process may have been stopped since it read, and another one lead now."""
+    """Checks before each change that this agent still leads: it may have been paused since, and another lead now."""
 
     client: Tuned
     fence: Callable[[], None]
@@ -81,9 +81,9 @@ class _Fenced:
 
 
 class HttpActuator:
-    """Through the stores' HTTP interface, with the version that the decision was made on and its idempotency key.
+    """Uses the stores' HTTP interface, with the version that the decision rests on and its idempotency key.
 
-    Parts of a split are made one after another, each when the one before is known to be made.
+    Parts of a split are made one after another, each once the one before is known to be made.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class HttpActuator:
         unknown: Callable[[], Sequence[str]] = list,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """``unknown``: names whose stores nobody knows yet. ``fence`` is called before every change; it may raise."""
+        """``unknown``: names not resolved to stores yet. ``fence`` is called before each change, and may raise."""
         self._client_of = client_of
         self._unknown = unknown
         self._fence = fence
@@ -153,7 +153,7 @@ class HttpActuator:
 
 
 def _named(outcome: ChangeResult, part: Decision, whole: Decision) -> ChangeResult:
-    """That of one part of several says which."""
+    """The outcome; for one part of several, the reason names the part."""
     return outcome if part is whole else replace(outcome, reason=f"{part.target}: {outcome.reason}")
 
 
@@ -185,7 +185,7 @@ def _undo(client: Tuned, decision: Decision, *, late: str) -> ChangeResult:
 
 
 def _unmade(answer: httpx.Response) -> ChangeResult | None:
-    """Why the change was not made; None: it was. Raises httpx.HTTPStatusError where nobody knows."""
+    """Why the change was not made; None: it was. Raises httpx.HTTPStatusError if that is unknown."""
     if answer.status_code == httpx.codes.PRECONDITION_FAILED:
         return ChangeResult(State.APPROVED, "the tuning changed meanwhile")
     if answer.is_client_error and answer.status_code not in PASSING:
@@ -195,7 +195,7 @@ def _unmade(answer: httpx.Response) -> ChangeResult | None:
 
 
 def _read_back(client: Tuned, field: str, wanted: object, state: State) -> ChangeResult:
-    """``state`` where the store has the value by now; failed where it took it, and has another one."""
+    """``state`` if the store has the wanted value by now; failed if it accepted it, but has a different one."""
     version, tuning = client.tuning()
     found = in_force(tuning, field)
     if found != wanted:
@@ -217,7 +217,7 @@ def _meanwhile(decision: Decision, version: int, tuning: Mapping[str, Any]) -> C
 
 
 def _message(answer: httpx.Response) -> str:
-    """The field that is to blame, else the status; and the store's own words."""
+    """The field to blame, or else the status, and the store's own words."""
     try:
         body = json_of(answer)
         return f"{body.get('field') or answer.status_code}: {body['message']}"

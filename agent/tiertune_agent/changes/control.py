@@ -1,4 +1,4 @@
-"""Change control: from a wish to a decision that is made, refused, or found out about after a crash."""
+"""Change control: turns wishes into decisions, makes or refuses them, and settles them after a crash."""
 
 import uuid
 from collections.abc import Callable, Container, Mapping
@@ -14,10 +14,10 @@ from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Mode, Proposal
 
 POLICY, VERDICT = "policy", "verdict"
-"""Who changes what nobody commanded: they obey a freeze."""
+"""Authors of changes that no person commanded; these obey a freeze."""
 LATE = timedelta(minutes=5)
-"""A change that did not reach its store for so long is not made any more: what it rested on is old. One whose hour lies
-further ahead was approved before the clock was set back, nobody knows how long ago."""
+"""A change that has not reached its store after this time is dropped: its evidence is old. So is one approved further
+ahead than this: the clock was set back since, and nobody knows how long ago it was."""
 FROZEN = "frozen: "
 TOO_LATE = "it did not reach the store in time"
 
@@ -31,12 +31,12 @@ class Refused(Exception):  # noqa: N818 (a refusal, not an error)
 
 
 class Unknown(Exception):  # noqa: N818
-    """There is no such thing; the message names it."""
+    """What was asked for does not exist; the message names it."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A proposal that passed the guard, and under what it did."""
+    """A proposal that passed the guard, and the mode, tuning version and policy revision then."""
 
     tuner: str
     target: Target
@@ -54,7 +54,7 @@ class ChangeControl:
         self._now = now
 
     def take(self, wish: Wish) -> Decision:
-        """Record the wish; make the change where the mode is auto. Refused where somebody has just acted on it."""
+        """Record the wish; in mode auto make the change. Raises Refused if somebody has just acted on it."""
         decision = self._decisions.propose(
             wish.tuner,
             wish.target,
@@ -69,9 +69,9 @@ class ChangeControl:
         return self._make(decision, POLICY, wish.version) if wish.mode == "auto" else decision
 
     def approve(self, number: int, who: str) -> Decision:
-        """Make a proposed change, if its field still has the value that it had.
+        """Make a proposed change, if its field still has the value from before.
 
-        Raises Unknown, or Refused where it may not or can no longer be made.
+        Raises Unknown, or Refused if it may not, or can no longer, be made.
         """
         decision = self._proposed(number)
         if why := unmakeable(decision):
@@ -85,16 +85,16 @@ class ChangeControl:
         return self._make(decision, who, None)
 
     def reject(self, number: int, who: str) -> Decision:
-        """Say no to a proposed change. Raises Unknown, or Refused where it is not proposed any more."""
+        """Reject a proposed change. Raises Unknown, or Refused if it is no longer proposed."""
         moved = self._decisions.move(self._proposed(number), State.REJECTED, now=self._now(), approved_by=who)
         if moved is None:
             raise Refused(f"decision {number} has just changed; look at it again")
         return moved
 
     def rollback(self, number: int, who: str) -> Decision:
-        """Undo a change that was made, also where a verdict is to and waits.
+        """Undo a change that was made, even if a verdict's rollback of it is waiting.
 
-        Raises Unknown, or Refused where it cannot be undone (any more).
+        Raises Unknown, or Refused if it cannot be undone (any more).
         """
         decision = self._known(number)
         if decision.state not in STANDING:
@@ -105,9 +105,9 @@ class ChangeControl:
         return rolled
 
     def roll_back(self, decision: Decision, who: str, reason: str, evidence: Mapping[str, Any]) -> tuple[Decision, str]:
-        """Set the field back where it still has the decision's value. The decision as it is then, and why it was not.
+        """Set the field back if it still has the decision's value. Returns the decision then, and why that failed.
 
-        The wish is written before the store is touched, so that a crash in between is found out about.
+        The wish is written before the store is touched, so that it is not lost in a crash in between.
         """
         wish = {"key": uuid.uuid4().hex, "by": who, "at": self._now().isoformat(), "reason": reason}
         wished = self._decisions.undo(decision, {**wish, "evidence": dict(evidence)}, anew=who != VERDICT)
@@ -121,11 +121,11 @@ class ChangeControl:
         disallowed: Callable[[Decision], str] = _none,
         silent: Container[str] = (),
     ) -> list[Decision]:
-        """Find out about changes whose end is not known: the agent or the store died, or the network was away.
+        """Find out about changes whose outcome is unknown: the agent or the store died, or the network was down.
 
-        Unless people commanded it, what is ``frozen`` (why; empty: it is not) waits, and what the policy has
-        ``disallowed`` meanwhile is neither made nor set back any more. Stores that were ``silent`` just now are not
-        asked again. Returns them as they were: what was read before of the stores that they concern may be old.
+        Unless people commanded it, a change that is ``frozen`` (why; empty: it is not) waits, and one ``disallowed``
+        by the policy meanwhile is neither made nor set back. Stores that were ``silent`` just now are not asked again.
+        Returns the decisions as they were: earlier readings of their stores may be outdated.
         """
         making, undoing = self._decisions.in_state(State.APPROVED), self._decisions.undoing()
         for decision in making:
@@ -173,7 +173,7 @@ class ChangeControl:
         return decision
 
     def _make(self, decision: Decision, by: str, expected: int | None) -> Decision:
-        """Approved is written before the store is touched, so that a crash in between is found out about."""
+        """Write approved, then touch the store: after a crash in between, the change is still known."""
         now = self._now()
         approved = self._decisions.move(
             decision, State.APPROVED, now=now, approved_at=now, approved_by=by, expected_version=expected
@@ -200,7 +200,7 @@ class ChangeControl:
         return moved or decision
 
     def _give_up(self, decision: Decision, ends: State, reason: str) -> Decision:
-        """A part could not be made: those that were are set back. That wish is written before, too."""
+        """Set back the parts that were made, as another could not be. This wish is also written first."""
         wish = {"key": uuid.uuid4().hex, "by": POLICY, "at": self._now().isoformat(), "reason": reason, "ends": ends}
         wished = self._decisions.undo(decision, wish)
         return self._given_up(wished) if wished else decision
@@ -217,7 +217,7 @@ class ChangeControl:
 
 
 def _held_up(decision: Decision, frozen: Callable[[Target], str], silent: Container[str]) -> str:
-    """Why it cannot go on now; empty: it can. Of a store that is silent what is known already says more."""
+    """Why it cannot go on now; empty: it can. For a silent store, an earlier reason is kept, as it says more."""
     if why := frozen(decision.target):
         return f"{FROZEN}{why}"
     away = any(part.target.store in silent for part in parts(decision))
@@ -226,7 +226,7 @@ def _held_up(decision: Decision, frozen: Callable[[Target], str], silent: Contai
 
 
 def unmakeable(decision: Decision) -> str:
-    """Why it cannot be made although people approve it; empty: it can."""
+    """Why it cannot be made even if people approve it; empty: it can."""
     if decision.mode == "observe":
         return "was made in mode observe: the policy allows no change"
     if decision.field.startswith(ADVICE):
@@ -236,5 +236,5 @@ def unmakeable(decision: Decision) -> str:
 
 
 def _by(decision: Decision) -> str:
-    """Who wishes what is under way."""
+    """Who asked for the change or undo that is under way."""
     return str((decision.undo or {}).get("by", decision.approved_by))

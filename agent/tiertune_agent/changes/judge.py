@@ -1,4 +1,4 @@
-"""Watches applied changes through their soak, and keeps them, rolls them back, or says that nothing is clear."""
+"""Watches applied changes through their soak, then keeps them, rolls them back, or calls them inconclusive."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,14 +30,14 @@ from tiertune_agent.verdicts.trials import (
 from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict, weigh
 
 PATIENCE = timedelta(days=1)
-"""A store that is away for so long after a soak leaves it inconclusive."""
+"""If a store stays away for this long after a soak, the verdict is inconclusive."""
 WEEK = timedelta(days=7)
 RARELY = timedelta(minutes=1)
-"""Where no decision is due for review, it is looked for one again after so long: all that stand are looked through."""
+"""When no decision is due for review, the next search is this much later, as it goes through all that stand."""
 FILLS = 2
-"""Times that a tier is filled while a change of its admission soaks: the first still has what the old one wrote."""
+"""Times that a tier fills while a change of its admission soaks; the first fill mixes in what the old one wrote."""
 PARTS = 168
-"""A week is weighed by about its hours: neighbouring windows are much alike."""
+"""Parts in which a week is weighed, about its hours: neighbouring windows are much alike."""
 STANDS = {State.KEPT: "still pays", State.ROLLED_BACK: "no longer pays", State.INCONCLUSIVE: "not clear"}
 SUPERSEDED = "a later change of the same field came before the soak was over"
 UNDONE = "it counts as undone, and is held off the longer each time"
@@ -54,10 +54,10 @@ class Judge:
         self._frozen = frozen
         self._now = now
         self._none_until = now()
-        """Nothing is due for review before."""
+        """Nothing is due for review before this time."""
 
     def run(self, this: Round) -> None:
-        """Begin soaks, and end those that are over."""
+        """Begin soaks and end those that are over."""
         fleet = this.known
         for decision in self._decisions.in_state(State.APPLIED):
             self._begin(decision, this, fleet.get(decision.target.store))
@@ -69,7 +69,7 @@ class Judge:
                 self._end(decision, verdict or self._verdict(decision, this, snapshot), this)
 
     def _begun_anew(self, decision: Decision) -> bool:
-        """A soak whose begin lies ahead: the clock was set back since, and nobody knows how much of it is over."""
+        """Restart a soak that began in the future: the clock was set back, and nobody knows how much of it is over."""
         now, began, until = self._now(), decision.applied_at, decision.soak_until
         if began is None or until is None or began <= now:
             return False
@@ -77,7 +77,7 @@ class Judge:
         return True
 
     def review(self, this: Round) -> None:
-        """Once a week: does what was decided still pay? By the same trial, over the week; one decision in a round."""
+        """Ask once a week whether a decision still pays, by the same trial over the week; one decision per round."""
         if self._none_until - RARELY <= self._now() < self._none_until:  # a clock that went back makes nothing wait
             return
         fleet = this.known
@@ -108,7 +108,7 @@ class Judge:
         self._decisions.move(decision, State.SOAKING, now=self._now(), soak_until=until)
 
     def _fill_s(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> float | None:
-        """None where a change does not concern what the tier holds, or where nobody knows."""
+        """Seconds that the tier needs to fill; None if unknown, or the change does not affect what it holds."""
         kind = measure(decision)
         if snapshot is None or kind in {"fetch", "floor"}:
             return None
@@ -146,7 +146,7 @@ class Judge:
         self._decisions.judge(decision, state, reason, verdict.evidence, self._now())
 
     def _doubt(self, decision: Decision) -> str:
-        """Why a switch-off is not rolled back: probes of a link that nobody fetches over promise too much."""
+        """Why a switch-off is not rolled back; empty: no reason. Probes of a link without fetches promise too much."""
         if not remote_fetch.protects(decision.field, decision.after):
             return ""
         undone = self._history.changed.undone(self._now() - MEMORY).get(place("", decision.target)[1:], ())
@@ -154,7 +154,7 @@ class Judge:
         return DOUBTED if any(on) else ""
 
     def _verdict(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> Verdict | None:
-        """None while the change soaks."""
+        """The verdict; None while the change soaks."""
         now, until = self._now(), decision.soak_until or self._now()
         if now < until:
             return None
@@ -174,7 +174,7 @@ class Judge:
         return self._weighed(decision, trial, this)
 
     def _gone(self, target: Target, this: Round) -> str:
-        """Why nothing more is to be seen of it; empty: it may come back."""
+        """Why the target is gone for good; empty: it may come back."""
         if target.store == FLEET:
             return "" if this.managed else "the remote is not managed any more"
         there = this.missing or target.store in {store.name for store in self._history.stores()}
@@ -201,7 +201,7 @@ class Judge:
         return eviction_trial(windows, before, after, _capacity(decision, snapshot))
 
     def _admission_trial(self, decision: Decision, began: datetime, this: Round) -> Spells:
-        """The later half of the time since, when the tier holds what the new setting wrote; as long a spell before."""
+        """The later half of the time since, when the tier holds the new setting's writes, against as long before."""
         spell, target = (self._now() - began) / FILLS, decision.target
         return admission_trial(
             self._history.measured.store_windows(target.store, began - spell, self._now()),
@@ -212,7 +212,7 @@ class Judge:
         )
 
     def _floor_windows(self, decision: Decision, since: datetime) -> list[Window]:
-        """Those in which what lies between the floors was fetched: before a floor was raised, after it was lowered."""
+        """Windows that fetched lengths between the floors: before a floor was raised, or after it was lowered."""
         target, past = decision.target, by_the_past(decision)
         spell = (since - HOUR, since) if past else (since, self._now())
         windows = self._history.measured.windows_since(target.store, *spell, tier=target.tier)
@@ -220,13 +220,13 @@ class Judge:
 
 
 def _superseded(decision: Decision) -> Verdict:
-    """What was switched on to save time, and off again because it lost some, was wrong; the other way is no error."""
+    """Inconclusive; fetching switched on, then off as it lost time, counts as undone; the other way is no error."""
     wrong = remote_fetch.protects(decision.field, decision.before)
     return Verdict(State.INCONCLUSIVE, f"{SUPERSEDED}: {UNDONE}" if wrong else SUPERSEDED, {})
 
 
 def _capacity(decision: Decision, snapshot: Snapshot) -> float | None:
-    """Bytes that the pool, or else its tier, may hold now."""
+    """Bytes that the pool, or without one its tier, may hold now."""
     tier, pool = decision.target.tier, decision.target.namespace
     place = f"pools.{pool}.{tier}.effective" if pool else f"tiers.{tier}"
     found = read(snapshot.status, f"{place}.capacity_bytes")

@@ -1,4 +1,4 @@
-"""What operators command: freeze, bypass, flush. Every command leaves an audit row."""
+"""Commands of operators: freeze, bypass, flush. Every command leaves an audit row."""
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tiertune_agent.records import StoreRecord
 from tiertune_connector.httpd.sites import REMARK
 
 FLUSH_TIMEOUT_S = 20.0
-"""A store waits for its slower tiers."""
+"""Long, because a store waits for its slower tiers."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Caller:
 
 class Operators:
     def __init__(self, history: History, stores: Collector, now: Callable[[], datetime], engines: Engines) -> None:
-        """``stores`` knows all that there are now; ``engines``: those of the settings."""
+        """``stores`` knows all present stores; ``engines``: those of the settings."""
         self._history = history
         self._stores = stores
         self._now = now
@@ -41,7 +41,7 @@ class Operators:
         self._history.journal.audit(caller.who, caller.source, what, detail, self._now())
 
     def freeze(self, caller: Caller, reason: str, seconds: float | None) -> dict[str, Any]:
-        """Nothing changes any more, for ``seconds`` or until lifted; an earlier freeze that lasts longer still does."""
+        """Forbid changes for ``seconds``, or until lifted; an earlier freeze that lasts longer stays."""
         now = self._now()
         until = now + timedelta(seconds=seconds) if seconds is not None else None
         self.audit(caller, "freeze", {"reason": reason, "until": until.isoformat() if until else None})
@@ -62,7 +62,7 @@ class Operators:
         return f"by {freeze.who}{until}: {freeze.reason}"
 
     def bypass(self, caller: Caller, on: bool, store: str | None) -> dict[str, Any]:
-        """Tell the stores; one that does not answer is told again every window until it does."""
+        """Switch bypass in the stores; one that does not answer is told again every window until it does."""
         self.audit(caller, "bypass", {"on": on, "store": store})
         named = self._named(store)
         known = {record.url: record.name for record in self._history.stores()}
@@ -75,9 +75,9 @@ class Operators:
         return {"on": on, "stores": self.deliver(named)}
 
     def deliver(self, names: Container[str] | None = None) -> dict[str, str]:
-        """Tell stores what they have not acknowledged; per store: ok, or why not.
+        """Send stores the bypass that they have not acknowledged; per store: ok, or why not.
 
-        One delivery at a time: a wish that is on its way must not arrive after a later one.
+        One delivery at a time, so that an earlier wish never arrives after a later one.
         """
         with self._delivering:
             return self._deliver(names)
@@ -95,7 +95,7 @@ class Operators:
             if on is not None and (names is None or name in names)
         ]
         if due:
-            self._history.fence()  # what was read may be old by now, and another agent have told them otherwise
+            self._history.fence()  # what was read may be outdated: another agent may have sent something else since
         told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
         for (name, url, on), (outcome, _) in zip(due, told, strict=True):
             if outcome == "ok" and name in known:
@@ -107,14 +107,14 @@ class Operators:
     def flush(self, caller: Caller, which: Mapping[str, Any], *, engines: bool = False) -> dict[str, Any]:
         """Drop chunks in all stores; per store how many from which tier. ``complete`` only if none can be left.
 
-        A store that knows nothing of an epoch says so: it may be new, but one at least has to know it.
-        ``engines``: first empty the engines' own caches. Unknown where the settings name none.
+        A store that does not know an epoch says so. It may be new, but at least one store must know the epoch.
+        ``engines``: first empty the engines' own caches. Raises Unknown if the settings name none.
         """
         self.audit(caller, "flush", {**which, "engines": True} if engines else which)
         if engines and not self._engines.urls:
             raise Unknown("the agent's settings name no engines: add engines: [http://host:port], or name them here")
         # Engines first: what waits in staging would be stored again in stores that are empty already. An engine that
-        # computes in between may load a chunk, and store it again after the stores' flush: unless they are bypassed.
+        # computes in between may load a chunk and store it again after the stores' flush, unless they are bypassed.
         reset = self._engines.reset() if engines else {}
         fleet = self._fleet(self._history.stores())
         told = self._told_at_once([(url, "/v1/flush", which, FLUSH_TIMEOUT_S) for url in fleet.values()])
@@ -124,9 +124,9 @@ class Operators:
         return {"complete": complete and known, "stores": acknowledged} | ({"engines": reset} if engines else {})
 
     def _fleet(self, stores: Iterable[StoreRecord]) -> dict[str, str]:
-        """Name and address of every store that there is, also of one that never answered; not of former ones.
+        """Name and address of every present store, even if it never answered.
 
-        Of two that call themselves the same the second is called by its address: none is left out.
+        If two stores give the same name, the second goes by its address, so that none is left out.
         """
         known = {store.url: store.name for store in stores}
         fleet: dict[str, str] = {}
@@ -143,13 +143,13 @@ class Operators:
         return named
 
     def _told_at_once(self, commands: Collection[tuple[Any, ...]]) -> list[tuple[str, dict[str, Any]]]:
-        """``_told`` with these arguments each: one that does not answer holds up no other."""
+        """``_told`` for each command, at once: a store that does not answer holds up no other."""
         return at_once(lambda command: self._told(*command), commands)
 
     def _told(
         self, url: str, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S
     ) -> tuple[str, dict[str, Any]]:
-        """``ok`` or why not, and what the store answered, with its remark as ``message``."""
+        """Send one command. Returns ``ok`` or why not, and the store's answer, with its remark as ``message``."""
         client = self._stores.client(url)
         if client is None:
             return "is not one of the agent's stores any more", {}

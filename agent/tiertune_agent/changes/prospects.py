@@ -1,4 +1,4 @@
-"""Keeps what other sizes of the tiers would have cost, for the tuners to read."""
+"""Records what other sizes of the tiers would have cost, for the tuners to read."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -20,11 +20,11 @@ class Prospects:
         self._last: Split | None = None
 
     def forget(self) -> None:
-        """Another agent told of the time since this one last led."""
+        """Skip the time since this agent last led: another one has reported on it."""
         self._whatif.resume()
 
     def run(self, this: Round) -> None:
-        """Read the fleet's samples; remember the prospects that are due, and tell of samples that are none."""
+        """Read the fleet's samples, remember the prospects that are due, and report samples that are nonsense."""
         policy = this.policy
         told = self._whatif.round(
             this.fleet,
@@ -46,7 +46,7 @@ class Prospects:
         self._history.journal.tell_incidents({(NONSENSE, store): told.get(store, "") for store in stores}, self._now())
 
     def _split(self, this: Round) -> Split | None:
-        """Of the last round in which all stores answered: one that misses a round is no other fleet."""
+        """The split of the last round in which all stores answered: a store that misses a round does not change it."""
         if not this.managed:
             self._last = None
         elif this.shared is not None and this.shared.complete:

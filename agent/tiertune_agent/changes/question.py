@@ -1,4 +1,4 @@
-"""What one tuner is asked about one target: what it reads, what it answers, what the guard lets pass of that."""
+"""One tuner asked about one target: what it reads, what it answers, and what of that the guard lets pass."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_agent.whatif.terms import mean_prompt
 
 POOL_PERIODS = 10
-"""Of a tuner that reads the ghosts of a pool, or the prompts of a store: so far back."""
+"""Periods that a tuner looks back when it reads a pool's ghosts or a store's prompts."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Question:
     """Why a command forbids changes; empty: none does."""
 
     def answer(self) -> Answer:
-        """Bounded, or refused, by the guard."""
+        """The tuner's answer, bounded or refused by the guard."""
         if self._of_fleet is not None:
             return self._shared(self._of_fleet)
         if self._sizes and self.target.tier == "dram" and self.this.splits:
@@ -49,14 +49,14 @@ class Question:
 
     @cached_property
     def rules(self) -> Rules:
-        """Of the guard."""
+        """The guard's rules for this tuner and target."""
         if self._of_fleet is not None:
             return self._of_fleet.rules(self.target)
         own = self.this.own(self.target)
         return rules_for(self._rule, self.tuner.name, self.target.tier, elsewhere=self._elsewhere, own=own)
 
     def _shared(self, shared: Managed) -> Answer:
-        """Of the remote's size, or the split of one budget."""
+        """The answer on the remote's size, or on the split of one budget."""
         if shared.silence is not None or self.rules.most is None:
             return shared.silence or NoChange(NO_LIMIT)
         wished = shared.overspent() or self.tuner.evaluate((), self._current())
@@ -68,7 +68,7 @@ class Question:
         return NoChange(f"nothing is split: {why}; wished {wished.reason}", wished.evidence) if why else split
 
     def _spared(self, split: Proposal) -> str:
-        """What the policy says of a host that the split would change, and forbids to; empty: nothing does."""
+        """Why the policy forbids a change of some host that the split would change; empty: it does not."""
         changed = {step["store"] for step in split.evidence["split"]}
         for target in (host(snapshot) for snapshot in self.this.fleet if snapshot.store in changed):
             store = target.store
@@ -83,12 +83,12 @@ class Question:
 
     @property
     def _sizes(self) -> bool:
-        """Whether it is about capacities, which budgets pay for."""
+        """Whether the question is about capacities, which budgets pay for."""
         return self.tuner.scope == "size"
 
     @property
     def _of_fleet(self) -> Managed | None:
-        """Whose size it is about, where that is the remote's or a split."""
+        """What the question is about if that is the remote's size or a split; None: neither."""
         return self.this.shared if self._sizes and self.target.store == FLEET else None
 
     @cached_property
@@ -101,11 +101,11 @@ class Question:
 
     @cached_property
     def _last(self) -> Made | None:
-        """The last change of what it may change."""
+        """The tuner's last change of anything that this question may change."""
         return self.survey.last_change(self.tuner.name, *self.this.within(self.target))
 
     def _windows(self) -> Sequence[Window]:
-        """Those that the tuner looks at."""
+        """The windows that the tuner looks at."""
         scope, period = self.tuner.scope, timedelta(seconds=self.tuner.settings.period)
         if scope in ("fleet", "size"):
             return []
@@ -140,14 +140,14 @@ class Question:
         )
 
     def _typical(self) -> TypicalCandidate | None:
-        """Where no request has ever found chunks in the tier, and while it is off none can, its prompts of late."""
+        """A typical candidate of the tier; if there never was one (while off there is none), a recent mean prompt."""
         lately = POOL_PERIODS * timedelta(seconds=self.tuner.settings.period)
         return self.survey.typical(self.target) or mean_prompt(
             self.snapshot, self.survey.store_windows(self.target.store, lately)
         )
 
     def _recent(self) -> Recent:
-        """A freeze is looked for when a change is near: it may be of this very moment."""
+        """What happened lately. Freezes are read only now that a change is near, so that even a new one counts."""
         now, watched = self.now(), self.survey.watched(self.target)
         return Recent(
             now=now,

@@ -1,4 +1,4 @@
-"""What holds for one round of tuning: the policy, who answered, and what their tiers may hold."""
+"""The facts of one round of tuning: the policy, who answered, and what their tiers may hold."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,25 +15,25 @@ from tiertune_agent.whatif.shapes import remote_bytes
 
 @dataclass(frozen=True)
 class Round:
-    """What holds for one round: the policy in force, and every store that answered."""
+    """The facts of one round: the policy in force, and every store that answered."""
 
     policy: Policy
     revision: int
     fleet: Sequence[Snapshot]
     managed: bool = False
-    """Whether the remote's capacity is the agent's to set."""
+    """Whether the agent sets the remote's capacity."""
     shared: Managed | None = None
     """None: the remote is not managed, or does not answer now."""
     missing: Sequence[str] = ()
     """Stores that did not answer."""
 
     def rule(self, target: Target) -> Rule:
-        """What the policy says of a target."""
+        """The policy's rules for a target."""
         return self._rulings.for_target(target)
 
     @property
     def known(self) -> dict[str, Snapshot]:
-        """All that decisions may concern, by name; the fleet only where all of it answered."""
+        """Everything that decisions may concern, by name; the fleet only if all of it answered."""
         known = {snapshot.store: snapshot for snapshot in self.fleet}
         return {**known, FLEET: self.shared.snapshot} if self.shared and self.shared.complete else known
 
@@ -48,33 +48,33 @@ class Round:
         return (self.shared.capacity or 0) if self.shared else remote_bytes(self.fleet)
 
     def sharing(self, snapshot: Snapshot) -> int:
-        """Stores that serve any of this one's namespaces; at least itself."""
+        """Number of stores that serve any of this one's namespaces; at least one, itself."""
         mine = served(snapshot.status).keys()
         return max(1, sum(count for theirs, count in self._served.items() if not theirs.isdisjoint(mine)))
 
     def within(self, target: Target) -> Sequence[Target]:
-        """What a change of the target changes: of a split, the remote and each host's DRAM as well."""
+        """What a change of the target changes: for a split, the remote and each host's DRAM as well."""
         hosts = [Target(snapshot.store, SPLIT.tier) for snapshot in self.fleet]
         return (target, REMOTE, *hosts) if target == SPLIT else (target,)
 
     def elsewhere(self, target: Target, *, wished: bool = False) -> dict[str, int]:
-        """Capacity by tier that does not belong to the target; with what is ``wished``: as if that was approved."""
+        """Bytes by tier that do not belong to the target; ``wished``: as if what is proposed was approved."""
         remote = {"remote": self.shared.capacity or 0} if self.shared else {}
         return {**remote, **(self._wished if wished else self._made).elsewhere(target)}
 
     def own(self, target: Target) -> int:
-        """Capacity of the target."""
+        """Capacity of the target in bytes."""
         return self._made.own(target)
 
     def disallowed(self, decision: Decision) -> str:
-        """Why its tuner may not make it by itself, nor a verdict set it back; empty: they may."""
+        """Why neither its tuner may make it by itself, nor a verdict set it back; empty: they may."""
         if decision.target.store == FLEET and not self.managed:
             return "the policy's remote.manage is off by now"
         mode = mode_of(self.rule(decision.target), decision.tuner)
         return "" if mode == "auto" else f"the policy's mode is {mode} by now"
 
     def note(self, decisions: Iterable[Decision]) -> set[str]:
-        """Budgets pay for what these make larger from now on. Returns the stores that they concern."""
+        """Count what these grow against the budgets from now on. Returns the stores that they concern."""
         concerned = set()
         for decision in decisions:
             for capacities in (self._wished,) if decision.state == State.PROPOSED else (self._wished, self._made):
@@ -83,7 +83,7 @@ class Round:
         return concerned
 
     def allowed(self, answer: Answer, paid: Budgeted | None) -> Answer:
-        """By the budget that pays for the target. What a split has overspent the remote gives back."""
+        """Limit the answer to the budget that pays for the target. If a split is overspent, the remote gives back."""
         if paid is None:
             return answer
         silent = self.managed and self.shared is None and paid.budget == "total"
@@ -92,7 +92,7 @@ class Round:
 
     @cached_property
     def _served(self) -> Counter[frozenset[str]]:
-        """How many stores serve just these namespaces."""
+        """Number of stores by the exact set of namespaces that they serve."""
         return Counter(frozenset(served(snapshot.status)) for snapshot in self.fleet)
 
     @cached_property

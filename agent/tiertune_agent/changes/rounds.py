@@ -1,4 +1,4 @@
-"""One round of tuning: asks every tuner whose period is over, takes what it wishes."""
+"""Rounds of tuning: each asks every tuner whose period is over, and takes what it wishes."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ class Rounds:
         window_s: float,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``timer`` counts seconds: a round asks for at most half a window. TunerError as of ``check``."""
+        """``timer`` counts seconds: a round asks for at most half a window. Raises TunerError like ``check``."""
         check()
         self._history = history
         self._changes = changes
@@ -40,14 +40,14 @@ class Rounds:
         self._half_s = window_s / 2
         self._slack = timedelta(seconds=window_s / 2)
         self._asked: dict[tuple[str, Target], tuple[datetime, datetime]] = {}
-        """When each was, and when it is due again."""
+        """When each was asked, and when it is due again."""
         self._windows = TierWindows(history)
         self._hours = Hours()
         self._next = ""
         """The store that the last round had no time for."""
 
     def forget(self) -> None:
-        """Read what is kept of windows from history again."""
+        """Read the kept windows from history again."""
         self._windows.forget()
 
     def heard(self, snapshots: Iterable[Snapshot]) -> None:
@@ -55,8 +55,8 @@ class Rounds:
         self._windows.heard(snapshots)
 
     def tune(self, snapshots: Sequence[Snapshot], this: Round) -> None:
-        """Ask about stores, those first that the last round had no time for."""
-        now = self._now()  # what is due, or of another time, is as if it was never asked; it may be there no more
+        """Ask about stores, beginning where the last round ran out of time."""
+        now = self._now()  # entries that are due or lie ahead are dropped: the target may not exist any more
         self._asked = {key: (at, due) for key, (at, due) in self._asked.items() if at <= now < due}
         with self._survey() as survey:
             started = self._timer()
@@ -79,7 +79,7 @@ class Rounds:
         survey.withdraw_gone(snapshot.store, there)
 
     def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
-        """Ask about what is only observed: nothing there can be set, so there is nothing but advice."""
+        """Ask about sources that are only observed: nothing there can be set, so they only get advice."""
         with self._survey() as survey:
             for snapshot, kind in product(sources, OF_SOURCES):
                 for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
@@ -88,7 +88,7 @@ class Rounds:
                         self._taken(tuner, target, snapshot, this, survey)
 
     def tune_remote(self, this: Round) -> bool:
-        """Ask about the remote, and the split of one budget. Whether anything was, or may have been changed."""
+        """Ask about the remote and the split of one budget. Returns whether anything was, or may have been, changed."""
         shared = this.shared
         if shared is None:
             return False
@@ -102,7 +102,7 @@ class Rounds:
             )
 
     def leave_remote(self, why: str) -> None:
-        """What was wished of it is wished no more."""
+        """Withdraw all wishes about the remote; ``why`` becomes the answer."""
         with self._survey() as survey:
             for kind in OF_REMOTE:
                 for target in (SPLIT, REMOTE) if kind.scope == "size" else (REMOTE,):
@@ -119,7 +119,7 @@ class Rounds:
 
     @contextmanager
     def _survey(self) -> Iterator[Survey]:
-        """Whose answers cannot be written are asked again when the database is back."""
+        """A survey, written at the end. If it cannot be, its tuners are asked again when the database is back."""
         survey = Survey(self._history, self._now(), self._hours, self._windows)
         try:
             try:
@@ -132,7 +132,7 @@ class Rounds:
             raise
 
     def _taken(self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey) -> bool:
-        """Ask, and take what is wished. Whether the store was changed, or may have been."""
+        """Ask, and take what is wished. Returns whether the store was, or may have been, changed."""
         survey.asked.append((tuner.name, target))
         question = Question(tuner, target, snapshot, this, survey, self._now, self._frozen)
         answer = question.answer()

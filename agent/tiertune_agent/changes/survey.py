@@ -1,4 +1,4 @@
-"""What the tuners of one round read, each thing once, and what they answer, written at once."""
+"""What the tuners of one round read, each thing only once, and what they answer, written together."""
 
 import sys
 from collections import deque
@@ -30,41 +30,41 @@ from tiertune_agent.tuners.remote_fetch import typical_candidate
 
 HOUR = timedelta(hours=1)
 MEMORY = timedelta(days=30)
-"""Rollbacks are remembered for so long."""
+"""How long rollbacks are remembered."""
 
 
 class Hours:
-    """When things were, by a clock that may be set back."""
+    """Times of past events by a clock that may be set back."""
 
     def __init__(self) -> None:
         self._now: datetime | None = None
         self._since: datetime | None = None
-        """When the clock was looked at first, or was set back to."""
+        """When the clock was first read, or the time that it was set back to."""
         self._earlier: dict[datetime, datetime] = {}
 
     def look(self, now: datetime) -> datetime:
-        """It is ``now``."""
+        """Note and return ``now``."""
         if self._now is None or now < self._now:
             self._since = now
         self._now = now
         return now
 
     def of(self, at: datetime) -> datetime:
-        """An hour that lies ahead was before the clock was set back, and stays so when it comes again."""
+        """When it was: a time that lies ahead was before the clock was set back, and stays so when it comes again."""
         if self._now is not None and self._since is not None and at > self._now:
             self._earlier.setdefault(at, self._since)
         return self._earlier.get(at, at)
 
 
 class Survey:
-    """Of decisions that others make while it lasts it knows nothing: a store refuses what rests on an older tuning.
+    """One round's readings and answers. Misses decisions made meanwhile: stores refuse what rests on an older tuning.
 
-    What was measured at an hour that lies ahead came before the clock was set back: it tells nothing of now, but for
-    what a typical candidate was.
+    Measurements of a time that lies ahead came before the clock was set back: they say nothing about now, except what
+    a typical candidate was.
     """
 
     def __init__(self, history: History, now: datetime, hours: Hours, tiers: "TierWindows") -> None:
-        """``hours`` and ``tiers`` last longer than a round."""
+        """``hours`` and ``tiers`` outlive the round."""
         self._history = history
         self._hours = hours
         self._tiers = tiers
@@ -76,11 +76,11 @@ class Survey:
         self._prospects: dict[tuple[str, float], list[Prospect]] = {}
         self._store: tuple[str, timedelta, list[Window]] = ("", HOUR, [])
         self.asked: list[tuple[str, Target]] = []
-        """Tuners and targets that were."""
+        """Tuners and targets that were asked."""
         self._answers: list[tuple[str, Target, Answer]] = []
 
     def last_change(self, tuner: str, *targets: Target) -> Made | None:
-        """Of these, the last one; of several at one time that of the first of them."""
+        """The tuner's last change of any of these targets; at equal times, of the first target."""
         found = [self._made_at(last) for target in targets if (last := self._last.get(place(tuner, target)))]
         return max(found, key=attrgetter("at"), default=None)
 
@@ -89,11 +89,11 @@ class Survey:
         return tuple(map(self._made_at, self._undone.get(place("", target)[1:], ())))
 
     def changes(self, store: str) -> int:
-        """In the last hour."""
+        """Number of changes of a store in the last hour."""
         return self._made.get(store, 0)
 
     def watched(self, target: Target) -> Decision | None:
-        """The newest change of the same pool, or of its whole tier, not judged yet; for the fleet, in any store."""
+        """The newest change not judged yet of the same pool, or its whole tier; for the fleet, in any store."""
         stores, pools = (target.store, FLEET), ("", target.namespace)
 
         def same(changed: Target) -> bool:
@@ -108,7 +108,7 @@ class Survey:
         )
 
     def prospects(self, namespace: str, horizon_s: float) -> list[Prospect]:
-        """Of one namespace (empty: of all) in the last ``horizon_s`` seconds, oldest first."""
+        """Prospects of one namespace (empty: all) in the last ``horizon_s`` seconds, oldest first."""
         key = namespace, horizon_s
         if key not in self._prospects:
             since = self._now - timedelta(seconds=horizon_s)
@@ -117,41 +117,41 @@ class Survey:
 
     @cached_property
     def stages(self) -> list[StageWindow]:
-        """Of all stores in the last hour."""
+        """Stages of all stores in the last hour."""
         return self._history.measured.stage_windows(self._now - HOUR, self._now)
 
     def store_windows(self, store: str, back: timedelta) -> list[Window]:
-        """Those of one store are kept until another one's are asked for."""
+        """Windows of one store; kept until another store's are asked for."""
         if self._store[:2] != (store, back):
             windows = self._history.measured.store_windows(store, self._now - back, self._now)
             self._store = store, back, windows
         return self._store[2]
 
     def tier_windows(self, target: Target) -> list[Window]:
-        """Of a whole tier, up to now without a gap."""
+        """Windows of a whole tier, up to now without a gap."""
         windows = self._tiers.of(target.store, target.tier, self._now)
         return unbroken([window for window in windows if window.start <= self._now], self._now)
 
     def pool_windows(self, target: Target, back: timedelta) -> list[Window]:
-        """With the pool's ghosts."""
+        """Windows of a pool, with its ghosts."""
         return self._history.measured.pool_windows(
             target.store, self._now - back, self._now, tier=target.tier, namespace=target.namespace
         )
 
     def typical(self, target: Target) -> TypicalCandidate | None:
-        """What a typical candidate of the tier was, when there last were any."""
+        """What a typical candidate of the tier was when there last were any."""
         return typical_candidate(self._history.measured.candidate_windows(target.store, target.tier))
 
     def answered(self, tuner: str, target: Target, answer: Answer) -> None:
         self._answers.append((tuner, target, answer))
 
     def withdraw(self, tuner: str, target: Target, why: str) -> None:
-        """What the tuner proposed and wishes no more."""
+        """Expire what the tuner proposed and no longer wishes."""
         for decision in self._open.get(place(tuner, target), ()):
             self._history.decisions.expire(decision, why, now=self._now)
 
     def withdraw_gone(self, store: str, there: Iterable[tuple[str, Target]]) -> None:
-        """What was proposed for a tier or pool that the store has no more."""
+        """Expire what was proposed for a tier or pool that the store no longer has."""
         asked = {place(tuner, target) for tuner, target in there}
         for at, decisions in self._open.items():
             for decision in decisions:
@@ -159,7 +159,7 @@ class Survey:
                     self._history.decisions.expire(decision, f"{store} has it no more", now=self._now)
 
     def write(self) -> None:
-        """The answers."""
+        """Write the answers to history."""
         self._history.answers.remember(self._answers, self._now)
 
     @cached_property
@@ -179,9 +179,9 @@ class Survey:
 
 
 class TierWindows:
-    """The last windows of whole tiers: read from history once for each, then kept up by what stores answer.
+    """The last windows of whole tiers: read from history once per tier, then kept up to date by what stores answer.
 
-    Without histograms, which nobody reads of them.
+    They have no histograms, which nobody reads here.
     """
 
     def __init__(self, history: History) -> None:
@@ -193,7 +193,7 @@ class TierWindows:
         self._kept = {}
 
     def heard(self, snapshots: Iterable[Snapshot]) -> None:
-        """What the snapshots brought; history has it already. What was not heard of for an hour may have left."""
+        """Add the snapshots' windows, which history has already. Drops tiers not heard of for an hour."""
         windows = [window for snapshot in snapshots for window in snapshot.windows]
         for window in windows:
             kept = self._kept.get((window.store, window.tier))
@@ -204,7 +204,7 @@ class TierWindows:
             self._kept = {key: kept for key, kept in self._kept.items() if kept and kept[-1].start > since}
 
     def of(self, store: str, tier: str, now: datetime = LAST) -> Sequence[Window]:
-        """Oldest first; some may lie ahead where the clock was set back."""
+        """A tier's windows, oldest first; some may lie ahead if the clock was set back."""
         key = store, tier
         if key not in self._kept:
             read = self._history.measured.windows(store, tier=tier, histograms=False, until=now)
@@ -213,7 +213,7 @@ class TierWindows:
 
 
 def concerning(prospects: Sequence[Prospect], target: Target, snapshot: Snapshot) -> Sequence[Prospect]:
-    """Those that concern a target: of a store those of the namespaces that it serves, of the fleet all."""
+    """Prospects that concern a target: for a store those of namespaces that it serves, for the fleet all."""
     if target.store == FLEET:
         return prospects
     there = served(snapshot.status)
@@ -221,7 +221,7 @@ def concerning(prospects: Sequence[Prospect], target: Target, snapshot: Snapshot
 
 
 def unbroken(windows: Sequence[Window], until: datetime) -> list[Window]:
-    """The last run of windows that reaches ``until`` without a gap of a window or more: what came before is old."""
+    """The last run of windows that reaches ``until`` without a gap of a window or more; anything before is outdated."""
     run: list[Window] = []
     for window in reversed(windows):
         if window.start + timedelta(seconds=2 * window.seconds) <= until:

@@ -11,13 +11,13 @@ from tiertune_agent.records import OBSERVED, Histogram, StageWindow, Value, Wind
 from tiertune_connector.catalogue import BY_NAME
 
 FASTEST = 2.0**43
-"""Per second, no counter of a store grows: bytes do not, and nothing is counted as often."""
+"""No counter of a store grows by as much per second: bytes do not, and nothing else is counted as often."""
 Labels = tuple[tuple[str, str], ...]
 Rows = dict[tuple[str, Labels], Value]
 PLACE = ("namespace", "model", "tier")
 """Labels that say which window a row belongs to."""
 SOMEWHERE = "unknown"
-"""The tier of hits that a source tells, but not by tier: so that shares of the prompts stay right."""
+"""The tier for hits that a source does not report by tier, so that shares of the prompts stay right."""
 SHOWN: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
     "evictions": ("tier_evictions_total", {}),
@@ -28,17 +28,17 @@ SHOWN: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "won": ("gate_outcomes_total", {"outcome": "won"}),
     "lost": ("gate_outcomes_total", {"outcome": "lost"}),
 }
-"""Counters of a tier as page and API call them: metric, and labels."""
+"""Counters of a tier by their names on page and API: metric and labels."""
 _METRICS_SHOWN = frozenset(metric for metric, _ in SHOWN.values())
 
 
 class Leapt(ValueError):  # noqa: N818 (what it did)
-    """A counter grew by more than anything can: the message says which."""
+    """A counter grew by more than is possible; the message says which."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """``GET /v1/counters`` of one store, understood."""
+    """``GET /v1/counters`` of one store, parsed."""
 
     store: str
     boot_id: str
@@ -47,7 +47,7 @@ class Reading:
 
 
 def parse(document: Mapping[str, Any]) -> Reading:
-    """The reading in an answer; KeyError, TypeError or ValueError where it is none."""
+    """The reading in an answer; KeyError, TypeError or ValueError if it holds none."""
     rows: Rows = {}
     for name, table in document["metrics"].items():
         names = table["labels"]
@@ -78,9 +78,9 @@ def windows(
 ) -> tuple[tuple[Window, ...], tuple[StageWindow, ...]]:
     """What was counted between two readings, the later one taken ``at``.
 
-    Of another boot, everything since that boot counts (the counters began at 0). ``still``: also what did not move, as
-    0, for of an observed source what a window does not have is unknown; the windows say that they are such.
-    Leapt where one of them grew by more than anything can.
+    After another boot everything since then counts (the counters began at 0). ``still``: for observed sources, whose
+    windows are marked as such; includes what did not move, as 0, because what is missing there counts as unknown.
+    Raises Leapt if a counter grew by more than is possible.
     """
     seconds = after.time_s - before.time_s
     known = before.rows if before.boot_id == after.boot_id else {}
@@ -106,16 +106,16 @@ def windows(
 
 @lru_cache(maxsize=16_384)
 def _placed(name: str, labels: Labels) -> tuple[Labels, str]:
-    """Which window a row belongs to, and what it is called there: every store has the same few hundred.
+    """Which window a row belongs to, and its name there; cached, as every store has the same few hundred.
 
-    A label that is empty is the same as none: what concerns a whole tier is one window.
+    An empty label is the same as none: what concerns a whole tier is one window.
     """
     place = tuple((label, text) for label, text in labels if label in PLACE and text)
     return place, series(name, ((label, text) for label, text in labels if label not in PLACE))
 
 
 def totals(reading: Reading, unknown: float | None = 0.0) -> dict[str, dict[str, float | None]]:
-    """Counters since the boot that a page shows, by tier; ``unknown`` is what one is that has no row."""
+    """Counters since the boot that the page shows, by tier; ``unknown`` is the value of one without a row."""
     shown: dict[str, dict[str, float | None]] = {}
     for (name, labels), value in reading.rows.items():
         if name not in _METRICS_SHOWN:
@@ -130,13 +130,13 @@ def totals(reading: Reading, unknown: float | None = 0.0) -> dict[str, dict[str,
 
 
 def _moved(before: Rows, after: Rows, still: bool) -> Iterator[tuple[str, Labels, Value]]:
-    """Gauges as they are; counters and histograms by how much they grew, where they did or ``still`` ones count too."""
+    """Gauges as they are; the growth of counters and histograms, if they grew or ``still`` ones count too."""
     for (name, labels), value in after.items():
         earlier = before.get((name, labels))
         if is_gauge(name):
             yield name, labels, value
         elif still and before and earlier is None and ("tier", SOMEWHERE) in labels:
-            continue  # until now its tokens were told by tier, and counted there
+            continue  # so far its tokens were reported by tier, and counted there
         elif isinstance(value, Histogram):
             grown = _grown(earlier, value)
             if grown.count or still:
@@ -149,7 +149,7 @@ def _moved(before: Rows, after: Rows, still: bool) -> Iterator[tuple[str, Labels
 
 
 def is_gauge(name: str) -> bool:
-    """Whether a metric of a store is a value at a time; else it counts."""
+    """Whether a store's metric is a value at one time rather than a count."""
     metric = BY_NAME.get(name)
     return metric.kind == "gauge" if metric else not name.endswith("_total")
 

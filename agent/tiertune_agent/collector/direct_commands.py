@@ -1,4 +1,4 @@
-"""What operators commanded of a store past the agent, as the store tells it: into the audit, each once."""
+"""Puts commands that operators gave a store directly, as the store reports them, into the audit, each once."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,9 +9,9 @@ from typing import Any
 from tiertune_agent.records import Snapshot
 
 AGENT = "tiertune-agent"
-"""How the agent calls itself to stores. What it commands has its row already, or a decision."""
+"""The agent's name to stores. What it commands has a row already, or a decision."""
 MOST = 64
-"""Looked at, of a store's."""
+"""Commands of a store that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class Entry:
 
     @property
     def key(self) -> tuple[datetime, str, str, str]:
-        """The same for what is the same."""
+        """What identifies an entry: equal for the same command."""
         return self.at, self.who, self.source, self.what
 
 
 def entries(store: str, writes: object) -> Iterator[Entry]:
-    """Those that are not the agent's own; what is none is left out."""
+    """Entries for all commands but the agent's own; anything malformed is left out."""
     for write in writes[-MOST:] if isinstance(writes, list) else ():
         try:
             told, detail = datetime.fromisoformat(write["at"]), write["detail"]
             at = told.astimezone(UTC)
             who, peer, what, client = (_plain(write[name]) for name in ("who", "source", "what", "client"))
-            json.dumps(detail, allow_nan=False)  # what no database takes
+            json.dumps(detail, allow_nan=False)  # fails for what no database takes
             if told.tzinfo is not None and isinstance(detail, dict) and client != AGENT:
                 yield Entry(at, who, _plain(f"store {store}, {peer}"), what, detail)
         except (KeyError, OverflowError, TypeError, ValueError):
@@ -46,12 +46,12 @@ def entries(store: str, writes: object) -> Iterator[Entry]:
 
 class DirectCommands:
     def __init__(self, book: Callable[[Sequence[Entry]], None]) -> None:
-        """``book`` makes rows of those that have none."""
+        """``book`` writes rows for entries that have none."""
         self._book = book
         self._seen: set[tuple[datetime, str, str, str]] = set()
 
     def look(self, snapshots: Sequence[Snapshot]) -> None:
-        """Book what is new in what stores told."""
+        """Book what is new in the stores' reports."""
         told = [entry for snapshot in snapshots for entry in entries(snapshot.store, snapshot.writes)]
         new = [entry for entry in told if entry.key not in self._seen]
         if new:
@@ -60,5 +60,5 @@ class DirectCommands:
 
 
 def _plain(told: object) -> str:
-    """As it can be kept and compared: of a name's length, without what no database takes."""
+    """Text that can be kept and compared: of a name's length, without what no database takes."""
     return str(told).encode(errors="replace").decode().replace("\0", "")[:200]

@@ -1,4 +1,4 @@
-"""What the agent exports for sources that have no exporter of our metrics: the same names as stores', by the source."""
+"""Exports metrics for sources that do not export ours themselves, with the names that stores use, by source."""
 
 from collections.abc import Iterator
 
@@ -11,17 +11,17 @@ from tiertune_connector.catalogue import BY_NAME, PREFIX
 
 
 class ObservedRows(Collector):
-    """The last rows of each source. A source that does not answer has none: an old value is no value."""
+    """The last rows of each source. A source that does not answer has none: an old value is worth nothing."""
 
     def __init__(self) -> None:
         self._rows: dict[str, Rows] = {}
 
     def tell(self, source: str, rows: Rows) -> None:
-        """What it told now."""
+        """Replace the rows of a source by what it just reported."""
         self._rows = {**self._rows, source: rows}
 
     def forget(self, source: str | None = None) -> None:
-        """It told nothing now; None: none of them did."""
+        """Drop the rows of a source that reported nothing; None: of all sources."""
         self._rows = {name: rows for name, rows in self._rows.items() if source not in (None, name)}
 
     def collect(self) -> Iterator[Family]:
@@ -36,7 +36,7 @@ class ObservedRows(Collector):
 
 
 class Merged(Collector):
-    """Several collectors as one: samples of a family that more than one has stand together, as the format wants."""
+    """Several collectors as one: samples of a family that several have stand together, as the format requires."""
 
     def __init__(self, *collectors: Collector) -> None:
         self._collectors = collectors

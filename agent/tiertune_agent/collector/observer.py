@@ -1,4 +1,4 @@
-"""Asks observed sources, and nothing but asks: GET of one address each. What goes wrong is a value, no exception."""
+"""Reads observed sources, read-only, by a GET of one address each. Problems are values, not exceptions."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,32 +17,32 @@ from tiertune_agent.records import OBSERVED, Snapshot
 
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}
 ALIKE = 4
-"""Answers in a row that are the same to the byte, though each costs the process time: somebody repeats an old one."""
+"""So many byte-identical answers in a row mean that somebody repeats an old one: each new one costs CPU time."""
 ANOTHER = 4
-"""Answers in a row of the same older process, after which it is the one that stands there now."""
+"""After so many answers in a row of the same older process, it is taken as the present one."""
 CPU = "process_cpu_seconds_total"
 
 
 @dataclass
 class _Known:
-    """Of one source: what it told last."""
+    """What one source reported last."""
 
     reading: Reading | None = None
     text: str = ""
     alike: int = 1
     boots: set[str] = field(default_factory=set)
-    """Of processes that were counted: one that answers again after another is no new one."""
+    """Boots of processes that were counted: one that answers again after another is not new."""
     older: tuple[str, int] = ("", 0)
     """The boot of a process that began before the one of ``reading``, and its answers in a row."""
 
     def repeats(self, text: str) -> int:
-        """How many answers in a row are this one to the byte."""
+        """Number of answers in a row that are identical to this one."""
         self.alike = self.alike + 1 if text == self.text else 1
         self.text = text
         return self.alike
 
     def falls_back(self, reading: Reading) -> bool:
-        """Whether an older process answers than before; one that goes on to answer stands there now."""
+        """Whether an older process answers than before; one that goes on answering is taken as the present one."""
         if self.reading is None or not _older(reading, self.reading):
             self.older = ("", 0)
             return False
@@ -53,7 +53,7 @@ class _Known:
         return False
 
     def take(self, reading: Reading) -> Reading | None:
-        """It is the last one from now on; the one before it, if they can be differenced."""
+        """Keep it as the last reading; returns the one before, or None if they cannot be differenced."""
         before, self.reading = self.reading, reading
         again = before is not None and before.boot_id != reading.boot_id and reading.boot_id in self.boots
         self.boots.add(reading.boot_id)
@@ -61,7 +61,7 @@ class _Known:
 
 
 class Observer:
-    """Reads all sources at once; keeps the last reading of each, to difference the next one against."""
+    """Reads all sources at once; keeps the last reading of each, to take the difference to the next."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Observer:
         self._known: dict[str, _Known] = {}
 
     def collect(self, taken: Collection[str] = ()) -> list[Snapshot | Trouble]:
-        """One answer per source, in the order of the settings; ``taken`` are names that stores bear."""
+        """One answer per source, in the order of the settings; ``taken``: names that stores have."""
         answers = at_once(self._ask, self._sources)
         for place, answer in enumerate(answers):
             if isinstance(answer, Snapshot) and answer.store in taken:
@@ -88,12 +88,12 @@ class Observer:
         return answers
 
     def rows(self, name: str) -> Rows:
-        """What the source told last, as counters since its boot; nothing where it told nothing yet."""
+        """What the source reported last, as counters since its boot; empty if nothing yet."""
         known = self._known.get(name)
         return known.reading.rows if known and known.reading else {}
 
     def forget(self) -> None:
-        """The next reading of each source is its first one."""
+        """Drop all readings, so that the next one of each source counts as its first."""
         self._known.clear()
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class Observer:
             return Trouble(source.name, "store_nonsense", message)
         try:
             return self._snapshot(source, text, told.total(START), made)
-        except Leapt as error:  # from where to count on, the next answer tells
+        except Leapt as error:  # the next answer says from where to count on
             self._known[source.name].reading = None
             return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
 
@@ -126,7 +126,7 @@ class Observer:
         boot = "" if started_s is None else f"{started_s:.2f}"
         reading = Reading(source.name, boot, self._steady_s(), made.rows)
         if known.reading is not None and reading.time_s <= known.reading.time_s:
-            known.reading = replace(known.reading, time_s=reading.time_s)  # what was counted is the next window's
+            known.reading = replace(known.reading, time_s=reading.time_s)  # counts go into the next window
             return Trouble(source.name, "stale_counters", f"{source.url}: the agent's clock stands still or went back")
         if known.falls_back(reading):
             message = "an older process answers than before: several share the address; name each by its own"

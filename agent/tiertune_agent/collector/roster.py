@@ -1,4 +1,4 @@
-"""Which stores there are: those of the settings, of a file that others write, and at the addresses of names."""
+"""Which stores there are: from the settings, from a file that others write, and from resolved names."""
 
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,20 +14,20 @@ from tiertune_agent.followed import Followed
 from tiertune_connector.documents import parse_yaml
 
 LATE_S = 2.0
-"""So long a look waits for the addresses of all names; what comes later is the next look's."""
+"""How long a look waits for the addresses of all names; later ones are left to the next look."""
 GONE_AFTER = timedelta(hours=1)
-"""An address that its name has no more is one of the fleet's for so long: a host that died is an incident."""
+"""How long an address that its name no longer has stays in the fleet, as a host that died is an incident."""
 FILE_PROBLEM, NAME_PROBLEM = "stores_file_invalid", "stores_unresolved"
 
 
 def resolved(host: str, port: int) -> list[str]:
-    """Addresses of a name, of the first family that it has: a host has one of each. OSError where it has none."""
+    """Addresses of a name, only of its first family, as a host has one of each. OSError if it has none."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return sorted({str(address[0]) for family, *_, address in found if family == found[0][0]})
 
 
 class Roster:
-    """Looked at again in every window. What cannot be read or resolved is told, and what was known stays."""
+    """The stores, looked up anew in every window. Problems with a file or name are reported; what was known stays."""
 
     def __init__(
         self,
@@ -39,20 +39,20 @@ class Roster:
         resolve: Callable[[str, int], Collection[str]] = resolved,
         settle: Callable[[float], None] = sleep,
     ) -> None:
-        """``names``: as ``http://name:port``. DocumentError where the ``file`` cannot be used."""
+        """``names``: as ``http://name:port``. DocumentError if the ``file`` cannot be used."""
         self._fixed = stores
         self._file: Followed[Sequence[StoreAddress]] = Followed(file, _listed, (), settle)
         self._names = [_Name(url, resolve) for url in names]
         self._now = now
         self._told: dict[str, datetime] = {}
         self.stores: Mapping[str, StoreAddress] = {}
-        """By address; first those of the settings and the file, last those that their names have no more."""
+        """By address; first those of the settings and the file, last those that their names no longer have."""
         self.former: Collection[str] = ()
-        """Addresses that their names have no more."""
+        """Addresses that their names no longer have."""
         self.look()
 
     def look(self) -> bool:
-        """Whether they are others than before, or in another order."""
+        """Look the stores up; returns whether they, or their order, have changed."""
         now, before = self._now(), self.stores
         listed = {store.url: store for store in self._file.look()}
         fixed = {store.url: store for store in self._fixed} | listed
@@ -63,7 +63,7 @@ class Roster:
         self.former = self._told.keys() - told - fixed.keys()
         found = (*sorted(told), *sorted(self.former))
         self.stores = fixed | {url: StoreAddress(url=url) for url in found if url not in fixed}
-        return list(self.stores.items()) != list(before.items())  # their order tells who is met first
+        return list(self.stores.items()) != list(before.items())  # their order decides who is met first
 
     @property
     def unknown(self) -> list[str]:
@@ -71,35 +71,35 @@ class Roster:
         return [name.host for name in self._names if not name.known]
 
     def leave(self, url: str) -> None:
-        """A former address: its store is at another one by now."""
+        """Drop a former address whose store is at another one by now."""
         self._told.pop(url, None)
 
     def problems(self) -> dict[str, str]:
-        """By kind of incident what is wrong; empty where nothing is."""
+        """What is wrong, by kind of incident; empty: nothing."""
         names = "; ".join(name.problem for name in self._names if name.problem)
         return {FILE_PROBLEM: self._file.problem, NAME_PROBLEM: names}
 
 
 class _Name:
-    """A name's addresses as they were resolved last. A resolver may take its time: no look waits for it for long."""
+    """A name's addresses as last resolved. Resolvers may be slow, so no look waits long for one."""
 
     def __init__(self, url: str, resolve: Callable[[str, int], Collection[str]]) -> None:
         parts = urlsplit(url)
         self.host, self._port = parts.hostname or "", parts.port or 0
         self._resolve = resolve
         self.known = False
-        """Whether it was resolved since the start."""
+        """Whether it has been resolved since the start."""
         self._found: Collection[str] = ()
         self._asked: Future[Collection[str]] | None = None
         self.problem = ""
 
     def ask(self) -> Future[Collection[str]]:
-        """What is resolved from now on, or still is."""
+        """Start to resolve the name, unless that is under way."""
         self._asked = self._asked or _beside(lambda: self._resolve(self.host, self._port))
         return self._asked
 
     def told(self) -> Collection[str]:
-        """As addresses of stores; those of the last time where there is no answer to what was asked."""
+        """Addresses of its stores; those of the last time if there is no new answer."""
         asked = self.ask()
         if not asked.done():
             self.problem = f"{self.host}: no resolver answered within {LATE_S:.0f} s"
@@ -115,7 +115,7 @@ class _Name:
 
 
 def _beside(work: Callable[[], Collection[str]]) -> Future[Collection[str]]:
-    """What ``work`` gives, or raises, on a thread that holds up no process that ends."""
+    """Run ``work`` on a thread that does not keep an ending process alive; the future has its result or exception."""
     made: Future[Collection[str]] = Future()
 
     def run() -> None:

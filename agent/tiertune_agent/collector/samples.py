@@ -1,4 +1,4 @@
-"""Reads the stores' samples. Resumes where it was; a store that does not answer is left out, nonsense is also told."""
+"""Reads the stores' samples, resuming where it was. Skips stores that do not answer; also reports nonsense."""
 
 import json
 import time
@@ -15,9 +15,9 @@ from tiertune_agent.network import at_once
 from tiertune_connector.whatif.sampler import Pick
 
 PAGES, PAGES_S = 8, 5.0
-"""Read of one store in one round, at most: what is left is the next one's. A page may take as long as any answer."""
+"""Most pages and seconds per store and round; the rest is left to the next. A page may take as long as any answer."""
 COUNTED = ("requests", "chunks")
-"""What is read of a namespace's totals."""
+"""Which of a namespace's totals are read."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SampledRequest:
     """A request with a sampled chunk."""
 
     age_s: float
-    """When the store answered: clocks of different hosts need not agree."""
+    """At the store's answer, because clocks of different hosts need not agree."""
     namespace: str
     chunks: int
     """Of its whole prompt."""
@@ -34,7 +34,7 @@ class SampledRequest:
 
 @dataclass(frozen=True)
 class Header:
-    """What a store tells before its samples."""
+    """What a store sends before its samples."""
 
     boot_id: str
     next: int
@@ -45,30 +45,30 @@ class Header:
     behind: int
     time_s: float
     totals: Mapping[str, Mapping[str, int]]
-    """Of all lookups since the boot, by namespace."""
+    """Counts of all lookups since the boot, by namespace."""
     candidates: Mapping[str, Mapping[bytes, int]]
-    """Keys that come often, by namespace, with how often they were counted."""
+    """Frequent keys by namespace, with their counts."""
     cleared: int = 0
-    """Samples before this number were dropped on purpose: the store samples in another way since."""
+    """Samples before this number were dropped on purpose, when the store's way of sampling changed."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """All that one store told in one round."""
+    """All that one store reported in one round."""
 
     store: str
     url: str
     header: Header
     requests: Sequence[SampledRequest]
     grown: Mapping[str, Mapping[str, int]]
-    """By how much the totals grew since the last round, by namespace; empty: the store was not read before."""
+    """Growth of the totals since the last round, by namespace; empty: the store was not read before."""
     missed: int
-    """Samples that were dropped for want of room before they were read."""
+    """Samples that were dropped for lack of room before they were read."""
 
 
 @dataclass(frozen=True)
 class Nonsense:
-    """A store whose samples nobody understands, and so nobody plays."""
+    """A store whose samples cannot be understood, and so are not played."""
 
     url: str
     message: str
@@ -78,7 +78,7 @@ class Nonsense:
 
 @dataclass
 class _Known:
-    """Of one store."""
+    """Where reading one store goes on."""
 
     boot_id: str
     next: int = 0
@@ -86,20 +86,20 @@ class _Known:
 
 
 class SampleReader:
-    """Keeps, for each store, where to go on."""
+    """Reads samples; keeps for each store where to go on."""
 
     def __init__(self, client: Callable[[str], StoreHttp | None], clock: Callable[[], float] = time.monotonic) -> None:
-        """``client`` gives the way to a store by its address, ``clock`` monotonic seconds."""
+        """``client`` returns the client of a store by its address, ``clock`` monotonic seconds."""
         self.missed = 0
-        """Samples of all stores that were dropped for want of room before they were read."""
+        """Samples of all stores that were dropped for lack of room before they were read."""
         self.nonsense: dict[str, Nonsense] = {}
-        """Of stores that answered nonsense when they last answered."""
+        """Stores, by name, whose last answer was nonsense."""
         self._client = client
         self._clock = clock
         self._known: dict[str, _Known] = {}
 
     def read(self, urls: Mapping[str, str]) -> list[Answer]:
-        """One answer per store that has one, from ``urls`` by the stores' names."""
+        """Answers of the stores that give one; ``urls``: addresses by the stores' names."""
         told = [answer for answer in at_once(lambda one: self._read(*one), urls.items()) if answer is not None]
         self._known = {url: known for url, known in self._known.items() if self._client(url)}
         names = {url: store for store, url in urls.items()}
@@ -117,7 +117,7 @@ class SampleReader:
             return None
         try:
             answer = self._pages(client, store, url)
-        except httpx.HTTPError:  # the collector of its counters tells of a store that is away
+        except httpx.HTTPError:  # the collector of its counters reports a store that is away
             return None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             before = self.nonsense.get(store)
@@ -169,7 +169,7 @@ def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:
 
 
 def _requests(lines: Sequence[Mapping[str, Any]], now_s: float) -> Iterator[SampledRequest]:
-    """Samples of one request come one after another."""
+    """Group the samples by request; those of one request come one after another."""
     for _, group in groupby(lines, key=lambda line: line["req"]):
         told = list(group)
         one, chunks = told[0], int(told[0]["chain_len"])

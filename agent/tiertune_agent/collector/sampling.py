@@ -1,4 +1,4 @@
-"""One seed, one rate and one hot set for all stores of a fleet: found from what they tell, handed out to them."""
+"""One seed, rate and hot set for all stores of a fleet: derived from what they report, and handed out to them."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,20 +18,20 @@ from tiertune_agent.network import at_once
 
 HOT_KEYS = 64
 SEED = 0
-"""Of the hash by which blocks are chosen."""
+"""Seed of the hash that chooses blocks."""
 REFRESH = timedelta(minutes=5)
 GHOST_KEYS = 8192
-"""A simulated fleet of the present size follows about so many keys, if there are more."""
+"""A simulated fleet of the present size follows about this many keys, if there are more."""
 SAMPLES_PER_S = 1000.0
-"""Of the whole fleet, at most."""
+"""Most samples of the whole fleet per second."""
 LEAST_RATE = 2.0**-14
 _SLACK = 4
-"""A rate that is off by less than this factor stays: another one makes the simulations begin anew."""
+"""A rate that is off by less than this factor stays, as a new rate restarts the simulations."""
 
 
 @dataclass(frozen=True)
 class FleetSampling:
-    """As every store of the fleet is to sample."""
+    """How every store of the fleet must sample."""
 
     rate: float
     seed: int
@@ -44,19 +44,19 @@ class FleetSampling:
 
 
 class Handout:
-    """Decides how the fleet samples, and tells every store that does otherwise."""
+    """Decides how the fleet samples, and instructs every store that samples otherwise."""
 
     def __init__(self, client: Callable[[str], StoreHttp | None]) -> None:
-        """``client`` gives the way to a store by its address."""
+        """``client`` returns the client of a store by its address."""
         self.current: FleetSampling | None = None
         """None: nothing was handed out yet."""
         self._client = client
         self._refreshed: datetime | None = None
 
     def round(self, answers: Sequence[Answer], at: datetime, *, chunks: float, chunks_per_s: float | None) -> None:
-        """Hand out what is due, given what the stores told.
+        """Hand out what is due, given the stores' answers.
 
-        ``chunks`` is the capacity of the fleet's tiers, ``chunks_per_s`` how many it looks up; None: not known yet.
+        ``chunks``: capacity of the fleet's tiers; ``chunks_per_s``: how many it looks up, None: not known yet.
         """
         if not answers:
             return
@@ -75,9 +75,9 @@ class Handout:
         return now is not None and (header.rate, header.seed) == (now.rate, now.seed)
 
     def _rate(self, chunks: float, chunks_per_s: float | None, told: float | None) -> float:
-        """A power of two, the present one or what was ``told`` before this agent if it is not far off.
+        """The rate, a power of two; the present one, or one ``told`` before this agent, stays if not far off.
 
-        As long as nobody knows how busy the fleet is, the latter may be far lower for that.
+        While nobody knows how busy the fleet is, the earlier rate may also be far lower.
         """
         wanted = min(1.0, GHOST_KEYS / max(chunks, 1.0), SAMPLES_PER_S / max(chunks_per_s or 0.0, 1e-9))
         rate = max(LEAST_RATE, 2.0 ** floor(log2(wanted)))
@@ -87,7 +87,7 @@ class Handout:
         return before if before and 1 / _SLACK < rate / before < _SLACK else rate
 
     def _due(self, at: datetime, rate: float, told: int) -> bool:
-        """Also if another agent, or this one before a restart, has handed out something newer."""
+        """Whether to renew; also if another agent, or this one before a restart, handed out something newer."""
         now = self.current
         if now is None or self._refreshed is None or rate != now.rate or told > now.version:
             return True
@@ -106,14 +106,14 @@ class Handout:
     def _tell(self, url: str, sampling: FleetSampling) -> None:
         client = self._client(url)
         if client is not None:
-            with suppress(httpx.HTTPError):  # one that refuses tells its version in the next round
+            with suppress(httpx.HTTPError):  # one that refuses shows its version in the next round
                 client.put_sampling(sampling.document())
 
 
 def hot_set(
     candidates: Sequence[Mapping[str, Mapping[bytes, int]]], before: Collection[bytes], number: int = HOT_KEYS
 ) -> tuple[bytes, ...]:
-    """The keys that come most often in the whole fleet; those of ``before`` stay while they are among the first 2 n."""
+    """The ``number`` most frequent keys of the fleet; those of ``before`` stay while among the first 2 ``number``."""
     counts = Counter[bytes]()
     for told in candidates:
         for namespace in told.values():

@@ -1,4 +1,4 @@
-"""What a store's answers are made of, as far as the agent reads them; a store of another version may tell more."""
+"""The shape of a store's answers, as far as the agent reads them; other versions may send more."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,11 +39,11 @@ SAMPLES = {
     **dict.fromkeys(("next", "rate", "hot_version", "dropped", "cleared", "behind", "time_s"), NUMBER),
     "namespaces": {EACH: _NAMESPACE},
 }
-"""Of what stands before them."""
+"""Shape of the header before samples."""
 
 
 def check(told: Any, shape: Any, place: str) -> None:  # noqa: ANN401 (JSON)
-    """TypeError naming the first place that is made of something else. What is not told, or null, is not looked at."""
+    """Raise TypeError naming the first place of another shape. What is missing or null is not checked."""
     kind: Any = Mapping if isinstance(shape, dict) else list if isinstance(shape, list) else shape
     if not (_number(told) if shape is NUMBER else isinstance(told, kind)):
         raise TypeError(f"{place} is {told!r:.50}")

@@ -1,4 +1,4 @@
-"""Asks the stores. A store that does not answer, or answers nonsense, is a value, never an exception."""
+"""Reads the stores. One that does not answer, or answers nonsense, becomes a value, never an exception."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,11 +18,11 @@ from tiertune_agent.records import FLEET, Snapshot
 
 TIMEOUT_S = 3.0
 KEPT_S = 60.0
-"""A connection is kept for so long without a question: from one window to the next, and less than stores keep it."""
+"""How long an idle connection is kept: from one window to the next, and shorter than stores keep it."""
 AHEAD_S = 60.0
-"""More than answers take: a store's clock that gained so much on the agent's since the last one was set."""
+"""More than answers take: a store's clock that gains this much on the agent's between two answers was set."""
 LEFT_FOR = timedelta(minutes=1)
-"""More than any command takes."""
+"""How long clients of former stores stay open: longer than any command takes."""
 DAY_S = 86400.0
 NO_ACCESS: Mapping[str, Any] = {}
 
@@ -35,11 +35,11 @@ class Trouble:
     kind: str
     message: str
     gone: bool = False
-    """Its address is one that its name has no more: it is missed, and nothing waits for it."""
+    """Its name no longer has its address: it is missed, but nothing waits for it."""
 
 
 class StoreHttp:
-    """A store's HTTP interface. Methods raise httpx.HTTPError where the store does not answer."""
+    """A store's HTTP interface. Methods raise httpx.HTTPError if the store does not answer."""
 
     def __init__(
         self, url: str, transport: httpx.BaseTransport | None = None, access: Mapping[str, Any] = NO_ACCESS
@@ -52,7 +52,7 @@ class StoreHttp:
         )
 
     def get(self, path: str) -> Any:  # noqa: ANN401 (JSON)
-        """The JSON there; ValueError where the answer is not JSON."""
+        """The JSON at a path; ValueError if the answer is not JSON."""
         return json_of(read_whole(self._http, path))
 
     def samples(self, since: int) -> str:
@@ -60,11 +60,11 @@ class StoreHttp:
         return read_whole(self._http, f"/v1/samples?since={since}").text
 
     def put_sampling(self, document: Mapping[str, Any]) -> httpx.Response:
-        """Whatever the store answers."""
+        """Send the sampling; returns whatever the store answers."""
         return asked_whole(self._http, "PUT", "/v1/sampling", json=dict(document))
 
     def tuning(self) -> tuple[int, dict[str, Any]]:
-        """The version and the document; KeyError, TypeError or ValueError where that is none."""
+        """The version and the document; KeyError, TypeError or ValueError if the answer is malformed."""
         answer = read_whole(self._http, "/v1/tuning")
         told = json_of(answer)
         check(told, TUNING, "tuning")
@@ -73,12 +73,12 @@ class StoreHttp:
         return version, told
 
     def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
-        """Whatever the store answers."""
+        """Send the tuning; returns whatever the store answers."""
         headers = {"If-Match": f'"{expected}"', "Idempotency-Key": key}
         return asked_whole(self._http, "PUT", "/v1/tuning", json=dict(document), headers=headers)
 
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> httpx.Response:
-        """Whatever the store answers to a command."""
+        """Send a command; returns whatever the store answers."""
         return asked_whole(self._http, "POST", path, json=dict(body), timeout=timeout_s)
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class StoreHttp:
 
 
 class Collector:
-    """Reads all stores at once; keeps the last reading of each, to difference the next one against."""
+    """Reads all stores at once; keeps the last reading of each, to take the difference to the next."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Collector:
         access: Mapping[str, Any] = NO_ACCESS,
         steady_s: Callable[[], float] | None = None,
     ) -> None:
-        """``access``: what is shown to the stores, as ``credentials`` makes it.
+        """``access``: credentials for the stores, as ``credentials`` makes them.
 
         ``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``.
         """
@@ -106,17 +106,17 @@ class Collector:
         self._made = partial(StoreHttp, transport=transport, access=access)
         self._clients: Mapping[str, StoreHttp] = {}
         self.addresses: Mapping[str, str] = {}
-        """How each store is called until it has told its name."""
+        """What each store is called until it reports its name."""
         self._names: dict[str, str] = {}
         self._readings: dict[str, tuple[Reading, float]] = {}
-        """The last of each, and when it was asked, in steady seconds."""
+        """The last reading of each store, and when it was asked for, in steady seconds."""
         self._renamed = False
         self._left: list[tuple[StoreHttp, datetime]] = []
-        """Clients of stores that are the fleet's no more: a command may be under way."""
+        """Clients of stores that left the fleet, since when; a command may be under way."""
         self._meet()
 
     def look(self) -> bool:
-        """See which stores there are now; whether they are others than before, or one answers where another one did."""
+        """Look up the stores; returns whether they have changed, or one answers where another did."""
         now, others = self._now(), self._roster.look()
         renamed, self._renamed = self._renamed, False
         for client, at in self._left:
@@ -129,11 +129,11 @@ class Collector:
 
     @property
     def unknown(self) -> list[str]:
-        """Names whose stores nobody knows: they were never resolved."""
+        """Names that were never resolved, so that nobody knows their stores."""
         return self._roster.unknown
 
     def problems(self) -> dict[str, str]:
-        """By kind of incident why it is not known which stores there are; empty where it is."""
+        """Why it is unknown which stores there are, by kind of incident; empty: it is known."""
         return self._roster.problems()
 
     def collect(self) -> list[Snapshot | Trouble]:
@@ -154,17 +154,17 @@ class Collector:
         return told
 
     def ahead_s(self) -> float:
-        """Seconds that the agent's clock is ahead of every store's; 0: none told an hour."""
+        """Seconds that the agent's clock is ahead of every store's; 0 if no store reported its time."""
         ahead_s = self._now().timestamp() - self._steady_s()
         told = self._readings.copy().values()
         return min((ahead_s - (reading.time_s - asked_s) for reading, asked_s in told), default=0.0)
 
     def forget(self) -> None:
-        """The next reading of each store is its first one."""
+        """Drop all readings, so that the next one of each store counts as its first."""
         self._readings = {}
 
     def client(self, url: str) -> StoreHttp | None:
-        """None: not one of the fleet's stores."""
+        """The client of a store; None: not one of the fleet's."""
         return self._clients.get(url)
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class Collector:
             client.close()
 
     def _meet(self) -> None:
-        """Clients, names and readings are those of the roster's stores. Others may read them at any time."""
+        """Match clients, names and readings to the roster's stores. Others may read them at any time."""
         stores, now = self._roster.stores, self._now()
         self._left += [(client, now) for url, client in self._clients.items() if url not in stores]
         self._clients = {url: self._clients.get(url) or self._made(url) for url in stores}
@@ -203,7 +203,7 @@ class Collector:
             return Trouble(self._names[url], "store_misnamed", message)
         try:
             return self._snapshot(url, reading, status, {**tuning, "version": version})
-        except Leapt as error:  # from where to count on, the next answer tells
+        except Leapt as error:  # the next answer says from where to count on
             self._readings.pop(url)
             return self._nonsense(url, error)
 
@@ -216,7 +216,7 @@ class Collector:
         at, asked_s = self._now(), self._steady_s()
         before, last_s = self._readings.get(url, (None, asked_s))
         if before is not None and (odd := _odd(reading.time_s - before.time_s, asked_s - last_s)):
-            # what was counted is the next window's
+            # what was counted goes into the next window
             self._readings[url] = replace(before, time_s=reading.time_s), asked_s
             return Trouble(reading.store, "stale_counters", f"{url}: its clock {odd}")
         counted, stages = windows(before, reading, at) if before else ((), ())
@@ -237,9 +237,9 @@ class Collector:
 
 
 def _odd(passed_s: float, asked_s: float) -> str:
-    """What is wrong with a clock by which ``passed_s`` went by, and by the agent's ``asked_s``; empty: nothing is.
+    """What is wrong with a clock on which ``passed_s`` passed, and ``asked_s`` on the agent's; empty: nothing.
 
-    Where the agent's own went back, nobody knows, unless it is more than a day.
+    If the agent's own went back, nobody knows, unless more than a day passed.
     """
     if passed_s <= 0:
         return "stands still or went back"

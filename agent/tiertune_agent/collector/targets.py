@@ -42,7 +42,7 @@ class StoreAddress(Document):
 
 
 def each_once(named: Iterable[str]) -> None:
-    """ValueError where one is named twice."""
+    """Raise ValueError if one is named twice."""
     counted = Counter(named)
     if twice := sorted(one for one, times in counted.items() if times > 1):
         raise ValueError(f"{twice[0]} is named twice")

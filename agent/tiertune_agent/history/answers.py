@@ -1,4 +1,4 @@
-"""What tuners answered last, in SQL."""
+"""The tuners' latest answers, in SQL."""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -18,7 +18,7 @@ _INSERTS: Mapping[str, Callable[..., Any]] = {"sqlite": sqlite.insert, "postgres
 
 class Answers(OfHistory):
     def remember(self, told: Iterable[tuple[str, Target, Answer]], now: datetime) -> None:
-        """The newest answers, also where they are no change; of each tuner and target one."""
+        """Keep the newest answer of each tuner and target, even if it is no change."""
         rows = [
             {
                 "tuner": tuner,

@@ -1,4 +1,4 @@
-"""What decisions changed, in SQL: the last changes, how many, which were undone or followed by others, which stand."""
+"""What decisions changed, in SQL: the last changes, their number, which were undone or followed, which stand."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -14,7 +14,7 @@ from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target
 from tiertune_agent.tuners.remote_fetch import FIELD, protects
 
 _FIELD = ("tuner", "store", "tier", "namespace", "field")
-"""What two changes of one field have in common."""
+"""Columns that two changes of the same field share."""
 _PLACE = (DecisionRow.store, DecisionRow.tier, DecisionRow.namespace, DecisionRow.tuner)
 _CHANGE = (
     *(DecisionRow.field, DecisionRow.before, DecisionRow.after, DecisionRow.state),
@@ -28,15 +28,15 @@ Where = tuple[str, str, str]
 
 
 def place(tuner: str, target: Target) -> Place:
-    """As rows tell it."""
+    """The place, with names cut as in rows."""
     return cut(tuner), cut(target.store), cut(target.tier), cut(target.namespace)
 
 
 class Changed(OfHistory):
     def last(self) -> dict[Place, Made]:
-        """The last change by each tuner to each target; what was rolled back changed the target when it was.
+        """The last change by each tuner to each target; a rollback counts as the change, at its own time.
 
-        A split is one of everything that it consists of, too.
+        A split also counts as a change of each of its parts.
         """
         newest = select(func.max(DecisionRow.id)).where(DecisionRow.state.in_(CHANGED)).group_by(*_PLACE)
         query = select(*_PLACE, *_CHANGE, DecisionRow.evidence["split"].label("split"))
@@ -52,7 +52,7 @@ class Changed(OfHistory):
         return found | later
 
     def count(self, since: datetime, now: datetime) -> dict[str, int]:
-        """How many changes were made up to now, by store; a split is one of each store that it consists of, too."""
+        """Number of changes made up to now, by store; a split also counts for each store in it."""
         lately = (DecisionRow.updated_at >= since, DecisionRow.applied_at.between(since, now))  # the first has an index
         query = select(DecisionRow.store, DecisionRow.evidence["split"]).where(*lately)
         made = Counter[str]()
@@ -62,12 +62,12 @@ class Changed(OfHistory):
         return made
 
     def made_since(self, since: datetime) -> dict[str, list[Decision]]:
-        """Those that changed a store or were meant to, and moved lately, by store, oldest first; splits in parts."""
+        """Decisions updated since that changed a store, or were to, by store, oldest first; splits in parts."""
         query = select(DecisionRow).where(DecisionRow.updated_at >= since, DecisionRow.state.in_(_MEANT))
         return _by_store(self._decided(query.order_by(DecisionRow.id)))
 
     def emptied(self, stores: Collection[str]) -> dict[str, list[Decision]]:
-        """By store, for every capacity the last change that was made, where it was to zero."""
+        """By store, the last change of each capacity, if it set it to zero."""
         sized = (DecisionRow.field.endswith(".capacity_bytes"), DecisionRow.state.in_(CHANGED))
         newest = select(func.max(DecisionRow.id)).where(*sized, DecisionRow.store.in_(stores))
         newest = newest.group_by(DecisionRow.store, DecisionRow.field)
@@ -79,10 +79,10 @@ class Changed(OfHistory):
         return {store: [one for one in mine if one.after == 0] for store, mine in last.items()}
 
     def undone(self, since: datetime) -> dict[Where, list[Made]]:
-        """By what they changed, decisions that were rolled back, switched off while they soaked, or refused.
+        """Decisions that were rolled back, switched off during their soak, or refused, by what they changed.
 
-        By the store or by a person; each at the time when it was. Of refused changes that protect requests the newest
-        alone: the store may only have refused the agent's token.
+        Refused by the store or by a person; each has the time of that. Of refused changes that protect requests only
+        the newest counts: the store may only have refused the agent's token.
         """
         ended = (State.ROLLED_BACK, State.FAILED, State.REJECTED)
         overtaken = and_(
@@ -106,7 +106,7 @@ class Changed(OfHistory):
         return found
 
     def standing(self, before: datetime) -> list[Decision]:
-        """Judged, not rolled back, applied before, not followed by another, and not reviewed since."""
+        """Decisions judged and not rolled back, applied by ``before``, not followed by another nor reviewed since."""
         reviewed = select(ReviewRow.id).where(ReviewRow.decision == DecisionRow.id, ReviewRow.at > before)
         query = select(DecisionRow).where(
             DecisionRow.state.in_((State.KEPT, State.INCONCLUSIVE)),
@@ -117,7 +117,7 @@ class Changed(OfHistory):
         return self._decided(query)
 
     def superseded(self) -> set[int]:
-        """Of those that soak, the ones whose field a later decision changed."""
+        """Soaking decisions whose field a later decision changed."""
         query = select(DecisionRow.id).where(DecisionRow.state == State.SOAKING, _followed().exists())
         with self._session() as session:
             return set(session.scalars(query))
@@ -132,7 +132,7 @@ def _by_store(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
 
 
 def _followed(*, within_soak: bool = False) -> Any:  # noqa: ANN401 (a Select)
-    """Later decisions that changed the same field; within the soak: before it had its verdict."""
+    """Query of later decisions that changed the same field; ``within_soak``: before the verdict."""
     later = aliased(DecisionRow)
     same = (getattr(later, name) == getattr(DecisionRow, name) for name in _FIELD)
     query = select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(CHANGED))
@@ -140,7 +140,7 @@ def _followed(*, within_soak: bool = False) -> Any:  # noqa: ANN401 (a Select)
 
 
 def _made(row: Row[Any]) -> Made:
-    """Of a row with ``_CHANGE``."""
+    """From a row with the columns ``_CHANGE``."""
     back = row.state == State.ROLLED_BACK
     at = row.updated_at if back else row.applied_at or row.updated_at
     return Made(row.field, row.before, row.after, at, None if back else row.goal)

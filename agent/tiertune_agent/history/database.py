@@ -23,8 +23,8 @@ _REPOSITORY = Path(__file__).parents[3] / "migrations"
 _SESSION = (
     "-c timezone=UTC -c statement_timeout=30s -c lock_timeout=5s -c idle_in_transaction_session_timeout=30s "
     "-c synchronous_commit=on "  # a decision is made only when it is sure to be remembered
-    # The server, too, takes a client that is silent for about 10 s for away: by itself it would keep the lead of a host
-    # that died for two hours.
+    # The server also treats a client that is silent for about 10 s as gone: by default it would keep the lead of a
+    # dead host for two hours.
     "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10s"
 )
 _NETWORK = {
@@ -35,10 +35,10 @@ _NETWORK = {
     "keepalives_count": 3,
     "application_name": "tiertune",
 }
-"""libpq's parameters: a server that is silent for about 10 s is away. The address's query overrules them."""
+"""libpq's parameters: a server that is silent for about 10 s counts as gone. The address's query overrules them."""
 _NEW_FILE_S = 5.0
 _UPGRADES = 0x74696572, 3
-"""Advisory lock: one upgrade at a time."""
+"""Advisory lock that allows one upgrade at a time."""
 
 
 class DatabaseError(RuntimeError):
@@ -50,7 +50,7 @@ class AddressError(ValueError):
 
 
 class UnusableError(DatabaseError, ValueError):
-    """What was configured can be no database of ours, however often it is tried; the message says what to mend."""
+    """What was configured cannot be our database, and retrying is useless; the message says what to mend."""
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -68,14 +68,14 @@ def shown(url: str | URL) -> str:
 
 
 def connect(url: str, password_file: Path | None = None) -> Engine:
-    """An engine; makes nothing, and does not connect. UnusableError where there is no folder for an SQLite file.
+    """An engine; creates nothing and does not connect. UnusableError if the folder of an SQLite file is missing.
 
-    ``password_file`` is read at every connection to PostgreSQL, so that a password can be replaced.
+    ``password_file`` is read at every connection to PostgreSQL, so that the password can be replaced.
     """
     parsed, path = _address(url), sqlite_path(url)
     if path is None:
         return _postgresql(parsed, password_file)
-    if not path.parent.is_dir():  # which a mistyped path would make
+    if not path.parent.is_dir():  # the path may be mistyped: no folder is made
         raise UnusableError(f"database: there is no folder {path.parent}: make it, or mend the path")
     if path.is_dir():
         raise UnusableError(f"database: {path} is a folder: name a file in it")
@@ -125,7 +125,7 @@ def _postgresql(url: URL, password_file: Path | None) -> Engine:
 
 
 def _document(told: str | bytes) -> Any:  # noqa: ANN401 (JSON)
-    """Quickly; what only Python takes for JSON (NaN, half a surrogate) as Python does."""
+    """Parse JSON quickly; what only Python accepts (NaN, half a surrogate) is left to Python."""
     try:
         return msgspec.json.decode(told)
     except msgspec.DecodeError:
@@ -144,7 +144,7 @@ def _password(path: Path) -> Any:  # noqa: ANN401 (a listener)
 
 
 class _File:
-    """The file of an SQLite engine. Moved away, it is neither written to nor made anew: it may come back."""
+    """The file of an SQLite engine. If it is moved away, it is neither written to nor recreated: it may come back."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -174,9 +174,9 @@ class _File:
 
 
 def _write_ahead(engine: Engine) -> None:
-    """Readers do not wait for the loop. The file keeps it: so it is asked for once it is known to be ours.
+    """Switch the file to write-ahead logging, so that readers do not wait for the loop.
 
-    Of two who open a new file, SQLite fails one at once: it is tried again.
+    The file keeps that, so it must be known to be ours. If two open a new file, SQLite fails one: it tries again.
     """
     deadline = time.monotonic() + _NEW_FILE_S
     while engine.dialect.name == "sqlite":
@@ -203,7 +203,7 @@ _MEND = {
     "readonly": "let this user write it and its folder, or name another file",
     "unable to open": "let this user write it and its folder, or name another file",
 }
-"""By words of what a database says, in English: what does not pass by itself, and what to do. All else may pass."""
+"""What to do about errors that do not pass by themselves, by words of their English message. All else may pass."""
 
 
 def _refused(engine: Engine, what: str, error: Exception) -> DatabaseError:
@@ -215,7 +215,7 @@ def _refused(engine: Engine, what: str, error: Exception) -> DatabaseError:
 
 
 def _unwritable(engine: Engine) -> str:
-    """Why an SQLite file may not be written; empty: it may, or it is none."""
+    """Why an SQLite file may not be written; empty: it may, or there is no such file."""
     path = Path(engine.url.database or "")
     if engine.dialect.name == "sqlite":
         for place in (path, path.parent):
@@ -240,7 +240,7 @@ def revisions(engine: Engine) -> tuple[str | None, str]:
 
     try:
         with engine.connect() as connection:
-            tables = inspect(connection).get_table_names()  # first: another may be filling it just now
+            tables = inspect(connection).get_table_names()  # first, as another may be filling it just now
             have = MigrationContext.configure(connection).get_current_revision()
             if have is None and tables:
                 raise UnusableError("database: it holds tables that are not TierTune's; give it one of its own")
@@ -270,7 +270,7 @@ def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str]:
 
 
 def _alone(connection: Connection) -> None:
-    """Of two who upgrade at once, the second waits, and then finds nothing to do."""
+    """Lock: if two upgrade at once, the second waits, and then finds nothing to do."""
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")  # its driver begins none before a CREATE TABLE
         return

@@ -1,4 +1,4 @@
-"""Change control in SQL: decisions from state to state, each verdict with the state that it says."""
+"""Change control in SQL: moves decisions from state to state, and writes each verdict along with its state."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ class Decisions(OfHistory):
     def __init__(self, session: Sessions) -> None:
         super().__init__(session)
         self.observer: Callable[[str, State], None] = lambda _tuner, _state: None
-        """Hears of each state that a decision enters."""
+        """Called with each state that a decision enters."""
 
     def propose(
         self,
@@ -35,7 +35,7 @@ class Decisions(OfHistory):
         policy: int | None,
         now: datetime,
     ) -> Decision | None:
-        """A new row in state proposed; or the open one with the same wish, with newer evidence.
+        """Add a row in state proposed, or renew the evidence of the open one with the same wish.
 
         None: somebody has just moved the open one.
         """
@@ -61,7 +61,7 @@ class Decisions(OfHistory):
         return decision
 
     def move(self, decision: Decision, to: State, *, now: datetime, **changes: Any) -> Decision | None:  # noqa: ANN401
-        """Into another state, if it is still in the state that ``decision`` shows; else None and nothing changes."""
+        """Move it to another state if it is still in the one that ``decision`` shows; else None, nothing changes."""
         with self._session() as session:
             moved = _moved(session, decision, to, {"updated_at": now, **changes})
         if moved and to != decision.state:
@@ -69,12 +69,12 @@ class Decisions(OfHistory):
         return moved
 
     def in_state(self, *states: State) -> list[Decision]:
-        """All of them, newest first: for states that decisions do not stay in."""
+        """All decisions in these states, newest first; meant for states that decisions do not stay in."""
         query = select(DecisionRow).where(DecisionRow.state.in_(states))
         return self._decided(query.order_by(DecisionRow.id.desc()))
 
     def expire(self, decision: Decision, why: str, *, now: datetime) -> None:
-        """An open proposal is no longer wished."""
+        """Expire an open proposal that is no longer wished."""
         self.move(decision, State.EXPIRED, now=now, reason=f"{decision.reason}; no longer wished: {why}")
 
     def get(self, number: int) -> Decision | None:
@@ -83,25 +83,25 @@ class Decisions(OfHistory):
             return decision_of(row) if row else None
 
     def find(self, *, states: Collection[str] = (), limit: int = 200) -> list[Decision]:
-        """Newest first."""
+        """Decisions, newest first; without ``states``, in any."""
         query = select(DecisionRow).order_by(DecisionRow.id.desc()).limit(limit)
         if states:
             query = query.where(DecisionRow.state.in_([str(s) for s in states]))
         return self._decided(query)
 
     def waited(self, since: datetime) -> list[Decision]:
-        """Wishes that nobody may act on unasked, and that moved lately, newest first."""
+        """Wishes outside mode auto, which nobody may act on unasked, updated since; newest first."""
         query = select(DecisionRow).where(DecisionRow.updated_at >= since, DecisionRow.mode != "auto")
         newest = (DecisionRow.id + 0).desc()  # by itself SQLite would walk all ids rather than those that moved lately
         return self._decided(query.order_by(newest).limit(MOST_WAITED))
 
     def undoing(self) -> list[Decision]:
-        """Those to be rolled back whose end is not known."""
+        """Decisions whose rollback is under way."""
         query = select(DecisionRow).where(DecisionRow.undo.is_not(None), DecisionRow.state.in_(STANDING))
         return self._decided(query)
 
     def wait(self, decision: Decision, why: str) -> Decision:
-        """Remember why what is under way has not come to its end; as it is then."""
+        """Remember why what is under way has not ended yet; returns the decision as it is then."""
         if why == decision.waits:
             return decision
         wished = DecisionRow.undo.is_not(None) if decision.undo else DecisionRow.undo.is_(None)
@@ -109,9 +109,9 @@ class Decisions(OfHistory):
             return _moved(session, decision, decision.state, {"waits": why}, wished) or decision
 
     def undo(self, decision: Decision, wish: Mapping[str, Any], *, anew: bool = False) -> Decision | None:
-        """Remember the wish to roll it back; None if it is in another state by now, or there is one already.
+        """Remember the wish to roll it back; None if it is in another state by now, or has such a wish already.
 
-        ``anew``: instead of one that there is.
+        ``anew``: replace a wish that it has.
         """
         first = () if anew else (DecisionRow.undo.is_(None),)
         with self._session() as session:
@@ -126,7 +126,7 @@ class Decisions(OfHistory):
         now: datetime,
         **changes: Any,  # noqa: ANN401
     ) -> Decision | None:
-        """A row in verdicts and the decision into the state that it says, both or neither."""
+        """Write a verdict and move the decision to its state, both or neither."""
         with self._session() as session:
             moved = _moved(session, decision, verdict, {"updated_at": now, **changes})
             if moved:
@@ -144,13 +144,13 @@ def _moved(
     changes: Mapping[str, Any],
     *further: Any,  # noqa: ANN401
 ) -> Decision | None:
-    """Into a state with other values, if it is still in the state that ``decision`` shows; else None."""
+    """Move it to a state, with other values, if it is still in the state that ``decision`` shows; else None."""
     moved = _changed(session, decision, {"state": to, "waits": None, **changes}, *further)
     return decision_of(session.get_one(DecisionRow, decision.id)) if moved else None
 
 
 def _changed(session: Session, decision: Decision, values: Mapping[str, Any], *further: Any) -> bool:  # noqa: ANN401
-    """Whether it was still in the state that ``decision`` shows, and has these values now."""
+    """Set the values if it is still in the state that ``decision`` shows; returns whether it was."""
     done = session.execute(
         update(DecisionRow)
         .where(DecisionRow.id == decision.id, DecisionRow.state == decision.state, *further)

@@ -1,4 +1,4 @@
-"""What happened beside decisions: incidents, freezes, policies, and who commanded what."""
+"""What happened besides decisions: incidents, freezes, policies, and who commanded what."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -29,7 +29,7 @@ class Journal(OfHistory):
     def tell_incidents(self, told: Mapping[tuple[str, str], str], now: datetime) -> None:
         """By kind and store: open an incident with the message, or renew the open one; empty: close it.
 
-        What opens and what closes is logged, messages as literals: they hold what others wrote.
+        Opening and closing are logged, with messages as literals, because they hold what others wrote.
         """
         messages = {(cut(kind), cut(store)): message for (kind, store), message in told.items()}
         query = select(IncidentRow).where(
@@ -54,13 +54,13 @@ class Journal(OfHistory):
             log.info("incident %s %r closed", kind, store)
 
     def incidents(self) -> list[dict[str, Any]]:
-        """All that are open, then newest first up to 100 in all."""
+        """All open incidents, then others, newest first, up to 100 in all."""
         most = max(100, sum(self.open_incidents().values()))
         query = select(IncidentRow).order_by(IncidentRow.closed_at.is_not(None), IncidentRow.id.desc()).limit(most)
         return self._told(query, "id", "kind", "store", "message", "opened_at", "last_seen", "closed_at")
 
     def open_incidents(self) -> dict[str, int]:
-        """How many are open, by kind; 0 for kinds that were."""
+        """Number of open incidents by kind; 0 for kinds of which none is open any more."""
         query = select(IncidentRow.kind, func.count(), func.count(IncidentRow.closed_at)).group_by(IncidentRow.kind)
         with self._session() as session:
             return {kind: int(every) - int(closed) for kind, every, closed in session.execute(query)}
@@ -85,7 +85,7 @@ class Journal(OfHistory):
             return Freeze(row.reason, row.who, row.start, row.until) if row else None
 
     def policy_revision(self, digest: str, source: str, text: str, now: datetime) -> int:
-        """The number of this policy: the newest revision's, or that of a new row if it is another text."""
+        """The number of this policy: that of the newest revision, or of a new row if the text or source differs."""
         with self._session() as session:
             row = session.scalars(select(PolicyRevisionRow).order_by(PolicyRevisionRow.id.desc()).limit(1)).first()
             if row is None or row.digest != digest or row.source != source:
@@ -104,7 +104,7 @@ class Journal(OfHistory):
             session.add(AuditRow(at=now, who=who, source=source, what=what, detail=dict(detail)))
 
     def audit_once(self, entries: Collection[Entry]) -> None:
-        """What was told late; what has its row already gets no second one."""
+        """Write entries that came late; one that has its row already gets no second one."""
         new = {entry.key: entry for entry in entries}
         query = select(AuditRow.at, AuditRow.who, AuditRow.source, AuditRow.what).where(
             AuditRow.source.in_({entry.source for entry in entries}), AuditRow.at >= min(entry.at for entry in entries)
@@ -125,6 +125,6 @@ class Journal(OfHistory):
 
 
 def _in_force(now: datetime) -> Any:  # noqa: ANN401 (a Select)
-    """Whatever the hour says of its start: the clock may have gone back since, or another agent's is behind."""
+    """Query of freezes in force. Their start is ignored: the clock may have gone back, or another agent's is behind."""
     ends = FreezeRow.until.is_(None) | (FreezeRow.until > now)
     return select(FreezeRow).where(FreezeRow.lifted_at.is_(None), ends)

@@ -1,4 +1,4 @@
-"""One leader per database. Leadership is gone with the process; who lost it writes no more."""
+"""One leader per database. Leadership ends with the process; an agent that lost it writes nothing more."""
 
 import contextlib
 import fcntl
@@ -13,11 +13,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from tiertune_agent.history.database import DatabaseError, sqlite_path
 
 _KEY, _LEADS, _WRITES = 0x74696572, 1, 2
-"""Advisory locks ``(key, number)``: who holds the first leads; writers share the second while they write."""
+"""Advisory locks ``(key, number)``: the holder of the first leads; writers share the second while they write."""
 _TRY = text(f"SELECT pg_try_advisory_lock({_KEY}, {_LEADS})")
 _WAIT = text(f"SELECT pg_advisory_lock({_KEY}, {_WRITES}), pg_advisory_unlock({_KEY}, {_WRITES})")
 _END_IDLE = text("SELECT set_config(name, :after, false) FROM pg_settings WHERE name = 'idle_session_timeout'")
-"""PostgreSQL 13 knows no such bound."""
+"""Does nothing in PostgreSQL 13, which has no such bound."""
 _RELEASE = text(f"SELECT pg_advisory_unlock({_KEY}, {_LEADS})")
 _SHARE = text(f"SELECT pg_advisory_xact_lock_shared({_KEY}, {_WRITES})")
 _HELD = text(
@@ -26,11 +26,11 @@ _HELD = text(
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
 )
 SILENT = "30s"
-"""A leader asks every second: the lead of one that is stopped, or paused with its machine, ends after so long."""
+"""A leader asks every second; the lead of one that is stopped, or paused with its machine, ends after this time."""
 
 
 class NotLeadingError(DatabaseError):
-    """Another agent leads by now, or nobody: nothing is written then, and no store told anything."""
+    """Another agent leads by now, or none does: this one may neither write nor command stores."""
 
     def __init__(self) -> None:
         super().__init__("this agent does not lead (any more)")
@@ -38,29 +38,29 @@ class NotLeadingError(DatabaseError):
 
 class Leader(Protocol):
     leading: bool
-    """As it was when last looked."""
+    """Whether it led when it was last checked."""
 
     def leads(self) -> bool:
-        """Whether this agent leads now; tries to, where it does not. Never raises."""
+        """Whether this agent leads now; tries to take the lead if not. Never raises."""
 
     def fence(self, connection: Connection) -> None:
-        """Called in every transaction that is about to write, and before a store is told something.
+        """Called in every transaction that is about to write, and before a store is commanded.
 
-        NotLeadingError where this agent does not lead.
+        Raises NotLeadingError if this agent does not lead.
         """
 
     def resign(self) -> None:
-        """Give the lead back, if this agent has it. Never raises."""
+        """Give up the lead, if this agent has it. Never raises."""
 
 
 def leader_of(engine: Engine) -> Leader:
-    """Of this engine's database; nobody leads before ``leads`` is asked."""
+    """The leader of this engine's database; nobody leads before ``leads`` is called."""
     path = sqlite_path(engine.url.render_as_string(hide_password=False))
     return SessionLeader(engine) if path is None else FileLeader(path)
 
 
 class FileLeader:
-    """Of an SQLite file: a lock on a file beside it."""
+    """Leads an SQLite file by a lock on a file beside it."""
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(database.name + ".lock")
@@ -93,7 +93,7 @@ class FileLeader:
             self._drop()
 
     def _holds(self) -> bool:
-        """A lock on a file that lies there no more keeps nobody out."""
+        """Whether the lock is held, on the file that is there now: a removed one keeps nobody out."""
         try:
             return self._handle is not None and os.path.samestat(os.fstat(self._handle), self._path.stat())
         except OSError:
@@ -106,17 +106,17 @@ class FileLeader:
 
 
 class SessionLeader:
-    """Of a PostgreSQL database: an advisory lock of a session of its own, which ends where the session ends.
+    """Leads a PostgreSQL database by an advisory lock of a session of its own, which ends with that session.
 
-    A transaction that writes looks in PostgreSQL itself whether that session still holds the lock, and shares a second
-    lock until it ends. A successor waits for those that share it, so that nothing is written after its first look.
+    A transaction that writes asks PostgreSQL itself whether that session still holds the lock, and shares a second lock
+    until it ends. A successor waits for all that share it, so that nothing is written after it first reads.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._session: Connection | None = None
         self._pid: int | None = None
-        """Of the server's process that holds the lock."""
+        """PID of the server's process that holds the lock."""
         self._mutex = threading.Lock()
         self.leading = False
 

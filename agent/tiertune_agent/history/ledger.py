@@ -27,17 +27,17 @@ from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
 _TOLD = tuple(name for name in COLUMNS if name not in {"hour", "holdout"})
-"""Of a row, beside its hour."""
+"""Columns of a row that are reported beside its hour."""
 Amount = TypeVar("Amount", int, float)
 Place = tuple[datetime, str, str, str]
-"""Hour, store, namespace and tier: what a row is known by."""
+"""Hour, store, namespace and tier: a row's key."""
 
 
 class Ledger(OfHistory):
     """Entries come in through `History`."""
 
     def rows(self, since: datetime) -> list[dict[str, Any]]:
-        """From the hour of ``since`` on, by hour, store, namespace and tier; what is a fortnight old by day."""
+        """Rows from the hour of ``since`` on, by hour, store, namespace and tier; by day if over a fortnight old."""
         columns = [getattr(LedgerRow, name) for name in ("hour", *_TOLD)]
         query = select(*columns).where(LedgerRow.hour >= hour_of(since)).order_by(LedgerRow.hour, LedgerRow.store)
         found: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ class Ledger(OfHistory):
         return found
 
     def account(self, since: datetime) -> dict[str, dict[str, float]]:
-        """Of the same hours, seconds saved and lost, and money, by tier."""
+        """Seconds saved and lost, and money, by tier, over the same hours as ``rows``."""
         names = "saved", "lost", "money"
         columns = (func.sum(getattr(LedgerRow, name)) for name in names)
         query = select(LedgerRow.tier, *columns).where(LedgerRow.hour >= hour_of(since)).group_by(LedgerRow.tier)
@@ -57,7 +57,7 @@ class Ledger(OfHistory):
 
 
 def book(session: Session, windows: Iterable[tuple[Window, Rates]], shares: Mapping[str, str]) -> None:
-    """Add windows to their hours; ``shares``: what was held out meanwhile, by store."""
+    """Add windows to their hours; ``shares``: the share held out meanwhile, by store."""
     entries = [(window, booked) for window, rates in windows if (booked := entry(window, rates))]
     rows = _rows(session, entries) if entries else {}
     known = set(rows)
@@ -68,7 +68,7 @@ def book(session: Session, windows: Iterable[tuple[Window, Rates]], shares: Mapp
 
 
 def add_up(rows: dict[Place, LedgerRow], entries: Iterable[tuple[Window, Entry]], shares: Mapping[str, str]) -> None:
-    """Into the rows there are; into new ones where there is none."""
+    """Add entries to existing rows, or to new ones where there is none."""
     for window, booked in entries:
         place = booked.hour, cut(window.store), cut(window.namespace), cut(window.tier)
         if place not in rows:
@@ -78,7 +78,7 @@ def add_up(rows: dict[Place, LedgerRow], entries: Iterable[tuple[Window, Entry]]
 
 
 def _rows(session: Session, entries: Iterable[tuple[Window, Entry]]) -> dict[Place, LedgerRow]:
-    """Those of the same hours and stores, in no session: they are written all at once."""
+    """Rows of the same hours and stores, in no session, as they are written all at once."""
     hours, stores = {booked.hour for _, booked in entries}, {window.store for window, _ in entries}
     query = select(*(getattr(LedgerRow, name) for name in COLUMNS))
     found = session.execute(query.where(LedgerRow.hour.in_(hours), LedgerRow.store.in_(stores))).mappings()
@@ -98,7 +98,7 @@ def _book(row: LedgerRow, booked: Entry) -> None:
 
 
 def fold_ledger(session: Session, store: str, start: datetime, end: datetime) -> None:
-    """Add the store's rows of this time up in one row per tier and pool, at ``start``."""
+    """Add up the store's rows of this time into one per tier and pool, at ``start``."""
     within = select(LedgerRow).where(LedgerRow.store == store, LedgerRow.hour >= start, LedgerRow.hour < end)
     rows = session.scalars(within.order_by(LedgerRow.tier, LedgerRow.namespace, LedgerRow.hour)).all()
     for _, group in groupby(rows, key=lambda row: (row.tier, row.namespace)):
@@ -126,12 +126,12 @@ def _add(whole: LedgerRow, row: LedgerRow) -> None:
 
 
 def _sum(one: Amount | None, other: Amount | None) -> Amount | None:
-    """What is not known adds nothing; None where neither is."""
+    """The sum of what is known; None if neither is."""
     return other if one is None else one if other is None else one + other
 
 
 def _mean(one: float | None, one_s: float, other: float | None, other_s: float) -> int | None:
-    """By seconds, of what is known."""
+    """Mean of what is known, weighted by seconds."""
     if one is None or other is None or not one_s + other_s:
         known = other if one is None else one
         return None if known is None else round(known)

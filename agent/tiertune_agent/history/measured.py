@@ -1,4 +1,4 @@
-"""What was measured, a stretch of time at a time: windows and prospects."""
+"""What was measured over stretches of time: windows and prospects."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import fields
@@ -16,11 +16,11 @@ from tiertune_agent.records import Prospect, StageWindow, Window
 from tiertune_agent.tuners.base import MOST_OF_TIER
 
 KEPT_CANDIDATE_WINDOWS = 20
-"""Per store; never pruned: while fetch is off, the last ones tell what a typical candidate is."""
+"""Per store; never pruned: while fetch is off, the last ones show what a typical candidate is."""
 IN_DETAIL = timedelta(days=1)
-"""Of a longer time, hours are read where windows were summed up."""
+"""For a longer time, hours are read instead of windows that were summed up."""
 MOST_WINDOWS = 6000
-"""Read of one tier or pool at a time: about a day of them."""
+"""Windows read of one tier or pool at a time, about a day of them."""
 LAST = datetime.max.replace(tzinfo=UTC)
 """Later than any window."""
 
@@ -38,24 +38,24 @@ class Measured(OfHistory):
         histograms: bool = True,
         until: datetime = LAST,
     ) -> list[Window]:
-        """The last ones of one tier or pool that began by ``until``, oldest first."""
+        """The last windows of one tier or pool that began by ``until``, oldest first."""
         query = _of_place(WindowRow, store, tier, namespace).where(WindowRow.start <= until)
         return self._windows(query.limit(limit), histograms=histograms)
 
     def store_windows(self, store: str, since: datetime, until: datetime = LAST) -> list[Window]:
-        """As ``fleet_windows``, of one store."""
+        """``fleet_windows`` of one store."""
         return self.fleet_windows([store], since, until)
 
     def fleet_windows(self, stores: Collection[str], since: datetime, until: datetime = LAST) -> list[Window]:
-        """All tiers and pools of these stores, those that began by ``until``, oldest first."""
+        """Windows of all tiers and pools of these stores that began by ``until``, oldest first."""
         return self._windows(_read(WindowRow, WindowRow.store.in_(stores), WindowRow.start.between(since, until)))
 
     def windows_since(
         self, store: str, since: datetime, until: datetime = LAST, *, tier: str, namespace: str = ""
     ) -> list[Window]:
-        """All of one tier or pool that began by ``until``, oldest first; of more than a day in hours, where summed up.
+        """Windows of one tier or pool that began by ``until``, oldest first; over more than a day, hours if summed up.
 
-        Never more than a day of windows is read: where hours are not summed up yet, the oldest are left out.
+        At most about a day of windows is read: what is not summed up into hours yet loses its oldest windows.
         """
         with self._session() as session:
             row = session.get(StoreRow, store)
@@ -69,22 +69,22 @@ class Measured(OfHistory):
     def pool_windows(
         self, store: str, since: datetime, until: datetime = LAST, *, tier: str, namespace: str
     ) -> list[Window]:
-        """As ``windows_since``, of one pool with its ghosts: these are counted with its tier, or with none."""
+        """``windows_since`` of one pool with its ghosts, which are counted with its tier, or with none."""
         found = [self.windows_since(store, since, until, tier=place, namespace=namespace) for place in (tier, "")]
         return sorted(chain(*found), key=lambda window: window.start)
 
     def candidate_windows(self, store: str, tier: str) -> list[Window]:
-        """The last ones in which requests found chunks in the tier, oldest first."""
+        """The last windows in which requests found chunks in the tier, oldest first."""
         query = _read(WindowRow, WindowRow.store == store, WindowRow.tier == tier, WITH_CANDIDATES)
         return self._windows(query.limit(KEPT_CANDIDATE_WINDOWS))
 
     def _windows(self, query: Select[Any], *, histograms: bool = True) -> list[Window]:
-        """Of what is ``_read``, oldest first."""
+        """Windows of a query from ``_read``, oldest first."""
         with self._session() as session:
             return [window_of(row, histograms=histograms) for row in session.execute(query)][::-1]
 
     def stage_windows(self, since: datetime, until: datetime = LAST) -> list[StageWindow]:
-        """Of all stores, oldest first."""
+        """Stage windows of all stores, oldest first."""
         query = select(StageWindowRow).where(StageWindowRow.start.between(since, until)).order_by(StageWindowRow.start)
         names = [field.name for field in fields(StageWindow)]
         with self._session() as session:
@@ -95,7 +95,7 @@ class Measured(OfHistory):
             session.add_all(ProspectRow(**{**vars(each), "costs": dict(each.costs)}) for each in prospects)
 
     def prospects(self, namespace: str, since: datetime, until: datetime = LAST) -> list[Prospect]:
-        """Of one namespace (empty: of all), oldest first."""
+        """Prospects of one namespace (empty: all), oldest first."""
         begun = ProspectRow.start.between(since, until)
         query = select(ProspectRow).where(begun).order_by(ProspectRow.start, ProspectRow.id)
         if namespace:
@@ -108,10 +108,10 @@ class Measured(OfHistory):
 
 
 def _of_place(row: type[WindowRow | HourRow], store: str, tier: str, namespace: str) -> Select[Any]:
-    """Of one tier or pool."""
+    """Query of one tier or pool, newest first."""
     return _read(row, row.store == store, row.tier == tier, row.namespace == namespace)
 
 
 def _read(row: type[WindowRow | HourRow], *which: ColumnExpressionArgument[bool]) -> Select[Any]:
-    """Newest first."""
+    """Query of windows or hours, newest first."""
     return select(*(getattr(row, name) for name in WINDOW_COLUMNS)).where(*which).order_by(row.start.desc())

@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
-"""Only an Integer key counts up by itself on SQLite."""
+"""A counting key: on SQLite only an Integer counts up by itself."""
 
 
 class Utc(TypeDecorator[datetime]):
@@ -31,12 +31,12 @@ class Utc(TypeDecorator[datetime]):
 
 
 def cut(value: str) -> str:
-    """A name as it is kept."""
+    """A name as the database keeps it."""
     return value.replace("\0", "")[:255]
 
 
 class Name(TypeDecorator[str]):
-    """Of up to 255 characters. What a store tells may be longer, or hold a zero: PostgreSQL takes neither."""
+    """Up to 255 characters. What a store sends may be longer, or hold a zero byte: PostgreSQL accepts neither."""
 
     impl = String(255)
     cache_ok = True
@@ -46,7 +46,7 @@ class Name(TypeDecorator[str]):
 
 
 class Words(TypeDecorator[str]):
-    """Any text but zeros, which PostgreSQL does not take."""
+    """Any text, without zero bytes, which PostgreSQL does not accept."""
 
     impl = Text()
     cache_ok = True
@@ -65,7 +65,7 @@ class Base(DeclarativeBase):
     }
 
     def told(self, *columns: str) -> dict[str, Any]:
-        """These columns, as JSON gives them."""
+        """These columns, ready for JSON."""
         values = ((name, getattr(self, name)) for name in columns)
         return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values}
 
@@ -87,7 +87,7 @@ class StoreRow(Base):
     """The tuning as it was known at ``expected_at``; only decisions change it after."""
     expected_at: Mapped[datetime | None]
     differs_since: Mapped[datetime | None]
-    """Since when the tuning differs from what is expected."""
+    """When the tuning began to differ from what is expected."""
     summed_until: Mapped[datetime | None]
     """Windows that began before are summed up in ``hours``; None: none are."""
     folded_until: Mapped[datetime | None]
@@ -95,7 +95,7 @@ class StoreRow(Base):
 
 
 class WishRow(Base):
-    """A bypass that was commanded of a store that never answered; of others ``pending_bypass`` is it."""
+    """A bypass commanded of a store that never answered; for other stores it is in ``pending_bypass``."""
 
     __tablename__ = "wishes"
 
@@ -104,7 +104,7 @@ class WishRow(Base):
 
 
 WITH_CANDIDATES = text("requests > 0")
-"""As it stands: an index for it serves no query that binds the number."""
+"""Literal, because an index for it serves no query that binds the number."""
 
 
 class WindowRow(Base):
@@ -128,14 +128,14 @@ class WindowRow(Base):
     start: Mapped[datetime]
     seconds: Mapped[float]
     requests: Mapped[int]
-    """That found chunks in the tier: finds the last window with candidates quickly."""
+    """Requests that found chunks in the tier; makes finding the last window with candidates quick."""
     counters: Mapped[dict[str, Any]]
 
 
 class HourRow(Base):
     """All windows of one tier or pool that began within an hour: counters add up, gauges are means.
 
-    Hours of more than a fortnight ago are summed up once more: a row is a day.
+    After a fortnight hours are summed up once more, into rows of a day.
     """
 
     __tablename__ = "hours"
@@ -148,12 +148,12 @@ class HourRow(Base):
     tier: Mapped[str]
     start: Mapped[datetime]
     seconds: Mapped[float]
-    """That the windows covered."""
+    """Seconds that the windows covered."""
     counters: Mapped[dict[str, Any]]
 
 
 class StageWindowRow(Base):
-    """Of one stage and phase; or of one GPU (``phase`` empty): only these rows have the last five figures."""
+    """A window of one stage and phase, or of one GPU (``phase`` empty): only the latter has the last five figures."""
 
     __tablename__ = "stage_windows"
     __table_args__ = (Index("stage_windows_by_start", "store", "start"),)
@@ -208,7 +208,7 @@ class DecisionRow(Base):
     soak_until: Mapped[datetime | None]
     undo: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     waits: Mapped[str | None] = mapped_column(Words())
-    """Why what is under way has not come to its end."""
+    """Why what is under way has not ended yet."""
 
 
 class VerdictRow(Base):
@@ -223,7 +223,7 @@ class VerdictRow(Base):
 
 
 class ReviewRow(Base):
-    """Whether a standing decision still pays, once a week."""
+    """A weekly answer on whether a standing decision still pays."""
 
     __tablename__ = "reviews"
     __table_args__ = (Index("reviews_by_decision", "decision", "at"),)
@@ -251,7 +251,7 @@ class ProspectRow(Base):
 
 
 class AnswerRow(Base):
-    """The newest answer of each tuner to each target, also when it is no change."""
+    """The newest answer of each tuner on each target, even if it is no change."""
 
     __tablename__ = "answers"
 
@@ -278,7 +278,7 @@ class IncidentRow(Base):
 
 
 class LedgerRow(Base):
-    """One hour of one tier (``namespace`` empty: of the tier as a whole) or of one pool; a day, a fortnight later."""
+    """One hour of one tier (``namespace`` empty: the whole tier) or of one pool; after a fortnight, one day."""
 
     __tablename__ = "ledger"
 
@@ -287,18 +287,18 @@ class LedgerRow(Base):
     namespace: Mapped[str] = mapped_column(primary_key=True)
     tier: Mapped[str] = mapped_column(primary_key=True)
     seconds: Mapped[float]
-    """Observed."""
+    """Seconds observed."""
     saved: Mapped[float | None]
-    """This and the next four are null where nobody told them: of observed sources; of a pool where tiers tell it."""
+    """This and the next four are null if nobody reports them: for observed sources, or for a pool if tiers do."""
     lost: Mapped[float | None]
     bytes: Mapped[int | None]
-    """Resident, mean over the seconds observed."""
+    """Resident bytes, mean over the seconds observed."""
     transferred: Mapped[int | None]
     money: Mapped[float | None]
     holdout: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """Sums of both groups by the share that was held out; None: nothing was."""
+    """Sums of both groups, by the share held out; None: nothing was."""
     measured: Mapped[float | None]
-    """Seconds saved, by holdout; the bounds are those of 95 %."""
+    """Seconds saved, by holdout, with the 95 % bounds."""
     measured_low: Mapped[float | None]
     measured_high: Mapped[float | None]
 
@@ -331,6 +331,6 @@ class AuditRow(Base):
     at: Mapped[datetime]
     who: Mapped[str]
     source: Mapped[str]
-    """From where."""
+    """Where the command came from."""
     what: Mapped[str]
     detail: Mapped[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""What a round's answers are remembered by: the stores' state, their windows, their entries in the ledger."""
+"""Writes a round's answers: the stores' state, their windows, their entries in the ledger."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -17,11 +17,11 @@ from tiertune_agent.records import Rates, Snapshot, Window
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 
 NOWHERE = ""
-"""The address of a store at whose former address another one answers."""
+"""Address of a store when another store answers at its former one."""
 
 
 def remember(session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]]) -> None:
-    """Of different stores, with the rates of each. As many statements for many stores as for one."""
+    """Remember different stores, each with its rates. Takes as many statements for many stores as for one."""
     snapshots = [snapshot for snapshot, _ in told]
     summed = _stores(session, snapshots)
     windows = [(window, rates) for snapshot, rates in told for window in snapshot.windows]
@@ -40,7 +40,7 @@ def _late(window: Window, summed_until: datetime | None) -> bool:
 
 
 def _stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:
-    """The state of each; until when the windows of those that were known are summed up."""
+    """Write the state of each; returns until when the windows of already known stores are summed up."""
     names = [cut(snapshot.store) for snapshot in snapshots]
     found = session.execute(select(StoreRow.name, StoreRow.summed_until).where(StoreRow.name.in_(names)))
     known = {row.name: row.summed_until for row in found}
@@ -49,9 +49,9 @@ def _stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, dateti
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
         if rows:
             session.execute(statement, rows)
-    here = [snapshot.url for snapshot in snapshots if not snapshot.observed]  # of sources several may be at one
+    here = [snapshot.url for snapshot in snapshots if not snapshot.observed]  # several sources may share one
     for former in session.scalars(select(StoreRow).where(StoreRow.url.in_(here), StoreRow.name.not_in(names))):
-        if former.pending_bypass is not None:  # who answers there now is to hear it
+        if former.pending_bypass is not None:  # whoever answers there now must hear it
             session.merge(WishRow(url=former.url, bypass=former.pending_bypass))
         former.url, former.pending_bypass = NOWHERE, None
     return known
@@ -71,5 +71,5 @@ def _state(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _first(snapshot: Snapshot) -> dict[str, Any]:
-    """Of a store that was never seen: its tuning is taken for meant."""
+    """More columns of a store seen for the first time: its tuning is taken as intended."""
     return {"first_seen": snapshot.at, "expected": dict(snapshot.tuning), "expected_at": snapshot.at}

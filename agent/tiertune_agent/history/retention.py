@@ -1,4 +1,4 @@
-"""What becomes of what was measured: windows are summed up in hours, hours folded into days, the old dropped."""
+"""Ages what was measured: sums windows up into hours, folds hours into days, drops what is old."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -21,30 +21,30 @@ from tiertune_agent.history.rollup import fold, sum_up
 from tiertune_agent.history.sessions import OfHistory
 
 HOURS_AT_ONCE = 200
-"""Summed up by one call, of all stores: the catching up of a history takes several."""
+"""Hours summed up by one call, over all stores: catching up takes several calls."""
 DAYS_AT_ONCE = 400
-"""Folded by one call."""
+"""Days folded by one call."""
 FORTNIGHT, YEAR = timedelta(days=14), timedelta(days=366)
 _NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class Retention(OfHistory):
-    """Every method takes several transactions: each holds an hour, a day or the windows of a store."""
+    """Every method takes several transactions, each for an hour, a day or the windows of a store."""
 
     def sum_up(self, now: datetime) -> int:
-        """Sum up hours of windows that are over, the stores longest behind first; returns how many hours."""
+        """Sum up windows of hours that are over, stores furthest behind first; returns how many hours."""
         return self._repeat(sum_up, now, self._stores(func.coalesce(StoreRow.summed_until, _NEVER)), HOURS_AT_ONCE)
 
     def fold(self, now: datetime) -> int:
-        """Sum hours of more than a fortnight ago up into days, of windows and of the ledger; returns how many days."""
+        """Fold hours over a fortnight old into days, of windows and the ledger; returns how many days."""
         before = (now - FORTNIGHT).replace(hour=0, minute=0, second=0, microsecond=0)
         return self._repeat(fold, before, self._stores(StoreRow.name), DAYS_AT_ONCE)
 
     def prune(self, now: datetime, keep: timedelta) -> int:
-        """Drop windows older than ``keep``, prospects of more than a fortnight, hours and days of more than a year.
+        """Drop windows older than ``keep``, prospects older than a fortnight, hours and days older than a year.
 
-        Windows that are in no hour yet stay, and the last ones with candidates of a store. An answer that is a
-        fortnight old is about what is there no more. Returns how many rows went.
+        Windows not summed up yet stay, as do a store's last ones with candidates. Answers go after a fortnight: they
+        are about what no longer exists. Returns how many rows went.
         """
         dropped, year, fortnight = 0, now - max(keep, YEAR), now - max(keep, FORTNIGHT)
         for store in self._stores(StoreRow.name):
@@ -65,7 +65,7 @@ class Retention(OfHistory):
     def _repeat(
         self, step: Callable[[Session, StoreRow, datetime], bool], until: datetime, stores: list[str], most: int
     ) -> int:
-        """Of each store as often as there is something to do; returns how often."""
+        """Repeat ``step`` for each store while there is something to do; returns how often."""
         done = 0
         for store in stores:
             while done < most:
@@ -77,7 +77,7 @@ class Retention(OfHistory):
         return done
 
     def _stores(self, order: Any) -> list[str]:  # noqa: ANN401 (a column)
-        """All, also former ones."""
+        """Names of all stores, including former ones."""
         with self._session() as session:
             return list(session.scalars(select(StoreRow.name).order_by(order)))
 

@@ -1,4 +1,4 @@
-"""The windows of an hour in one row per tier and pool, the hours of a day in one when they are old.
+"""Puts the windows of an hour into one row per tier and pool, and the hours of a day into one when they are old.
 
 So nobody has to read days of windows, and a year of many stores takes little room.
 """
@@ -19,11 +19,11 @@ from tiertune_agent.records import Histogram, Value, Window, sum_of
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LATE = timedelta(minutes=5)
-"""An hour is open for so long after its end: a window is known when it is over."""
+"""How long an hour stays open after its end: a window is known only when it is over."""
 
 
 def sum_up(session: Session, store: StoreRow, now: datetime) -> bool:
-    """Write the rows of the store's next hour that has windows; False, and no change, where none is over."""
+    """Write the rows of the store's next hour that has windows; False, and no change, if none is over."""
     mine = select(WindowRow).where(WindowRow.store == store.name)
     if store.summed_until is not None:
         mine = mine.where(WindowRow.start >= store.summed_until)
@@ -41,7 +41,7 @@ def sum_up(session: Session, store: StoreRow, now: datetime) -> bool:
 
 
 def add_late(session: Session, windows: Iterable[Window]) -> None:
-    """To hours that are summed up already: what a store tells when it comes back began when it was last seen."""
+    """Add windows to hours that are summed up already: those of a store that comes back began when last seen."""
     for window in windows:
         hour = _hour(window)
         place = (HourRow.store == window.store, HourRow.tier == window.tier, HourRow.namespace == window.namespace)
@@ -54,9 +54,9 @@ def add_late(session: Session, windows: Iterable[Window]) -> None:
 
 
 def fold(session: Session, store: StoreRow, before: datetime) -> bool:
-    """Sum the store's next day that ended by ``before`` up into rows of that day, of windows and of the ledger.
+    """Fold the store's next day that ended by ``before`` into rows of that day, of windows and of the ledger.
 
-    False, and no change, where none is left. A row of a day is one of its first hour that covers more seconds.
+    False, and no change, if none is left. A day's row is that of its first hour, but covers more seconds.
     """
     hours = select(HourRow.start).where(HourRow.store == store.name)
     booked = select(LedgerRow.hour).where(LedgerRow.store == store.name)
@@ -84,7 +84,7 @@ def fold(session: Session, store: StoreRow, before: datetime) -> bool:
 
 
 def hourly(windows: Iterable[Window]) -> list[Window]:
-    """Those of one tier or pool, oldest first, by the hour."""
+    """Windows of one tier or pool, oldest first, summed by hour."""
     return [summed(list(group), start) for start, group in groupby(windows, key=_hour)]
 
 
@@ -94,14 +94,14 @@ def over(window: Window | WindowRow, now: datetime) -> bool:
 
 
 def _hour(window: Window | WindowRow) -> datetime:
-    """In which it began."""
+    """Start of the hour in which it began."""
     return window.start.replace(minute=0, second=0, microsecond=0)
 
 
 def summed(windows: Sequence[Window], start: datetime) -> Window:
-    """Those of one tier or pool as one that began at ``start``: counters add up, gauges are means over the seconds.
+    """Windows of one tier or pool as one that began at ``start``: counters add up, gauges are means over the seconds.
 
-    So one of them may itself be the sum of many; a gauge that was told in a part of it weighs as if it was in all.
+    So one of them may itself be the sum of many; a gauge known only in part of it weighs as if known in all.
     """
     told: dict[str, list[tuple[Value, float]]] = {}
     for window in windows:
@@ -114,10 +114,10 @@ def summed(windows: Sequence[Window], start: datetime) -> Window:
 
 
 def _sum(name: str, told: Sequence[tuple[Value, float]]) -> Value:
-    """Of one series, each value with the seconds of its window."""
+    """Sum or mean of one series; each value comes with the seconds of its window."""
     whole = sum_of([value for value, _ in told])
     if isinstance(whole, Histogram) or not is_gauge(name.partition("{")[0]):
         return whole
     numbers = [value for value, _ in told if not isinstance(value, Histogram)]
-    first = numbers[0]  # the mean of what stayed the same is the same to the bit
+    first = numbers[0]  # so the mean of equal values is the same to the bit
     return first + fmean([value - first for value in numbers], [seconds for _, seconds in told])

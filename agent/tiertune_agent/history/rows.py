@@ -14,9 +14,9 @@ from tiertune_agent.records import Decision, Histogram, State, Target, Value, Wi
 from tiertune_agent.tuners.base import Proposal
 
 WINDOW_COLUMNS = ("store", "namespace", "model", "tier", "start", "seconds", "counters")
-"""What a window is read from."""
+"""Columns that a window is read from."""
 _AS_KEPT = tuple(field.name for field in fields(Decision) if field.name not in {"target", "state", "waits"})
-"""Of a decision, what is called the same in its row."""
+"""Fields of a decision that have the same name in its row."""
 _BYTES = re.compile(r"_bytes(_total)?(\{|$)")
 
 
@@ -29,7 +29,7 @@ def hour_row(window: Window) -> HourRow:
 
 
 def window_of(row: WindowRow | HourRow | Row[Any], *, histograms: bool = True) -> Window:
-    """With or without its histograms."""
+    """A row as a window, with or without its histograms."""
     values = {
         sys.intern(name): Histogram.parse(value) if isinstance(value, dict) else value
         for name, value in row.counters.items()
@@ -39,7 +39,7 @@ def window_of(row: WindowRow | HourRow | Row[Any], *, histograms: bool = True) -
 
 
 def decision_row(tuner: str, target: Target, proposal: Proposal, told: Mapping[str, Any]) -> DecisionRow:
-    """A new one, proposed; ``told``: the columns that each look renews."""
+    """A new row, proposed; ``told``: the columns that each look renews."""
     return DecisionRow(
         key=uuid.uuid4().hex,
         tuner=tuner,
@@ -73,7 +73,7 @@ def _columns(window: Window) -> dict[str, Any]:
 
 
 def _told(name: str, value: Value) -> Any:  # noqa: ANN401 (JSON)
-    """Bytes are whole; all else is as it was measured."""
+    """A value for JSON: bytes are whole, all else is as measured."""
     if isinstance(value, Histogram):
         return value.document()
     return int(value) if _BYTES.search(name) and float(value).is_integer() else value

@@ -19,12 +19,12 @@ _AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout)
 
 
 class Sessions:
-    """Called, it gives one transaction. DatabaseError where the database is away."""
+    """Each call opens one transaction. DatabaseError if the database is away."""
 
     def __init__(self, engine: Engine, fence: Callable[[Connection], None]) -> None:
         """``fence`` is called in every transaction before its first write; it may raise."""
         self.summing = Lock()
-        """Of who sums windows up, and who adds some that come late: each is to see all of the other's."""
+        """Held while summing windows up, and while adding late ones, so that each sees all of the other's."""
         self._engine = engine
         self._fence = fence
         self._sessions = _fenced(engine, fence)
@@ -40,24 +40,24 @@ class Sessions:
             raise DatabaseError(f"database: {shown(self._engine.url)}: {cause(error)}") from error
 
     def fence(self) -> None:
-        """As before a write."""
+        """Call the fence, as before a write."""
         with self() as session:
             self._fence(session.connection())
 
 
 class OfHistory:
-    """A part of `History`; its transactions are as there."""
+    """A part of `History`, with the same transactions."""
 
     def __init__(self, session: Sessions) -> None:
         self._session = session
 
     def _told(self, query: Select[Any], *columns: str) -> list[dict[str, Any]]:
-        """These columns of each row, as JSON gives them."""
+        """These columns of each row, ready for JSON."""
         with self._session() as session:
             return [row.told(*columns) for row in session.scalars(query)]
 
     def _decided(self, query: Select[Any]) -> list[Decision]:
-        """Of a query of decisions."""
+        """The decisions of a query."""
         with self._session() as session:
             return [decision_of(row) for row in session.scalars(query)]
 

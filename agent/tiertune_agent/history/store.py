@@ -1,4 +1,4 @@
-"""Stores and what is expected of them; and the ways to all else that is remembered."""
+"""Stores and what is expected of them, and access to all else that is remembered."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,12 +23,12 @@ from tiertune_agent.records import FLEET, Expectation, Rates, Snapshot, State, S
 
 
 class History:
-    """Every method is one transaction: whole, or rolled back. DatabaseError where the database is away."""
+    """Every method is one transaction: whole, or rolled back. DatabaseError if the database is away."""
 
     def __init__(self, engine: Engine, fence: Callable[[Connection], None] = lambda _: None) -> None:
         """``fence`` is called in every transaction before its first write; it may raise."""
         self.named: Callable[[], Collection[str]] | None = None
-        """Addresses of the stores and sources that there are now; None: of any."""
+        """Returns addresses of the present stores and sources; None: any address counts."""
         self._engine = engine
         self._session = Sessions(engine, fence)
         self.measured = Measured(self._session)
@@ -45,13 +45,13 @@ class History:
         self._engine.dispose()
 
     def fence(self) -> None:
-        """Asked right before a store is told something. DatabaseError where this agent may not (any more)."""
+        """Call right before commanding a store. DatabaseError if this agent may not (any more)."""
         self._session.fence()
 
     def remember(self, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]] = ()) -> None:
-        """Of different stores their state, their windows, and these windows' entries in the ledger.
+        """Write the state and windows of different stores, and the windows' entries in the ledger.
 
-        ``booked`` are windows of no store: the ledger alone hears of them.
+        ``booked`` are windows of no store, which go into the ledger only.
         """
         late = any(over(window, snapshot.at) for snapshot, _ in told for window in snapshot.windows)
         if told or booked:
@@ -59,7 +59,7 @@ class History:
                 remember(session, told, booked)
 
     def expectations(self, stores: Iterable[str]) -> dict[str, Expectation]:
-        """What tuning is expected of stores that were seen, but for later decisions."""
+        """The tuning expected of stores that were seen, apart from later decisions."""
         names = {cut(store): store for store in stores}
         columns = (StoreRow.name, StoreRow.expected, StoreRow.expected_at, StoreRow.differs_since)
         with self._session() as session:
@@ -69,7 +69,7 @@ class History:
         return {names[name]: Expectation(dict(tuning), since, differs) for name, tuning, since, differs in found}
 
     def expect(self, expectations: Mapping[str, Expectation]) -> None:
-        """From now on this is expected of these stores."""
+        """Set what is expected of these stores from now on."""
         rows = [
             {"name": cut(store), "expected": dict(one.tuning), "expected_at": one.since, "differs_since": one.differs}
             for store, one in expectations.items()
@@ -79,20 +79,20 @@ class History:
                 session.execute(update(StoreRow), rows)
 
     def stores(self) -> list[StoreRecord]:
-        """Those at the addresses of ``named``, where it says any; what is remembered of former ones stays."""
+        """Stores at the addresses of ``named``, or all without it; former ones stay remembered."""
         named = self.named() if self.named else None
         with self._session() as session:
             rows = session.scalars(select(StoreRow).where(StoreRow.name != FLEET).order_by(StoreRow.name))
             return [_store(row) for row in rows if named is None or row.url in named]
 
     def store(self, name: str) -> StoreRecord | None:
-        """One by its name; ``fleet`` is the remote that is managed."""
+        """A store by its name; ``fleet`` is the managed remote."""
         with self._session() as session:
             row = session.get(StoreRow, name)
             return _store(row) if row else None
 
     def forget(self, store: str) -> None:
-        """What is remembered of it, but for decisions; its incidents are over."""
+        """Delete a store's state, and close its incidents; its decisions stay."""
         with self._session() as session:
             session.execute(delete(StoreRow).where(StoreRow.name == store))
             session.execute(
@@ -102,7 +102,7 @@ class History:
             )
 
     def leave_out(self, called: Collection[str], now: datetime) -> None:
-        """What is at no address of ``named`` is done with: its incidents, if it is not ``called`` so, and wishes."""
+        """Close the incidents of what is at no address of ``named``, unless it is ``called`` so; drop its wishes."""
         assert self.named is not None
         named = self.named()
         with self._session() as session:
@@ -125,7 +125,7 @@ class History:
             session.get_one(StoreRow, store).pending_bypass = on
 
     def acknowledge_bypass(self, store: str, *, on: bool) -> None:
-        """The store has it, as its next answer will say. If another wish came meanwhile, that one stays."""
+        """Note that the store has it, as its next answer will say. Another wish that came meanwhile stays."""
         with self._session() as session:
             tuning = session.get_one(StoreRow, store).tuning
             session.execute(

@@ -1,4 +1,4 @@
-"""What was said of decisions, in SQL: verdicts on changes that were watched, reviews of those that stand."""
+"""Judgements of decisions, in SQL: verdicts on changes that were watched, reviews of those that stand."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -13,13 +13,13 @@ from tiertune_agent.verdicts.verdict import Verdict
 
 
 class Verdicts(OfHistory):
-    """`Decisions` writes verdicts, with the states that they say."""
+    """Verdicts, which `Decisions` writes with their states, and reviews."""
 
     def of(self, decision: int) -> list[dict[str, Any]]:
         return self.by_decision([decision]).get(decision, [])
 
     def by_decision(self, decisions: Iterable[int]) -> dict[int, list[dict[str, Any]]]:
-        """Of those that were judged."""
+        """Verdicts by decision, for those that were judged."""
         query = select(VerdictRow).where(VerdictRow.decision.in_(list(decisions))).order_by(VerdictRow.id)
         found: dict[int, list[dict[str, Any]]] = {}
         with self._session() as session:
@@ -28,7 +28,7 @@ class Verdicts(OfHistory):
         return found
 
     def review(self, decision: Decision, stands: str, verdict: Verdict, now: datetime) -> None:
-        """A row that says whether it still pays."""
+        """Write a row that says whether it still pays."""
         told = {"stands": stands, "reason": verdict.reason, "evidence": dict(verdict.evidence)}
         with self._session() as session:
             session.add(ReviewRow(decision=decision.id, at=now, **told))

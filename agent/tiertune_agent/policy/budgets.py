@@ -42,9 +42,9 @@ class Budgeted:
     budget: str
     """Its name."""
     nbytes: int
-    """Of the whole budget."""
+    """Bytes of the whole budget."""
     elsewhere: int
-    """Bytes that it pays for outside of this tier."""
+    """Bytes that the budget pays for outside of this tier."""
     own: int
     """Bytes of this tier."""
 
@@ -54,12 +54,12 @@ class Budgeted:
 
     @property
     def left(self) -> int:
-        """Bytes that this tier may have: all that others leave; of an overspent budget as much as of its own bytes."""
+        """Bytes that this tier may have: all that others leave, or its proportional share of an overspent budget."""
         paid = self.own + self.elsewhere
         return self.nbytes * self.own // paid if self.overspent else self.nbytes - self.elsewhere
 
     def given_back(self, answer: Answer) -> Answer:
-        """Of what is overspent at least this tier's share, whatever else is wished."""
+        """If the budget is overspent: give back at least this tier's share, whatever else is wished."""
         wished = answer.after if isinstance(answer, Proposal) else self.own
         if not self.overspent or wished <= self.left:
             return answer
@@ -68,7 +68,7 @@ class Budgeted:
         return Proposal(capacity_field(self.tier), self.own, self.left, told)
 
     def known(self, answer: Answer, away: str) -> Answer:
-        """Nothing grows while some are ``away`` (who; empty: nobody is)."""
+        """Refuse growth while somebody is ``away`` (who; empty: nobody)."""
         if not away or not isinstance(answer, Proposal) or answer.after <= self.own:
             return answer
         told = f"{away} did not answer: nobody knows what of budgets.{self.budget} is spent"
@@ -76,7 +76,7 @@ class Budgeted:
 
 
 def budgeted(budgets: Budgets, tier: str, elsewhere: Mapping[str, int], own: int) -> Budgeted | None:
-    """None: no budget pays for the tier. ``elsewhere``: bytes by tier."""
+    """The budget for a tier; None: no budget pays for it. ``elsewhere``: bytes by tier."""
     if budgets.total is not None:
         return Budgeted(tier, "total", budgets.total, sum(elsewhere.values()), own)
     nbytes: int | None = getattr(budgets, tier)
@@ -84,9 +84,9 @@ def budgeted(budgets: Budgets, tier: str, elsewhere: Mapping[str, int], own: int
 
 
 class Capacities:
-    """What every store may hold in its local tiers, as it was read.
+    """What every store may hold in its local tiers, as last read.
 
-    What a change may have made larger since counts as that, and what it made smaller as it was, until it is read again.
+    Until the next reading, a change that may have grown a tier counts already, and one that shrank it does not yet.
     """
 
     def __init__(self, fleet: Iterable[Snapshot]) -> None:
@@ -96,7 +96,7 @@ class Capacities:
         self._paid: dict[str, int] = {tier: sum(held[tier] for held in self._held.values()) for tier in LOCAL}
 
     def note(self, decision: Decision) -> None:
-        """A change that is made, or may be."""
+        """Count a change that was made, or may be made."""
         for part in parts(decision):
             held, tier = self._held.get(part.target.store), FIELDS.get(part.field, "")
             if held is not None and tier:
@@ -109,5 +109,5 @@ class Capacities:
         return self._held.get(target.store, {}).get(target.tier, 0)
 
     def elsewhere(self, target: Target) -> dict[str, int]:
-        """By tier, what does not belong to the target: summed up once, for every target asks."""
+        """Bytes by tier that do not belong to the target; the sums are kept, as every target asks."""
         return {tier: paid - (self.own(target) if tier == target.tier else 0) for tier, paid in self._paid.items()}

@@ -16,7 +16,7 @@ _CLOCK = r"^\d\d:\d\d(:\d\d)?$"
 
 
 def _clock_time(value: object) -> time:
-    """An offset would be left out of account: a freeze has its ``zone``."""
+    """Parse a time of day without an offset, which would be ignored: a freeze has its ``zone``."""
     if not isinstance(value, str) or not re.fullmatch(_CLOCK, value):
         raise ValueError('write a time in quotes, as "18:00"')
     return time.fromisoformat(value)

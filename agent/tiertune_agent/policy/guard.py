@@ -11,25 +11,25 @@ from tiertune_agent.tuners.remote_fetch import protects
 from tiertune_connector.units import format_duration, format_size
 
 LONGEST_S = 7 * 86400.0
-"""No memory of a change that was rolled back holds longer."""
+"""Longest time that a change is held off because it was rolled back before."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The policy, as it stands for one tuner and target."""
+    """What the policy says for one tuner and target."""
 
     mode: Mode
     min_requests: int
     changes_per_hour: int
-    """Per store. What protects requests is counted and does not wait for it, unless it is 0."""
+    """Per store. A change that protects requests counts, but does not wait for it, unless it is 0."""
     spacing: float = 0.0
-    """Seconds from one change of the same target to the next, also of steps on the same way."""
+    """Seconds from one change of a target to the next, also between steps towards the same goal."""
     hold_off: float = 0.0
-    """Seconds after a change of the same target; a further step on the same way does not wait for it."""
+    """Seconds that a target is left alone after a change; further steps towards the same goal do not wait for it."""
     soak: float = 0.0
-    """Seconds in which a change is watched; what was rolled back is held off at least twice as long."""
+    """Seconds for which a change is watched; a rolled back change is held off at least twice as long."""
     waits: bool = True
-    """Whether it waits until other changes of the pool have soaked."""
+    """Whether a change waits until other changes of the pool have soaked."""
     max_step: float | None = None
     """Share of a capacity; None: not a capacity."""
     least: float | None = None
@@ -48,12 +48,12 @@ class Recent:
     last: Made | None = None
     """The last change of the same target by the same tuner."""
     undone: Sequence[Made] = ()
-    """Changes of the same target that were undone or refused in the last weeks, and when they were."""
+    """Changes of the same target that were undone or refused in the last weeks, with the time."""
     changes_last_hour: int = 0
 
 
 def guard(answer: Answer, rules: Rules, recent: Recent) -> Answer:
-    """The proposal, bounded; or NoChange saying what forbids it and what was wished."""
+    """The proposal within bounds, or NoChange saying what forbids it and what was wished."""
     if isinstance(answer, NoChange):
         return answer
     refusal = _unfounded(answer, rules, recent) or (_untimely(answer, rules, recent) if rules.mode == "auto" else "")
@@ -66,14 +66,14 @@ def guard(answer: Answer, rules: Rules, recent: Recent) -> Answer:
 
 
 def forbidden(rules: Rules, recent: Recent) -> str:
-    """Why nothing at all may change now, not even in company; empty: it may."""
+    """Why nothing at all may change now, not even as part of a split; empty: it may."""
     if recent.frozen:
         return f"frozen: {recent.frozen}"
     return _told(rules) if _spent(rules, recent) else ""
 
 
 def _unfounded(proposal: Proposal, rules: Rules, recent: Recent) -> str:
-    """Why it is not even a recommendation."""
+    """Why it may not even be recommended; empty: it may."""
     if proposal.requests is not None and proposal.requests < rules.min_requests:
         return f"too little evidence: {proposal.requests} requests, the guard asks for {rules.min_requests}"
     wished = proposal.field, direction(proposal.before, proposal.after)
@@ -89,7 +89,7 @@ def _unfounded(proposal: Proposal, rules: Rules, recent: Recent) -> str:
 
 
 def _untimely(proposal: Proposal, rules: Rules, recent: Recent) -> str:
-    """Why it may not be made now."""
+    """Why it may not be made now; empty: it may."""
     if recent.frozen:
         return f"frozen: {recent.frozen}"
     if not _further(proposal, recent.last):
@@ -113,19 +113,19 @@ def _told(rules: Rules) -> str:
 
 
 def _rest_s(recent: Recent, quiet_s: float) -> float:
-    """Seconds until the last change is so long ago; 0 or less where it is."""
+    """Seconds until the last change is ``quiet_s`` ago; 0 or less if it is already."""
     return (recent.last.at - recent.now).total_seconds() + quiet_s if recent.last else 0.0
 
 
 def _further(proposal: Proposal, last: Made | None) -> bool:
-    """Whether it is the next step on a way that the last change was allowed only a step of."""
+    """Whether it is the next step towards a goal that the last change was allowed only one step towards."""
     if last is None or last.goal is None or last.field != proposal.field or last.after != proposal.before:
         return False
     return direction(proposal.before, proposal.after) == last.direction
 
 
 def _bounded(proposal: Proposal, rules: Rules, max_step: float) -> Answer:
-    """Within the bounds, and at most one step from where it stands (which may itself lie outside the bounds)."""
+    """Limit it to the bounds, and to one step from the present value (which may itself lie outside the bounds)."""
     before, wish = proposal.before, proposal.after
     goal = max(wish, rules.least) if rules.least is not None else wish
     goal = min(goal, rules.most) if rules.most is not None else goal
@@ -144,7 +144,7 @@ def _bounded(proposal: Proposal, rules: Rules, max_step: float) -> Answer:
 
 
 def _stepped(before: float, goal: float, max_step: float, most: float | None) -> float:
-    """One step: up by a share of the goal, else a small tier hardly grows; down by a share of what there is.
+    """Take one step: up by a share of the goal, else a small tier hardly grows; down by a share of the present size.
 
     A tier that would be left with a remnant of its upper bound goes to its goal at once.
     """

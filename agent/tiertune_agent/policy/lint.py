@@ -1,4 +1,4 @@
-"""What is to mend in a policy file, each with its place: for the command, the API and the page."""
+"""Finds what to mend in a policy file, with file, line and column: for the command, the API and the page."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ _PLACED = re.compile(r"(?P<place>.+?:\d+:\d+): (?P<message>.*)", re.DOTALL)
 SIZES_OF_REMOTE = ("budgets.remote", "tuners.tier_size.min.remote", "tuners.tier_size.max.remote")
 """Keys that size the remote."""
 LIMITS = ("budgets.remote", "budgets.total", "tuners.tier_size.max.remote")
-"""One of them says how large a managed remote may get."""
+"""Keys of which one must say how large a managed remote may get."""
 UNMANAGED = "the remote is sized only where remote.manage is on"
 ELSEWHERE = "the remote is the whole fleet's, which this fits not"
 
@@ -27,12 +27,12 @@ class Finding:
 
     level: str
     place: str
-    """``file:line:column``; the file alone where nothing can be told."""
+    """``file:line:column``, or the file alone if the place is unknown."""
     message: str
 
 
 def notes(loaded: LoadedPolicy) -> list[Finding]:
-    """Of a sound policy."""
+    """Notes on a sound policy."""
     return [
         Finding("note", f"{loaded.source}:{place_of(loaded.text, note.partition(':')[0])}", note)
         for note in without_effect(loaded.policy)
@@ -40,7 +40,7 @@ def notes(loaded: LoadedPolicy) -> list[Finding]:
 
 
 def checked(path: Path) -> tuple[list[Finding], str]:
-    """Of a file: notes and no problem; or errors, and the problem in which they stand."""
+    """Check a file: notes and no problem, or errors and the problem that lists them."""
     try:
         return notes(load(path)), ""
     except DocumentError as error:
@@ -48,14 +48,14 @@ def checked(path: Path) -> tuple[list[Finding], str]:
 
 
 def errors(problem: str, source: str) -> Iterator[Finding]:
-    """Of a file that cannot be in force; ``problem`` is what its DocumentError says, a line each."""
+    """Errors of a file that cannot be in force; ``problem`` is the text of its DocumentError, one per line."""
     for line in problem.splitlines():
         placed = _PLACED.fullmatch(line)
         yield Finding("error", placed["place"], placed["message"]) if placed else Finding("error", source, line)
 
 
 def without_effect(policy: Policy) -> list[str]:
-    """Keys that the file sets and that are read, but not acted on."""
+    """Keys that the file sets without effect: they are read, but not acted on."""
     remote = Target(FLEET, "remote")
     rule = policy.for_target(remote)
     unmanaged = () if rule.remote.manage else SIZES_OF_REMOTE
@@ -72,7 +72,7 @@ def without_effect(policy: Policy) -> list[str]:
 
 
 def manages(loaded: LoadedPolicy) -> str:
-    """Where a sound policy says that the remote is managed, as ``file:line:column``; empty: it does not."""
+    """Where a sound policy has the remote managed, as ``file:line:column``; empty: nowhere."""
     policy, remote, key = loaded.policy, Target(FLEET, "remote"), "remote.manage"
     if not policy.for_target(remote).remote.manage:
         return ""

@@ -1,4 +1,4 @@
-"""What an override of a policy is for."""
+"""Which targets an override of a policy applies to."""
 
 import re
 from fnmatch import fnmatchcase
@@ -20,12 +20,12 @@ class Match(Document):
         return served and fnmatchcase(target.store, self.store)
 
     def meets(self, other: "Match") -> bool:
-        """Whether both may fit one target; if in doubt, they may."""
+        """Whether both may fit the same target; true if in doubt."""
         return _may_meet(self.model, other.model) and _may_meet(self.store, other.store)
 
 
 def _may_meet(one: str, other: str) -> bool:
-    """Whether a name may fit both patterns: one that is a name, or else by what both begin and end with."""
+    """Whether a name may fit both patterns: by matching if one is a plain name, else if their starts and ends agree."""
     parts, its_parts = (re.split(r"[*?\[\]]", each) for each in (one, other))
     if len(parts) == 1 or len(its_parts) == 1:
         return fnmatchcase(one, other) or fnmatchcase(other, one)

@@ -1,13 +1,13 @@
 """Which chunks are worth writing to a slower tier? All, or only those used a second time while in DRAM.
 
-Writing everything gives a tier the most to hit, so it is right while writing costs nothing. It costs in three ways, and
-each pays for ``second_access`` alone where even the worst that this can lose is less:
+Writing everything gives a tier the most to hit, so it is right while writing costs nothing. It can cost in three ways,
+each of which alone justifies ``second_access`` if it costs more than that can lose at worst:
 
-- Money for the network. At worst no fetch saves anything any more: it must be more than what all fetches save.
-- Drops. What a full queue drops is chance; if more chunks are used twice than are written now, as many are written and
-  none of them by chance, and a chunk used twice is at least as likely to be used again.
-- Thrash. In a full tier every chunk written takes the place of another; if almost none is read before it leaves, at
-  worst those few hits are lost, and what is written stays longer in the tier.
+- Money for the network. At worst no fetch saves anything any more, so the money must exceed what all fetches save.
+- Drops. A full queue drops chunks by chance. If more chunks are used twice than are written now, ``second_access``
+  writes as many, none by chance, and a chunk used twice is at least as likely to be used again.
+- Thrash. In a full tier every chunk written displaces another. If almost none is read before it leaves, at worst those
+  few hits are lost, and what is written stays longer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,9 +34,9 @@ from tiertune_connector.tuning import SLOWER
 from tiertune_connector.units import Duration, format_size
 
 LEAST = 0.05
-"""Share of the chunks dropped, or of the bytes read again, that is worth a change: less is nearly none."""
+"""Least share of chunks dropped, or of bytes read again, that counts; less is as good as none."""
 HALF_BUSY = 0.5
-"""Of the writers: what would take more than half of their time is not free."""
+"""Share of the writers' time above which writing is not free."""
 WRITERS = 2
 """Chunks that a store writes to a tier at once."""
 FULL = 0.95
@@ -55,43 +55,43 @@ class Passage:
     """Chunks."""
     written_bytes: float
     write_s: float
-    """Of the writers' time."""
+    """Seconds that the writers spent."""
     dropped: float
     """Chunks that found the queue full."""
     prompt_tokens: float
     """Of all requests of the store."""
     asked_tokens: float
-    """Of chunks that requests found there, whatever the gate decided."""
+    """Of the chunks that requests found in the tier, whatever the gate decided."""
     asked_bytes: float
     recompute_s: float
-    """Predicted, of those chunks."""
+    """Predicted, for those chunks."""
     saved_s: float
-    """Less what was lost."""
+    """Seconds saved minus seconds lost."""
     evicted: float
     once: float
     """Chunks that left DRAM without having been used there."""
     twice: float
-    """Chunks that left DRAM after a use, less those that had come from slower tiers."""
+    """Chunks that left DRAM after a use, minus those that had come from slower tiers."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class AdmissionEvidence:
-    """Of all windows."""
+    """What all windows together say."""
 
     once: float | None
-    """Share of what left DRAM and had not come from slower tiers; None if nothing left."""
+    """Unused share of the chunks that left DRAM, without those from slower tiers; None if nothing left."""
     spare: Ratio
-    """Chunks used twice above those written, per window."""
+    """Chunks used twice minus chunks written, per window."""
     dropped: Ratio
-    """Of the offers to write a chunk."""
+    """Share of the offers to write a chunk."""
     reused: Ratio
-    """Bytes found there per byte written."""
+    """Bytes found in the tier per byte written."""
     saved_s: Ratio
     """Per GiB written."""
     written_bytes: float
     busy: float
-    """Of the writers' time."""
+    """Share of the writers' time."""
     full: bool
 
     def document(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class AdmissionTuner:
         return Proposal(field, now, after, f"{wished.why}; {told}", sums.document())
 
     def _fewer(self, sums: AdmissionEvidence, unused: float, price: float, rates: Rates) -> "_Wish":
-        """Whether second_access pays for sure."""
+        """Whether second_access is sure to pay."""
         earned = sums.saved_s.value * rates.gpu_hour / 3600
         doubt = ERRORS * sums.saved_s.error * rates.gpu_hour / 3600
         if earned + doubt < unused * price:
@@ -160,7 +160,7 @@ class _Wish:
 
 
 def _more(sums: AdmissionEvidence, price: float) -> _Wish:
-    """Whether writing everything costs nothing: then it can only hit more."""
+    """Whether writing everything costs nothing, so that it can only hit more."""
     unused = sums.once or 0.0
     wanted = sums.busy / (1 - unused) if unused < 1 else 1.0
     if price > 0:
@@ -177,7 +177,7 @@ def _more(sums: AdmissionEvidence, price: float) -> _Wish:
 
 
 def passed(windows: Sequence[Window], tier: str) -> list[Passage]:
-    """What was written to the tier and read from it, by window of the whole store."""
+    """What was written to the tier and read from it, window by window of the whole store."""
     times: dict[Any, list[Window]] = {}
     for window in windows:
         times.setdefault(window.start, []).append(window)
@@ -227,7 +227,7 @@ def _timed(windows: Sequence[Window], operation: str) -> list[Histogram]:
 
 
 def is_full(current: Current, tier: str, passages: Sequence[Passage]) -> bool:
-    """By what it evicts; a tier that does not tell, by its size as the status tells it."""
+    """Whether the tier evicts over half as much as it writes, or else holds nearly its capacity by the status."""
     if sum(seen.evicted for seen in passages) > sum(seen.writes for seen in passages) / 2:
         return True
     state = read(current.status, f"tiers.{tier}") or {}

@@ -1,4 +1,4 @@
-"""Advice that no knob of ours follows: routing, sharing as such, prefill against decode. It only ever recommends."""
+"""Advice on what no knob of ours sets: routing, sharing as such, prefill against decode. It only ever recommends."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tiertune_connector.units import Duration
 from tiertune_connector.whatif.chain import PREFIX_ROUTING, Shape
 
 ADVICE = "advice."
-"""Fields that begin so are in no tuning document: nothing can apply them but people."""
+"""Prefix of fields that are in no tuning document: only people can apply them."""
 DECAY = 0.9
 """Weight of what was seen a period earlier."""
 
@@ -32,12 +32,12 @@ class AdviceSettings(TunerSettings):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is against what else might be, on the same requests."""
+    """The present way against another one, on the same requests."""
 
     now_s: float
     """Mean seconds to the first token."""
     gain: Ratio
-    """Share of them that the other way saves; negative if it costs."""
+    """Share of those seconds that the other way saves; negative if it costs."""
     requests: int
 
     @property
@@ -57,7 +57,7 @@ class Comparison:
 
 
 class Advice:
-    """What all advice has in common; if it says nothing else, it is for the fleet, or for each of its namespaces."""
+    """What all advice has in common. Unless it says otherwise, it is for the fleet, or for each of its namespaces."""
 
     key: ClassVar = "advice"
     scope: ClassVar[Scope] = "fleet"
@@ -67,7 +67,7 @@ class Advice:
 
 
 class Routing(Advice):
-    """Whether requests would wait less if each went where most of its prompt was last."""
+    """Whether requests would wait less if each went to the host that last had most of its prompt."""
 
     name: ClassVar = "routing"
 
@@ -131,7 +131,7 @@ class Balance(Advice):
 
 
 def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -> Comparison | None:
-    """The present shape against what ``other`` makes of its name; None on too few prospects that tell of both."""
+    """The present shape against the one that ``other`` names; None if too few prospects have costs of both."""
     pairs = [
         (prospect, pair)
         for prospect in current.prospects
@@ -151,7 +151,7 @@ def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -
 
 
 def _pair(prospect: Prospect, now: Shape, other: Callable[[Shape], str]) -> tuple[float, float] | None:
-    """Seconds of the shape nearest to the present one for which both are told."""
+    """Seconds of a shape and of its ``other``, for the shape nearest to the present one that has both costs."""
     known = [Shape.parse(name) for name in prospect.costs if "@" not in name]
     both = [shape for shape in known if other(shape) in prospect.costs and other(shape) != str(shape)]
     if not both:

@@ -1,4 +1,4 @@
-"""How busy the GPUs of each stage are, and whether one of them is missed in the other stage."""
+"""How busy the GPUs of each stage are, and whether moving one to the other stage would help."""
 
 from bisect import bisect
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summan
 COMPUTES = ("prefill", "decode")
 """Phases in which a GPU works; in the others it waits."""
 BUSY = 0.7
-"""Below, a GPU more hardly shortens a queue: waits grow as 1 / (1 - busy)."""
+"""Below this share, another GPU hardly shortens a queue: waits grow as 1 / (1 - busy)."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Of one stage."""
+    """The GPUs of one stage and their work."""
 
     gpus: int
     work: Ratio
@@ -32,7 +32,7 @@ class Demand:
         return self.work.error / self.gpus
 
     def share(self, gpus: int) -> float:
-        """How busy so many GPUs would be with the same work."""
+        """How busy ``gpus`` GPUs would be with the same work."""
         return self.work.value / gpus
 
     def document(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Demand:
 
 
 def demand(windows: Sequence[StageWindow]) -> dict[str, Demand]:
-    """By stage, of those whose GPUs are known and that told of enough windows."""
+    """Demand by stage, for stages with known GPUs and enough windows."""
     found = {}
     for stage in sorted({window.stage for window in windows}):
         mine = [window for window in windows if window.stage == stage]
@@ -52,7 +52,7 @@ def demand(windows: Sequence[StageWindow]) -> dict[str, Demand]:
 
 
 def evened(prefill: Demand, decode: Demand, least: float) -> dict[str, int] | None:
-    """The GPUs of each stage after one was moved; None where that would not help, or nobody needs help."""
+    """The GPUs of each stage after one was moved; None if that would not help, or no stage needs help."""
     busier, other = (prefill, decode) if prefill.busy > decode.busy else (decode, prefill)
     apart = busier.busy - other.busy
     if busier.busy < BUSY or other.gpus < 2 or apart <= ERRORS * (busier.error**2 + other.error**2) ** 0.5:
@@ -64,9 +64,9 @@ def evened(prefill: Demand, decode: Demand, least: float) -> dict[str, int] | No
 
 
 def _parts(windows: Sequence[StageWindow]) -> list[Summand]:
-    """One part for each time: work of all stores, by seconds; where steps are not told, by the GPUs' own utilisation.
+    """GPU seconds of all stores per second, one part per window; by the GPUs' own utilisation if no steps are known.
 
-    Windows of different stores do not begin together: they count with the first store's that they fall into.
+    Windows of different stores do not begin together: each counts with the first store's window that it falls into.
     """
     store = min(window.store for window in windows)
     starts = sorted({window.start for window in windows if window.store == store})

@@ -1,4 +1,4 @@
-"""What every tuner answers, and to what."""
+"""What every tuner is asked, and what it may answer."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ Mode = Literal["observe", "recommend", "auto"]
 Scope = Literal["tier", "pool", "store", "fleet", "size"]
 Period = Annotated[Duration, Field(gt=0)]
 MOST_OF_TIER = 240
-"""Windows that a tuner of one tier looks through: an hour of 15 s."""
+"""Windows that a tuner of one tier looks through: an hour of windows of 15 s."""
 REMNANT = 0.05
-"""A rest below this share of what there may be is not worth a step of its own: halves never end."""
+"""A remainder below this share of what there may be is not worth a step of its own: halving would never end."""
 
 
 class TunerSettings(Document):
@@ -53,12 +53,12 @@ class Proposal:
     reason: str
     evidence: Mapping[str, Any] = member(default_factory=dict)
     requests: int | None = None
-    """Requests that the wish rests on; None: it does not rest on requests (probes, the policy file)."""
+    """Requests that the wish rests on; None: it rests on something else (probes, the policy file)."""
 
 
 @dataclass(frozen=True)
 class NoChange:
-    """Nothing to change, or not enough data to tell: why, in one sentence with figures."""
+    """Nothing to change, or not enough data to tell. ``reason``: one sentence with figures."""
 
     reason: str
     evidence: Mapping[str, Any] = member(default_factory=dict)
@@ -79,7 +79,7 @@ class TypicalCandidate:
 
 @dataclass(frozen=True)
 class Current:
-    """What stands now, as the store told it."""
+    """How things stand now, as the store reported them."""
 
     target: Target
     tuning: Mapping[str, Any]
@@ -88,20 +88,20 @@ class Current:
     """When the target was last changed by a decision."""
     typical: TypicalCandidate | None = None
     prospects: Sequence[Prospect] = ()
-    """What other sizes would have cost, oldest first; of every namespace that the target serves."""
+    """What other sizes would have cost, oldest first, for every namespace that the target serves."""
     hosts: int = 1
-    """Stores that the prospects' shapes stand for, each with DRAM and disk of its own."""
+    """Stores that the prospects' shapes describe, each with DRAM and disk of its own."""
     rates: Rates = member(default_factory=Rates)
     holdout: float = 0.0
     """Share of requests that the policy holds out from remote fetches."""
     budget_bytes: int | None = None
-    """DRAM of all hosts and the remote tier together, where one budget is split between them; None: it is not."""
+    """For DRAM of all hosts and the remote tier together, if one budget is split between them; None: none is."""
     remote_bytes: int = 0
     """Capacity of the remote tier."""
     least_bytes: float | None = None
-    """Bound of the target's capacity; None: there is none."""
+    """Lower bound of the target's capacity; None: there is none."""
     most_bytes: float | None = None
-    """The same: the tightest of the policy's bound and what its budgets leave."""
+    """Upper bound: the tighter of the policy's bound and what its budgets leave; None: there is none."""
     stages: Sequence[StageWindow] = ()
     """What the GPUs of the whole fleet did lately, by stage and phase."""
 
@@ -111,10 +111,10 @@ class Tuner(Protocol):
 
     name: ClassVar[str]
     key: ClassVar[str]
-    """Under which its settings stand in a policy's ``tuners``; those that only share another one's have its key."""
+    """Key of its settings in a policy's ``tuners``; tuners that share settings share the key."""
     scope: ClassVar[Scope]
-    """What it reads: windows of the target's tier; of its pool, with its ghosts; of all of the store, with prospects;
-    or no windows, but prospects and stages of the fleet. ``size``: prospects alone; its capacities budgets pay for."""
+    """What it reads. ``tier``: windows of the target's tier; ``pool``: of its pool, with ghosts; ``store``: of the
+    whole store, with prospects; ``fleet``: prospects and stages; ``size``: prospects (budgets pay for what it sets)."""
 
     def __init__(self, settings: Any) -> None:  # noqa: ANN401 (each tuner's own)
         """``settings`` are what the policy has under ``key``."""
@@ -132,11 +132,11 @@ class Tuner(Protocol):
 def models(status: Mapping[str, Any]) -> tuple[str, ...]:
     """Models that a store serves, by its status."""
     told = {pool.get("model", "") for pool in served(status).values()}
-    return tuple(sorted(told.union(status.get("models") or ())))  # sources tell no pools
+    return tuple(sorted(told.union(status.get("models") or ())))  # sources report no pools
 
 
 def pools(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """What a store tells of its pools, by namespace."""
+    """A store's pools in its status, by namespace."""
     told: Mapping[str, Mapping[str, Any]] = status.get("pools") or {}
     return told
 
@@ -147,7 +147,7 @@ def pool_targets(store: str, tier: str, status: Mapping[str, Any]) -> list[Targe
 
 
 def tier_targets(store: str, tiers: Iterable[str], status: Mapping[str, Any]) -> list[Target]:
-    """Those of the tiers that a store is configured with."""
+    """A target for each of the tiers that the store is configured with."""
     return [Target(store, tier, models=models(status)) for tier in tiers if present(status, tier)]
 
 
@@ -158,7 +158,7 @@ def since_change(history: Sequence[Window], current: Current) -> list[Window]:
 
 
 def served(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Not what only the disk holds, of engines that never came since the store was started."""
+    """The pools, by namespace, but for those only on disk, whose engines have not come since the store started."""
     return {digest: pool for digest, pool in pools(status).items() if "dram" in pool or "disk" not in pool}
 
 

@@ -1,4 +1,4 @@
-"""Which eviction algorithm for a pool? Another one where its ghost, at the pool's own capacity, hits clearly more."""
+"""Which eviction algorithm for a pool? Another one if its ghost, at the pool's own capacity, hits clearly more."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,20 +17,21 @@ from tiertune_connector.tuning import CandidateAlgorithm
 from tiertune_connector.units import Duration, format_size
 
 LEAST_GAIN = 0.0025
-"""Of all tokens: what ghosts may err by when they name the best (their mean regret is 0.1 points at most)."""
+"""Share of all tokens by which ghosts may err about the best algorithm (their mean regret is 0.1 points at most)."""
 LATELY = 0.2
-"""Share of a period's hits (or misses) that another than LRU must gain, in the newest one or summed over all that is
-remembered: in little time, before traffic turns, or by and by."""
+"""Share of a period's hits (or misses) that an algorithm other than LRU must gain: quickly, in the newest period,
+before traffic turns; or by and by, summed over all that is remembered."""
 SURE = 1.0
-"""Standard errors of such a gain: no accident of thin traffic; to wait for more costs more than mistakes do."""
+"""Standard errors that such a gain must exceed, so that it is no accident of thin traffic. Waiting for more would cost
+more than mistakes do."""
 EQUAL = 0.005
-"""Of all tokens: of two that gain so nearly the same, the candidate that is named first is taken."""
+"""Share of all tokens: of candidates whose gains differ by less, the first one named is taken."""
 DECAY = 0.7
 """Weight of what was seen a period earlier: the best algorithm of an hour is seldom that of the next."""
 MEMORY = 10
-"""Periods; what is older would weigh less than a thirtieth."""
+"""Periods; anything older would weigh less than a thirtieth."""
 SAME_SIZE = 0.05
-"""Ghosts of sizes that differ by less are ghosts of one size; of others, of another size: a capacity that changed."""
+"""Ghosts whose sizes differ by at most this share are of one size; if they differ by more, the capacity changed."""
 
 
 class EvictionSettings(TunerSettings):
@@ -50,9 +51,9 @@ class GhostWindow:
     """One window: tokens by algorithm, all at the pool's capacity."""
 
     age: float
-    """Periods from its end to that of the newest window."""
+    """Periods from its end to the end of the newest window."""
     periods: float
-    """How long it is; one at most, as a longer one says no more of what lasts."""
+    """Its length; at most one, as a longer window says no more about what lasts."""
     tokens: Mapping[str, Tokens]
 
 
@@ -70,7 +71,7 @@ class Rival:
     """Gain within the newest period."""
     present_lately: float
     remembered: float
-    """Periods that ``gain`` is of, by their weights."""
+    """Weighted number of periods that ``gain`` covers."""
 
     @property
     def relative(self) -> float:
@@ -98,7 +99,7 @@ class EvictionTuner:
         return pool_targets(store, "dram", status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
-        """From ``whatif_tokens_total``; ghosts do not depend on what is in force, so windows before a change count."""
+        """From ``whatif_tokens_total``. Ghosts do not depend on what is in force: windows before a change count too."""
         field = f"pools.{current.target.namespace}.dram.eviction"
         algorithm = in_force(current.tuning, field) or "lru"
         here = [window for window in history if window.tier == "dram"]
@@ -139,7 +140,7 @@ class EvictionTuner:
         return Proposal(field, algorithm, chosen.name, reason, evidence)
 
     def _against(self, rival: Rival) -> str:
-        """Why it is not chosen; empty: it is. LRU, which is never far from the best, needs no more than to lead."""
+        """Why it is not chosen; empty: it is. LRU only has to lead, as it is never far from the best."""
         gain = rival.gain.value
         if gain <= 0:
             return "no candidate would hit more"
@@ -150,7 +151,7 @@ class EvictionTuner:
         return "" if rival.name == "lru" else self._against_another(rival)
 
     def _against_another(self, rival: Rival) -> str:
-        """The same of another than LRU."""
+        """The same for an algorithm other than LRU."""
         if rival.relative < self.settings.min_gain:
             few = _fewer(rival.present)
             return f"that is {rival.relative:.1%} of the {few}, a switch takes {self.settings.min_gain:.1%}"
@@ -161,7 +162,7 @@ class EvictionTuner:
         return "" if rival.gain.value > SURE * rival.gain.error else f"not more than {SURE:g} standard error"
 
     def _without_ghost(self, field: str, algorithm: str, size: int, seen: Sequence[GhostWindow]) -> Answer:
-        """Only of FIFO is it known without a ghost: it was never measured above LRU (nor is it a candidate)."""
+        """Replace FIFO, which needs no ghost: it never measured above LRU (and is no candidate). Others stay."""
         shares = {name: share for name in self.settings.candidates if (share := _share(seen, name)) is not None}
         if algorithm != "fifo" or not shares:
             return NoChange(f"{algorithm} stays: it has no ghost, so nothing tells what another one would gain")
@@ -174,9 +175,9 @@ class EvictionTuner:
 
 
 def ghosts(history: Sequence[Window], capacity: float | None, period_s: float) -> tuple[int, list[GhostWindow]]:
-    """The size nearest to ``capacity`` that the newest ghosts were simulated at, and all windows that tell of it.
+    """The size nearest to ``capacity`` among the newest ghosts, in bytes, and all windows with ghosts of that size.
 
-    Without a capacity it must be the only size. Windows in which nobody asked for anything tell nothing.
+    Without a capacity it must be the only size. Windows in which nobody asked for anything are left out.
     """
     newest, size, seen = None, 0, list[GhostWindow]()
     for window in reversed(history):
@@ -193,7 +194,7 @@ def ghosts(history: Sequence[Window], capacity: float | None, period_s: float) -
 
 
 def compared(seen: Sequence[GhostWindow], present: str, name: str) -> Rival | None:
-    """``name`` against ``present``; None where too few windows tell of both."""
+    """``name`` against ``present``; None if too few windows have ghosts of both."""
     both = [each for each in seen if present in each.tokens and name in each.tokens]
     if len(both) < ENOUGH_WINDOWS:
         return None
@@ -205,13 +206,13 @@ def compared(seen: Sequence[GhostWindow], present: str, name: str) -> Rival | No
 
 
 def capacity_bytes(current: Current) -> float | None:
-    """Of the target's pool, by the store's status; None where it does not tell."""
+    """Capacity of the target's pool; None if the store's status does not have it."""
     found = read(current.status, f"pools.{current.target.namespace}.dram.effective.capacity_bytes")
     return float(found) if found else None
 
 
 def _gain(seen: Sequence[GhostWindow], present: str, name: str) -> Ratio:
-    """Shares of the tokens, window by window: both saw the same requests."""
+    """Gain of ``name`` as a share of the tokens, compared window by window: both saw the same requests."""
     parts = []
     for each in seen:
         (hit, asked), (had, of) = each.tokens[name], each.tokens[present]
@@ -226,7 +227,7 @@ def _share(seen: Sequence[GhostWindow], name: str) -> float | None:
 
 
 def _relative(gain: float, present: float) -> float:
-    """As a share of the hits, or of the misses where these are fewer."""
+    """The gain as a share of the hits, or of the misses if these are fewer."""
     least = min(present, 1 - present)
     return gain / least if least > 0 else inf
 
@@ -236,9 +237,9 @@ def _fewer(present: float) -> str:
 
 
 def _sizes(window: Window) -> dict[int, dict[str, Tokens]]:
-    """Tokens by size in bytes and algorithm, of sizes with several: those of the curve alone compare nothing.
+    """Tokens by size in bytes and algorithm, of sizes with several algorithms: those of LRU's curve alone compare none.
 
-    In a window of few requests the ghosts of a pool's own size may have seen none, and the curve tells all the same.
+    In a window of few requests the ghosts of the pool's own size may have seen none, while the curve did.
     """
     found: dict[int, dict[str, Tokens]] = {}
     for (name, size), tokens in ghost_tokens(window).items():

@@ -1,4 +1,4 @@
-"""How sure figures of several windows are: ratios of sums with a standard error. Pure."""
+"""How certain figures over several windows are: ratios of sums with a standard error. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class Summand(NamedTuple):
 
     weight: float
     of: float
-    """Of the numerator."""
+    """Part of the numerator."""
     per: float
-    """Of the denominator."""
+    """Part of the denominator."""
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,26 @@ class Ratio:
     windows: int
 
     def document(self, name: str) -> dict[str, float | int | None]:
-        """As evidence: what is not known is null."""
+        """The ratio as evidence; an infinite error is null."""
         error = self.error if isfinite(self.error) else None
         return {name: self.value, f"{name}_standard_error": error}
 
     @property
     def above(self) -> bool:
-        """Clearly more than nothing."""
+        """Whether it is clearly above zero."""
         return self.value > 0 and self.value > ERRORS * self.error
 
     @property
     def below(self) -> bool:
-        """Clearly less than nothing."""
+        """Whether it is clearly below zero."""
         return self.value < 0 and -self.value > ERRORS * self.error
 
 
 def ratio(parts: Sequence[Summand]) -> Ratio:
-    """The weighted sum of ``of`` by that of ``per``, windows oldest first.
+    """The weighted sum of ``of`` divided by that of ``per``, windows oldest first.
 
     The error is that of a ratio estimator (linearised) over windows that may depend on their neighbours (Newey and
-    West 1987, with the cube root of their number as lag); it is never less than if they were independent.
+    West 1987, with the cube root of their number as lag). It is never less than that of independent windows.
     """
     count, below = len(parts), sum(part.weight * part.per for part in parts)
     if below <= 0:

@@ -1,4 +1,4 @@
-"""The gates' margin and floor: as the policy file says, the floor higher where short fetches were seen to lose."""
+"""The gates' margin and floor follow the policy file; the floor is higher where short fetches were seen to lose."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -12,11 +12,11 @@ from tiertune_agent.tuners.remote_fetch import OfRemote
 
 MARGIN, FLOOR = "tiers.remote.margin", "tiers.remote.min_fetch_tokens"
 TRIED_AGAIN = timedelta(days=1)
-"""What is not fetched cannot be seen to pay: after so long short fetches are tried again."""
+"""After this time short fetches are tried again: what is not fetched cannot be seen to pay."""
 
 
 class GateTuner(OfRemote):
-    """One field at a time."""
+    """Changes one field at a time."""
 
     name: ClassVar = "gate_settings"
 

@@ -1,4 +1,4 @@
-"""What a pool's ghosts counted: tokens that it would have hit with another algorithm, or of another size. Pure."""
+"""What a pool's ghosts counted: tokens that it would have hit with another algorithm or another size. Pure."""
 
 from collections.abc import Collection
 from math import log
@@ -6,17 +6,17 @@ from math import log
 from tiertune_agent.records import Window
 
 Which = tuple[str, int]
-"""A ghost: its algorithm, and its bytes."""
+"""A ghost: its algorithm, and its size in bytes."""
 Tokens = tuple[float, float]
-"""Hit, and asked for."""
+"""Tokens hit, and tokens asked for."""
 NEAR = 2.0
-"""A ghost of more times the pool's capacity, or less of it, says nothing about the pool."""
+"""A ghost larger or smaller than the pool's capacity by more than this factor says nothing about the pool."""
 _DIGITS = 18
-"""Of a number of bytes; what has more is none."""
+"""Most digits of a number of bytes; anything longer is not one."""
 
 
 def ghost_tokens(window: Window) -> dict[Which, Tokens]:
-    """By ghost, of those that were asked for any; a row of ``whatif_tokens_total`` that names no size tells nothing."""
+    """Tokens by ghost that was asked for any; rows of ``whatif_tokens_total`` without a size are skipped."""
     found: dict[Which, Tokens] = {}
     for labels, value in window.labelled("whatif_tokens_total"):
         size, result = labels.get("capacity_bytes", ""), labels.get("result")
@@ -28,7 +28,7 @@ def ghost_tokens(window: Window) -> dict[Which, Tokens]:
 
 
 def nearest(sizes: Collection[int], capacity: float | None) -> int | None:
-    """The simulated size nearest to a pool's; of a pool without one, the only size. None where none is near. Bytes."""
+    """The simulated size in bytes nearest to ``capacity``, None if none is near; without a capacity the only size."""
     if not capacity:
         return next(iter(sizes)) if len(sizes) == 1 else None
     near = min((size for size in sizes if size > 0), key=lambda size: abs(log(size / capacity)), default=None)

@@ -1,4 +1,4 @@
-"""The share of requests that is held out from remote fetches follows the policy file."""
+"""The share of requests held out from remote fetches follows the policy file."""
 
 from collections.abc import Sequence
 from typing import ClassVar

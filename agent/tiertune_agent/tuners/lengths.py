@@ -1,4 +1,4 @@
-"""Do short fetches lose where long ones pay? From what fetches of each class of lengths saved and lost."""
+"""Do short fetches lose time while long ones pay? Answered by what fetches of each length class saved and lost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ class Short:
     tokens: int
     reason: str
     requests: int
-    """Of the short ones."""
+    """Number of short fetches."""
 
 
 def losing_lengths(windows: Sequence[Window], needed: int) -> Short | None:
-    """The floor that saves most; None where short fetches do not lose, or long ones do not pay.
+    """The floor that saves most; None if short fetches do not lose, or long ones do not pay.
 
-    The short ones must have lost in the last ``needed`` windows in a row that had any, and by two standard errors.
+    Short fetches must have lost in each of the last ``needed`` windows that had any, and by two standard errors.
     """
     seen = [_classes(window) for window in windows]
     bounds = sorted({bound for classes in seen for bound in classes})[1:]
@@ -46,12 +46,12 @@ def losing_lengths(windows: Sequence[Window], needed: int) -> Short | None:
 
 
 def between(window: Window, low: int, high: int) -> Sums:
-    """Of the classes that begin between two floors, the upper one excluded."""
+    """Sums of the classes that begin at ``low`` or above, and below ``high``, in tokens."""
     return _within(_classes(window), low, high)
 
 
 def _classes(window: Window) -> dict[int, Sums]:
-    """By the least tokens of each class."""
+    """Sums by the least tokens of each class."""
     fetches: dict[str, float] = {}
     gained: dict[str, float] = {}
     for name, labels, value in window.each(_FETCHES, _SECONDS):

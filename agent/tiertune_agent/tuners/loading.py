@@ -1,4 +1,4 @@
-"""Whether loading pays at an engine that keeps its own connector: waits for chunks against computing them."""
+"""Does loading pay at an engine that keeps its own connector? Compares waiting for chunks with computing them."""
 
 from collections.abc import Mapping, Sequence
 from math import hypot
@@ -15,17 +15,17 @@ REQUESTS = "requests_total"
 
 
 class Loading(Advice):
-    """Both sides are seconds of requests: the wait for loaded tokens, and the prefill of computed ones.
+    """Compares seconds of requests: waiting for loaded tokens against the prefill of computed ones.
 
-    Loaded tokens are the first ones of their prompts, which are the cheapest to compute: where loading loses against
-    the mean computed token, it loses all the more against its own.
+    Loaded tokens are the first of their prompts, which are the cheapest to compute: if loading loses against the mean
+    computed token, it loses all the more against computing the loaded ones.
     """
 
     name: ClassVar = "loading"
     scope: ClassVar[Scope] = "store"
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        """The first tier beyond the GPU of an observed source; what is ours has a gate."""
+        """The first tier beyond the GPU of an observed source; our own stores have a gate instead."""
         tiers = [tier for tier in status.get("tiers") or {} if tier != "gpu"]
         models = tuple(status.get("models") or ())
         return [Target(store, tiers[0], models=models)] if status.get(OBSERVED) and tiers else []
@@ -52,7 +52,7 @@ class Loading(Advice):
 
 
 def _per_token(windows: Sequence[Window], seconds: str, tokens: str) -> Ratio | None:
-    """None: not told, or on too few windows in which there was something."""
+    """Seconds per token; None if unknown, or if too few windows had any."""
     told = [
         Summand(1.0, spent, count)
         for window in windows

@@ -1,4 +1,4 @@
-"""All tuners, and the settings that a policy file has for them: what is added here is asked, and can be set."""
+"""All tuners, and their settings in a policy file: a tuner added here is asked, and can be set."""
 
 from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner
 from tiertune_agent.tuners.advice import AdviceSettings, Balance, Routing, Sharing
@@ -23,11 +23,11 @@ OF_STORES: tuple[type[Tuner], ...] = (
     Sharing,
     Balance,
 )
-"""Asked about every store, in this order: after a change the others wait for the next window."""
+"""Asked about every store, in this order; after a change the rest wait for the next window."""
 OF_SOURCES: tuple[type[Tuner], ...] = (Loading,)
-"""Asked about what is only observed."""
+"""Asked about sources that are only observed."""
 OF_REMOTE: tuple[type[Tuner], ...] = (TierSize, RemotePolicy)
-"""Asked about the remote, where it is managed."""
+"""Asked about the remote, if it is managed."""
 TUNERS = (*OF_STORES, *OF_SOURCES, *OF_REMOTE)
 
 
@@ -45,7 +45,7 @@ class TunerError(ValueError):
 
 
 def check() -> None:
-    """TunerError where a policy has no settings for one."""
+    """Raise TunerError if a policy has no settings for one of the tuners."""
     for tuner in TUNERS:
         key = getattr(tuner, "key", "")
         if key not in Tuners.model_fields:

@@ -1,4 +1,4 @@
-"""Is it right to fetch from the remote tier at all? Off and on, with hysteresis."""
+"""Is it right to fetch from the remote tier at all? Switches fetching off and on, with hysteresis."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ FIELD = "tiers.remote.fetch"
 
 
 def protects(field: str, after: object) -> bool:
-    """Whether a change keeps requests from losing time: fetching is switched off."""
+    """Whether a change keeps requests from losing time, which switching fetching off does."""
     return (field, after) == (FIELD, "off")
 
 
@@ -47,10 +47,10 @@ class RemoteFetchSettings(TunerSettings):
 
 @dataclass(frozen=True)
 class Evidence:
-    """One window: what fetching its candidates was predicted to cost against recomputing them, in seconds summed.
+    """What one window's candidates were predicted to cost, fetched against recomputed, in seconds summed.
 
-    ``saved_s`` and ``lost_s`` are outcomes of those that were fetched. Without requests the cost is that of one typical
-    candidate at the estimate that probes keep fresh.
+    ``saved_s`` and ``lost_s`` are outcomes of those fetched. Without requests: the cost of one typical candidate by the
+    estimate that probes keep fresh.
     """
 
     start: str
@@ -62,7 +62,7 @@ class Evidence:
 
     @property
     def gain_s(self) -> float:
-        """Seconds by which fetching was cheaper: by outcomes where there are any, else as predicted."""
+        """Seconds by which fetching was cheaper: by outcomes if there are any, else as predicted."""
         return self.saved_s - self.lost_s if self.saved_s or self.lost_s else self.recompute_s - self.fetch_s
 
 
@@ -83,7 +83,7 @@ class RemoteFetch(OfRemote):
     name: ClassVar = "remote_fetch"
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
-        """Only windows that began after the last change count, so that it takes N windows to change again."""
+        """Answer from windows that began after the last change only, so that changing again takes N windows."""
         windows = since_change(history, current)
         if read(current.tuning, FIELD) == "on":
             return self._while_on(windows)
@@ -146,7 +146,7 @@ _PREDICTED = ("kind=fetch", "kind=recompute")
 
 
 def asked(window: Window) -> Evidence | None:
-    """What the window's candidates tell; None where no request found chunks in the tier, or at an unknown cost."""
+    """Evidence of the window's candidates; None if no request found chunks in the tier, or their cost is unknown."""
     sums = dict.fromkeys((*_OUTCOMES, *_PREDICTED), 0.0)
     for name, labels, value in window.each(*_OUTCOMES, "gate_candidate_seconds_total"):
         what = name if name in sums else labels[0]
@@ -161,7 +161,7 @@ def asked(window: Window) -> Evidence | None:
 
 
 def estimated(window: Window, typical: TypicalCandidate | None) -> Evidence | None:
-    """What a fetch would cost by an estimate that was renewed within the window; None where it was not."""
+    """What fetching would cost by an estimate that was renewed within the window; None if it was not."""
     age = window.gauge("fetch_estimate_age_seconds")
     if age is None or not age < window.seconds:
         return None
@@ -176,7 +176,7 @@ def estimated(window: Window, typical: TypicalCandidate | None) -> Evidence | No
 
 
 def gains(evidence: Iterable[Evidence], margin: float | None = None) -> Ratio:
-    """Seconds that fetching gains per request; with a margin as predicted, the fetch that much dearer."""
+    """Seconds that fetching gains per request; with a margin, as predicted with the fetch that much dearer."""
     return ratio(
         [
             Summand(1.0, one.gain_s if margin is None else one.recompute_s - margin * one.fetch_s, max(1, one.requests))
@@ -186,7 +186,7 @@ def gains(evidence: Iterable[Evidence], margin: float | None = None) -> Ratio:
 
 
 def typical_candidate(windows: Iterable[Window]) -> TypicalCandidate | None:
-    """Means over windows that had candidates with a known recompute cost; that cost over those of which it is known."""
+    """Means over windows with a known recompute cost; the mean cost is over those requests whose cost is known."""
     requests, known, nbytes, recompute_s = 0, 0.0, 0.0, 0.0
     for window in windows:
         evidence = asked(window)
@@ -201,7 +201,7 @@ def typical_candidate(windows: Iterable[Window]) -> TypicalCandidate | None:
 def _streak(
     windows: Sequence[Window], look: Callable[[Window], Evidence | None], holds: Callable[[Evidence], bool]
 ) -> tuple[Evidence | None, list[Evidence]]:
-    """The newest evidence, and the last pieces of it in a row that hold, oldest first; no older window is looked at."""
+    """The newest evidence, and the latest unbroken run that ``holds``, oldest first. Looks at no older window."""
     newest, streak = None, list[Evidence]()
     for window in reversed(windows):
         evidence = look(window)
@@ -215,7 +215,7 @@ def _streak(
 
 
 def _doubt(gain: Ratio) -> str:
-    """Why a streak may be chance; of a few windows their number alone, as the policy gives it, must convince."""
+    """Why a streak may be chance; empty: no doubt. With very few windows, the policy's own count of them must do."""
     if gain.windows < ENOUGH_WINDOWS or gain.above or gain.below:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Does the remote evict what it must? Only where it is managed."""
+"""Does the remote evict what it must? Asked only where the remote is managed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ WANTED = "allkeys-lru"
 
 
 class RemotePolicy:
-    """Chunks do not expire: a policy that evicts nothing, or only what expires, keeps the first ones for ever."""
+    """Chunks do not expire, so a policy that evicts nothing, or only expiring keys, keeps the first chunks for ever."""
 
     name: ClassVar = "remote_policy"
     key: ClassVar = "eviction"

@@ -1,4 +1,4 @@
-"""How large should a tier be? Read off the fleet's miniature simulations: seconds of requests against the rent."""
+"""How large should a tier be? Weighs seconds of requests, from the fleet's miniature simulations, against the rent."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,11 +28,11 @@ from tiertune_connector.units import Size, format_size
 from tiertune_connector.whatif.chain import Shape
 
 ENOUGH = 0.5
-"""Periods that samples must tell of before a size is changed: what the present one costs meanwhile is lost."""
+"""Periods that samples must cover before a size is changed; what the present size costs meanwhile is lost."""
 ERRORS = 0.25
-"""Standard errors that a gain must have: waiting for certainty costs more than an error; the soak judges by two."""
+"""Standard errors that a gain must exceed: waiting for certainty costs more than an error. The soak judges by two."""
 BINS = 5
-"""Parts of a period whose differences are told apart for the standard error."""
+"""Parts of a period; the standard error comes from the difference between two shapes in each part."""
 
 
 class TierSizes(Document):
@@ -83,7 +83,7 @@ class Choice:
     seconds_after: float
     requests: int
     spells: int
-    """Parts of periods that the difference is seen over: one alone may be chance."""
+    """Parts of periods in which the difference was seen; a single one may be chance."""
 
     @property
     def gain(self) -> float:
@@ -92,7 +92,7 @@ class Choice:
 
     @property
     def gain_error(self) -> float:
-        """Standard error of ``gain``, to be told: little certainty is asked for."""
+        """Standard error of ``gain``, for messages, as a decision needs little certainty."""
         return self.error / self.before if self.before else 0.0
 
     @property
@@ -140,7 +140,7 @@ class TierSize:
         if doubt and not spare:
             return NoChange(f"{tier} stays: {doubt}; {told}")
         goal = wanted = size_of(best.shape, tier)
-        at = now if splits else replace(stands, **{tier: size_of(now, tier)})  # the other tiers as they are simulated
+        at = now if splits else replace(stands, **{tier: size_of(now, tier)})  # other tiers have their simulated sizes
         evidence = {**asdict(best), "shape": str(at), "best": str(best.shape)}
         if splits:
             given = 0 if doubt else self._given(current)
@@ -152,25 +152,25 @@ class TierSize:
         return Proposal(field, size_of(now, tier), wanted, told, evidence, best.requests)
 
     def _doubt(self, best: Choice) -> str:
-        """Why the change does not surely pay; empty: it does."""
+        """Why the change is not sure to pay; empty: it is."""
         if best.gain < self.settings.min_gain:
             return f"under {self.settings.min_gain:.1%}"
         return "" if best.certain else "the samples do not tell it from chance"
 
     def _given(self, current: Current) -> int:
-        """Bytes that the remote tier can give to DRAM: it shrinks by at most one step, and by all of a small rest."""
+        """Bytes that the remote tier can give to DRAM: at most one step, or all of it if little would be left."""
         rest = current.remote_bytes
         step = int(self.settings.max_step * rest)
         return rest if rest - step <= REMNANT * (current.budget_bytes or 0) else step
 
 
 def _unused(now: Shape, current: Current) -> int:
-    """Bytes of one budget that neither DRAM nor the remote has: they are paid for, and cost nothing to take."""
+    """Bytes of the split budget that neither DRAM nor the remote has: paid for already, so taking them is free."""
     return max(0, (current.budget_bytes or 0) - current.hosts * now.dram - current.remote_bytes)
 
 
 def present_shape(current: Current) -> Shape:
-    """The sizes that stand, per host and of the remote tier."""
+    """The present sizes: DRAM and disk per host, and the remote tier."""
     dram, disk = (capacity_of(current.tuning, tier) for tier in LOCAL)
     return Shape(dram, disk, current.remote_bytes)
 
@@ -178,7 +178,7 @@ def present_shape(current: Current) -> Shape:
 def candidates(current: Current) -> list[Shape]:
     """The shapes simulated last that differ from the present one in the target's tier alone.
 
-    Where one budget is split, every one of them within it.
+    If one budget is split: those with the present disk whose DRAM and remote fit into it.
     """
     newest = current.prospects[-1].costs if current.prospects else ()
     known = sorted(Shape.parse(key) for key in newest if "@" not in key)
@@ -192,12 +192,12 @@ def candidates(current: Current) -> list[Shape]:
 
 
 def _splits(current: Current) -> bool:
-    """Whether DRAM takes from the remote what it gets, and gives it what it has too much."""
+    """Whether DRAM and the remote share one budget: what one gains, the other gives up."""
     return current.target.tier == "dram" and current.budget_bytes is not None
 
 
 def _within(size: int, current: Current) -> bool:
-    """Whether the policy and its budgets allow it."""
+    """Whether the policy and its budgets allow this size, in bytes."""
     least, most = current.least_bytes, current.most_bytes
     return (least is None or size >= least) and (most is None or size <= most)
 
@@ -205,7 +205,7 @@ def _within(size: int, current: Current) -> bool:
 def _with_bounds(
     prospects: Sequence[Prospect], shapes: list[Shape], current: Current
 ) -> tuple[Sequence[Prospect], list[Shape]]:
-    """The same with the bounds, which cost what lies between the simulated shapes below and above them."""
+    """Add shapes at the target's bounds, with costs interpolated between the simulated shapes around them."""
     tier = current.target.tier
     spent = current.budget_bytes if _splits(current) else None
     for bound in (ceil(current.least_bytes or 0), floor(current.most_bytes or 0)):
@@ -226,10 +226,10 @@ def _with_bounds(
 
 
 def standing(shapes: Sequence[Shape], now: Shape, *, splits: bool) -> Shape:
-    """The shape that stands for the present one.
+    """The simulated shape that stands for the present one.
 
-    Where hosts are sized each for itself none without a tier that is there: a host may be far smaller than the others,
-    around whose sizes the shapes are.
+    If each host is sized by itself, one with the same local tiers, where there is one: a host may be far smaller than
+    the others, around whose sizes the shapes were chosen.
     """
     alike = shapes if splits else [s for s in shapes if list(map(bool, _local(s))) == list(map(bool, _local(now)))]
     return nearest(alike or shapes, now)
@@ -253,11 +253,11 @@ def choose(
     rates: Rates,
     hosts: int,
 ) -> Choice | None:
-    """The shape of least cost over the prospects, the newest of which weigh most; None where no request came.
+    """The cheapest shape over the prospects, of which the newest weigh most; None if no request came.
 
-    All prospects tell of all the shapes. Their seconds count in sum and not per request: a busy or dear hour says more
-    than a quiet one. The standard error is that of the weighted sum of the paired differences between two shapes over
-    parts of periods.
+    Every prospect has costs of all the shapes. Their seconds are summed, not averaged per request: a busy or dear hour
+    says more than a quiet one. The standard error is that of the weighted sum of paired differences between two shapes
+    over parts of periods.
     """
     spells = _spells(prospects, [str(shape) for shape in shapes], period_s)
     requests = sum(spell.requests for spell in spells)
@@ -290,10 +290,10 @@ def size_of(shape: Shape, tier: str) -> int:
 
 @dataclass
 class _Spell:
-    """Prospects of one part of a period, of all namespaces."""
+    """Prospects of all namespaces in one part of a period."""
 
     age: float
-    """Periods from its begin to that of the newest prospect."""
+    """Periods from its start to the start of the newest prospect."""
     costs: list[float]
     """Seconds of all requests, by shape."""
     requests: int = 0
@@ -301,7 +301,7 @@ class _Spell:
 
 
 def _spells(prospects: Sequence[Prospect], keys: Sequence[str], period_s: float) -> list[_Spell]:
-    """Added up by parts of periods."""
+    """The prospects, added up by parts of periods."""
     if not prospects:
         return []
     newest = max(prospect.start for prospect in prospects)
@@ -313,7 +313,7 @@ def _spells(prospects: Sequence[Prospect], keys: Sequence[str], period_s: float)
         spell = spells.setdefault(part, _Spell(age_s / period_s, [0.0] * len(keys)))
         spell.requests += prospect.requests
         end = ended(prospect)
-        if end > until:  # namespaces are told of at times of their own, and pay one rent
+        if end > until:  # namespaces report at different times, but share one rent
             spell.seconds += (end - max(prospect.start, until)).total_seconds()
             until = end
         for index, key in enumerate(keys):
@@ -322,7 +322,7 @@ def _spells(prospects: Sequence[Prospect], keys: Sequence[str], period_s: float)
 
 
 def _telling(prospects: Sequence[Prospect], shapes: Sequence[Shape]) -> tuple[Sequence[Prospect], float]:
-    """Those that tell of all the shapes; and in how many seconds, from the first to the last of each unbroken row."""
+    """Prospects with costs of all the shapes, and the seconds that their unbroken runs cover in sum."""
     keys = [str(shape) for shape in shapes]
     telling: list[Prospect] = []
     seconds = 0.0
@@ -336,7 +336,7 @@ def _telling(prospects: Sequence[Prospect], shapes: Sequence[Shape]) -> tuple[Se
 
 @dataclass(frozen=True)
 class _Weighed:
-    """Spells added up, each with its weight."""
+    """Weighted sums over spells."""
 
     weights: list[float]
     hours: float
@@ -346,7 +346,7 @@ class _Weighed:
 
 
 def weight_at(age: float) -> float:
-    """Of what was seen so many periods ago: hyperbolic, so the newest period counts most and no burst is forgotten."""
+    """Weight of what was seen ``age`` periods ago: hyperbolic, so the newest counts most and no burst is forgotten."""
     return 1 / (1 + age)
 
 
@@ -393,5 +393,5 @@ def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> 
 
 
 def horizon_s(period_s: float) -> float:
-    """Seconds of prospects that still weigh: older ones count less than a fiftieth."""
+    """How far back prospects count, in seconds: older ones weigh less than a fiftieth."""
     return 50 * period_s

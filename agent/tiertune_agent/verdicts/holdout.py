@@ -1,12 +1,12 @@
-"""What fetching saves as measured: requests that fetch against requests that are held out from it. Pure.
+"""What fetching saves, as measured: requests that fetch against requests that are held out from it. Pure.
 
-The two groups are drawn by chance, when they are looked up, from all requests that find chunks in the remote; whatever
-becomes of a request, it stays in its group. A group's cost is the ratio of two sums, seconds to the first token (or to
-the end, without one) over the tokens that were to be had; its variance is that of a ratio estimator (Cochran, Sampling
-Techniques, 1977, 6.4). The interval is the normal one, of 95 %.
+Each request that finds chunks in the remote is put into one of the two groups by chance at its lookup, and stays there
+whatever becomes of it. A group's cost is the ratio of two sums: seconds to the first token (or to the end, without
+one) over tokens found there; its variance is that of a ratio estimator (Cochran, Sampling Techniques, 1977, 6.4). The
+interval is the normal one, of 95 %.
 
-Groups are alike only under one share that is held out: after another, one group has more of what came since. So each
-share is a stratum of its own; what they saved adds up.
+Groups can be compared only under one share of held-out requests: once it changes, one group has more of what came
+since. So each share is a stratum of its own; what they saved adds up.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,15 +18,15 @@ from tiertune_agent.records import Window
 COUNTER = "holdout_sums_total"
 GROUPS = ("held", "fetched")
 ENOUGH_REQUESTS = 30
-"""In each group, before an interval is told: a normal one needs some."""
+"""Needed in each group for an interval: a normal one needs some."""
 NORMAL_95 = 1.96
 UNKNOWN_SHARE = ""
-"""Under which was counted what was kept before shares were told apart."""
+"""Stratum of what was kept before shares were told apart."""
 
 
 @dataclass(frozen=True)
 class GroupSums:
-    """Of one group: requests, their seconds and tokens, and the sums of squares and products."""
+    """Sums over one group: requests, their seconds and tokens, and the squares and products of these."""
 
     requests: float = 0.0
     seconds: float = 0.0
@@ -44,19 +44,19 @@ class GroupSums:
 
     @property
     def variance(self) -> float:
-        """Of ``per_token``."""
+        """Variance of ``per_token``."""
         ratio = self.per_token
         spread = self.seconds2 - 2 * ratio * self.seconds_tokens + ratio * ratio * self.tokens2
         return max(0.0, spread) / self.tokens**2 * self.requests / (self.requests - 1)
 
 
 Groups = Mapping[str, GroupSums]
-"""Both, by name."""
+"""Both groups, by name."""
 
 
 @dataclass(frozen=True)
 class MeasuredSaving:
-    """Seconds that all fetches of the group saved, and between which bounds with 95 % confidence."""
+    """Seconds that all fetches of the group saved, and the bounds with 95 % confidence."""
 
     saved: float
     low: float
@@ -69,7 +69,7 @@ def sums(window: Window, group: str) -> GroupSums:
 
 
 def measured(strata: Iterable[Groups]) -> MeasuredSaving | None:
-    """In those where both groups are large enough; None where there is none."""
+    """The saving over all strata in which both groups are large enough; None: there is none."""
     told = [groups for groups in strata if _tells(groups)]
     if not told:
         return None

@@ -1,4 +1,4 @@
-"""What a window is worth: seconds, bytes, money. Pure."""
+"""What a window is worth, in seconds, bytes and money. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,36 +13,36 @@ _MOVED, _HELD = "tier_transfer_bytes_total", "tier_resident_bytes"
 
 @dataclass(frozen=True)
 class Entry:
-    """One window's share of an hour's account. ``seconds`` are those observed; None is not known."""
+    """What one window adds to an hour's account. ``seconds``: observed ones; None anywhere: not known."""
 
     hour: datetime
     seconds: float
     saved: float | None
-    """This and the next in engine seconds."""
+    """Engine seconds, as is ``lost``."""
     lost: float | None
     resident: float | None
     """Bytes at the end of the window."""
     transferred: float | None
     """Bytes to and from the tier."""
     amounts: Mapping[str, float | None]
-    """Money, none below 0: what the engine seconds saved are worth and those lost, and what rent and network cost."""
+    """Money, none below 0: the worth of engine seconds saved and lost, and the cost of rent and network."""
 
     @property
     def money(self) -> float | None:
-        """What remains; None where a part of it is not known."""
+        """What is saved after all costs; None if a part of it is unknown."""
         saved, *costs = (self.amounts[kind] for kind in ("saved", "lost", "rent", "network"))
         known = [cost for cost in costs if cost is not None]
         return None if saved is None or len(known) < len(costs) else saved - sum(known)
 
 
 def entry(window: Window, rates: Rates) -> Entry | None:
-    """The hour is that in which the window began, so that hours add up to the counters. None: of no tier.
+    """A window's entry, in the hour in which it began, so that hours add up to the counters. None: it has no tier.
 
-    Money is what the engine seconds saved (less those lost) are worth, less the rent of the resident bytes and, for the
-    remote tier, the network. What is not told of a remote is not known, and neither is its rent.
+    Money is the worth of engine seconds saved minus those lost, minus the rent of resident bytes and, for the remote
+    tier, the network. What a remote does not report is unknown, and so is its rent.
 
-    Stores tell seconds and traffic by tier alone, and what a local tier holds by pool alone: it is booked there, and in
-    the other's row it is not known. Nor is what nobody counts: what engines read of DRAM, and what they hold.
+    Stores report seconds and traffic per tier only, and what a local tier holds per pool only: each is booked there,
+    and unknown in the other's row. What nobody counts is unknown too: what engines read from DRAM, and what they hold.
     """
     if not window.tier:
         return None
@@ -73,12 +73,12 @@ def entry(window: Window, rates: Rates) -> Entry | None:
 
 
 def hour_of(at: datetime) -> datetime:
-    """When it began."""
+    """Start of the hour."""
     return at.replace(minute=0, second=0, microsecond=0)
 
 
 def _worth(amount: float | None, price: float) -> float | None:
-    """What is free costs nothing, however much it is."""
+    """Money for an amount; None: unknown. What is free costs nothing."""
     if amount is None:
         return None if price else 0.0
     return amount * price

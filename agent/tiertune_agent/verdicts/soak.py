@@ -7,13 +7,13 @@ from tiertune_agent.records import Window, covered_s, total
 from tiertune_agent.tuners.base import pools
 
 LONGEST_S = 6 * 3600.0
-"""A tier that fills more slowly is judged before: its ghosts were warm all along."""
+"""A tier that fills more slowly is judged before it is full: its ghosts were warm all along."""
 
 
 def fill_seconds(windows: Sequence[Window], capacity: float, chunk_bytes: Mapping[str, float]) -> float | None:
-    """Seconds in which so many bytes are stored, as in these windows of one tier; None: nothing was stored.
+    """Seconds that storing ``capacity`` bytes takes at the rate of these windows of one tier; None: nothing was stored.
 
-    ``chunk_bytes`` by namespace. Slower tiers count what is written; DRAM is known by what came and went.
+    ``chunk_bytes`` by namespace. Slower tiers count what is written; for DRAM it follows from what came and went.
     """
     written = total(windows, "tier_transfer_bytes_total", operation="write")
     stored = written or _came(windows) + _went(windows, chunk_bytes)
@@ -21,7 +21,7 @@ def fill_seconds(windows: Sequence[Window], capacity: float, chunk_bytes: Mappin
 
 
 def slowest(fills: Sequence[float | None], tier: str) -> float | None:
-    """Of several stores, by what each alone would take: the one remote they fill together, other tiers each its own."""
+    """Fill time of several stores from that of each: they fill the one remote together, other tiers each its own."""
     known = [seconds for seconds in fills if seconds]
     if not known:
         return None
@@ -29,12 +29,12 @@ def slowest(fills: Sequence[float | None], tier: str) -> float | None:
 
 
 def soak_seconds(policy_s: float, fill_s: float | None) -> float:
-    """The longer of the policy's and one fill time, within bounds."""
+    """The policy's soak, or one fill time of at most LONGEST_S if that is longer."""
     return max(policy_s, min(fill_s or 0.0, LONGEST_S))
 
 
 def chunk_sizes(status: Mapping[str, Any]) -> dict[str, float]:
-    """Bytes of one chunk by namespace, as a store tells them."""
+    """Bytes of one chunk by namespace, from a store's status."""
     return {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools(status).items()}
 
 
@@ -43,7 +43,7 @@ def _went(windows: Sequence[Window], chunk_bytes: Mapping[str, float]) -> float:
 
 
 def _came(windows: Sequence[Window]) -> float:
-    """By how much each pool grew."""
+    """Bytes by which the pools grew."""
     ends: dict[str, list[float]] = {}
     for window in windows:
         ends.setdefault(window.namespace, []).append(window.gauge("tier_resident_bytes") or 0.0)

@@ -1,7 +1,7 @@
-"""What a change is judged by: the old and the new setting on the same samples, where there are such. Pure.
+"""What a change is judged by: the old and the new setting on the same samples, where possible. Pure.
 
-What a tier would have held under another admission nobody simulates: there the windows before a change stand against
-those after it.
+Nobody simulates what a tier would have held under another admission: there the windows before a change are compared
+with those after it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ from tiertune_connector.whatif.chain import Shape
 
 
 def measure(decision: Decision) -> str:
-    """What tells whether the change was right: fetch, floor, admission, eviction, size; empty: nothing does."""
+    """What to judge a change by: fetch, floor, admission, eviction, size; empty: nothing."""
     if decision.field == remote_fetch.FIELD:
         return "fetch"
     if decision.field == gate_settings.FLOOR:
@@ -36,7 +36,7 @@ def measure(decision: Decision) -> str:
 
 
 def unweighed(decision: Decision) -> Verdict:
-    """On a change that nothing measures."""
+    """The verdict on a change that nothing measures."""
     if decision.field == holdout.FIELD:
         told = (
             f"an experiment, and no setting with a better value: {decision.after:.1%} of the requests are held out, as "
@@ -52,10 +52,10 @@ def by_the_past(decision: Decision) -> bool:
 
 
 def fetch_trial(after: str, windows: Sequence[Window], typical: TypicalCandidate | None) -> Trial:
-    """Fetching against recomputing, switched to ``after`` (on, off).
+    """Fetching against recomputing, when fetching was switched to ``after`` (on, off).
 
-    By a holdout where there is one, else by outcomes (what the gate refuses costs what recomputing does), or estimates
-    while it is off.
+    Measured by a holdout if there is one, else by outcomes (what the gate refuses costs as much as recomputing), or by
+    estimates while fetching is off.
     """
     fetched, recomputed = _held_out(windows)
     of = "seconds per token, measured by holdout"
@@ -71,10 +71,10 @@ def fetch_trial(after: str, windows: Sequence[Window], typical: TypicalCandidate
 
 
 def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
-    """Fetching what lies between two floors against recomputing it, by the outcomes of such fetches.
+    """Fetching lengths between two floors against recomputing them, by the outcomes of such fetches.
 
-    Only a floor that lets them through has outcomes: ``windows`` are those before a floor was raised, or after it was
-    lowered. A class of lengths counts where it begins between the floors.
+    Outcomes exist only under the lower floor: ``windows`` are those before a floor was raised, or after it was lowered.
+    A length class counts if it begins between the floors.
     """
     low, high = min(before, after), max(before, after)
     costs = []
@@ -90,10 +90,11 @@ def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
 def admission_trial(
     windows: Sequence[Window], tier: str, rates: Rates, *, changed_at: datetime, filled_at: datetime
 ) -> Spells:
-    """Prompts before a change of a tier's admission against those from ``filled_at`` on, windows of the whole store.
+    """Prompts before a change of a tier's admission against those from ``filled_at`` on; windows of the whole store.
 
-    A prompt costs what computing all of it would, less what was found in the tier, at one worth per byte in both
-    spells, so that a faster link or a longer backlog is not taken for a better admission; and what the network cost.
+    A prompt costs what computing all of it would, minus the worth of what was found in the tier, plus what the network
+    cost. A byte found is worth the same in both spells, so that a faster link or a longer backlog does not pass for a
+    better admission.
     """
     before = passed([window for window in windows if window.start < changed_at], tier)
     after = passed([window for window in windows if window.start >= filled_at], tier)
@@ -121,13 +122,13 @@ def admission_trial(
 
 
 def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity: float | None) -> Trial:
-    """Two algorithms' ghosts at about the pool's size (``capacity`` in bytes)."""
+    """Ghosts of two algorithms at about the pool's size (``capacity`` in bytes)."""
     pairs = [pair for window in windows if (pair := _missed(window, before, after, capacity))]
     return Trial(tuple(old for old, _ in pairs), tuple(new for _, new in pairs), "missed share of the prompts")
 
 
 def size_trial(prospects: Iterable[Prospect], before: Shape, after: Shape) -> Trial:
-    """Two shapes on the same requests, of all namespaces that were seen at about a time together."""
+    """Two shapes on the same requests; namespaces seen at about the same time are added up."""
     sums: dict[int, tuple[int, float, float]] = {}
     for part, prospect in _parts([prospect for prospect in prospects if prospect.requests]):
         old, new = cost_of(prospect, before), cost_of(prospect, after)
@@ -141,9 +142,10 @@ def size_trial(prospects: Iterable[Prospect], before: Shape, after: Shape) -> Tr
 
 
 def shapes(decision: Decision) -> tuple[Shape, Shape]:
-    """Before and after a change of a tier's size: ``shape`` in its evidence is what stood when it was decided.
+    """Shapes before and after a change of a tier's size.
 
-    ``best`` is where it was to go; a step of the way there takes as much of the way in every tier.
+    In the decision's evidence, ``shape`` is what stood when it was decided, ``best`` where it was to go. A step of the
+    way there goes the same part of the way in every tier.
     """
     before, tier = Shape.parse(decision.evidence["shape"]), decision.target.tier
     best = Shape.parse(decision.evidence["best"]) if "best" in decision.evidence else before
@@ -155,7 +157,7 @@ def shapes(decision: Decision) -> tuple[Shape, Shape]:
 
 
 def cost_of(prospect: Prospect, shape: Shape) -> float | None:
-    """What requests would have cost under a shape: simulated, or between the two nearest that were."""
+    """What requests would have cost under a shape: as simulated, or interpolated between the two nearest; or None."""
     exact = prospect.costs.get(str(shape))
     if exact is not None:
         return exact
@@ -168,7 +170,7 @@ def cost_of(prospect: Prospect, shape: Shape) -> float | None:
 
 
 def coarse(trial: Trial, parts: int) -> Trial:
-    """The same in at most ``parts`` means of neighbouring windows, which depend less on each other."""
+    """The trial as at most ``parts`` means of neighbouring windows, which depend less on each other."""
     size = -(-len(trial.before) // parts) or 1
     cuts = [slice(start, start + size) for start in range(0, len(trial.before), size)]
     weights = trial.weights or (1.0,) * len(trial.before)
@@ -177,7 +179,7 @@ def coarse(trial: Trial, parts: int) -> Trial:
 
 
 def _parts(prospects: Sequence[Prospect]) -> Iterator[tuple[int, Prospect]]:
-    """Each with the number of its part of the time, oldest first: namespaces are told of at times of their own."""
+    """Prospects, oldest first, with the number of their part of the time: namespaces report at different times."""
     part_s = min((prospect.seconds for prospect in prospects), default=0.0) or 1.0
     told = sorted(prospects, key=lambda prospect: prospect.start)
     return ((int((prospect.start - told[0].start).total_seconds() / part_s + 0.5), prospect) for prospect in told)
@@ -204,7 +206,7 @@ def _held_out(windows: Iterable[Window]) -> tuple[list[float], list[float]]:
 
 
 def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float] | None:
-    """Of both algorithms, at the size near ``capacity`` that both were simulated at."""
+    """Missed shares of both algorithms at a size near ``capacity``; None if they share no such size."""
     told = ghost_tokens(window)
     size = nearest([size for name, size in told if name == before and (after, size) in told], capacity)
     if size is None:
@@ -214,6 +216,6 @@ def _missed(window: Window, before: str, after: str, capacity: float | None) -> 
 
 
 def _distance(one: Shape, other: Shape) -> float:
-    """Relative to the larger of the two, tier by tier."""
+    """Sum over the tiers of the difference relative to the larger size."""
     pairs = ((one.dram, other.dram), (one.disk, other.disk), (one.remote, other.remote))
     return sum((abs(a - b) / max(a, b) for a, b in pairs if a != b), 0.0)

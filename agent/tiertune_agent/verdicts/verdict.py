@@ -28,7 +28,7 @@ class Trial:
     of: str = "cost"
     """What the values are, such as ``seconds per request``."""
     weights: tuple[float, ...] = ()
-    """Of the windows, such as their requests; empty: they count alike."""
+    """Weights of the windows, such as their requests; empty: all count alike."""
 
     @property
     def windows(self) -> int:
@@ -37,22 +37,22 @@ class Trial:
 
 @dataclass(frozen=True)
 class Spells:
-    """The windows before and after a change, which are not the same requests; ratios of sums, lower is better."""
+    """The windows before and after a change, with different requests; ratios of sums, lower is better."""
 
     before: tuple[Summand, ...]
     after: tuple[Summand, ...]
     of: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """What else the verdict tells."""
+    """What else to put into the verdict's evidence."""
 
     @property
     def windows(self) -> int:
-        """Of the shorter spell."""
+        """Windows of the shorter spell."""
         return min(len(self.before), len(self.after))
 
 
 def weigh(trial: Trial | Spells, *, worse_by: float) -> Verdict:
-    """Paired where the samples are the same."""
+    """The verdict on a trial; paired if the samples are the same."""
     return compare(trial, worse_by=worse_by) if isinstance(trial, Trial) else contrast(trial, worse_by=worse_by)
 
 
@@ -75,7 +75,7 @@ def compare(trial: Trial, *, worse_by: float) -> Verdict:
 
 
 def contrast(spells: Spells, *, worse_by: float) -> Verdict:
-    """The same of two spells, each with an error of its own: traffic that changed meanwhile is not told apart."""
+    """``compare`` for two spells, each with its own error; changes of the traffic between them are not separated."""
     if spells.windows < ENOUGH_WINDOWS:
         return _too_few(spells.windows, "windows of the shorter spell, before or after the change, tell anything")
     old, new = ratio(spells.before), ratio(spells.after)
@@ -90,7 +90,7 @@ def contrast(spells: Spells, *, worse_by: float) -> Verdict:
 
 
 def _error(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Standard error of a weighted mean: a few windows that have most of the weight are not many."""
+    """Standard error of a weighted mean; it grows if few windows have most of the weight."""
     mean, total, squares = fmean(values, weights), sum(weights), sum(weight**2 for weight in weights)
     spread = sum(weight * (value - mean) ** 2 for value, weight in zip(values, weights, strict=True))
     return sqrt(spread * squares / (total**2 - squares) / total)

@@ -1,4 +1,4 @@
-"""What a call may send: so many bytes; and the answer to what is wrong with it, in which nothing of it comes back."""
+"""Limits how many bytes a call may send, and answers invalid calls without echoing anything of them."""
 
 import json
 
@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_BYTES = 64 << 10
-"""Of a body: a reason has 500 characters, all else is shorter."""
+"""Largest body: a reason has up to 500 characters, all else is shorter."""
 
 
 class Bounded:
@@ -33,7 +33,7 @@ class Bounded:
 
 
 def unprocessable(_: Request, error: Exception) -> Response:
-    """As FastAPI's own, which shows what was sent too: half a character and ``NaN`` have no place in an answer."""
+    """Like FastAPI's own answer without what was sent: half a character or ``NaN`` cannot go into an answer."""
     assert isinstance(error, RequestValidationError)
     problems = [{name: problem[name] for name in ("type", "loc", "msg")} for problem in error.errors()]
     return Response(json.dumps({"detail": problems}), 422, media_type="application/json")

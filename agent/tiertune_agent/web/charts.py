@@ -1,6 +1,6 @@
-"""Charts of the pages and the report: what is told as plain values, drawn as SVG by pygal.
+"""Charts of the pages and the report: plain values, drawn as SVG by pygal.
 
-A drawing has no style and no script of its own: ``web/static/charts.css`` and the page that holds it style it by class.
+A drawing has no style or script of its own: ``web/static/charts.css`` and the page that holds it style it by class.
 """
 
 import re
@@ -23,9 +23,9 @@ WIDTH, HEIGHT = 520, 170
 SPARK_WIDTH, SPARK_HEIGHT = 200, 48
 ROW_PX, FOOT_PX = 26, 12
 LETTER_PX = 16
-"""Letters that pygal leaves room for: on phones they are that large."""
+"""Size of letters that pygal leaves room for, which is that on phones."""
 KEPT = 256
-"""Drawings, for as long as what they tell stays the same."""
+"""Drawings that are kept while their values stay the same."""
 _SERIES = re.compile(r"series serie-(\d+)")
 _FRACTION = re.compile(r"(\.\d)\d+")
 _ROUNDED = ("d", "x", "y", "cx", "cy", "width", "height")
@@ -66,7 +66,7 @@ class Chart:
     """Series over numbers, within ``x`` and ``y``. Ticks are all the labels that there are."""
 
     label: str
-    """For those who do not see it."""
+    """Text for those who cannot see it."""
     series: tuple[Series, ...]
     x: tuple[float, float]
     y: tuple[float, float]
@@ -81,13 +81,13 @@ class Chart:
 
     @property
     def bare(self) -> bool:
-        """Without axes: it takes the room that it is given."""
+        """Whether it has no axes, and so takes the room that it is given."""
         return not (self.xs or self.ys)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Of every row its part, in the order of the rows. None: not known."""
+    """One part of every row, in the order of the rows. None: not known."""
 
     kind: str
     values: tuple[float | None, ...]
@@ -114,7 +114,7 @@ def joined(runs: Iterable[Iterable[Point]]) -> tuple[Point | None, ...]:
 
 
 def stepped(points: Sequence[Point]) -> list[Point]:
-    """From each point first along, and then up to the next."""
+    """Points of a line that goes from each point first along, then up to the next."""
     corners = (corner for (_, before), (at, after) in pairwise(points) for corner in ((at, before), (at, after)))
     return [*points[:1], *corners]
 
@@ -209,7 +209,7 @@ def _svg(chart: Any, classes: str, label: str, told: list[tuple[str, str]], **fo
 def _stripped(
     classes: str, label: str, told: list[tuple[str, str]], *, bare: bool = False, guides_over: bool = False
 ) -> Callable[[Element], Element]:
-    """Without styles, scripts, ids and comments, which the pages' content policy forbids or nobody needs."""
+    """Removes styles, scripts, ids and comments, which the pages' content policy forbids or nobody needs."""
 
     def strip(root: Element) -> Element:
         box, (graph,) = root.get("viewBox", ""), root.findall("g")
@@ -236,7 +236,7 @@ def _stripped(
 
 
 def _tidy(node: Element) -> None:
-    """Short numbers, and nothing that is empty or written for pygal's script."""
+    """Shorten numbers, and remove what is empty or meant for pygal's script."""
     for child in list(node):
         _tidy(child)
         empty = (child.tag == "g" and not len(child)) or (child.tag == "title" and not child.text)

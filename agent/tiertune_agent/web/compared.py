@@ -17,7 +17,7 @@ OF = {
     "eviction": "missed share of the prompts",
     "fetch": "cost of what could be fetched, recomputing being 1",
 }
-"""What a proposal's own figures are, as its verdict calls them."""
+"""What a proposal's own figures measure, in its verdict's words."""
 SIMULATED = {
     "size": "simulated on the same requests",
     "eviction": "simulated on the same requests",
@@ -42,7 +42,7 @@ class Value:
 
 
 def bar_chart(label: str, values: Sequence[Value], against: float | None) -> Bars:
-    """One below the other, to one scale; ``against``: what they are set against."""
+    """Bars one below the other, on one scale; ``against``: what they are compared with."""
     known = [one.value + (one.doubt or 0.0) for one in values if one.value is not None]
     rows = tuple(map(str, values))
     pieces = []
@@ -55,7 +55,7 @@ def bar_chart(label: str, values: Sequence[Value], against: float | None) -> Bar
 
 @dataclass(frozen=True)
 class Compared:
-    """As the API tells it. Lower is better. None: not known."""
+    """The figures as the API shows them. Lower is better. None: not known."""
 
     of: str
     sentence: str
@@ -63,11 +63,11 @@ class Compared:
     """Measured before the change, when it was proposed."""
     promised: float | None = None
     after: float | None = None
-    """With the new setting, while it soaked: simulated or estimated as what is without it, but for ``admission``."""
+    """With the new setting, during its soak: simulated or estimated like ``without``, except for ``admission``."""
     without: float | None = None
-    """The counterfactual: the old setting on the same requests; none is known where ``after`` is of two spells."""
+    """The counterfactual: the old setting on the same requests; unknown if different spells were compared."""
     doubt: float | None = None
-    """Two standard errors of what the change made."""
+    """Two standard errors of the change's effect."""
     windows: int | None = None
 
     @property
@@ -83,7 +83,7 @@ class Compared:
 
 
 def compared(decision: Decision, verdicts: Sequence[Json]) -> Compared | None:
-    """None where there is nothing to set side by side: a change that nothing measures, or that was never made."""
+    """The figures; None if there are none to compare: nothing measures the change, or it was never made."""
     kind = measure(decision)
     weighed = next((one["evidence"] for one in verdicts if {"before", "after"} <= set(one["evidence"])), None)
     before, promised = _promise(decision, kind)
@@ -104,10 +104,10 @@ def compared(decision: Decision, verdicts: Sequence[Json]) -> Compared | None:
 
 
 def _promise(decision: Decision, kind: str) -> tuple[float | None, float | None]:
-    """What was before, and what was to come, by the figures that the proposal rests on."""
+    """The cost before and the cost promised, by the figures that the proposal rests on."""
     evidence = decision.evidence
     if kind == "size" and {"seconds_before", "seconds_after"} <= set(evidence):
-        best = evidence.get("best")  # what was promised is of the whole way, and of no bound
+        best = evidence.get("best")  # the promise is for the whole way, without bounds
         whole = best is None or vars(Shape.parse(best))[decision.target.tier] == decision.after
         return float(evidence["seconds_before"]), float(evidence["seconds_after"]) if whole else None
     if kind == "eviction":
@@ -122,7 +122,7 @@ def _promise(decision: Decision, kind: str) -> tuple[float | None, float | None]
 
 
 def _fetched(windows: Sequence[Json]) -> Iterator[float]:
-    """Cost of fetching in each window, recomputing being 1: by outcomes where there are any, else as predicted."""
+    """Cost of fetching in each window, recomputing being 1: by outcomes if there are any, else as predicted."""
     for window in windows:
         told = (window.get(name) or 0.0 for name in ("fetch_s", "recompute_s", "saved_s", "lost_s"))
         seen = Evidence("", 0, *told)

@@ -13,16 +13,16 @@ from tiertune_agent.tuners.ghosts import Tokens, Which, ghost_tokens, nearest
 from tiertune_agent.web.over_sizes import Curves, Line, curve_chart, short
 
 SAME = 0.005
-"""Ratios that differ by less are told as the same: what ghosts may err by is about as much."""
+"""Ratios that differ by less are reported as the same, because ghosts may err by about as much."""
 MOST_OF_IT = 0.9
-"""Of what the largest size would bring: a size that brings so much is the one to name."""
+"""The size to name is one that brings this share of what the largest would bring."""
 TOLD = 8
-"""Pools that the page draws; the API tells all."""
+"""Pools that the page draws; the API has all."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What the ghosts of one pool told in one window."""
+    """What the ghosts of one pool counted in one window."""
 
     namespace: str
     model: str
@@ -31,13 +31,13 @@ class Counted:
 
 
 def counted(window: Window) -> Counted | None:
-    """None where its ghosts were asked nothing."""
+    """The window's counts; None if its ghosts were asked for nothing."""
     tokens = ghost_tokens(window)
     return Counted(window.namespace, window.model, window.start, tokens) if tokens else None
 
 
 class Ghosts:
-    """Those of one pool, of the sizes that were simulated last; it remembers what was worked out of them."""
+    """The ghosts of one pool, at the sizes simulated last; keeps what was computed from them."""
 
     def __init__(self, seen: Sequence[Counted]) -> None:
         """``seen``: windows of one pool, oldest first; at least one."""
@@ -46,7 +46,7 @@ class Ghosts:
         self.told = {
             which: [(one.at, *one.tokens[which]) for one in seen if which in one.tokens] for which in newest.tokens
         }
-        """When, tokens hit, tokens asked for."""
+        """By ghost: when, tokens hit, tokens asked for."""
         self._shares: dict[Which, Ratio] = {}
         self._gains: dict[tuple[Which, Which], Ratio] = {}
 
@@ -55,19 +55,19 @@ class Ghosts:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """The one with most sizes first."""
+        """Names of the algorithms, the one with most sizes first."""
         return tuple(sorted({name for name, _ in self.told}, key=lambda name: (-len(self.sizes(name)), name)))
 
     def nearest(self, algorithm: str, size: float) -> int | None:
-        """The simulated size nearest to one; None where none is near."""
+        """The simulated size nearest to ``size``; None if none is near."""
         return nearest(self.sizes(algorithm), size)
 
     def tokens(self, which: Which) -> float:
-        """That were asked for."""
+        """Tokens that were asked for."""
         return sum(asked for _, _, asked in self.told[which])
 
     def share(self, which: Which) -> Ratio:
-        """Of the tokens asked for, those hit."""
+        """Share of the tokens asked for that were hit."""
         if which not in self._shares:
             self._shares[which] = ratio([Summand(1.0, hit, asked) for _, hit, asked in self.told[which]])
         return self._shares[which]
@@ -79,7 +79,7 @@ class Ghosts:
         return self._gains[one, than]
 
     def more(self, one: Which, than: Which) -> list[tuple[datetime, float, float]]:
-        """When; tokens that one ghost hit beyond another; of how many: window by window, both saw the same requests."""
+        """Per window: when, tokens that one ghost hit beyond another, of how many; both saw the same requests."""
         other = {at: (hit, asked) for at, hit, asked in self.told[than]}
         return [
             (at, hit / asked * other[at][1] - other[at][0], other[at][1])
@@ -89,7 +89,7 @@ class Ghosts:
 
 
 def ghosts(seen: Iterable[Counted]) -> tuple[Ghosts, ...]:
-    """Of every pool of one store; windows oldest first."""
+    """Ghosts of every pool of one store; ``seen``: windows, oldest first."""
     pools: dict[str, list[Counted]] = {}
     for one in seen:
         pools.setdefault(one.namespace, []).append(one)
@@ -104,14 +104,14 @@ class Curve:
     ghosts: Ghosts
     algorithm: str
     capacity_bytes: int | None
-    """None: the store does not tell."""
+    """None: the store does not report it."""
     sentence: str
     gain: float
-    """Of the hit ratio, by the best that was simulated."""
+    """Gain in hit ratio by the best that was simulated."""
 
     @property
     def chart(self) -> Curves | None:
-        """None where its ghosts tell of one size alone."""
+        """The chart; None if there are ghosts of one size only."""
         return _chart(self.ghosts, self.algorithm, self.capacity_bytes, f"Hit ratio of {self.name} by size")
 
     @property
@@ -120,7 +120,7 @@ class Curve:
         return f"{self.store} dram {pool.model or pool.namespace[:8]}"
 
     def document(self) -> dict[str, Any]:
-        """As the API tells it: what is not known is null."""
+        """The curve as the API shows it; null: not known."""
         pool = self.ghosts
         return {
             "store": self.store,
@@ -144,7 +144,7 @@ class Curve:
 
 
 def curves(stores: Sequence[Json], told: Mapping[str, Sequence[Ghosts]]) -> tuple[Curve, ...]:
-    """Of all pools, those first in which something else would hit most more."""
+    """Curves of all pools, those with most to gain first."""
     found = [curve(store, pool) for store in stores for pool in told.get(store["name"], ())]
     return tuple(sorted(found, key=lambda one: (-one.gain, one.name)))
 
@@ -214,7 +214,7 @@ def _rival(present: str, has: float, more: Mapping[str, Ratio]) -> str:
 
 
 def surely_same(gain: Ratio) -> bool:
-    """Whether it is no gain, and certainly so."""
+    """Whether it certainly is no gain."""
     return gain.value + ERRORS * gain.error < SAME
 
 

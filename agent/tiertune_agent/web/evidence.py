@@ -11,7 +11,7 @@ from tiertune_connector.whatif.chain import Shape
 
 SHOWN_ROWS = 30
 SHAPES = ("shape", "best")
-"""Evidence that is the sizes of all tiers, as a shape writes them."""
+"""Keys of evidence that hold the sizes of all tiers, written as a shape."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Table:
 
 
 def tables(evidence: Mapping[str, Any]) -> tuple[Table, ...]:
-    """One table of all plain values, one of each list of objects."""
+    """One table of all plain values, and one for each list of objects."""
     lists = {name: value for name, value in evidence.items() if _is_table(value)}
     plain = tuple((title(name), _plain(name, value)) for name, value in evidence.items() if name not in lists)
     first = (Table("", (), plain),) if plain else ()

@@ -11,20 +11,20 @@ from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_connector import tuning
 
 TIERS = ("gpu", "staging", *tuning.TIERS, "unknown")
-"""The last: of hits that an observed source does not tell by tier."""
+"""The last is for hits that an observed source does not report by tier."""
 SHOWN = ("gate_requests_total", "gate_outcomes_total", "gate_predicted_seconds", "gate_actual_seconds")
 """Counters of the gate that the page adds up."""
 OUTCOMES = ("won", "lost", "late", "failed", "skipped")
 AGAIN = "decode"
-"""Where prefill and decode are apart, engines of this stage look up prompts that were looked up before."""
+"""If prefill and decode are separate, engines of this stage look up prompts that were looked up before."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """By one tier."""
+    """What one tier served."""
 
     hit_tokens: float | None
-    """This and the next: None where nobody tells them."""
+    """This and the next: None if nobody reports them."""
     missed_tokens: float | None
     hits: Mapping[tuple[datetime, float], float]
     """Tokens, by when a window ended and the seconds that it took."""
@@ -34,7 +34,7 @@ class Served:
 
 @dataclass(frozen=True, eq=False)
 class WindowSums:
-    """Of one window, or of many, whatever their stores. Equal to itself alone: it can be a key."""
+    """Sums over one window or many, of any stores. Equal only to itself, so it can be a key."""
 
     prompt_tokens: float
     """Of prompts when they were looked up first; and of these what any tier had."""
@@ -64,7 +64,7 @@ class TierFlow:
     """What one tier served, of all stores together."""
 
     hit_tokens: float | None
-    """None: nobody tells them."""
+    """None: nobody reports them."""
     asked_tokens: float | None
     """A tier below one that hit is not asked."""
     trend: tuple[float, ...]
@@ -103,7 +103,7 @@ def sums(window: Window) -> WindowSums:
 
 
 def added(parts: Iterable[WindowSums]) -> WindowSums:
-    """In any order, and by parts: sums of sums are those of all."""
+    """The sums of all parts, which may themselves be sums, in any order."""
     every, tiers = list(parts), dict[str, list[Served]]()
     for part in every:
         for tier, served in part.tiers.items():
@@ -125,7 +125,7 @@ def of_all(stores: tuple[WindowSums, ...]) -> WindowSums:
 
 @lru_cache(maxsize=len(TIERS))  # likewise
 def flow(whole: WindowSums, tier: str, *, step_s: float, points: int) -> TierFlow:
-    """Of all stores; the trend ends where the newest window of any tier ends."""
+    """A tier's flow over all stores; the trend ends with the newest window of any tier."""
     served, trend = whole.tiers.get(tier), [0.0] * points
     if served is None or whole.until is None:  # a store's tier that was not asked
         return TierFlow(0.0, 0.0, tuple(trend))
@@ -152,7 +152,7 @@ def gate(whole: WindowSums, tier: str) -> Gate:
 
 
 def cost(window: Window, typical: TypicalCandidate | None = None) -> Cost | None:
-    """Per request that found chunks in the tier; without any a typical candidate's, at the window's estimate."""
+    """Cost per request that found chunks in the tier; without any, a typical candidate's by the window's estimate."""
     evidence = asked(window) or estimated(window, typical)
     if evidence is None:
         return None
@@ -164,7 +164,7 @@ def cost(window: Window, typical: TypicalCandidate | None = None) -> Cost | None
 def off_spans(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetime, now: datetime) -> list[Span]:
     """When a switch was off since ``since``; ``changes`` are those to ``on`` and ``off``, oldest first.
 
-    Nobody knows how long it was off where it is on now by no change that is known.
+    If it is on now by no known change, nobody knows how long it was off.
     """
     spans, state, began = [], _before(changes, now_is, since), since
     for at, to in changes:
@@ -210,7 +210,7 @@ def _plain(value: Value) -> Value:
 
 
 def _spread(latest: float, length: float) -> Iterator[tuple[int, float]]:
-    """Steps back in time that a window of some steps' length lies in, and which part of it lies in each."""
+    """Steps back in time that a window of some steps' length covers, and its part in each."""
     step = int(latest)
     while step < latest + length:
         part = min(step + 1.0, latest + length) - max(float(step), latest)

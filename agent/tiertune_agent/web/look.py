@@ -24,7 +24,7 @@ ACCOUNT_HOURS = 24.0
 SHOWN_DECISIONS = 25
 WISHED = timedelta(days=1)
 SHARED = timedelta(seconds=1)
-"""Readers that come within this time share a look."""
+"""Readers within this time share a look."""
 EMPTY = added(())
 
 
@@ -36,7 +36,7 @@ class _Step:
     windows: Sequence[Window]
     sums: WindowSums
     counted: Sequence[Counted]
-    """What ghosts told."""
+    """What ghosts counted."""
     remote: Window | None
     """Of the tier as a whole."""
     cost: Cost | None
@@ -45,7 +45,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class SeenStore:
-    """What the last windows of one store tell, when it had ``answered`` last."""
+    """What the last windows of one store say, as of its last answer at ``answered``."""
 
     answered: str = ""
     steps: Sequence[_Step] = ()
@@ -58,7 +58,7 @@ class SeenStore:
     """This and the next two: of ``steps``."""
     sums: WindowSums = EMPTY
     costs: Sequence[Cost] = ()
-    """Of windows that tell what a fetch from the remote tier costs."""
+    """Of windows in which the cost of a fetch from the remote tier is known."""
     typical: TypicalCandidate | None = None
     """What a request that finds chunks in the remote tier is like."""
 
@@ -72,7 +72,7 @@ NOTHING = SeenStore()
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """``fleet`` and ``policy`` as the API tells them. Equal to itself alone: it can be a key."""
+    """``fleet`` and ``policy`` as the API shows them. Equal only to itself, so it can be a key."""
 
     now: datetime
     window_s: float
@@ -87,7 +87,7 @@ class Seen:
     decisions: Sequence[Decision]
     """The last ones, and all that wait for somebody; newest first."""
     switches: Sequence[Decision]
-    """Those that did switch remote fetch, oldest first."""
+    """Decisions that did switch remote fetch, oldest first."""
     verdicts: Mapping[int, Sequence[Json]]
     waited: Sequence[Decision]
     """Wishes of the last day under a mode other than auto, newest first."""
@@ -100,7 +100,7 @@ class Seen:
 
     @property
     def curves(self) -> tuple[Curve, ...]:
-        """Of all pools, those first in which something else would hit most more."""
+        """Curves of all pools, those with most to gain first."""
         return curves(self.fleet["stores"], {name: one.ghosts for name, one in self.stores.items()})
 
 
@@ -147,9 +147,9 @@ class Looks:
         return [one for one in self._views.incidents()["incidents"] if not one["closed_at"]]
 
     def _renew(self, stores: Sequence[Json], now: datetime) -> None:
-        """Windows come only with an answer of their store: between two of them, what was read still holds.
+        """Read new windows of stores that answered since; for others, what was read still holds.
 
-        But for what lies ahead: that was counted before the clock was set back.
+        Except for what lies ahead: that was counted before the clock was set back.
         """
         since = now - timedelta(seconds=POINTS * self._window_s)
         before = {store["name"]: self._stores.get(store["name"], NOTHING) for store in stores}
@@ -170,7 +170,7 @@ class Looks:
     def _added(
         self, store: Json, read: SeenStore, told: Sequence[Window], span: tuple[datetime, datetime]
     ) -> SeenStore:
-        """What was told since the newest window that was read, that one included, but nothing outside of the span."""
+        """Add windows since the newest one read, which comes again; nothing outside of the span."""
         again, (since, now) = {window.start for window in told}, span
         before = [step for step in read.steps if since <= step.start <= now and step.start not in again]
         if read.answered and not told and len(before) == len(read.steps):
@@ -199,12 +199,12 @@ class Looks:
 
 
 def approvable(decision: Decision) -> bool:
-    """Whether it waits for somebody who may have it made."""
+    """Whether it waits for somebody's approval, and can be made."""
     return decision.state == State.PROPOSED and not unmakeable(decision)
 
 
 def newest_remote(windows: Sequence[Window]) -> Window | None:
-    """Of the remote tier as a whole."""
+    """The newest window of the remote tier as a whole."""
     return next((one for one in reversed(windows) if one.tier == "remote" and not one.namespace), None)
 
 

@@ -8,9 +8,9 @@ from tiertune_agent.web.charts import Chart, Series, Tick
 from tiertune_connector.units import format_size
 
 LABEL_SHARE = 0.19
-"""Of an axis: labels that are nearer to each other run together."""
+"""Share of an axis; labels nearer to each other run together."""
 KINDS = 3
-"""Looks of lines and dots that can be told apart without colours too."""
+"""Looks of lines and dots that can be told apart even without colours."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Line:
 
     @property
     def doubted(self) -> bool:
-        """Whether what it may be off by can be drawn."""
+        """Whether its errors can be drawn."""
         return any(self.errors) and len(self.points) > 1
 
 
@@ -89,7 +89,7 @@ def _rounded(value: float) -> float:
 
 
 def _labelled(sizes: Sequence[float], now: float | None, length: float) -> list[float]:
-    """As many of them as find room: the present one first, then the largest and the smallest."""
+    """As many sizes as there is room for: the present one first, then the largest and the smallest."""
     kept: list[float] = []
     for size in (*([now] if now else []), sizes[-1], *sizes[:-1]):
         if all(abs(log10(size / one)) >= LABEL_SHARE * length for one in kept):

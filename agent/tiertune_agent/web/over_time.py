@@ -10,7 +10,7 @@ from tiertune_agent.web.text import ago, span
 
 SHARES = tuple(Tick(share, f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0))
 OFF = "off"
-"""Series of the times in which the tier was not fetched from."""
+"""Series of the times without fetches from the tier."""
 
 
 def cost_chart(store: str, costs: Sequence[Cost], off: Sequence[Span], now: datetime, fresh: timedelta) -> Chart | None:
@@ -78,7 +78,7 @@ def _held(steps: Sequence[Point], at: float) -> float:
 
 
 def sparkline(values: Sequence[float], label: str) -> Chart | None:
-    """From 0 to the largest; None where there is nothing to see."""
+    """A line from 0 to the largest value; None if there is nothing to see."""
     top = max(values, default=0.0)
     if len(values) < 2 or not 0 < top < inf:
         return None

@@ -25,7 +25,7 @@ from tiertune_agent.web.unmade import Unmade, unmade
 DRAWN = 8
 """Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
 FRESH = 3
-"""Windows: what is older is not called now."""
+"""Windows; anything older is not called now."""
 Switches = Mapping[str, Sequence[tuple[datetime, str]]]
 """By store, when fetching was switched there, and to what; oldest first."""
 
@@ -38,7 +38,7 @@ class TierRow:
     flow: TierFlow
     trend: Chart | None
     saved_s: float | None
-    """This and the next two: None where nobody tells them, as of sources that are only observed."""
+    """This and the next two: None if nobody reports them, as for sources that are only observed."""
     lost_s: float | None
     money: float | None
     gate: Gate
@@ -60,14 +60,14 @@ class Estimate:
 @dataclass(frozen=True)
 class StoreCard:
     told: Json
-    """As the API tells it."""
+    """As the API shows it."""
     fetch: str
     """Remote fetch: on, off, or empty without a remote tier."""
     answer: str
-    """What remote_fetch last said; of a source, loading."""
+    """The last answer of remote_fetch, or of loading for a source."""
     estimate: Estimate | None
     cost: Cost | None
-    """The newest, where others have more to tell and this one is not drawn."""
+    """The newest, if others have more to show and this one is not drawn."""
     chart: Chart | None
     fills: Mapping[str, Fill]
 
@@ -98,20 +98,20 @@ class Overview:
     headline: Headline
     lately_s: float
     found_tokens: float
-    """This and the next of prompts when they were looked up first."""
+    """This and the next: of prompts at their first lookup."""
     prompt_tokens: float
     busy: bool
-    """Whether any request came; of those of decode engines alone the two above count none."""
+    """Whether any request came; the two above leave out those of decode engines."""
     trend: Chart | None
     saved_s: float | None
     lost_s: float | None
     money: float | None
     unpriced: tuple[str, ...]
-    """Tiers that are not in it although their seconds are known: nobody tells what they hold."""
+    """Tiers that are left out although their seconds are known, as nobody reports what they hold."""
     tiers: tuple[TierRow, ...]
     stores: tuple[StoreCard, ...]
     undrawn: int
-    """Stores whose costs are told in words alone."""
+    """Stores whose costs are shown in words only."""
     curves: tuple[Curve, ...]
     """Those that are drawn."""
     more_curves: int
@@ -188,7 +188,7 @@ def _by_kind(incidents: Iterable[Json]) -> dict[str, list[Json]]:
 
 
 def less(one: float | None, other: float | None) -> float | None:
-    """The difference; None where a part of it is not known."""
+    """The difference; None if a part of it is unknown."""
     return None if one is None or other is None else one - other
 
 
@@ -248,7 +248,7 @@ def _fetches(store: Json) -> bool:
 
 
 def _charts(seen: Seen, switches: Switches) -> dict[str, Chart]:
-    """By store: first what was switched lately, then where fetching came nearest to losing, or lost most."""
+    """Charts by store: first those switched lately, then those where fetching came nearest to losing, or lost most."""
     found = {
         store["name"]: _chart(store, seen, switches.get(store["name"], ()))
         for store in seen.fleet["stores"]
@@ -292,7 +292,7 @@ def _estimate(windows: Sequence[Window]) -> Estimate | None:
 
 
 def _decisions(seen: Seen) -> Iterator[DecisionCard]:
-    """Newest first; of a field, the newest change alone can still stand, and be rolled back."""
+    """Newest first; only the newest change of a field can still stand, and be rolled back."""
     changed: set[tuple[Target, str]] = set()
     for decision in seen.decisions:
         place = decision.target, decision.field

@@ -1,4 +1,4 @@
-"""The page: one look at the fleet, rendered here, that renews itself."""
+"""The page: one look at the fleet, rendered by the agent, that renews itself."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -71,7 +71,7 @@ def router(looks: Looks) -> APIRouter:
 
 
 def once(make: Callable[[Seen], str]) -> Callable[[Seen], str]:
-    """Made once of a look: its next readers get the same, and who comes meanwhile waits for it."""
+    """Make it once per look: later readers get the same, and those who come meanwhile wait for it."""
     lock, kept = Lock(), lru_cache(maxsize=1)(make)
 
     def made(seen: Seen) -> str:

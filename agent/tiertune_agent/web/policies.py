@@ -18,11 +18,11 @@ from tiertune_connector.documents import validated
 
 @dataclass(frozen=True)
 class TunerAnswers:
-    """One tuner's last answers, of all that it was asked of."""
+    """One tuner's last answers on everything that it was asked about."""
 
     tuner: str
     modes: tuple[str, ...]
-    """More than one where an override says another."""
+    """More than one if an override sets another."""
     targets: int
     wishes: int
     last: datetime
@@ -119,7 +119,7 @@ def _of(store: Json) -> Iterator[Target]:
 
 
 def _numbered(policy: Json, findings: tuple[Finding, ...]) -> Iterator[Numbered]:
-    """Only notes are of the text that is in force: errors are of a newer one."""
+    """Number the lines; only notes are about the text in force, while errors are about a newer one."""
     notes = {int(one.place.split(":")[-2]) for one in findings if one.level == "note" and one.place.count(":") > 1}
     for number, line in enumerate(policy["text"].splitlines(), 1):
         yield Numbered(number, line, "note" if number in notes else "")

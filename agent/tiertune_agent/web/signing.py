@@ -18,9 +18,9 @@ from tiertune_connector.httpd.tokens import Holder, Role, TokenFile
 
 COOKIE = "tiertune_session"
 LAST_S = 12 * 3600.0
-"""A session ends so long after it began."""
+"""How long a session lasts."""
 SESSIONS = 1000
-"""At a time; the oldest go."""
+"""Most sessions at a time; the oldest go."""
 FORM_BYTES = 4096
 OPEN = ("/healthz", "/favicon.ico")
 ENTRY = ("/login", "/logout")
@@ -29,7 +29,7 @@ TUNING = ("/api/v1/bypass", "/api/v1/flush")
 
 
 class Sessions:
-    """Browsers that signed in. They end with the process, with their time, and with their token."""
+    """Sessions of signed-in browsers. They end with the process, with their time, or with their token."""
 
     def __init__(self, tokens: TokenFile, clock: Callable[[], float]) -> None:
         """``clock`` gives monotonic seconds."""
@@ -37,7 +37,7 @@ class Sessions:
         self._begun: dict[str, tuple[str, float]] = {}
 
     def begin(self, token: str) -> str | None:
-        """The session's name; None: the token is none."""
+        """Begin a session and return its name; None: the token is not valid."""
         if self._tokens.holder(token) is None:
             return None
         session = token_urlsafe(32)
@@ -50,7 +50,7 @@ class Sessions:
         self._begun.pop(session, None)
 
     def holder(self, session: str) -> Holder | None:
-        """Who signed in; None: nobody, or not any more."""
+        """Who signed in; None: nobody, or no longer."""
         token, until_s = self._begun.get(session, ("", 0.0))
         if token and self._clock() >= until_s:
             self.end(session)
@@ -84,7 +84,7 @@ def _refused(request: Request, code: int, message: str) -> Response:
 
 
 def from_here(request: Request) -> None:
-    """A page of another site cannot command."""
+    """Refuse commands from a page of another site."""
     if foreign(request):
         raise HTTPException(403, FOREIGN)
 

@@ -22,7 +22,7 @@ def count(number: float | None) -> str:
 
 
 def share(part: float | None, whole: float | None) -> str:
-    """Per cent; a dash of nothing, and of what is not known."""
+    """Per cent; a dash if the whole is nothing, or something is not known."""
     return f"{part / whole:.1%}" if whole and part is not None else NOTHING
 
 
@@ -44,7 +44,7 @@ def money(value: float) -> str:
 
 
 def signed(value: float | None) -> str:
-    """As ``seconds``, with a plus where something was gained."""
+    """Like ``seconds``, with a plus if something was gained."""
     return f"+{seconds(value)}" if value and value > 0 else seconds(value)
 
 

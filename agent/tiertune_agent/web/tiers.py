@@ -64,7 +64,7 @@ def fill(store: Json, tier: str) -> Fill | None:
 
 
 def fill_of_all(stores: Sequence[Json], tier: str) -> Fill | None:
-    """Of the stores that answer; of all where none does."""
+    """Fill of the stores that answer, or of all if none does."""
     told = [store for store in stores if store["reachable"]] or stores
     fills = [held for store in told if (held := fill(store, tier))]
     if not fills:

@@ -29,14 +29,14 @@ class Wish:
     decision: Decision
     at: datetime
     until: datetime
-    """When it was made or given up; now, where it is still wished."""
+    """When it was made or given up; now, if it is still wished."""
     won_s: float | None
-    """Seconds that it would have won between the two, as far as they are looked at; None: not known."""
+    """Seconds that it would have won between the two, as far as windows are read; None: not known."""
     over_s: float
     why: str
     """Why that is not known."""
     at_most: bool = False
-    """Whether it may be less: what a slower tier would have served is counted as computed."""
+    """Whether it may be less, because what a slower tier would have served is counted as computed."""
 
     @property
     def change(self) -> str:
@@ -86,7 +86,7 @@ class Unmade:
 
     @property
     def won_s(self) -> float | None:
-        """Of those whose seconds are known; None where none is."""
+        """Sum over wishes whose seconds are known; None if there are none."""
         return sum_known(wish.won_s for wish in self.wishes)
 
     @property
@@ -113,7 +113,7 @@ def unmade(seen: Seen) -> Unmade:
     """Of several wishes of one field the newest alone counts; seconds are those of the last windows."""
     newest: dict[tuple[str, Target, str], Decision] = {}
     for decision in seen.waited:
-        if not advises(decision.tuner) and not decision.field.startswith(ADVICE):  # also of what is no tuner any more
+        if not advises(decision.tuner) and not decision.field.startswith(ADVICE):  # also for former tuners
             newest.setdefault((decision.tuner, decision.target, decision.field), decision)
     by_size = cache(partial(_size_won, seen.prospects))  # many hosts wish the same
     wishes = sorted(
@@ -177,7 +177,7 @@ def _size_won(
 
 
 def _by_fetches(after: str, windows: Sequence[Window], typical: TypicalCandidate | None) -> tuple[float | None, str]:
-    """To switch off saves what fetches lost; to switch on gains what they are estimated to."""
+    """Switching off saves what fetches lost; switching on gains what they are estimated to."""
     if after == "off":
         seen = [evidence for window in windows if (evidence := asked(window))]
         return (sum(one.lost_s - one.saved_s for one in seen), "") if seen else (None, "no request was fetched since")
@@ -186,9 +186,9 @@ def _by_fetches(after: str, windows: Sequence[Window], typical: TypicalCandidate
 
 
 def _by_ghosts(decision: Decision, pool: Ghosts | None, windows: Sequence[Window]) -> tuple[float | None, str]:
-    """Tokens that the other algorithm would have hit beyond the present one's, at what computing a token takes.
+    """Seconds to compute the tokens that the other algorithm would have hit beyond the present one.
 
-    Those that a slower tier has cost a fetch and not that: it is the most that would have been won.
+    This is the most that it would have won: tokens in a slower tier only cost a fetch.
     """
     size = decision.evidence.get("capacity_bytes")
     before, after = str(decision.before), str(decision.after)

@@ -21,12 +21,12 @@ from tiertune_connector.whatif.chain import ChainGhosts, SampledRequest, Shape
 from tiertune_connector.whatif.sampler import hashes, threshold
 
 KEPT_SAMPLES = 32_768
-"""Of each namespace, to warm the ghosts of a new grid with."""
+"""Samples kept of each namespace, to warm the ghosts of a new grid."""
 FORGOTTEN_AFTER = timedelta(days=1)
-"""Without a request: each new revision of weights is another namespace. Stores, too, come and go."""
+"""A namespace goes after so long without a request: each revision of weights is another one. So do stores."""
 _PACE_S = 60.0
 _SHARES = log(1.25)
-"""A namespace's share of the tiers that moved by more than this factor is another one."""
+"""Log of the factor by which a namespace's share of the tiers must move to count as changed."""
 
 
 class GhostPlan(NamedTuple):
@@ -37,9 +37,9 @@ class GhostPlan(NamedTuple):
     rate: float
     seed: int
     chunk_bytes: int
-    """As if the namespace had its hosts alone: those of its chunks over its share of their tiers."""
+    """Bytes of a chunk divided by the namespace's share of its hosts' tiers, as if it had them alone."""
     remote_chunk_bytes: int
-    """The same of the remote."""
+    """The same for the remote."""
 
 
 @dataclass
@@ -58,12 +58,12 @@ class _Namespace:
     ghosts: ChainGhosts
     flow: Flow
     asked: datetime
-    """When requests came last."""
+    """When the last requests came."""
     log: deque[tuple[SampledRequest, Terms]] = field(default_factory=deque)
     logged: int = 0
 
     def play(self, seen: SampledRequest, terms: Terms, *, told: bool = False) -> None:
-        """``told``: it may have had its prospect."""
+        """Play a request; ``told``: without a bill, as a prospect may have counted it already."""
         self.ghosts.request(seen, terms, billed=not told)
         self.log.append((seen, terms))
         self.logged += len(seen.samples)
@@ -71,18 +71,18 @@ class _Namespace:
             self.logged -= len(self.log.popleft()[0].samples)
 
     def came(self, grown: Mapping[str, int], at: datetime) -> None:
-        """So many lookups more, by ``at``."""
+        """Count more lookups, up to ``at``."""
         self.asked = at if grown["requests"] else self.asked
         self.flow.requests += grown["requests"]
         self.flow.chunks += grown["chunks"]
 
     def forget(self, now_s: float) -> None:
-        """What came up to now has no prospect."""
+        """Leave everything up to now out of prospects."""
         self.flow = Flow(now_s)
         self.ghosts.take()
 
     def replan(self, plan: GhostPlan) -> None:
-        """Simulate something else, warmed with the requests of late as far as they fit its rate."""
+        """Simulate another plan, warmed with recent requests if their sampling rate suffices for it."""
         fits = plan.seed == self.plan.seed and plan.rate <= self.plan.rate
         thinned = plan.rate < self.plan.rate
         self.plan, self.ghosts = plan, _ghosts(plan)
@@ -103,7 +103,7 @@ class Pace:
         self._since: datetime | None = None
 
     def add(self, chunks: int, at: datetime) -> None:
-        """So many until ``at``; a burst of seconds says nothing."""
+        """Add chunks looked up until ``at``; a burst of a few seconds says nothing."""
         if self._since is None or at < self._since:  # the clock was set back
             self._chunks, self._since = 0, at
             return
@@ -114,10 +114,10 @@ class Pace:
 
 
 class FleetWhatif:
-    """Joins the samples of all stores, plays them in miniature fleets, tells what they cost there."""
+    """Joins the samples of all stores, plays them in miniature fleets, and reports what they cost there."""
 
     def __init__(self, reader: SampleReader, handout: Handout, steady_s: Callable[[], float] | None = None) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets; None: by the hours of the rounds."""
+        """``steady_s`` counts seconds by a clock that nobody sets; None: the rounds' own times are used."""
         self._steady_s = steady_s
         self._now_s: float | None = None
         """When the last round was, in steady seconds."""
@@ -130,10 +130,10 @@ class FleetWhatif:
         self._namespaces: dict[str, _Namespace] = {}
         self._pace = Pace()
         self._resumed = True
-        """What came before this agent's first round, one before it may have told of."""
+        """Whether the next round reports nothing: another agent may have reported on what came before it."""
 
     def resume(self) -> None:
-        """Play what came meanwhile, so that the miniature fleets hold what the real one does; tell nothing of it."""
+        """Play what came meanwhile without reporting it, so that the miniature fleets hold what the real one does."""
         self._resumed = True
 
     @property
@@ -150,9 +150,9 @@ class FleetWhatif:
         managed: bool = False,
         split: Split | None = None,
     ) -> list[Prospect]:
-        """Read what is new; a prospect for each namespace whose last one is ``every_s`` old.
+        """Read what is new; returns a prospect for each namespace whose last one is ``every_s`` seconds old.
 
-        Other sizes of the remote are simulated where it is ``managed``; splits, where it shares a budget with DRAM.
+        Other sizes of the remote are simulated if it is ``managed``; splits, if it shares a budget with DRAM.
         """
         if not fleet:
             return []
@@ -205,7 +205,7 @@ class FleetWhatif:
         at: datetime,
         since_s: float,
     ) -> None:
-        """Set the namespace's ghosts up, or anew where what they simulate is no longer what is."""
+        """Set up the namespace's ghosts, or replace them if they no longer simulate what there is."""
         sampling = self._handout.current
         told = [pool for snapshot in fleet if (pool := read(snapshot.status, f"pools.{namespace}"))]
         if sampling is None or not told or not int(told[0].get("chunk_bytes") or 0):
@@ -219,7 +219,7 @@ class FleetWhatif:
             known.replan(plan)
 
     def _play(self, answers: Sequence[Answer], stores: Mapping[str, Snapshot]) -> None:
-        """All stores' requests in the order in which they came. A store's first ones an agent before may have told."""
+        """Play all stores' requests in order of arrival. An earlier agent may have reported a store's first ones."""
         came = [(request, answer.store) for answer in answers for request in answer.requests]
         first = {answer.store for answer in answers if not answer.grown}
         terms: dict[tuple[str, str], Terms | None] = {}
@@ -228,7 +228,7 @@ class FleetWhatif:
             if place not in terms:
                 terms[place] = self._known.terms(stores[store], request.namespace)
             known, cost = self._namespaces.get(request.namespace), terms[place]
-            if known is not None and cost is not None:  # else nobody has told yet what prefilling costs
+            if known is not None and cost is not None:  # else the cost of prefilling is not known yet
                 known.play(SampledRequest(store, request.chunks, request.samples), cost, told=store in first)
 
     def _prospect(self, namespace: str, at: datetime, now_s: float, every_s: float) -> Prospect | None:
@@ -242,7 +242,7 @@ class FleetWhatif:
         if not bill.chunks:
             return None
         known.flow = Flow(now_s)
-        # Ratio estimate: the samples tell the cost of a chunk, the totals how many chunks a request has.
+        # Ratio estimate: the samples give the cost of a chunk, the totals how many chunks a request has.
         scale = flow.chunks / flow.requests / bill.chunks
         costs = {shape: scale * seconds_ for shape, seconds_ in bill.seconds.items()}
         return Prospect(namespace, at - timedelta(seconds=seconds), seconds, flow.requests, costs)
@@ -259,16 +259,16 @@ def _ghosts(plan: GhostPlan) -> ChainGhosts:
 
 
 def _thinned(seen: SampledRequest, plan: GhostPlan) -> SampledRequest:
-    """As a lower rate would have sampled it."""
+    """The request as the plan's lower rate would have sampled it."""
     low = hashes([sample.key for sample in seen.samples], plan.seed) < np.uint64(threshold(plan.rate))
     kept = [sample for sample, under in zip(seen.samples, low.tolist(), strict=True) if under or sample.hot]
     return seen._replace(samples=kept)
 
 
 def _shares(namespace: str, fleet: Sequence[Snapshot]) -> tuple[float, float]:
-    """What the namespace's pools have of the DRAM of the hosts that have them, and of all hosts'.
+    """Shares that the namespace's pools have of the DRAM of hosts that have them, and of all hosts.
 
-    1 where it is the only one, or where nothing is told.
+    1 if it is the only one, or nothing is known.
     """
     mine = near = every = 0
     for snapshot in fleet:
@@ -282,7 +282,7 @@ def _shares(namespace: str, fleet: Sequence[Snapshot]) -> tuple[float, float]:
 
 
 def _differs(old: GhostPlan, new: GhostPlan) -> bool:
-    """Whether ghosts of one plan say nothing of the other."""
+    """Whether ghosts of one plan say nothing about the other."""
     same = (old.shapes, old.rate, old.seed) == (new.shapes, new.rate, new.seed)
     ratios = old.chunk_bytes / new.chunk_bytes, old.remote_chunk_bytes / new.remote_chunk_bytes
     return not same or any(abs(log(ratio)) > _SHARES for ratio in ratios)

@@ -11,13 +11,13 @@ from tiertune_connector.tuning import LOCAL, TIERS
 from tiertune_connector.whatif.chain import Shape
 
 TIMES = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
-"""Of the present size."""
+"""Multiples of the present size."""
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-"""Of a budget that is split, what the remote tier has: in what is simulated, and in the replay's ``best_split``."""
+"""The remote's shares of a split budget: in what is simulated, and in the replay's ``best_split``."""
 LEAST_BYTES = 2**30
-"""Stands for a size of zero, so that a tier that was sized away can come back."""
+"""Multiplied in place of a size of zero, so that a tier that was sized away can come back."""
 EMPTY = 1
-"""maxmemory of a remote that is to hold nothing: 0 is no bound to Redis."""
+"""maxmemory of a remote that is to hold nothing, because 0 means unbounded to Redis."""
 
 
 class Split(NamedTuple):
@@ -29,7 +29,7 @@ class Split(NamedTuple):
 
 
 def median_shape(fleet: Sequence[Snapshot], remote: int | None = None) -> Shape:
-    """The sizes that stand: of the median host, and of the remote tier, ``remote`` as of ``remote_bytes``."""
+    """The present sizes of the median host and the remote tier; ``remote`` is ``before`` of ``remote_bytes``."""
     dram, disk = (sorted(capacity_of(snapshot.tuning, tier) for snapshot in fleet) for tier in LOCAL)
     return Shape(dram[len(dram) // 2], disk[len(disk) // 2], remote_bytes(fleet, remote))
 
@@ -40,20 +40,20 @@ def held(fleet: Sequence[Snapshot], tier: str) -> int:
 
 
 def split_bytes(total: int, fleet: Sequence[Snapshot]) -> int:
-    """What of one budget is left to DRAM of all hosts and the remote: the disks have theirs."""
+    """What one budget leaves to DRAM of all hosts and the remote, after the disks."""
     return max(0, total - held(fleet, "disk"))
 
 
 def remote_bytes(fleet: Sequence[Snapshot], before: int | None = None) -> int:
-    """Capacity of the remote tier; of one without a bound, a power of two that is at least what the stores hold.
+    """Capacity of the remote tier; if unbounded, a power of two that is at least what the stores hold.
 
-    ``before``: what it was, for while it does not answer its stores, or some of these do not answer.
+    ``before``: its last value, used while it does not answer its stores, or some stores do not answer.
     """
     there = [read(one.status, "tiers.remote") for one in fleet if present(one.status, "remote")]
     if not there:
         return 0
     bounds = [int(tier["capacity_bytes"]) for tier in there if tier.get("capacity_bytes")]
-    if bounds and any(tier.get("chunks") is not None for tier in there):  # of a directory each tells of its own part
+    if bounds and any(tier.get("chunks") is not None for tier in there):  # a directory: each reports its own part
         whole = sum(bounds)
         away = before is not None and before / 2 < whole < before  # the part of a store that does not answer is there
         return before if before and away else whole
@@ -67,24 +67,24 @@ def remote_bytes(fleet: Sequence[Snapshot], before: int | None = None) -> int:
 
 
 def local_tiers(fleet: Sequence[Snapshot]) -> tuple[str, ...]:
-    """DRAM, and the disk where any store is configured with one."""
+    """DRAM, and the disk if any store is configured with one."""
     configured = any(present(snapshot.status, "disk") for snapshot in fleet)
     return LOCAL if configured or median_shape(fleet).disk else ("dram",)
 
 
 def grid(now: Shape, tiers: Sequence[str], split: Split | None = None) -> list[Shape]:
-    """The present shape, each of the ``tiers`` at other sizes, and no remote tier.
+    """The present shape, shapes with one of the ``tiers`` at other sizes, and one without the remote.
 
-    Where DRAM and remote share one budget, splits of it instead of other sizes of these two.
+    If DRAM and remote share one budget, splits of it replace other sizes of these two.
     """
     splits = () if split is None else _splits(now, split)
     return sorted({now, replace(now, remote=0), *_sizes(now, _apart(tiers, split)), *splits})
 
 
 class Grid:
-    """Stands still while it tells what other sizes than the present ones would cost, so that prospects can be compared.
+    """Keeps the same shapes while they surround the present sizes, so that prospects can be compared.
 
-    It varies one tier at a time: beside sizes that it was not made around, it may have none.
+    It varies one tier at a time, so there may be no shapes around sizes that it was not made for.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Grid:
         self.shapes: list[Shape] = []
 
     def around(self, now: Shape, tiers: tuple[str, ...], split: Split | None = None) -> list[Shape]:
-        """The shapes to simulate; a new grid where the old one does not hold, or the split is another."""
+        """The shapes to simulate; a new grid if the old one does not hold, or tiers or split have changed."""
         if (tiers, split) != self._of or not self._holds(now):
             self._of = tiers, split
             self._apart = _apart(tiers, split)
@@ -101,21 +101,21 @@ class Grid:
         return self.shapes
 
     def _holds(self, now: Shape) -> bool:
-        """Whether each tier has other sizes beside the present ones. Splits alone are those of any of them."""
+        """Whether the shapes surround the present sizes of each tier; splits alone only have to span them."""
         if self._apart:
             return now in self.shapes and all(self._surrounds(now, tier) for tier in self._apart)
         sizes = [(getattr(now, tier), [getattr(shape, tier) for shape in self.shapes]) for tier in TIERS]
         return all(min(others) <= size <= max(others) for size, others in sizes)
 
     def _surrounds(self, now: Shape, tier: str) -> bool:
-        """Whether there are larger and smaller sizes of the tier alone; to go without it is no size."""
+        """Whether there are larger and smaller sizes of the tier alone; going without it is no size."""
         size = getattr(now, tier)
         others = [getattr(shape, tier) for shape in self.shapes if replace(shape, **{tier: size}) == now]
         return size < max(others) and (not size or any(0 < other < size for other in others))
 
 
 def _apart(tiers: Sequence[str], split: Split | None) -> Sequence[str]:
-    """The tiers that are varied by themselves: DRAM and remote are not where one budget is split between them."""
+    """The tiers that are varied by themselves: not DRAM and remote if one budget is split between them."""
     return [tier for tier in tiers if split is None or tier == "disk"]
 
 

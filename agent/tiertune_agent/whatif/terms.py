@@ -1,4 +1,4 @@
-"""What requests of one namespace pay on one host, as its store tells it: for simulations of other sizes."""
+"""What requests of one namespace cost on one host, by its store's figures, for simulations of other sizes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from tiertune_agent.records import Snapshot, Window, total
 from tiertune_agent.tuners.base import TypicalCandidate, pools
 
 NEVER = (1e9, 0.0)
-"""Seconds that no fetch is worth."""
+"""Seconds at which no fetch pays."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Prefill:
 
     @classmethod
     def told(cls, pool: Mapping[str, Any]) -> "Prefill | None":
-        """Of a pool's engines, as its store tells it; another version may tell more, or less. None: not told."""
+        """From a store's status of a pool. Other versions may report more, or less; None: something is missing."""
         line, names = pool.get("prefill"), cls.__dataclass_fields__
         if not isinstance(line, Mapping) or not names.keys() <= line.keys():
             return None
         return cls(**{name: line[name] for name in names})
 
     def seconds(self, tokens: int) -> float:
-        """Of a whole prompt."""
+        """Seconds to prefill a whole prompt."""
         steps = max(1.0, tokens / self.step_tokens) if self.step_tokens else 1.0
         flops = 2 * self.params * tokens + 2 * self.layers * self.width * tokens * tokens
         return self.overhead_s * steps + self.seconds_per_flop * flops
@@ -41,7 +41,7 @@ class Prefill:
 
 @dataclass
 class Terms:
-    """Chunks, and what computing and fetching them costs."""
+    """The size of chunks, and what computing and fetching them costs."""
 
     chunk_tokens: int
     chunk_bytes: int
@@ -51,27 +51,27 @@ class Terms:
     margin: float
 
     def prefill_s(self, chunks: int) -> float:
-        """Of so many leading chunks, beyond what every prefill takes."""
+        """Seconds to compute so many leading chunks, beyond the overhead of every prefill."""
         return self.prefill.seconds(chunks * self.chunk_tokens) - self.prefill.overhead_s
 
     def fetch_s(self, tier: str) -> tuple[float, float]:
-        """Seconds before the first byte, and per chunk. A remote that nobody measured is not fetched from."""
+        """Seconds before the first byte, and per chunk. Nothing is fetched from a remote that nobody measured."""
         first_s, byte_s = self.fetch.get(tier, NEVER if tier == "remote" else (0.0, 0.0))
         return first_s, byte_s * self.chunk_bytes
 
 
 class KnownCosts:
-    """Keeps the last of everything that stores told of costs."""
+    """Keeps the latest of all costs that stores reported."""
 
     def __init__(self) -> None:
         self._fetch: dict[str, dict[str, tuple[float, float]]] = {}
         self._token_s: dict[str, float] = {}
         self._lines: dict[str, Prefill] = {}
         self._heard: dict[str, datetime] = {}
-        """When a store, or a namespace, was told of last."""
+        """When each store and namespace was last heard of."""
 
     def hear(self, snapshot: Snapshot) -> None:
-        """A store told its state and its latest windows."""
+        """Take the costs from a store's state and latest windows."""
         for window in snapshot.windows:
             self._fetch.setdefault(snapshot.store, {}).update(_fetch(window))
         token_s = _token_s(snapshot.windows)
@@ -83,7 +83,7 @@ class KnownCosts:
         self._heard |= dict.fromkeys((snapshot.store, *pools(snapshot.status)), snapshot.at)
 
     def forget(self, before: datetime) -> set[str]:
-        """What nobody told of since is there no more: which stores and namespaces that are."""
+        """Drop stores and namespaces not heard of since ``before``, and return their names."""
         gone = {name for name, at in self._heard.items() if at < before}
         for kept in (self._fetch, self._token_s, self._lines, self._heard):
             for name in gone & kept.keys():
@@ -91,7 +91,7 @@ class KnownCosts:
         return gone
 
     def terms(self, snapshot: Snapshot, namespace: str) -> Terms | None:
-        """None: not known yet."""
+        """Costs of a namespace on a store; None: not known yet."""
         pool = read(snapshot.status, f"pools.{namespace}") or {}
         tokens, nbytes = int(pool.get("chunk_tokens") or 0), int(pool.get("chunk_bytes") or 0)
         prefill = self._lines.get(namespace) or self._by_token(snapshot.store)
@@ -101,15 +101,15 @@ class KnownCosts:
         return Terms(tokens, nbytes, prefill, dict(self._fetch.get(snapshot.store, {})), margin)
 
     def _by_token(self, store: str) -> Prefill | None:
-        """From engines that do not tell their model's shape: every token costs alike."""
+        """For engines that do not report their model's shape: every token costs the same."""
         token_s = self._token_s.get(store)
         return None if token_s is None else Prefill(0.0, token_s, 0.5, 0, 0, 0)
 
 
 def mean_prompt(snapshot: Snapshot, windows: Sequence[Window]) -> TypicalCandidate | None:
-    """A prompt of mean length with all its chunks in one tier, by the store's windows; None: its costs are not known.
+    """A prompt of mean length with all its chunks in one tier, by the store's windows; None: its costs are unknown.
 
-    It stands for requests that found chunks there as long as there were none.
+    It stands in for requests that found chunks there until there are some.
     """
     known, every = KnownCosts(), TypicalCandidate(0, 0.0, 0.0)
     known.hear(replace(snapshot, windows=tuple(windows)))
@@ -134,7 +134,7 @@ def _fetch(window: Window) -> dict[str, tuple[float, float]]:
 
 
 def _token_s(windows: Iterable[Window]) -> float | None:
-    """Seconds of recomputing a token, by the gates' own predictions."""
+    """Seconds to recompute a token, by the gates' own predictions."""
     seconds = tokens = 0.0
     for window in windows:
         recompute_s = window.total("gate_candidate_seconds_total", kind="recompute")

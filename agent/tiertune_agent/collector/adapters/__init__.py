@@ -9,15 +9,15 @@ from tiertune_agent.collector.adapters.mapped import Hints, Mapped
 
 
 class Adapter(Protocol):
-    """A module: what it reads of a source's Prometheus text, and what it makes of that."""
+    """A module that reads a source's Prometheus text and turns it into counters."""
 
     @property
     def WANTED(self) -> tuple[str, ...]:  # noqa: N802 (a constant of the module)
-        """Names of samples."""
+        """Names of the samples that it reads."""
 
     @property
     def mapped(self) -> Callable[[Exposition, Hints], Mapped]:
-        """What is told, as counters of a store. Pure."""
+        """Turns what is reported into counters of a store. Pure."""
 
 
 ADAPTERS: dict[str, Adapter] = {"vllm": vllm, "lmcache_mp": lmcache_mp, "lmcache": lmcache}

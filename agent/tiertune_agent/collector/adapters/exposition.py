@@ -1,4 +1,4 @@
-"""Prometheus text, asked by name: sums over what is not asked for, and None where nothing is told. Pure."""
+"""Prometheus text, queried by name: sums over labels that are not given, None if there is nothing. Pure."""
 
 from collections.abc import Iterable, Iterator
 from math import isfinite
@@ -11,10 +11,10 @@ Sample = tuple[dict[str, str], float]
 
 
 class Exposition:
-    """One answer of a ``/metrics``. Only what is wanted is parsed: an engine tells far more, and buckets above all."""
+    """One answer of a ``/metrics``. Parses only what is wanted: an engine reports far more, mostly buckets."""
 
     def __init__(self, text: str, wanted: Iterable[str]) -> None:
-        """``wanted``: names of samples, with ``_total``, ``_sum`` or ``_count``. ValueError where the text is none."""
+        """``wanted``: names of samples, with ``_total``, ``_sum`` or ``_count``. ValueError if it is no such text."""
         names = frozenset(wanted)
         self._samples: dict[str, list[Sample]] = {}
         self._declared: set[str] = set()
@@ -33,7 +33,7 @@ class Exposition:
         return sum_known(value for told, value in self._samples.get(name, ()) if labels.items() <= told.items())
 
     def counted(self, name: str, **labels: str) -> float | None:
-        """As ``total``; 0 where the family is declared and has no such sample: prometheus_client tells it from then on.
+        """As ``total``, but 0 if the family is declared without such a sample, which appears with its first count.
 
         For counters whose label values are known from elsewhere.
         """

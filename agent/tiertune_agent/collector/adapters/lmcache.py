@@ -1,8 +1,8 @@
 """The metrics of LMCache within the engine's workers (0.5.6). Pure.
 
-It tells what it found as a whole, not by tier; where it has only one, the settings can name it. Disk and remote are
-taken for there once they were used, as their gauges say 0 also where there is none; ``remote_cache_usage`` is never
-filled, and not read.
+It reports what it found as a whole, not by tier; if it has only one, the settings can name it. Disk and remote count
+as present once they were used, as their gauges also say 0 if there is none; ``remote_cache_usage`` is never filled, and
+not read.
 """
 
 from tiertune_agent.collector.adapters.exposition import Exposition
@@ -24,7 +24,7 @@ WANTED = (
 
 
 def mapped(told: Exposition, hints: Hints) -> Mapped:
-    """All workers behind the address together."""
+    """Map all workers behind the address together."""
     made = Mapped(models=told.values("model_name"), tiers={"dram": "LocalCPU"})
     made.put("requests_total", told.total(LOOKUPS), salted="unknown")
     prompts = told.total(PROMPTS)

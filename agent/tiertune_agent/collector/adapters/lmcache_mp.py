@@ -1,7 +1,7 @@
 """The metrics of an LMCache server in multi-process mode (0.5.6): L1 is DRAM, L2 a disk or something remote. Pure.
 
-OpenTelemetry shows a counter from its first event on: absent is unknown, but where another one of the same event is
-there. Completed requests count failed ones too, so stores are told by their chunks. Throughput histograms begin at
+OpenTelemetry shows a counter from its first event on: an absent one is unknown, unless another one of the same event
+is there. Completed requests include failed ones, so stores are counted by their chunks. Throughput histograms begin at
 5 GB/s, lifecycle histograms are a sample of 1 %: neither is read.
 """
 
@@ -24,11 +24,11 @@ WANTED = (
     *(NO_ROOM, UNREADABLE, TRIED, STORED, L2_ASKED, LOADED, L2_EVICTED, L2_FAILED),
 )
 ON_DISK = ("fs", "fs_native", "raw_block", "dax")
-"""Adapters whose bytes lie on a disk of the host; others are shared, or somewhere else."""
+"""Adapters that keep bytes on a disk of the host; others are shared, or elsewhere."""
 
 
 def mapped(told: Exposition, hints: Hints) -> Mapped:
-    """All models and tenants together."""
+    """Map all models and tenants together."""
     made = Mapped(models=told.values("model_name"), tiers={"dram": "L1"})
     adapters = {own: "disk" if own in ON_DISK else "remote" for own in told.split(L2_BYTES, "l2_name")}
     below = one_tier(adapters)
@@ -90,5 +90,5 @@ def _l2(told: Exposition, made: Mapped, tier: str, hints: Hints) -> None:
 
 
 def _mean(by_tag: Mapping[str, float]) -> float | None:
-    """Only where there is one: a mean of several would need their sizes."""
+    """The value if there is only one, else None: a mean of several would need their sizes."""
     return next(iter(by_tag.values())) if len(by_tag) == 1 else None

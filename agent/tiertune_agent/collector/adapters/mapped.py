@@ -1,4 +1,4 @@
-"""What every adapter answers: rows with the names of a store's metrics, as far as they are told. Pure."""
+"""What every adapter returns: rows with the names of a store's metrics, as far as they are known. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -12,53 +12,53 @@ PREFILL_S, PREFILL_TOKENS = "observed_prefill_seconds_total", "observed_prefill_
 WAIT_S, LOADED_TOKENS = "observed_wait_seconds_total", "observed_loaded_tokens_total"
 START = "process_start_time_seconds"
 MOST = 2.0**63
-"""What a database holds as a whole number."""
+"""Limit of whole numbers in a database."""
 REASONS = 16
-"""Why something failed: so many are told apart."""
+"""Number of reasons for failures that are told apart."""
 _WORD = re.compile(r"[A-Za-z0-9_]{1,40}")
 
 
 @dataclass
 class Mapped:
-    """Rows as in a store's reading. What is not told has none: only a zero that was told is a zero."""
+    """Rows as in a store's reading. What is not reported has none: only a reported zero is a zero."""
 
     rows: Rows = field(default_factory=dict)
     tiers: dict[str, str] = field(default_factory=dict)
-    """What the source has, and how it calls it itself."""
+    """The source's tiers, with its own names for them."""
     models: tuple[str, ...] = ()
     unknown: list[str] = field(default_factory=list)
-    """What is not told, in words for people."""
+    """What is not reported, in words for people."""
 
     def put(self, name: str, value: float | None, **labels: str) -> None:
-        """One row; none where the value is None, or no count at all, as of a gauge that fell below 0 without a sign."""
+        """Add a row, unless the value is None or cannot be a count, like a gauge that fell below 0 without a sign."""
         if value is not None and 0 <= value < MOST:
             self.rows[name, tuple(labels.items())] = float(value)
 
     def found(self, tier: str, hit: float | None, asked: float | None, origin: str = "unknown") -> None:
-        """Tokens that a tier was asked for, and those that it had. Both must be counted at the same events."""
+        """Add tokens that a tier was asked for, and those that it had; both must be counted at the same events."""
         name = "tier_lookup_tokens_total"
         self.put(name, hit, tier=tier, result="hit", origin=origin, stage=STAGE)
         if hit is not None and asked is not None:
             self.put(name, asked - hit, tier=tier, result="miss", origin="", stage=STAGE)
 
     def found_somewhere(self, hit: float | None) -> None:
-        """Tokens that were found in some tier."""
+        """Add tokens that were found in some tier."""
         if hit:
             self.tiers[SOMEWHERE] = "hits that are not told by tier"
             self.found(SOMEWHERE, hit, None)
 
     def moved(self, tier: str, read: float | None, written: float | None) -> None:
-        """Bytes."""
+        """Add bytes read and written."""
         self.put("tier_transfer_bytes_total", read, tier=tier, operation="read")
         self.put("tier_transfer_bytes_total", written, tier=tier, operation="write")
 
     def chunks(self, tier: str, *, tried: float | None, written: float | None, read: float | None) -> None:
-        """Chunks, where bytes are not told: those that were to be stored, those that were, and those loaded."""
+        """Add chunks, in place of unknown bytes: those that were to be stored, those that were, and those loaded."""
         for operation, value in (("try", tried), ("write", written), ("read", read)):
             self.put(CHUNKS, value, tier=tier, operation=operation)
 
     def failures(self, tier: str, operation: str, counts: Mapping[str, float]) -> None:
-        """By reason, as the source calls them: what is no plain word, or one too many, is counted as ``other``."""
+        """Add failures by the source's reasons; one that is no plain word, or one too many, counts as ``other``."""
         words = [reason for reason in sorted(counts) if _WORD.fullmatch(reason)][:REASONS]
         for reason in words:
             self.failed(tier, operation, reason, counts[reason])
@@ -70,7 +70,7 @@ class Mapped:
         self.put("tier_errors_total", count, tier=tier, operation=operation, reason=reason)
 
     def waited(self, seconds: float | None, tokens: float | None) -> None:
-        """Seconds that requests waited for chunks, and the tokens of these."""
+        """Add seconds that requests waited for chunks, and the tokens of these."""
         if seconds is not None and tokens is not None:
             self.put("stage_gpu_seconds_total", seconds, stage=STAGE, phase="kv_wait")
             self.put("stage_tokens_total", tokens, stage=STAGE, phase="kv_wait")
@@ -78,7 +78,7 @@ class Mapped:
             self.put(LOADED_TOKENS, tokens)
 
     def state(self) -> dict[str, dict[str, float | str | None]]:
-        """Each tier as in a store's status. Nobody tells whether it is well."""
+        """Each tier as in a store's status. Whether it is healthy is unknown."""
         return {
             tier: {
                 "health": "observed",
@@ -96,18 +96,18 @@ class Mapped:
 
 @dataclass(frozen=True)
 class Hints:
-    """What a source does not tell of itself, and its operator knows; None or empty: he does not either."""
+    """What a source does not report, but its operator may know; None or empty: unknown."""
 
     chunk_bytes: int | None = None
     tier: str = ""
 
 
 def times(chunks: float | None, hints: Hints) -> float | None:
-    """Bytes of so many chunks."""
+    """Bytes of so many chunks; None if unknown."""
     return None if chunks is None or hints.chunk_bytes is None else chunks * hints.chunk_bytes
 
 
 def one_tier(kinds: Mapping[str, str]) -> str:
-    """The tier that all of these are; empty: there is none, or they are of several."""
+    """The one tier that all of these are; empty: there is none, or they are of several."""
     tiers = set(kinds.values())
     return tiers.pop() if len(tiers) == 1 else ""

@@ -35,11 +35,11 @@ WANTED = (
 )
 PRIMARY = "0:primary"
 ON_DISK = ("fs",)
-"""Secondary tiers that lie on a disk; others are shared, or somewhere else."""
+"""Secondary tiers that lie on a disk; others are shared, or elsewhere."""
 
 
 def mapped(told: Exposition, hints: Hints) -> Mapped:
-    """All engines behind the address together."""
+    """Map all engines behind the address together."""
     made = Mapped(models=told.values("model_name"))
     made.tiers["gpu"] = "the engine's prefix cache"
     made.put("requests_total", told.total(FIRST_TOKENS), salted="unknown")
@@ -70,7 +70,7 @@ def _tier(own: str) -> str:
 
 def _found(told: Exposition, made: Mapped, beyond: str, *, staging: bool, ambiguous: bool) -> None:
     prompts, sources = told.total(PROMPTS), told.split(SOURCES, "source")
-    if prompts is None or not sources:  # of a version that does not tell them apart
+    if prompts is None or not sources:  # a version that does not tell them apart
         made.found("gpu", told.total(FOUND), told.total(ASKED), origin="self")
         if staging and not beyond and not ambiguous:
             made.found("staging", told.total(FOUND_OUTSIDE), told.total(ASKED_OUTSIDE))
