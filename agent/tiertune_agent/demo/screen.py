@@ -116,7 +116,7 @@ def progress(figures: Figures) -> str:
     requests = figures.counted.get("requests", 0)
     saved, lost = figures.total("saved_s"), figures.total("lost_s")
     return (
-        f"{requests} requests; prompt tokens hit: {shares}; fetch from remote: {fetch}; "
+        f"{requests} requests, prompt tokens hit: {shares}; fetch from remote: {fetch}; "
         f"prefill saved {saved:.1f} s, lost {lost:.1f} s"
     )
 

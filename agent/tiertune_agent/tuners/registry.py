@@ -50,6 +50,6 @@ def check() -> None:
         key = getattr(tuner, "key", "")
         if key not in Tuners.model_fields:
             raise TunerError(
-                f"tuner {tuner.name}: a policy has no settings for it under the key {key!r}: write a field of that "
+                f"tuner {tuner.name}: a policy has no settings for it under {key!r}: write a field of that "
                 f"name in {Tuners.__name__}, {Tuners.__module__}, or give it the key of one whose settings it shares"
             )
