@@ -158,13 +158,9 @@ def doctor(
         str | None,
         typer.Option(help="Storage to measure: redis://host:port/0 or file:///folder, as in a store's settings."),
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="Model to compute the storage's break-even for, as in a scenario.")
-    ] = "llama-3-70b",
+    model: Annotated[str, typer.Option(help="Model for the storage's break-even, as in a scenario.")] = "llama-3-70b",
     gpu: Annotated[str, typer.Option(help="GPU that would recompute instead, as in a scenario.")] = "h100x8",
-    prompt_tokens: Annotated[
-        int, typer.Option(min=1, max=10**9, help="Length of the prefix to fetch or recompute.")
-    ] = 8000,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=10**9, help="Prefix to fetch or recompute.")] = 8000,
     chunk: Annotated[str, typer.Option(help="Size of a chunk written to the storage, read and removed.")] = "8MiB",
     chunks: Annotated[int, typer.Option(min=1, max=64, help="How many chunks.")] = 8,
     json_path: Json = None,
