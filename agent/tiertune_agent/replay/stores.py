@@ -6,9 +6,10 @@ All nodes are alike here, so they tell of the fleet as one store.
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import dropwhile
 from typing import TYPE_CHECKING
 
-from tiertune_agent.records import Prospect, Window, series
+from tiertune_agent.records import Prospect, Window, covered_s, series, total
 from tiertune_agent.replay.link import Beliefs
 from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.tuners.base import MOST_OF_TIER, TypicalCandidate
@@ -133,6 +134,17 @@ class Stores:
     def lately(self) -> list[Window]:
         """Windows of the remote tier that a tuner reads, oldest first."""
         return list(self.remote)[-MOST_OF_TIER:]
+
+    def fill_s(self, chunks: int, algorithm: str, present: int) -> float | None:
+        """Seconds in which a pool of ``chunks`` fills, at the rate at which one of ``present`` chunks missed lately.
+
+        None: it missed nothing.
+        """
+        labels = {"algorithm": algorithm, "capacity_bytes": str(present * self._chunk_bytes)}
+        since = dropwhile(lambda window: not window.matching("whatif_tokens_total", **labels), self.windows)
+        told = list(since)
+        missed = total(told, "whatif_tokens_total", result="miss", **labels) / len(self._pools)
+        return chunks * self._world.chunk_tokens * covered_s(told) / missed if missed else None
 
     def close_window(self, number: int) -> None:
         """The window of that number, from 1 on, ends; and what holds from then on."""

@@ -27,6 +27,7 @@ from tiertune_agent.tuners.gate_settings import GateTuner
 from tiertune_agent.tuners.registry import Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
+from tiertune_agent.verdicts.soak import soak_seconds
 from tiertune_agent.verdicts.trials import eviction_trial, fetch_trial, floor_trial, size_trial
 from tiertune_agent.verdicts.verdict import Trial, compare
 from tiertune_agent.whatif.shapes import SHARES
@@ -251,7 +252,7 @@ class ReplayAgent:
         for change in self.changes:
             if change.state is State.SOAKING and change.field == proposal.field:
                 change.state = State.INCONCLUSIVE  # superseded
-        soak_s = max(self._rule.guard.soak, self._period_s)
+        soak_s = soak_seconds(max(self._rule.guard.soak, self._period_s), self._fill_s(proposal, fleet))
         self.changes.append(
             Change(
                 len(self.changes) + 1,
@@ -268,6 +269,14 @@ class ReplayAgent:
             )
         )
         self._set(target.tier, proposal.field, proposal.after, at_s, fleet)
+
+    def _fill_s(self, proposal: Proposal, fleet: FleetPools) -> float | None:
+        """Seconds in which a node's DRAM fills; None where the change does not affect what it holds."""
+        if proposal.field not in (DRAM_FIELD, EVICTION_FIELD):
+            return None
+        present = fleet.dram_pools[0].capacity
+        chunks = int(proposal.after) // self._chunk_bytes if proposal.field == DRAM_FIELD else present
+        return self.stores.fill_s(chunks, self._algorithm, present)
 
     def _read(self, target: Target) -> list[Window]:
         return self.stores.lately() if target == REMOTE else self.stores.windows
