@@ -115,6 +115,32 @@ def test_a_change_soaks_for_a_period(few_chunks):
     assert {change.until_s - change.at_s for change in few_chunks.changes} == {300.0}
 
 
+def test_a_change_soaks_until_its_tier_could_have_filled(trace, monkeypatch):
+    """At the rate of what came that the pools did not have: a little more came behind what they did not have."""
+    stored, requested, took, exact = [], ReplayAgent.request, ReplayAgent._take, {}
+
+    def request(agent, index, at_s, engine, fleet):
+        chain, pool = trace.keys[index], fleet.dram_pools[fleet.node(engine)]
+        stored.append((at_s, sum(key not in pool.visible for key in chain)))
+        requested(agent, index, at_s, engine, fleet)
+
+    def take(agent, *proposed):
+        took(agent, *proposed)
+        change = agent.changes[-1]
+        at_s = change.at_s
+        if change.target.tier == "dram":
+            chunks = sum(count for asked_s, count in stored if asked_s > at_s - 2000) / 4
+            exact[change.number] = agent.shape.dram / agent._chunk_bytes * min(at_s, 2000.0) / chunks
+
+    monkeypatch.setattr(ReplayAgent, "request", request)
+    monkeypatch.setattr(ReplayAgent, "_take", take)
+    agent, _ = conduct(Replay(trace, scenario(share=0.3, time_factor=40, period=200.0)), FEW)
+    soaks = {change.number: change.until_s - change.at_s for change in agent.changes}
+    assert exact
+    for number, fill_s in exact.items():
+        assert 2 * FEW.guard.soak <= soaks[number] == pytest.approx(fill_s, rel=0.1)
+
+
 def test_a_change_moves_a_chunk_at_least(few_chunks):
     """Of caches of a few chunks a step may be less than one: it then is one, or there is no change."""
     agent = few_chunks

@@ -63,8 +63,8 @@ DEFAULT_POLICY = Policy(
 )
 """Without a policy file: on auto, and as quick as the evidence allows; the gate is that of the run ``rule``.
 
-A change soaks for 300 s, and for a scenario's period if that is longer: with a policy's ten minutes a pool would be
-held for two periods.
+A change soaks for 300 s, and for a scenario's period or until its tier could have filled if that is longer: with a
+policy's ten minutes a pool would be held for two periods.
 
 It refuses each fetch that does not pay, so that fetching is switched off costs more where it is wrong than it saves
 where it is right: off after as many windows as four periods have in which nothing that was found paid, on at the first
