@@ -5,7 +5,7 @@ time to the first token is max(fetch(c), backlog) + prefill(rest after c).
 
 The seconds of a fetch from the remote are in doubt: with a standard error d of their logarithm, the fetch takes exp(d)
 or exp(-d) times its prediction, each as likely, and the gate weighs the mean of both. So a doubtful fetch is dearer,
-and a backlog hides it only if that is long enough for a slow fetch. The copy to the device is not in doubt.
+and a backlog hides it only if the backlog lasts as long as a slow fetch. The copy to the device is not in doubt.
 
 A second of prefill, or of the link to the remote, also makes others wait: the gate weighs the cut at its price for all
 (``others``). The seconds that it reports are the request's own.
@@ -113,7 +113,7 @@ class GateDecision(msgspec.Struct, frozen=True):
     def cut_to(self, had: int, fetched: Container[int], tiers: Sequence[str]) -> "GateDecision":
         """What is left of it if the engine had ``had`` leading chunks in the end; ``tiers`` as in ``decide``.
 
-        Of these, the chunks that the decision chose were fetched if at a place in ``fetched``, else had without it.
+        Of these, the decision's own were fetched if at a place in ``fetched``, and otherwise did not have to be.
         """
         first = self.cut - sum(candidate.fetched for candidate in self.candidates)
         own = range(first, min(had, self.cut))

@@ -262,7 +262,7 @@ def _added(sums: Sums, prior_overhead_s: float) -> _Fit:
 
 
 def _hidden(sizes: Sequence[Sums]) -> Iterator[_Fit]:
-    """Fits where small steps take the overhead, large ones their FLOPs: one per border that the fit itself confirms."""
+    """Fits: small steps take the overhead, large ones their FLOPs; one per border of the two that the fit confirms."""
     columns = list(zip(*sizes, strict=True))
     small = zip(*map(accumulate, columns), strict=True)
     large = list(zip(*(accumulate(reversed(column)) for column in columns), strict=True))

@@ -269,8 +269,8 @@ def under_way(scheduler: Any) -> bool:  # noqa: ANN401 (its Scheduler)
 def forget_blocks(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN401 (its Scheduler)
     """Call before vLLM's scheduler is told all blocks of new requests, or of those with more input (`resumable`).
 
-    It already knows blocks of the latter, and 0.32 appends all of them to the known ones: what comes then would be
-    stored from the wrong blocks.
+    It already knows blocks of the latter, and 0.32 appends the told ones to these: what comes then would be stored
+    from the wrong blocks.
     """
     for new in output.scheduled_new_reqs:
         for state in scheduler._req_status[new.req_id].group_states:  # noqa: SLF001
@@ -293,7 +293,7 @@ def bound_stores(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN4
 def allocated(scheduler: Any, blocks: KVCacheBlocks) -> None:  # noqa: ANN401 (its Scheduler)
     """Blocks are given to a request: what is still to be copied from them to staging is copied before this step.
 
-    0.32 does so only for blocks that it loads into itself, or that are computed at once: another connector of a
+    By itself 0.32 does so only for blocks that it loads into, or that are computed at once: another connector of a
     `MultiConnector` would load into the others while they are copied.
     """
     scheduler._current_batch_allocated_block_ids.update(  # noqa: SLF001

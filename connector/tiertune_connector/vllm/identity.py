@@ -56,7 +56,7 @@ def namespace(
     groups: Sequence[Group],
     epoch: int,
 ) -> Namespace:
-    """If a part cannot be known, this engine shares its chunks with no other, and a warning says so.
+    """If a part of it cannot be known, this engine shares its chunks with no other, and a warning says so.
 
     ``groups``: the leading one first; ``epoch``: the operator's. An adapter's contents are part of its requests' keys.
     """
@@ -165,7 +165,7 @@ def _lengths(model: Any, *lengths: int) -> str:  # noqa: ANN401 (vLLM's ModelCon
 
 
 def _weights(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
-    """Weights and configuration; if that is from elsewhere, a hub's commit identifies it, and not the weights."""
+    """Weights and configuration; if the latter is from elsewhere, a hub's commit identifies it, and not the weights."""
     folder, other = Path(model.model), model.hf_config_path
     commit = str(getattr(model.hf_config, "_commit_hash", None) or "")
     own = weights.digest(folder) if folder.is_dir() else ""
@@ -194,7 +194,7 @@ def _scales(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
 
 
 def _only(config: OffloadingConfig, reason: str) -> str:
-    """Identity of this run of the engine: an operator may give the same id to its next run, or on another host."""
+    """Identity of this run of the engine: an operator may give its id to the next run, or to one on another host."""
     logger.warning("TierTune: this engine shares chunks with no other, nor with its own next run: %s", reason)
     return f"engine:{config.engine_id}:{os.urandom(8).hex()}"
 

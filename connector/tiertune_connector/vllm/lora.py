@@ -2,7 +2,7 @@
 
 An engine does not say what it loaded, nor when. So an adapter's contents are taken to be those of its files when it was
 first requested under its id, as long as the files do not change. Once they change under the same id, nobody knows which
-contents the engine has, and nobody, not even this engine, finds the adapter's chunks.
+contents the engine still has, and from then on the adapter's chunks are kept from everybody, this engine included.
 
 The engine's own caches know only name and path. After other contents were loaded under the same name and path, these
 caches mix the chunks of both, and what is computed from them. So from then on none of these chunks leave the engine.

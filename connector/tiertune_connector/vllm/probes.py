@@ -12,7 +12,7 @@ from pathlib import Path
 TESTED = ((0, 32),)
 """(major, minor) of the vLLM that the tests run."""
 PROBED = ((0, 33),)
-"""Of versions whose source has all that is named here, but that no test runs."""
+"""(major, minor) of a vLLM whose source has all that is named here, but that no test runs."""
 
 
 class UnsupportedError(RuntimeError):

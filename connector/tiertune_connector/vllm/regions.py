@@ -75,7 +75,7 @@ def _is_stale(path: Path) -> bool:
 def _locked(path: Path, *, patience_s: float = 0.0, shared: bool = False) -> Iterator[bool]:
     """Lock a file, or a folder itself, which leaves nothing behind; yields whether the lock was had in time.
 
-    If locking fails it was not had: an engine starts all the same.
+    If nothing can be locked it was not had: an engine starts all the same.
     """
     descriptor, had = os.open(path, os.O_RDONLY), False
     try:

@@ -183,14 +183,14 @@ class Telemetry:
             self._client.first_token(tokens, monotonic() - ask.sent_at, group)
 
     def _waited(self, ask: Ask, chunks: int) -> None:
-        """Count once how long the scheduler waited for the request's chunks."""
+        """Count once how long the scheduler wanted the request and could not have it."""
         if ask.wanted_at is not None:
             self.steps.kv_wait(monotonic() - ask.wanted_at, chunks * self._chunk_tokens)
             ask.wanted_at = None
 
 
 def _failure(job: Job, used: GateDecision | None) -> str:
-    """``late``, ``failed`` or empty; if ``used`` is given, vLLM took too little of a load that itself succeeded."""
+    """``late``, ``failed`` or empty; with ``used``, a job that succeeded counts as failed: vLLM took none of it."""
     if job.succeeded:
         return "" if used is None else "failed"
     return "late" if job.late or (job.reply is not None and "late" in job.reply.outcomes) else "failed"

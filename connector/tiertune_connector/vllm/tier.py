@@ -202,7 +202,7 @@ class TierTuneTier(SecondaryTierManager):
             self._lookups.forget(request)
 
     def measured(self, seconds: Mapping[int, Sequence[float]], gpus: Sequence[str]) -> None:
-        """Device seconds of steps, by their numbers; each rank names its ``gpus`` once, not all in the same step."""
+        """Device seconds of steps, by their numbers; each rank names its ``gpus`` once, maybe in different steps."""
         self.telemetry.steps.measured(seconds)
         if gpus:
             self._client.gpus = list(dict.fromkeys([*self._client.gpus, *gpus]))

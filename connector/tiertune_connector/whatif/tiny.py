@@ -27,7 +27,7 @@ _SMALL, _MAIN = digits[: MOST_USES + 1], ascii_uppercase[: MOST_USES + 1]
 _USED = str.maketrans(_SMALL[:-1] + _MAIN[:-1], _SMALL[1:] + _MAIN[1:])
 _LESS_USED = dict(zip(_MAIN[1:], _MAIN, strict=False))
 _PASSING = _SMALL[: PROMOTED_ABOVE + 1]
-"""Letters in the small queue that leave the cache when it is their turn."""
+"""Letters of keys in the small queue that leave the cache when it is their turn."""
 
 Kinds = list[str]
 """By a key's number: its letter."""
@@ -269,7 +269,7 @@ class TinyARC(Tiny):
         self._flow([], run, leaving, len(run) - room - leaving)
 
     def _flow(self, new: list[int], back: list[int], recent: int, frequent: int) -> None:
-        """``new`` and ``back`` enter the queues, so many leave; recent keys with their ghosts fit into the capacity."""
+        """``new`` and ``back`` enter, ``recent`` and ``frequent`` leave; recent keys with ghosts fit the capacity."""
         once, often, capacity = self._recent, self._frequent, self._capacity
         once.flow(new, recent, max(0, capacity - len(once) - len(new) + recent))
         often.flow(back, frequent, max(0, 2 * capacity - len(once.keys) - len(often) - len(back) + frequent))
