@@ -60,13 +60,13 @@ class FetchEstimate(msgspec.Struct, frozen=True):
 class FetchCost:
     """The bandwidth of one tier, from every load and probe; its latency from probes of hardly any bytes.
 
-    In practice no line through loads of more and fewer chunks tells the two apart: after a slowdown, probes of one
-    chunk and older loads of many lie on one that says large loads are still fast, and loads cut off at one deadline
-    look like latency alone. So every load, of whatever size, gives a bandwidth sample from its seconds beyond the
-    latency. What the handling of a chunk takes is learned when chunks of another size come, another model's or a
-    probe's (`Handling`), as bytes that would take as long: when the tier is believed slower, it is for every size.
+    In practice no line through loads of more and fewer chunks separates the two: after a slowdown, probes of one chunk
+    and older loads of many lie on a line by which large loads are still fast, and loads cut off at one deadline look
+    like latency alone. So every load, of whatever size, gives a bandwidth sample from its seconds beyond the latency.
+    The handling of a chunk is learned when chunks of another size come, another model's or a probe's (`Handling`), as
+    bytes that would take as long, so that a tier believed slower is slower for every size.
 
-    How much a new sample tells depends on why samples differ: the bandwidth moves, or noise. Nobody knows beforehand,
+    How far to trust a new sample depends on why samples differ: the bandwidth moves, or noise. Nobody knows beforehand,
     so several beliefs are held at once, each a Kalman filter of the logarithm as a random walk; the one that predicted
     the last samples best is believed. Its errors are the doubt.
     """

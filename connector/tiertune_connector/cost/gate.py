@@ -1,21 +1,21 @@
 """Fetch or recompute, per request: the cut of leading chunks with the lowest predicted time.
 
-A request waits for a fetch and for the backlog ahead of it at once, then for its own prefill: with a cut c its time to
-the first token is max(fetch(c), backlog) + prefill(rest after c).
+A request waits for its fetch and for the backlog ahead of it in parallel, then for its own prefill: with a cut c its
+time to the first token is max(fetch(c), backlog) + prefill(rest after c).
 
-What a fetch from the remote takes is in doubt: with a standard error d of its logarithm it takes exp(d) times its
-prediction or exp(-d) times, each as likely, and the gate weighs the mean of both. So a doubtful fetch is dearer, and a
-backlog hides it only if it is still long enough when the fetch is slow. The copy to the device is not in doubt.
+The seconds of a fetch from the remote are in doubt: with a standard error d of their logarithm, the fetch takes exp(d)
+or exp(-d) times its prediction, each as likely, and the gate weighs the mean of both. So a doubtful fetch is dearer,
+and a backlog hides it only if the backlog lasts as long as a slow fetch. The copy to the device is not in doubt.
 
-A second of prefill, and one of the link to the remote, also makes others wait: the cut is weighed at the price that it
-has for all (``others``). The seconds that are told are the request's own.
+A second of prefill, or of the link to the remote, also makes others wait: the gate weighs the cut at its price for all
+(``others``). The seconds that it reports are the request's own.
 
-Recomputing a prefix gets dearer with its length faster than fetching it, so within a run of chunks in one tier the time
-saved is convex but for where the backlog ceases to hide the slow or the quick fetch: only nothing, the two cuts around
-either (or the first that is long enough to be fetched), and the ends of runs can be best. The prompt's last chunk saves
-less where the prompt ends within it, and with it, as its last token is always computed: it is a run for itself.
-A step may take its overhead however few tokens are left (`PrefillCost`): the last chunks take nothing off it then. Runs
-end where that begins, and a chunk before.
+Recomputing a prefix gets dearer with its length faster than fetching it. So within a run of chunks in one tier the time
+saved is convex, except where the backlog ceases to hide the slow or the quick fetch. Only these can be best: no fetch,
+the two cuts around either point (or the first cut that is long enough to be fetched), and the ends of runs. The
+prompt's last chunk is a run of its own: it saves less if the prompt ends within or with it, as its last token is always
+computed. A step may take its overhead however few tokens are left (`PrefillCost`); then the last chunks take nothing
+off it. Runs end where that begins, and a chunk before.
 """
 
 from bisect import bisect_left
@@ -60,7 +60,7 @@ class GateSettings(msgspec.Struct, frozen=True):
 class Candidate(msgspec.Struct, frozen=True):
     """What one tier offers a request: chunks that lie there and are not computed yet, whatever is decided.
 
-    The seconds are those of the chunks fetched; where none is, of all that are offered. They are the request's own: a
+    The seconds are those of the chunks fetched; if none is, of all that are offered. They are the request's own: a
     fetch that relieves others may take longer than recomputing.
     """
 
@@ -72,15 +72,15 @@ class Candidate(msgspec.Struct, frozen=True):
     fetch_s: float | None
     """Predicted seconds of fetching; None: unknown."""
     recompute_s: float | None
-    """Predicted seconds of recomputing, and of the backlog that the fetch and the copy to the device overlap, less
+    """Predicted seconds of recomputing, plus those of the backlog that fetch and copy to the device overlap, minus
     those of the copy; None: unknown."""
     backlog_s: float = 0.0
     """Predicted seconds that the request waits for others while the fetch goes on."""
     prefills: int = 0
-    """Other requests whose prefill was not finished on the engine: a second of it is worth as many more of waiting."""
+    """Other requests with unfinished prefills on the engine: a second of prefill costs as many more of waiting."""
 
     def cut_to(self, fetched: int, elsewhere: int = 0) -> "Candidate":
-        """Where only so many of the chunks were fetched: predictions in proportion; some were ``elsewhere`` too."""
+        """As if only so many were fetched: predictions in proportion; ``elsewhere`` were had without this fetch."""
         if (fetched, elsewhere) == (self.fetched, 0):
             return self
         share = fetched / self.fetched if fetched else 1.0
@@ -93,8 +93,8 @@ class Candidate(msgspec.Struct, frozen=True):
 class GateDecision(msgspec.Struct, frozen=True):
     """``cut`` leading chunks of the prompt come from tiers or are computed already; the rest is recomputed.
 
-    ``tier`` is the last tier fetched from (where none is: the last one that offered). The seconds are the sums of the
-    candidates fetched from (where none is: of all).
+    ``tier`` is the last tier fetched from (if none is: the last one that offered). The seconds are the sums over the
+    candidates fetched from (if none is: over all).
     """
 
     cut: int
@@ -111,9 +111,9 @@ class GateDecision(msgspec.Struct, frozen=True):
         return any(candidate.fetched for candidate in self.candidates)
 
     def cut_to(self, had: int, fetched: Container[int], tiers: Sequence[str]) -> "GateDecision":
-        """What is left of it where the engine had ``had`` leading chunks in the end; ``tiers`` as of ``decide``.
+        """What is left of it if the engine had ``had`` leading chunks in the end; ``tiers`` as in ``decide``.
 
-        Of the decision's own chunks among them those at ``fetched`` were fetched, and others did not have to be.
+        Of these, the decision's own were fetched if at a place in ``fetched``, and otherwise did not have to be.
         """
         first = self.cut - sum(candidate.fetched for candidate in self.candidates)
         own = range(first, min(had, self.cut))
@@ -131,14 +131,14 @@ def gain_s(
 ) -> float:
     """Seconds of prefill that a fetch of ``actual_s`` gained, or lost; the predictions are a candidate's.
 
-    What it took beyond the backlog, only the request waited; what it took off the engine, all behind it waited less.
+    What it took beyond the backlog made only the request wait; what it took off the engine let all behind it wait less.
     """
     saved_s = (recompute_s or 0.0) - min(backlog_s, fetch_s or 0.0)
     return saved_s - waited_s(actual_s, backlog_s, prefills)
 
 
 def waited_s(actual_s: float, backlog_s: float, prefills: int) -> float:
-    """What it is worth that a request waited for a fetch beyond its backlog, in seconds of prefill."""
+    """What a request's wait for a fetch beyond its backlog costs, in seconds of prefill."""
     return max(0.0, actual_s - backlog_s) / Others(prefills).prefill_price
 
 
@@ -147,7 +147,7 @@ def deadline_s(
 ) -> float:
     """Seconds that the load may take: its prediction times the largest factor of the tiers fetched from.
 
-    ``unknown_s`` where there is no prediction; never less than ``floor_s``, nor than the request waits anyway.
+    ``unknown_s`` if there is no prediction; else never less than ``floor_s``, nor than the request waits anyway.
     """
     if decision.fetch_s is None:
         return unknown_s
@@ -170,13 +170,13 @@ def decide(
     others: Others = ALONE,
     copy_s: float = 0.0,
 ) -> GateDecision:
-    """Choose how many leading chunks to have; ``tiers[i]`` holds chunk i of the prompt, from its head, gaplessly.
+    """Choose how many leading chunks to have; ``tiers[i]`` holds chunk i of the prompt, from its head, without gaps.
 
     The first ``computed_tokens`` have KV on the GPU already and cost nothing. ``prefill(h, n)`` predicts the seconds of
     computing tokens h to n of the prompt, without backlog; a fetch overlaps ``backlog_s``. ``others`` set the price of
-    a prefill and of the link to the remote; local tiers have none. ``copy_s``: what the copy of a fetched chunk to the
-    engine's device takes, wherever it comes from. A tier that ``fetch`` or ``settings`` does not name has an unknown
-    cost, or the default settings. Where a cost is unknown, local chunks are fetched and remote ones not.
+    a prefill and of the link to the remote; local tiers have none. ``copy_s``: seconds of copying a fetched chunk to
+    the engine's device, whatever its tier. A tier that ``fetch`` does not name has an unknown cost, one that
+    ``settings`` does not name the default settings. If a cost is unknown, local chunks are fetched and remote ones not.
     """
     first = computed_tokens // chunk_tokens
     if first >= len(tiers):
@@ -205,7 +205,7 @@ def decide(
 
 
 class _Left(dict[int, float | None]):
-    """Predicted prefill by the number of leading chunks that are there; at least the last token is always computed."""
+    """Predicted prefill by the number of leading chunks had; at least the last token is always computed."""
 
     def __init__(
         self, computed: int, prompt: int, chunk_tokens: int, prefill: Callable[[int, int], float | None]
@@ -223,7 +223,7 @@ class _Left(dict[int, float | None]):
         return None if before is None or after is None else before - after
 
     def bends(self, first: int, end: int) -> list[int]:
-        """Cuts up to ``end`` beyond which a chunk may take less off the prefill than the one before it."""
+        """Cuts up to ``end`` after which a chunk may take less off the prefill than the chunk before it."""
         flat, least = end, self[end]
         if least is not None and self[end - 1] == least:
             flat = bisect_left(range(end), True, lo=first, key=lambda cut: (self[cut] or 0.0) <= least)
@@ -261,9 +261,9 @@ class _Offer:
         unknown: bool,
         least: int,
     ) -> None:
-        """A second of the transfer, but not of its wait, is worth ``price``; each chunk is copied for ``copy_s`` then.
+        """A second of the transfer, but not of its wait, costs ``price``; then copying each chunk takes ``copy_s``.
 
-        ``unknown``: there is no telling whether a fetch pays; fewer than ``least`` chunks are not worth one.
+        ``unknown``: nobody knows whether a fetch pays; fewer than ``least`` chunks are not worth one.
         """
         self.tier, self.unknown, self.least = tier, unknown, least
         self.refusal: Reason | None = None
@@ -284,7 +284,7 @@ class _Offer:
             self._fixed_s = bounds.margin * (price * own_s + estimate.queue_s) - self._chunk_s
             self._copy_s = copy_s
         self.slow = self.quick = 1.0
-        """What a fetch may take, of its prediction; in doubt local chunks are fetched, as where a cost is unknown."""
+        """Factors on a fetch's prediction; 1 for local chunks: in doubt they are fetched, as when a cost is unknown."""
         if tier == REMOTE and estimate is not None and estimate.doubt:
             self.slow = exp(estimate.doubt)
             self.quick = 1.0 / self.slow
@@ -294,7 +294,7 @@ class _Offer:
         return None if estimate is None else estimate.seconds(chunks, chunks * self._chunk_bytes)
 
     def price_s(self, chunks: int, factor: float) -> float:
-        """Seconds of a fetch that takes ``factor`` times its prediction, at its price; the unknown is free."""
+        """Seconds, at their price, of a fetch that takes ``factor`` times its prediction; an unknown cost is 0."""
         return factor * (self._fixed_s + self._chunk_s * chunks) + self._copy_s * chunks if chunks else 0.0
 
     def hidden(self, seconds: float, factor: float) -> int:
@@ -321,7 +321,7 @@ class _Offer:
 
 
 _Run = tuple[_Offer, int, int]
-"""The first and the end of chunks that follow each other in one tier."""
+"""A tier's offer, and first and end of chunks that follow each other in it."""
 _DEFAULT = GateSettings()
 
 
@@ -349,7 +349,7 @@ def _best_cut(first: int, runs: Sequence[_Run], left_s: _Left, backlog_s: float,
                 gain = prefill_price * saved - 0.5 * (slow_late_s + quick_late_s)
             if gain is None or gain > gained:
                 best, gained = cut, gain or gained
-        slow_s += offer.price_s(met[offer], offer.slow)  # of the run's end
+        slow_s += offer.price_s(met[offer], offer.slow)  # as of the run's end
         quick_s += offer.price_s(met[offer], offer.quick)
         if met[offer] < offer.least:
             short.add(offer)
@@ -359,8 +359,8 @@ def _best_cut(first: int, runs: Sequence[_Run], left_s: _Left, backlog_s: float,
 def _worth_weighing(offer: _Offer, had: int, start: int, end: int, hidden_s: tuple[float, float]) -> list[int]:
     """Cuts, the run's end last; before it, if the backlog hides only a part of the fetch, the two where it ceases to.
 
-    Of the backlog so much is left for the tier's fetch if what is fetched before is slow, or quick; ``had`` of the
-    tier's chunks come from runs before.
+    ``hidden_s`` of the backlog is left for the tier's fetch: if the fetches before are slow, and if they are quick.
+    ``had`` of the tier's chunks are in runs before.
     """
     cuts = [end]
     if hidden_s[1] <= 0 or end - start == 1:

@@ -1,10 +1,10 @@
 """Seconds that a prefill takes, learned from the steps that were seen: an overhead, and seconds per FLOP.
 
-FLOPs and not tokens are the feature, because attention makes late tokens dearer than early ones. FLOPs of the requests
+The feature is FLOPs, not tokens, because attention makes late tokens dearer than early ones. The FLOPs of the requests
 in a step add up, so every step that prefills teaches, whoever shares it.
 
-Where the processor that prepares a step also computes it, overhead and FLOPs add up. A GPU computes while its work is
-being launched, and reads all weights however few tokens there are: there the longer of the two is what a step takes.
+If the processor that prepares a step also computes it, overhead and FLOPs add up. A GPU computes while its work is
+being launched, and reads all weights however few tokens there are: there a step takes the longer of the two.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from tiertune_connector.cost.fetch import PLAUSIBLE_S
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What of a model its prefill cost depends on."""
+    """The sizes of a model that its prefill cost depends on."""
 
     params: float
     """Parameters active per token."""
@@ -28,11 +28,11 @@ class ModelShape:
     """Attention width: heads times head dimension."""
 
     def flops(self, h: int, n: int) -> float:
-        """Of prefilling tokens ``h`` to ``n``: 2 P (n-h) + 2 L d (n² - h²)."""
+        """FLOPs of prefilling tokens ``h`` to ``n``: 2 P (n-h) + 2 L d (n² - h²)."""
         return 2 * self.params * (n - h) + 2 * self.layers * self.width * (n * n - h * h)
 
     def step_flops(self, spans: Sequence[tuple[int, int]]) -> float:
-        """Of a step that computes the tokens ``spans`` (first, end): the sum of theirs."""
+        """FLOPs of a step that computes the tokens ``spans`` (first, end): the sum over the spans."""
         tokens = squares = 0
         for h, n in spans:
             tokens += n - h
@@ -47,25 +47,25 @@ Sums = Sequence[float]
 """Over observations: 1, w, w x, w y, w x², w x y, w y²; x FLOPs, y seconds, w weight."""
 NOTHING: Sums = (0.0,) * 7
 RIDGE = 1e-3
-"""Weight, in the data's, of the point (0 FLOPs, prior overhead): it sets the line while all steps are alike."""
+"""Weight, relative to the data, of the point (0 FLOPs, prior overhead): it sets the line while all steps are alike."""
 EARLY = 0.1
 """Weight of the steps before the cost is known: an engine's first ones are slow (compilation, cold memory)."""
 FADE = 0.05
-"""Weight that is left to what was learned before the engine became another."""
+"""Weight left to what was learned before the engine's speed changed."""
 FORGOTTEN = 1e-6
-"""Steps of a size: fewer are left out, before there is nothing to divide by."""
+"""A size with fewer steps than this (counts fade) is dropped, before anything is divided by zero."""
 DECAY = 0.9
 """Weight that a step keeps with each new one of its size."""
 MIN_SAMPLES = 3
 """Steps until the cost is known."""
 OUTLIER = 3.0
-"""A step that took so many times its prediction, or less than that part of it, is held back."""
+"""A step that took over this many times its prediction, or less than the prediction divided by it, is held back."""
 TOLERANCE = 0.05
-"""A line that is off by no more is not replaced."""
+"""A line whose relative error is no larger is not replaced."""
 EXACT = 1e-9
-"""Mean square of errors that are the arithmetic's."""
+"""Mean square of errors that come from rounding."""
 REACH = 8.0
-"""The line is believed up to so many times the FLOPs of the largest step seen."""
+"""The line is believed up to this many times the FLOPs of the largest step seen."""
 
 
 class PrefillCost:
@@ -74,15 +74,15 @@ class PrefillCost:
     It is a line, overhead + seconds per FLOP, unless the longer of the two explains the steps better.
 
     An error counts in proportion to the step's own seconds, so a step that was slow by accident (warm-up, compilation)
-    hardly counts. Each power of two of FLOPs forgets by itself: a thousand small steps leave what large ones told.
+    hardly counts. Each power of two of FLOPs forgets by itself: a thousand small steps leave what large ones taught.
 
     A step of a size seen before that took more than ``OUTLIER`` times (or less than that part of) its prediction is
     held back until the next one agrees with it: one hiccup changes nothing, a real change is followed from its second
     step on.
 
     The line is not believed beyond ``REACH`` times the FLOPs of the largest step seen: a prefill costs no more than
-    that, however long. This may be too little, so that a fetch that would pay is declined once: the prefill is then
-    seen, and the cost known. Too much would go on for ever: what is fetched never shows what computing it would take.
+    that, however long. This may be too little: then a fetch that would pay is declined once, but that prefill is seen,
+    and the cost known. Too much would stay for ever: what is fetched never shows what computing it would take.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class PrefillCost:
         self._overhead_s = self._prior_overhead_s = overhead_s
         self._per_flop = seconds_per_flop
         self._hidden = False
-        """Whether the overhead is hidden by the FLOPs, or hides them, instead of adding to them."""
+        """Whether a step takes the longer of overhead and FLOPs, instead of their sum."""
         self._step_tokens, self._decode_tokens = step_tokens, decode_tokens
         self._sizes: dict[int, Sums] = {}  # by the binary exponent of the FLOPs
         self._largest = 0.0
@@ -113,12 +113,12 @@ class PrefillCost:
 
     @property
     def line(self) -> tuple[float, float] | None:
-        """Overhead of a step (where it is hidden: the least that one takes), and seconds per FLOP; None: unknown."""
+        """Overhead of a step (if FLOPs hide it: the least that one takes), and seconds per FLOP; None: unknown."""
         return None if self._per_flop is None else (self._overhead_s, self._per_flop)
 
     @property
     def added_s(self) -> float:
-        """Overhead that each step of a long prefill pays beside its FLOPs: none where they hide it."""
+        """Overhead that each step of a long prefill adds to its FLOPs; 0 if they hide it."""
         return 0.0 if self._hidden else self._overhead_s
 
     @property
@@ -131,7 +131,7 @@ class PrefillCost:
         return self.work_s(self.shape.flops(h, n), n - h)
 
     def work_s(self, flops: float, tokens: int, requests: int = 1) -> float | None:
-        """Predicted seconds of prefilling ``tokens`` of several ``requests``, together of ``flops``; None: unknown.
+        """Predicted seconds of prefilling ``tokens`` of several ``requests``, ``flops`` in all; None: unknown.
 
         Short requests share their steps.
         """
@@ -146,7 +146,7 @@ class PrefillCost:
         """A step computed the tokens ``spans`` (first, end), one span per request, in ``seconds``.
 
         It teaches if at least half of its tokens are of spans longer than a decode's: decoding is bound by memory, not
-        by FLOPs. What cannot be true is ignored.
+        by FLOPs. Implausible seconds are ignored.
         """
         if not self._prefills(spans) or not PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
             return
@@ -182,7 +182,7 @@ class PrefillCost:
         return self._both(self._overhead_s, (self._per_flop or 0.0) * flops)
 
     def _expected(self, flops: float) -> float | None:
-        """Predicted seconds of a step of a size that was seen; None: it was not."""
+        """Predicted seconds of a step whose size was seen before; else None."""
         seen = self._sizes.get(frexp(flops)[1], NOTHING)[0]
         known = seen >= 1 and self.samples >= MIN_SAMPLES
         return self._step_s(flops) if known else None
@@ -195,9 +195,9 @@ class PrefillCost:
         return (seconds > predicted * OUTLIER) - (seconds < predicted / OUTLIER)
 
     def _follow(self, predicted_s: float, seconds: float) -> None:
-        """Two steps, together predicted to take ``predicted_s``, took ``seconds``: the engine is another now.
+        """Two steps, together predicted to take ``predicted_s``, took ``seconds``: the engine's speed has changed.
 
-        What was learned is taken as if it had been so much slower or faster, and weighs little from now on.
+        What was learned is scaled to the new speed, and weighs little from now on.
         """
         slower = seconds / predicted_s
         light, heavy = FADE / slower**2, FADE / slower
@@ -228,8 +228,8 @@ class PrefillCost:
         off = line.error / count
         best = min(_hidden(sizes), default=line) if off > TOLERANCE**2 else line
         left = max(best.error / count, EXACT)
-        # It has one parameter more, which size is the first large one: Schwarz's criterion (1978), or Akaike's.
-        # Once believed it stays as long as it explains more: where neither is right they would take turns.
+        # The hidden fit has one parameter more, the first large size: Schwarz's criterion (1978), or Akaike's.
+        # Once believed it stays as long as it explains more: if neither is right they would take turns.
         enough = 0.0 if self._hidden else max(log(count), 2.0)
         self._hidden = left < off and count * log(off / left) > enough
         _, self._overhead_s, self._per_flop = best if self._hidden else line
@@ -237,7 +237,7 @@ class PrefillCost:
 
 class _Fit(NamedTuple):
     error: float
-    """Sum of the squares, each weighted."""
+    """Weighted sum of squared errors."""
     overhead_s: float
     per_flop: float
 
@@ -249,7 +249,7 @@ def _error(sums: Sums, overhead_s: float, per_flop: float) -> float:
 
 
 def _added(sums: Sums, prior_overhead_s: float) -> _Fit:
-    """The line of least squares; both of its terms are at least zero."""
+    """The line of least squares with both terms at least zero."""
     _, seen_w, x, seen_y, xx, xy, _ = sums
     w, y = (1 + RIDGE) * seen_w, seen_y + RIDGE * seen_w * prior_overhead_s
     slope = (w * xy - x * y) / (w * xx - x * x)
@@ -262,7 +262,7 @@ def _added(sums: Sums, prior_overhead_s: float) -> _Fit:
 
 
 def _hidden(sizes: Sequence[Sums]) -> Iterator[_Fit]:
-    """Small steps take the overhead, large ones their FLOPs: by the first large size, where they do so by that fit."""
+    """Fits: small steps take the overhead, large ones their FLOPs; one per border of the two that the fit confirms."""
     columns = list(zip(*sizes, strict=True))
     small = zip(*map(accumulate, columns), strict=True)
     large = list(zip(*(accumulate(reversed(column)) for column in columns), strict=True))

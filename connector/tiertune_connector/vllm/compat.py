@@ -99,7 +99,7 @@ class Engine:
         )
 
     def emptied(self) -> bool:
-        """Its caches were emptied; True if maybe for new weights: what was stored before is then no longer found."""
+        """The caches were emptied; True if maybe for new weights: what was stored before is then no longer found."""
         if self._epoch is None:
             return False
         self._epoch += 1
@@ -146,7 +146,7 @@ def translate(vllm_config: VllmConfig, facts: Facts | None = None, plan: SizePla
 
 
 def numbers_media(vllm_config: VllmConfig) -> bool:
-    """Whether images and the like are not hashed: keys then hold a number that means others in another process."""
+    """Whether images and the like are not hashed: keys then hold a number with another meaning in each process."""
     multimodal = vllm_config.model_config.multimodal_config
     cached = vllm_config.cache_config.enable_prefix_caching
     return multimodal is not None and multimodal.mm_processor_cache_gb == 0 and not cached
@@ -232,7 +232,7 @@ def sizes(vllm_config: VllmConfig, config: OffloadingConfig) -> EngineSizes:
 def model_shape(vllm_config: VllmConfig) -> ModelShape:
     """FLOPs per rank by vLLM's own count, as the two terms of a ModelShape; TOKENS_ONLY where it cannot count them.
 
-    The width is that of the count too: latents that a cache holds (MLA) are wider than the heads that are computed, and
+    The width follows from the count, too: latents in a cache (MLA) are wider than the heads that are computed, and
     layers with a window, or without attention, do not attend to all of a long context.
     """
     metrics = ModelMetrics(vllm_config)
@@ -267,10 +267,10 @@ def under_way(scheduler: Any) -> bool:  # noqa: ANN401 (its Scheduler)
 
 
 def forget_blocks(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN401 (its Scheduler)
-    """Before vLLM's scheduler is told all blocks of requests that are new, or that go on with more input (`resumable`).
+    """Call before vLLM's scheduler is told all blocks of new requests, or of those with more input (`resumable`).
 
-    Of these it knows blocks already, and 0.32 puts all of them behind those: what comes then would be stored from
-    blocks of other places.
+    It already knows blocks of the latter, and 0.32 appends the told ones to these: what comes then would be stored
+    from the wrong blocks.
     """
     for new in output.scheduled_new_reqs:
         for state in scheduler._req_status[new.req_id].group_states:  # noqa: SLF001
@@ -278,9 +278,9 @@ def forget_blocks(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN
 
 
 def bound_stores(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN401 (its Scheduler)
-    """Before vLLM's scheduler stores what requests that have ended leave: no more of them than they have computed.
+    """Call before vLLM's scheduler stores what ended requests leave: it is to store only what they have computed.
 
-    0.32 takes one that was not aborted for computed up to its last token. But an error may end it amid its prompt, and
+    0.32 takes one as computed up to its last token unless it was aborted. But an error may end it amid its prompt, or
     the output of a step that was under way when it was preempted: then its blocks may be another request's by now.
     """
     for name in output.finished_req_ids:
@@ -293,8 +293,8 @@ def bound_stores(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN4
 def allocated(scheduler: Any, blocks: KVCacheBlocks) -> None:  # noqa: ANN401 (its Scheduler)
     """Blocks are given to a request: what is still to be copied from them to staging is copied before this step.
 
-    0.32 minds only those that it loads into by itself, or that are computed at once: another connector of a
-    `MultiConnector` would load into them while they are copied.
+    By itself 0.32 does so only for blocks that it loads into, or that are computed at once: another connector of a
+    `MultiConnector` would load into the others while they are copied.
     """
     scheduler._current_batch_allocated_block_ids.update(  # noqa: SLF001
         block.block_id for group in blocks.blocks for block in group if not block.is_null
@@ -302,9 +302,9 @@ def allocated(scheduler: Any, blocks: KVCacheBlocks) -> None:  # noqa: ANN401 (i
 
 
 def without_loading(scheduler: Any, output: SchedulerOutput) -> SchedulerOutput:  # noqa: ANN401 (its Scheduler)
-    """A step for vLLM's scheduler, where 0.32 fails if something is loaded for a request that the step preempted.
+    """A step that vLLM's scheduler can take: 0.32 fails if something is loaded for a request that the step preempted.
 
-    One that a reset preempted may come again in that very step, and find what it needs in staging.
+    A request that a reset preempted may come again in that very step, and find what it needs in staging.
     """
     loading = {job.req_id for job in scheduler._current_batch_load_jobs.values()}  # noqa: SLF001
     preempted = output.preempted_req_ids or set()
@@ -312,9 +312,9 @@ def without_loading(scheduler: Any, output: SchedulerOutput) -> SchedulerOutput:
 
 
 def without_tails(scheduler: Any, output: SchedulerOutput) -> SchedulerOutput:  # noqa: ANN401 (its Scheduler)
-    """A step for vLLM's scheduler, where 0.32 fails if a prompt's last part of a chunk is behind `max_offload_tokens`.
+    """A step that vLLM's scheduler can take: 0.32 fails if a prompt's partial chunk ends after `max_offload_tokens`.
 
-    Whoever sends a request to a recurrent model may set that.
+    Any sender of a request to a recurrent model may set that.
     """
     state = output.kv_connector_block_state
     if state is None or not state.boundary_state_offloads:
@@ -329,7 +329,7 @@ def without_tails(scheduler: Any, output: SchedulerOutput) -> SchedulerOutput:  
 
 @contextlib.contextmanager
 def flushing_more(scheduler: Any) -> Iterator[None]:  # noqa: ANN401 (its Scheduler)
-    """Around a reset: vLLM refuses one as long as no step has told the worker what the reset before left it to end."""
+    """Around a reset: vLLM refuses one until a step has told the worker which jobs the reset before left it to end."""
     before, scheduler._current_batch_jobs_to_flush = scheduler._current_batch_jobs_to_flush, set()  # noqa: SLF001
     try:
         yield
@@ -338,7 +338,7 @@ def flushing_more(scheduler: Any) -> Iterator[None]:  # noqa: ANN401 (its Schedu
 
 
 def prompt_keys(scheduler: Any, request: str) -> list[list[OffloadKey]]:  # noqa: ANN401 (its Scheduler)
-    """Keys of the whole chunks of a request, by group in vLLM's order; it must have been told of the request."""
+    """Keys of the whole chunks of a request, by group in vLLM's order; ``scheduler`` must know the request."""
     status = scheduler._req_status[request]  # noqa: SLF001 (vLLM builds keys only when it looks for them)
     status.update_offload_keys()
     return [list(state.offload_keys) for state in status.group_states]
@@ -347,7 +347,7 @@ def prompt_keys(scheduler: Any, request: str) -> list[list[OffloadKey]]:  # noqa
 class Staging:
     """vLLM's primary tier, as far as it is asked. On the scheduler thread.
 
-    0.33 has a lock against the thread that polls tiers between steps; there is none, for our tier does not ask for it.
+    0.33 has a lock against a thread that polls tiers between steps; our tier asks for no such thread, so there is none.
     """
 
     def __init__(self, primary: CPUOffloadingManager) -> None:
@@ -363,7 +363,7 @@ class Staging:
 
 
 def unlink(region: SharedOffloadRegion) -> None:
-    """Take the name of a region that every rank has mapped; a later file of that name stays."""
+    """Unlink the file of a region that every rank has mapped; a later file of that name stays."""
     path = Path(region.mmap_path)
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_ino == os.fstat(region.fd).st_ino:

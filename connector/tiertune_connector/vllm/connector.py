@@ -57,7 +57,7 @@ class TierTuneConnector(OffloadingConnector):
 
     @property
     def tier(self) -> TierTuneTier:
-        """Of the scheduler's side."""
+        """The scheduler's side has it; a worker has none."""
         assert self._tier is not None
         return self._tier
 
@@ -105,10 +105,10 @@ class TierTuneConnector(OffloadingConnector):
         super().update_connector_output(connector_output)
 
     def reset_cache(self) -> bool | None:
-        """As vLLM's, which also does it where requests run and its answer is no.
+        """As vLLM's; vLLM calls it even if running requests keep it from emptying the device's cache.
 
-        The store keeps its chunks, but where weights are exchanged nothing of before is found: vLLM empties its caches
-        when they are.
+        The store keeps its chunks. But if a trainer exchanges the engine's weights, no chunk from before is found any
+        more: vLLM empties its caches at each exchange.
         """
         if compat.under_way(self.connector_scheduler):
             self.tier.hold()
@@ -119,7 +119,7 @@ class TierTuneConnector(OffloadingConnector):
             return super().reset_cache()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Ends a step: vLLM asks for every output, also for empty ones, which `update_connector_output` misses."""
+        """Ends a step: vLLM calls this for every output, but `update_connector_output` not for empty ones."""
         if self._tier is not None:
             self._tier.output()
         return super().get_kv_connector_stats()
@@ -146,7 +146,7 @@ class TierTuneConnector(OffloadingConnector):
         return super().take_events()
 
     def _spoilt(self, request: Request) -> bool:
-        """Whether what a request computes with drafts may be others than its keys tell."""
+        """Whether what a request computes with drafts may not be what its keys stand for."""
         return (self._recurrent and request.resumable) or self.tier.goes_on(request)
 
     @classmethod
@@ -157,7 +157,7 @@ class TierTuneConnector(OffloadingConnector):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics:
-        """In the API server's process, which builds no connector."""
+        """Runs in the API server's process, which builds no connector."""
         compat.translate(vllm_config)
         metrics.unregister()
         return super().build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

@@ -12,10 +12,10 @@ from vllm.v1.kv_offload.base import OffloadKey
 def describe(scheduler: OffloadingConnectorScheduler, request: str, keys: Collection[OffloadKey]) -> None:
     """Let the events of ``keys``, which were loaded for ``request``, name their tokens and blocks.
 
-    vLLM writes those down when a lookup hits in staging, and announces a loaded chunk at the end of the step that saw
-    the load end. No lookup asks for a request whose load is under way, so that without this the chunk would be
-    announced without tokens, and its removal with blocks that nobody had heard of. Call it before `take_events`. Of a
-    request that is gone nothing is known any more.
+    vLLM records those when a lookup hits in staging, and announces a loaded chunk at the end of the step that saw the
+    load end. While a request's load is under way it is not looked up, so without this call the chunk would be announced
+    without tokens, and its removal with blocks that nobody had heard of. Call it before `take_events`. A request that
+    is gone is ignored: nothing is known of it any more.
     """
     tracker, status = scheduler._events_tracker, scheduler._req_status.get(request)  # noqa: SLF001
     if not tracker.self_describing_enabled or status is None:

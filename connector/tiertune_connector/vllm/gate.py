@@ -71,7 +71,7 @@ class EngineGate:
     def ended(self, load: OwnLoad, now: float) -> None:
         """A load is over. If it is early, as others brought its chunks or it failed, all behind it gain.
 
-        What takes longer is told by the store.
+        If a load takes longer, the store's costs say so.
         """
         loads = self._under_way(load.tier, now)
         if load in loads:
@@ -84,7 +84,7 @@ class EngineGate:
             loads.remove(load)
 
     def behind(self, costs: Mapping[str, FetchEstimate], told_at: float, now: float) -> dict[str, FetchEstimate]:
-        """The costs that a store told at ``told_at``, updated for what is on its way now.
+        """The costs that a store gave at ``told_at``, updated for what is on its way now.
 
         What was on its way then has moved on since, and this engine may have begun loads unknown to the store.
         """
@@ -101,11 +101,11 @@ class EngineGate:
         backlog_s: float = 0.0,
         prefills: int = 0,
     ) -> GateDecision:
-        """Decide how many leading chunks of the prompt to have; ``tiers`` tells where each is, from the prompt's head.
+        """Decide how many leading chunks of the prompt to have; ``tiers`` says where each is, from the prompt's head.
 
         Those within the first ``computed_tokens`` are on the device or in staging: their tiers do not matter.
         ``backlog_s`` is the prefill work ahead of the request; ``prefills`` counts the engine's other unfinished
-        requests. The remote's cost tells how many transfers are under way.
+        requests. The remote's cost says how many transfers are under way.
         """
         remote = costs.get(REMOTE)
         nbytes, seconds = self._copied

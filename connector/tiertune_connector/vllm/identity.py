@@ -35,9 +35,9 @@ ANY_LENGTH = frozenset(
         *("proportional", "mllama4", "bailing_mrope", "openpangu"),
     }
 )
-"""Kinds of rotary embedding that turn a key by its position, whatever `max_model_len` is."""
+"""Kinds of rotary embedding that rotate a key by its position, whatever `max_model_len` is."""
 LLAMA_4_LONG = 32768
-"""Of a longer `max_model_len`, attention's temperature depends on the position; vLLM's models/llama4.py."""
+"""If `max_model_len` is larger, attention's temperature depends on the position (vLLM's models/llama4.py)."""
 SIZED_BY_LENGTH = frozenset(
     {
         *("NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Super_Omni_Reasoning_V3"),
@@ -46,7 +46,7 @@ SIZED_BY_LENGTH = frozenset(
 )
 """Architectures whose processors make images or videos as large as `max_model_len` has room for."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-"""Beside a local model's weights; a hub's commit tells them too."""
+"""Files beside a local model's weights; a hub's commit covers them too."""
 
 
 def namespace(
@@ -56,9 +56,9 @@ def namespace(
     groups: Sequence[Group],
     epoch: int,
 ) -> Namespace:
-    """What cannot be told makes the engine's chunks its own, with a warning. ``groups``: the leading one first.
+    """If a part of it cannot be known, this engine shares its chunks with no other, and a warning says so.
 
-    ``epoch`` is the operator's. LoRA contents stand in the keys of the requests that have an adapter.
+    ``groups``: the leading one first; ``epoch``: the operator's. An adapter's contents are part of its requests' keys.
     """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, config.parallel
     algorithm = str(cache.prefix_caching_hash_algo)
@@ -88,7 +88,7 @@ def namespace(
 
 
 def layer_spec(spec: Any) -> Any:  # noqa: ANN401 (vLLM's KVCacheSpec)
-    """Of one layer; layers that are wrapped together, as workers have them, are alike in kind."""
+    """The spec of one layer; layers that are wrapped together, as on workers, are of one kind."""
     return next(iter(spec.kv_cache_specs.values())) if isinstance(spec, UniformTypeKVCacheSpecs) else spec
 
 
@@ -109,7 +109,7 @@ def _weights_told(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
 
 
 def _known_weights(vllm_config: VllmConfig) -> str:
-    """Of the model, with what overrides its configuration, and of the model that drafts for it; empty if unknown."""
+    """Weights of the model, with what overrides its configuration, and of its draft model; empty if unknown."""
     model, drafts = vllm_config.model_config, vllm_config.speculative_config
     own = _weights(model) if str(vllm_config.load_config.load_format) in FROM_FILES else ""
     if callable(model.hf_overrides):
@@ -127,7 +127,7 @@ def _known_weights(vllm_config: VllmConfig) -> str:
 
 
 def _media(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
-    """What becomes of images and the like besides the weights; vLLM hashes only what a request says of that."""
+    """What besides the weights decides how images and the like are encoded; vLLM hashes only what a request sets."""
     media = model.multimodal_config
     if media is None:
         return ""
@@ -144,9 +144,9 @@ def _digest(path: Path) -> str:
 
 
 def _lengths(model: Any, *lengths: int) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
-    """What `max_model_len` decides of a model's keys and values, with each of ``lengths``; empty where it is nothing.
+    """How each of ``lengths``, as `max_model_len`, changes a model's keys and values; empty if it does not.
 
-    Where it is not known what, the length itself.
+    If the effect is not known, the length itself.
     """
     text, told = model.hf_text_config, list[object]()
     for rope in iter_rope_parameters(text):
@@ -160,12 +160,12 @@ def _lengths(model: Any, *lengths: int) -> str:  # noqa: ANN401 (vLLM's ModelCon
         told += [generation.get("attn_temperature_tuning", length > LLAMA_4_LONG) for length in lengths]
     if SIZED_BY_LENGTH.intersection(model.architectures):
         told += lengths
-    # Fitted to the memory, a length is not the one that the model was made with.
+    # A length that was fitted to the memory is not the one that the model was made with.
     return _text(*told, model.original_max_model_len == -1) if told else ""
 
 
 def _weights(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
-    """And the configuration, which may be from elsewhere: then a hub's commit is that one's, and not the weights'."""
+    """Weights and configuration; if the latter is from elsewhere, a hub's commit identifies it, and not the weights."""
     folder, other = Path(model.model), model.hf_config_path
     commit = str(getattr(model.hf_config, "_commit_hash", None) or "")
     own = weights.digest(folder) if folder.is_dir() else ""
@@ -176,13 +176,13 @@ def _weights(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
 
 
 def _interleaving(parallel: Any) -> list[int]:  # noqa: ANN401 (vLLM's ParallelConfig)
-    """How a sequence's tokens are dealt out to ranks, where they are."""
+    """How a sequence's tokens are distributed over ranks, if they are."""
     dealt = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size > 1
     return [parallel.cp_kv_cache_interleave_size] if dealt else []
 
 
 def _stages(parallel: Any) -> list[str]:  # noqa: ANN401 (vLLM's ParallelConfig)
-    """Which layers each pipeline stage has, where somebody decided that."""
+    """Which layers each pipeline stage has, if somebody set that."""
     decided = envs.VLLM_PP_LAYER_PARTITION
     return [decided] if decided and parallel.pipeline_parallel_size > 1 else []
 
@@ -194,7 +194,7 @@ def _scales(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
 
 
 def _only(config: OffloadingConfig, reason: str) -> str:
-    """Of this run of the engine: an operator may give the same id to the next one, and to one on another host."""
+    """Identity of this run of the engine: an operator may give its id to the next run, or to one on another host."""
     logger.warning("TierTune: this engine shares chunks with no other, nor with its own next run: %s", reason)
     return f"engine:{config.engine_id}:{os.urandom(8).hex()}"
 
@@ -227,15 +227,15 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
 
 
 def _backends(attention: Any) -> list[str]:  # noqa: ANN401 (vLLM's AttentionConfig)
-    """Those that are set; each may fill a page in another way."""
+    """The attention backends that are set, because each may fill a page in another way."""
     per_kind = attention.backend_per_kind
     return [str(attention.backend), *([_text(per_kind)] if per_kind else [])]
 
 
 def _device() -> str:
-    """On the CPU, K and V are packed as the instruction set likes it; elsewhere as the kernels of the device do.
+    """On the CPU, K and V are packed to suit the instruction set; elsewhere as the device's kernels do it.
 
-    AMX is beside what torch tells of the others.
+    AMX is asked for apart: torch's CPU capability does not name it.
     """
     if not current_platform.is_cpu():
         return str(current_platform.get_device_capability())
@@ -244,9 +244,9 @@ def _device() -> str:
 
 
 def _state(spec: Any) -> list[object]:  # noqa: ANN401 (vLLM's KVCacheSpec)
-    """Of a recurrent layer, what its page is made of: one of as many bytes may have other numbers, or another order.
+    """What a recurrent layer's page is made of: pages of equal size may hold other types of numbers, or another order.
 
-    Of one with attention, what its backend makes of a page, where that is not K and V of each head side by side.
+    For attention, what the backend makes of a page, if that is not K and V of each head side by side.
     """
     if isinstance(spec, MambaSpec):
         return [spec.shapes, str(spec.dtypes)]

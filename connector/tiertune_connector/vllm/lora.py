@@ -1,11 +1,11 @@
 """Which contents an adapter has: vLLM's keys hold only its name and path. Imports no vLLM.
 
-An engine does not say what it loaded, nor when. So an adapter counts as what its files were when it was first asked
-for under its id, as long as they stay as they were. Once they change under the same id, nobody knows which contents
-the engine still has, and its chunks are kept from everybody, this engine included.
+An engine does not say what it loaded, nor when. So an adapter's contents are taken to be those of its files when it was
+first requested under its id, as long as the files do not change. Once they change under the same id, nobody knows which
+contents the engine still has, and from then on the adapter's chunks are kept from everybody, this engine included.
 
-The engine's own caches know name and path alone: after other contents were loaded under the same ones, the chunks of
-both are mixed there, and what is computed from them too. So from then on none of them leave the engine.
+The engine's own caches know only name and path. After other contents were loaded under the same name and path, these
+caches mix the chunks of both, and what is computed from them. So from then on none of these chunks leave the engine.
 """
 
 import hashlib
@@ -45,11 +45,11 @@ class _Known:
     files: tuple[Path, ...]
     stamp: Stamp
     suffix: bytes | None
-    """None: unknown, and not to be found out."""
+    """None: unknown for good."""
 
 
 class AdapterDigests:
-    """What a request's adapter adds to its keys. On the scheduler thread; in the steady state it costs stat calls."""
+    """What a request's adapter adds to its keys. Runs on the scheduler thread; once warm it costs stat calls."""
 
     def __init__(self) -> None:
         self._engine = os.urandom(32)
@@ -58,9 +58,9 @@ class AdapterDigests:
         """Contents by name and path; None: they were not always the same."""
 
     def suffix(self, adapter: Adapter | None) -> bytes:
-        """16 bytes for the contents of ``adapter``; none where there is no adapter.
+        """16 bytes for the contents of ``adapter``; empty if there is none.
 
-        Unknown contents (no local safetensors) give a suffix of this engine alone; changed ones another one each time.
+        Unknown contents (no local safetensors) get a suffix of this engine alone; changed ones a new one each time.
         """
         if adapter is None:
             return b""
@@ -103,7 +103,7 @@ class AdapterDigests:
         return _Known(files, stamp, None if adapter.load_inplace else self._own(adapter))
 
     def _own(self, adapter: Adapter) -> bytes:
-        """Of this engine, and of this loading of the adapter, alone."""
+        """A suffix of this engine, and of this loading of the adapter, alone."""
         told = f"{adapter.lora_int_id} {adapter.lora_path}".encode()
         return hashlib.blake2b(told, key=self._engine, digest_size=SUFFIX_BYTES).digest()
 

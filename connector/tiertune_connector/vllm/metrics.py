@@ -20,7 +20,7 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
 
 
 def unregister() -> None:
-    """Those that an engine of this process had before: vLLM does so only with names that begin with its own."""
+    """Unregister the metrics of an earlier engine of this process: vLLM only does so for names with its own prefix."""
     names = definitions()
     for collector in list(REGISTRY._collector_to_names):  # noqa: SLF001 (as vLLM does)
         if getattr(collector, "_name", None) in names:

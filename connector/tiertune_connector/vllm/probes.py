@@ -1,6 +1,6 @@
-"""What the adapter counts on in vLLM, looked up in vLLM's source without running it. Imports no vLLM.
+"""What the adapter relies on in vLLM, looked up in vLLM's source without running it. Imports no vLLM.
 
-The same check holds for an installed vLLM at every start and, in the tests, for the source of a version that is not
+The same check runs on the installed vLLM at every start and, in the tests, on the source of a version that is not
 installed.
 """
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TESTED = ((0, 32),)
-"""(major, minor) of vLLM that the tests run."""
+"""(major, minor) of the vLLM that the tests run."""
 PROBED = ((0, 33),)
-"""Of vLLM whose source has all that is named here, and that no test runs."""
+"""(major, minor) of a vLLM whose source has all that is named here, but that no test runs."""
 
 
 class UnsupportedError(RuntimeError):
@@ -27,7 +27,7 @@ class Need:
     name: str
     """`Class`, `function` or `Class.method`."""
     has: tuple[str, ...] = ()
-    """Parameters of the function; of a class its fields, methods, and what its methods set on `self`."""
+    """Parameters of a function; fields and methods of a class, and what its methods set on `self`."""
     abstract: tuple[str, ...] | None = None
     """All abstract methods that the class may have: those that our subclass has."""
 
@@ -155,7 +155,7 @@ _HAS = {
         "ExecutionContext.from_single_request": "",
     },
 }
-"""By file and name what it is to have, as of `Need`."""
+"""`Need.has`, by file and name."""
 _ABSTRACT = {
     "SecondaryTierManager": (
         "lookup",
@@ -190,9 +190,9 @@ def check_source(root: Path) -> list[str]:
 
 
 def check(version: str, root: Path, *, allow_untested: bool) -> str:
-    """Whether to run with the vLLM of ``version`` in ``root``: returns a warning, or nothing; UnsupportedError if not.
+    """Whether to run with the vLLM of ``version`` in ``root``: returns a warning, or ""; UnsupportedError if not.
 
-    ``allow_untested`` is about the version alone: what lacks is refused all the same.
+    ``allow_untested`` is about the version alone: a vLLM that lacks anything is refused all the same.
     """
     tested, probed = (", ".join(f"{major}.{minor}" for major, minor in known) for known in (TESTED, PROBED))
     known = _release(version) in (*TESTED, *PROBED)
@@ -245,7 +245,7 @@ class _Source:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Also those under `if` and `try`."""
+    """The statements, and those under `if` and `try`."""
     for node in body:
         yield node
         if isinstance(node, ast.If | ast.Try):

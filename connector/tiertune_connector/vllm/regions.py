@@ -1,8 +1,8 @@
-"""Files of staging that a crash left in shared memory. Imports no vLLM.
+"""Removes files of staging that a crash left in shared memory. Imports no vLLM.
 
-Every rank holds a lock on its region's file for as long as it lives; the kernel ends the lock with the last process
-that has it, however that ends, and whatever container it was in. So a file that can be locked is nobody's. Only files
-whose name says that an engine of TierTune's made them are looked at: vLLM's own offloading takes no such lock.
+Every rank holds a lock on its region's file as long as it lives. The kernel releases the lock with the last process
+that has it, however that process ends, and in whatever container. So a file that can be locked is nobody's. Only files
+whose name says that an engine with TierTune made them are looked at: vLLM's own offloading takes no such lock.
 """
 
 import fcntl
@@ -20,24 +20,24 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where vLLM has its regions)
 MARK = "tiertune-"
 PATTERN = f"vllm_offload_{MARK}*.mmap"
 MAKING_S = 5.0
-"""A sweep of another engine takes far less; who has waited so long goes on."""
+"""How long to wait for another engine's sweep, which takes far less, before going on all the same."""
 
 
 def engine_id(own: str, row_bytes: int) -> str:
-    """What vLLM names the region after: it tells that TierTune made it, and keeps ranks of other rows out of it."""
+    """The id in the name of the region's file: it says that TierTune made it, and keeps ranks with other rows out."""
     return f"{MARK}{own}-{row_bytes}"
 
 
 def held(own: str, folder: Path = SHARED_MEMORY) -> list[Path]:
-    """The regions of an engine that its ranks hold: more than one if their rows differ."""
+    """The regions of an engine that its ranks hold: more than one if their rows differ in size."""
     name = re.compile(rf"vllm_offload_{MARK}{re.escape(own)}-\d+\.mmap")
     return [path for path in folder.iterdir() if name.fullmatch(path.name) and not _is_stale(path)]
 
 
 def hold(descriptor: int) -> None:
-    """Keep the region whose file is open as ``descriptor``, until that is closed.
+    """Hold the region whose file is open as ``descriptor``, until that is closed.
 
-    PermissionError where another user made the file before this engine could: he would read all that goes through it.
+    PermissionError if another user made the file before this engine could, and so could read all that goes through it.
     """
     if os.fstat(descriptor).st_uid != os.getuid():
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
@@ -46,7 +46,7 @@ def hold(descriptor: int) -> None:
 
 
 def sweep(folder: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove this user's regions that nobody holds; returns them. None while another engine makes its own."""
+    """Remove this user's regions that nobody holds, and return them; none while another engine makes its own."""
     with _locked(folder) as had:
         stale = [path for path in folder.glob(PATTERN) if had and _is_stale(path)]
         for path in stale:
@@ -58,7 +58,7 @@ def sweep(folder: Path = SHARED_MEMORY) -> list[Path]:
 
 @contextmanager
 def making(folder: Path = SHARED_MEMORY) -> Iterator[None]:
-    """Around the making of a region: its file is there before it is held."""
+    """Keep sweeps away while a region is made: its file exists before anybody holds it."""
     with _locked(folder, patience_s=MAKING_S, shared=True):
         yield
 
@@ -73,9 +73,9 @@ def _is_stale(path: Path) -> bool:
 
 @contextmanager
 def _locked(path: Path, *, patience_s: float = 0.0, shared: bool = False) -> Iterator[bool]:
-    """A lock on a file, or on a folder itself, where it leaves nothing behind; whether it was had in time.
+    """Lock a file, or a folder itself, which leaves nothing behind; yields whether the lock was had in time.
 
-    Where nothing can be locked it is not had: an engine starts all the same.
+    If nothing can be locked it was not had: an engine starts all the same.
     """
     descriptor, had = os.open(path, os.O_RDONLY), False
     try:

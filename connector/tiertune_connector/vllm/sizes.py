@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 USUAL_CHUNK_TOKENS = 256
-"""Of an operator who names none."""
+"""If an operator sets none."""
 PAGE_BYTES = 4096
 
 
@@ -14,12 +14,12 @@ class SizeError(ValueError):
 
 @dataclass(frozen=True)
 class EngineSizes:
-    """What an engine's chunks follow from."""
+    """What the sizes of an engine's chunks and staging follow from."""
 
     block_tokens: tuple[int, ...]
     """Tokens of a block, for every group."""
     block_bytes: int
-    """Of a block of any group, all ranks together."""
+    """Bytes of a block of any group, all ranks together."""
     batched_tokens: int
     """Most tokens of one step."""
     prompt_tokens: int
@@ -28,21 +28,21 @@ class EngineSizes:
 
 @dataclass(frozen=True)
 class SizePlan:
-    """Sizes that vLLM is told."""
+    """Sizes that vLLM is given."""
 
     blocks_per_chunk: int
     chunk_tokens: tuple[int, ...]
-    """For every group."""
+    """Tokens of a chunk, for every group."""
     row_bytes: int
-    """Of a chunk in staging, in whole pages."""
+    """Bytes of a chunk in staging, in whole pages."""
     staging_bytes: int
     """By the formula, in whole chunks."""
     prompt_bytes: int
-    """What the longest prompt takes of staging."""
+    """Bytes of staging that the longest prompt takes."""
 
 
 def plan(sizes: EngineSizes, chunk_tokens: int | None) -> SizePlan:
-    """``chunk_tokens`` counts in the group with the largest block; SizeError if it is not a multiple of that.
+    """``chunk_tokens`` holds for the group with the largest block; SizeError if it is no multiple of that block.
 
     The formula for staging: bytes of KV per token x (2 x tokens of a step + 2 x tokens of the longest prompt), so that
     two steps' stores and two long prompts' loads fit at a time. With several groups a token's bytes are their sum.

@@ -28,7 +28,7 @@ class TierTuneSpec(TieringOffloadingSpec):
     def get_manager(self) -> OffloadingManager:
         """As vLLM's, and unlinks the region's file: every rank has mapped it by then, so no crash can leave it.
 
-        UnsupportedError where a rank's rows are others: vLLM would let it write over those of the other ranks.
+        UnsupportedError if ranks have rows of different sizes: vLLM would let one write over the rows of others.
         """
         if len(regions.held(self.config.engine_id)) > 1:
             raise UnsupportedError(
@@ -67,7 +67,7 @@ class TierTuneSpec(TieringOffloadingSpec):
 
 
 def _keep(region: SharedOffloadRegion) -> None:
-    """Nobody sweeps it as long as this rank lives, which will not miss the name that the scheduler's side takes."""
+    """Hold the region while this rank lives; its cleanup does not mind that the scheduler's side unlinks the file."""
     regions.hold(region.fd)
     region.cleanup = partial(_cleanup, region)
 

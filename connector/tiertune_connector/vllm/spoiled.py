@@ -1,8 +1,8 @@
-"""What was computed on blocks that another connector failed to fill, kept out of staging and of the store.
+"""Keeps out of staging and the store what was computed on blocks that another connector failed to fill.
 
-A connector of a `MultiConnector` that fills blocks in the step that computes with them tells only with that step's
-output that it could not. Then vLLM computes them anew, or ends the request; but the worker has been told by then to
-copy them to staging, for whoever begins alike.
+A connector of a `MultiConnector` may fill blocks in the very step that computes with them. It reports a failure only
+with that step's output. Then vLLM recomputes the blocks, or ends the request. But by then the worker has been told to
+copy them to staging, where requests with the same prefix would find them.
 """
 
 # mypy: allow-subclassing-any, no-warn-return-any
@@ -15,11 +15,11 @@ from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
 
 class Spoiled(set[OffloadKey]):
-    """Keys of a job that copies something else to staging than they tell."""
+    """Keys of a job that copies to staging something else than the keys stand for."""
 
 
 def guard(scheduler: Any) -> None:  # noqa: ANN401 (its Scheduler)
-    """From now on spoiled jobs fail when they end; vLLM knows no job that does."""
+    """From now on spoiled jobs fail when they end; vLLM by itself lets none fail."""
     complete = scheduler.manager.complete_store
 
     def complete_store(keys: Collection[OffloadKey], req_context: ReqContext, *, success: bool = True) -> None:
@@ -29,9 +29,9 @@ def guard(scheduler: Any) -> None:  # noqa: ANN401 (its Scheduler)
 
 
 def spoil(scheduler: Any, blocks: Collection[int]) -> None:  # noqa: ANN401 (its Scheduler)
-    """Nothing came into ``blocks``: what requests that have one are storing is not stored, wherever in the prompt.
+    """``blocks`` were not filled: store jobs of requests that have one of them fail, wherever in the prompt.
 
-    One that has ended meanwhile stores nothing more: vLLM takes it for computed.
+    A request that has ended meanwhile stores nothing more, because vLLM takes it for computed.
     """
     empty = frozenset(blocks)
     for status in scheduler._req_status.values():  # noqa: SLF001

@@ -1,6 +1,6 @@
-"""What an engine tells on vLLM's own `/metrics`, beside what the store counts. Imports no vLLM; scheduler thread.
+"""Metrics of an engine on vLLM's own `/metrics`, beside the store's. Imports no vLLM; runs on the scheduler thread.
 
-`docs/engine-metrics.md` tells what to know of them.
+`docs/engine-metrics.md` says what to know about them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,9 +16,9 @@ from tiertune_connector.tuning import TIERS
 
 Labels = tuple[str, ...]
 RESULTS = ("stored", "present", "busy", "full", "over_quota", "bypassed", "unreachable", "late", "failed")
-"""Of chunks that vLLM finished: taken by the store, there already, or why not."""
+"""What became of chunks that vLLM finished: taken by the store, there already, or why not."""
 NONE = "none"
-"""The tier of what is in no tier."""
+"""Tier label of chunks that are in no tier."""
 
 
 def _metric(kind: Kind, name: str, text: str, *labels: str) -> Metric:
@@ -45,7 +45,7 @@ _VALUES: dict[str, frozenset[str]] = {
     "reason": frozenset(Reason),
     "result": frozenset((*RESULTS, "hit", "miss", "exported", "dropped")),
 }
-"""Labels whose values come from elsewhere: whatever else comes is counted as OTHER."""
+"""Allowed values of labels that come from elsewhere: any other value is counted as OTHER."""
 
 
 class Change(NamedTuple):
@@ -57,7 +57,7 @@ class Change(NamedTuple):
 
 
 class EngineStats:
-    """Plain counting. What changed is taken by vLLM step by step; ``totals`` stay, whoever loses what was taken."""
+    """Plain counting. vLLM takes the changes step by step; ``totals`` stay, even if what was taken gets lost."""
 
     def __init__(self, chunk_tokens: int) -> None:
         self.totals: dict[tuple[str, Labels], float] = {}
@@ -68,7 +68,7 @@ class EngineStats:
         self._gauges_changed = False
 
     def looked_up(self, tiers: Sequence[str], chunks: int, *, late: bool = False) -> None:
-        """A lookup of ``chunks`` is over; ``tiers`` of the leading ones that were found."""
+        """A lookup of ``chunks`` is over; ``tiers`` are those of the leading chunks that were found."""
         for tier in dict.fromkeys(tiers):
             self._add("engine_lookup_tokens_total", (tier, "hit"), tiers.count(tier) * self._chunk_tokens)
         missed = max(0, chunks - len(tiers))
@@ -76,12 +76,12 @@ class EngineStats:
         self._add("engine_late_lookups_total", (), late)
 
     def gated(self, reports: Iterable[TierReport]) -> None:
-        """What is reported to the store of a request, once: what the gate decided and what came of it."""
+        """Count what is reported to the store, once per request: what the gate decided and what came of it."""
         for report in reports:
             tier = (report.tier,)
             decision = "fetch" if report.fetched_tokens else "recompute"
             self._add("engine_gate_requests_total", (report.tier, decision, report.reason))
-            if report.actual_s is None:  # nothing was: refused, or chosen and not begun
+            if report.actual_s is None:  # nothing was fetched: refused, or chosen and not begun
                 continue
             self._add("engine_loads_total", (report.tier, report.outcome))
             self._add("engine_fetched_tokens_total", tier, report.fetched_tokens)
@@ -97,17 +97,17 @@ class EngineStats:
         self._set("engine_store_connected", (), float(on))
 
     def telemetry(self, seconds: float) -> None:
-        """Took so long of the scheduler thread."""
+        """Telemetry took ``seconds`` of the scheduler thread."""
         self._add("engine_telemetry_seconds_total", (), seconds)
 
     def traced(self, *, exported: int, dropped: int) -> None:
-        """Both since the start."""
+        """Both counts are since the start."""
         for result, total in (("exported", exported), ("dropped", dropped)):
             key = ("engine_traces_total", (result,))
             self._add(*key, total - self.totals.get(key, 0.0))
 
     def take(self) -> list[Change]:
-        """What changed since it was last taken; gauges come along whenever anything changed."""
+        """What changed since the last call; includes all gauges whenever anything changed."""
         if not self._increases and not self._gauges_changed:
             return []
         taken = self._increases | self._gauges
@@ -115,7 +115,7 @@ class EngineStats:
         return [Change(BY_NAME[name], labels, value) for (name, labels), value in taken.items()]
 
     def _add(self, name: str, labels: Labels, value: float = 1.0) -> None:
-        """Only what increases is counted: vLLM's API server ends on anything else."""
+        """Count only positive finite values: vLLM's API server ends on anything else."""
         if not (value > 0 and isfinite(value)):
             return
         key = _key(name, labels)

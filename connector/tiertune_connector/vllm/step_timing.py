@@ -18,10 +18,10 @@ STEP = "tiertune_step"
 
 @dataclass
 class StepMetadata(OffloadingWorkerMetadata):
-    """vLLM's, and the device seconds of steps that are over."""
+    """vLLM's metadata, and the device seconds of steps that are over."""
 
     seconds: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    """By the step's number, of every rank."""
+    """Those of every rank, by the step's number."""
     gpus: tuple[str, ...] = ()
     """UUIDs."""
 
@@ -35,7 +35,7 @@ class StepMetadata(OffloadingWorkerMetadata):
 
 
 class WorkerTiming:
-    """Brackets the forward pass of one rank. Without CUDA nothing: the scheduler's wall time is better."""
+    """Times the forward pass of one rank. Without CUDA it times nothing: the scheduler's wall time is better."""
 
     def __init__(self, caches: Iterable[torch.Tensor]) -> None:
         """``caches``: the KV caches of the rank; none on the scheduler's side."""

@@ -1,6 +1,6 @@
-"""What an engine tells of its requests: to the store, on vLLM's own metrics, in spans. Imports no vLLM.
+"""What an engine reports of its requests: to the store, on vLLM's own metrics, in spans. Imports no vLLM.
 
-Runs on the scheduler thread. What it takes there is added up, and is part of what it tells.
+Runs on the scheduler thread. The time it takes there is added up, and is reported, too.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 def _counted(
     method: Callable[Concatenate["Telemetry", P], None],
 ) -> Callable[Concatenate["Telemetry", P], None]:
-    """The seconds of ``method`` are seconds of telemetry."""
+    """Count the seconds of ``method`` as telemetry's."""
 
     @wraps(method)
     def counted(self: "Telemetry", /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -37,7 +37,7 @@ def _counted(
 
 
 class Telemetry:
-    """One report per request, whoever is told."""
+    """Makes one report per request, whoever gets it."""
 
     def __init__(self, client: StoreClient, *, steps: Steps, tracing: Tracing, chunk_tokens: int) -> None:
         self.steps = steps
@@ -55,7 +55,7 @@ class Telemetry:
 
     @_counted
     def answered(self, ask: Ask) -> None:
-        """The store has answered, at the latest while the step ran that ends now."""
+        """The store has answered, at the latest during the step that ends now."""
         reply = ask.reply.result()
         self._stats.looked_up(reply.tiers, len(ask.chain))
         ago_s = monotonic() - ask.replied_at
@@ -63,20 +63,20 @@ class Telemetry:
 
     @_counted
     def decided(self, ask: Ask, decision: GateDecision, backlog_s: float) -> None:
-        """The gate has decided; if nothing is fetched that is the end of it."""
+        """The gate has decided; if it fetches nothing, that is reported at once."""
         self._tracing.decided(ask.request, decision, backlog_s)
         if not decision.fetches:
             self._report(ask, decision)
 
     @_counted
     def settled(self, ask: Ask, tokens: int) -> None:
-        """The scheduler has its answer: it waits no more, and takes ``tokens`` of the prompt's head for computed."""
+        """The scheduler has its answer: it waits no more, and takes the prompt's first ``tokens`` as computed."""
         if ask.wanted_at is not None and ask.decision is None:
             self._stats.looked_up((), 0, late=True)
             self._tracing.looked_up(ask.request, (), late=True)
         self._waited(ask, 0)
-        had = (tokens + 1) // self._chunk_tokens  # a prompt's last token is computed whatever there is of it
-        if ask.had is None:  # later it may be what the request computed before it was preempted
+        had = (tokens + 1) // self._chunk_tokens  # a prompt's last token is computed even if it is there
+        if ask.had is None:  # a later answer may count what the request computed before it was preempted
             ask.had = had
         load, ask.load = ask.load, None
         if load is not None:
@@ -84,7 +84,7 @@ class Telemetry:
 
     @_counted
     def loaded(self, ask: Ask, job: Job) -> None:
-        """The request's load is over; what came is told when the scheduler, which waits for it, takes it."""
+        """The request's load is over; if it succeeded, it is reported when the waiting scheduler takes what came."""
         if not job.succeeded:
             self._report_load(ask, job)
         elif ask.wanted_at is not None:
@@ -99,12 +99,12 @@ class Telemetry:
 
     @_counted
     def finished(self, request: str, ask: Ask | None) -> None:
-        """Nothing more will come of the request."""
-        if ask is not None and ask.decision is not None:  # what was chosen and not begun, or had by others' loads
+        """The request has ended."""
+        if ask is not None and ask.decision is not None:  # what was chosen and not begun, or came by others' loads
             every, tiers = range(len(ask.chain)), ask.reply.result().tiers
             used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
             self._report(ask, ask.decision, used=used)
-        if ask is not None:  # it may have ended without a token: its group keeps it
+        if ask is not None:  # even if it ended without a token, it counts in its group
             self._first_token(ask)
         self._tracing.finished(request)
 
@@ -114,7 +114,7 @@ class Telemetry:
         self._first_token(ask)
 
     def changes(self) -> list[Change]:
-        """What vLLM's metrics have not been told yet."""
+        """What vLLM's metrics have not been given yet."""
         self._stats.connected(self._client.connected)
         self._stats.traced(**self._tracing.counts()._asdict())
         self._stats.telemetry(self.steps.overhead_s - self._told_s)
@@ -122,16 +122,16 @@ class Telemetry:
         return self._stats.take()
 
     def close(self) -> None:
-        """Tell what is left, within seconds."""
+        """Send what is left, within seconds."""
         self._reporter.close()
         self._tracing.close()
 
     def _report(
         self, ask: Ask, decision: GateDecision, job: Job | None = None, used: GateDecision | None = None
     ) -> None:
-        """Tell once what was decided, and what came of it; ``job`` is the load, if there was one.
+        """Report once what was decided, and what came of it; ``job`` is the load, if there was one.
 
-        ``used`` is what is left of the decision where not all of it was of use.
+        ``used`` is the part of the decision that was of use, if not all of it was.
         """
         if ask.reported or not decision.candidates:
             return
@@ -150,10 +150,10 @@ class Telemetry:
             self._tracing.loaded(ask.request, reports, ago_s=monotonic() - job.started - job.seconds)
 
     def _report_load(self, ask: Ask, job: Job, had: int | None = None) -> None:
-        """Tell what ``job`` loaded of the first ``had`` chunks of the prompt, if it is any; None: the load failed.
+        """Report what ``job`` loaded of the prompt's first ``had`` chunks, if anything; None: the load failed.
 
-        The rest of these came by others' loads. vLLM takes less than came where staging had no room for the rest, of
-        whatever group, or has lost it. If it takes nothing of it the load has failed as well.
+        The rest of these chunks came by others' loads. vLLM takes fewer chunks than came if staging had no room for the
+        rest, of whatever group, or has lost it. If it takes none of them the load has failed as well.
         """
         if ask.decision is None:
             return
@@ -168,10 +168,10 @@ class Telemetry:
             self._report(ask, asked, job, used)
 
     def _first_token(self, ask: Ask) -> None:
-        """Tell once how long a request of a holdout took, if it found chunks in the remote.
+        """Report once how long a request of a holdout took, if it found chunks in the remote tier.
 
-        What ended without a first token waited at least so long. It would be missed by one group alone: a fetch can
-        fail, and what is not fetched cannot.
+        A request that ended without a first token waited at least so long. If left out, such requests would be missing
+        from one group alone: a fetch can fail, and what is not fetched cannot.
         """
         if ask.timed:
             return
@@ -190,7 +190,7 @@ class Telemetry:
 
 
 def _failure(job: Job, used: GateDecision | None) -> str:
-    """``used`` of what came, if that was not all."""
+    """``late``, ``failed`` or empty; with ``used``, a job that succeeded counts as failed: vLLM took none of it."""
     if job.succeeded:
         return "" if used is None else "failed"
     return "late" if job.late or (job.reply is not None and "late" in job.reply.outcomes) else "failed"

@@ -1,4 +1,4 @@
-"""Whose a request is. Imports no vLLM."""
+"""Which tenant a request belongs to. Imports no vLLM."""
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
@@ -25,7 +25,7 @@ class Tenants:
         return cls(isolation, environment.get(KEY_VARIABLE, "").encode())
 
     def digest(self, salt: str | None) -> bytes:
-        """16 bytes; none for a request without a salt."""
+        """16 bytes; empty for a request without a salt."""
         return self._digest(salt) if salt else b""
 
     def allowed(self, salt: str | None) -> bool:

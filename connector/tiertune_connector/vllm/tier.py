@@ -47,13 +47,14 @@ if TYPE_CHECKING:
     from tiertune_connector.vllm.compat import Staging
 
 DRAIN_S = 2.0
-"""A drain runs on the scheduler thread: it waits no longer for the store."""
+"""Most that a drain waits for the store, because it runs on the scheduler thread."""
 
 
 class TierTuneTier(SecondaryTierManager):
-    """Answers from the gate, moves chunks off-thread. Runs on the scheduler thread.
+    """Answers as the gate decided, and moves chunks on other threads. Runs on the scheduler thread.
 
-    No method waits for the store, but for a millisecond where the engine has nothing else to do.
+    No method waits for the store, except at the start, in drains and at the end, and for a millisecond if the engine
+    has nothing else to do.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class TierTuneTier(SecondaryTierManager):
         self.backlog = Backlog(prefill)
         self._ranks = offloading_spec.config.parallel.world_size
         self._copies = self._ranks if offloading_spec.config.replicated_layout else 1
-        """Of each chunk, that ranks make together: a part of one each, or where all have the same KV one each."""
+        """Copies of a chunk that all ranks together make: one, in parts, or one each if all have the same KV."""
         self._gate = gate = EngineGate(
             prefill,
             chunk_tokens=chunk_tokens,
@@ -101,18 +102,18 @@ class TierTuneTier(SecondaryTierManager):
         self._transfers = Transfers(self._client, np.asarray(primary_kv_view).view(np.uint8))
         self._prompts: dict[str, Prompt] = {}
         self._prefilling: set[str] = set()
-        """Requests without a first token: of others, a step tells nothing new."""
+        """Requests without a first token: for others, a step brings nothing new."""
         self._loading: dict[str, Job] = {}
-        """Of requests: loads whose end vLLM has not been told."""
+        """By request: the load whose end vLLM has not been told."""
         self._names: dict[int, dict[bytes, OffloadKey]] = {}
-        """vLLM's keys of each job, by the store's."""
+        """By job: vLLM's keys, by the store's."""
         self._contexts: dict[str, ReqContext] = {}
         self._absent: list[Ask] = []
-        """Requests of which the store has said what it has not: staging may have it."""
+        """Requests whose lookup is answered: staging may have what the store lacks."""
         self.promoted: list[tuple[str, Sequence[OffloadKey]]] = []
-        """Requests, and what came for them from the store since the connector last took that for vLLM's events."""
+        """Requests, with the keys that came from the store since the connector last took this for vLLM's events."""
         self._held_by = -1
-        """A step's number: nothing is loaded until the output of a later one has come."""
+        """A step's number: nothing is loaded until the output of a later step has come."""
         self._advancing: deque[tuple[int, dict[str, int]]] = deque(maxlen=IN_FLIGHT)
         """Steps without an output yet, by number: the prompts that each computes, and up to which token."""
 
@@ -135,13 +136,13 @@ class TierTuneTier(SecondaryTierManager):
             self._lookups.expect(request, prompt.tokens, chain, sides, prompt.tenant, backlog_s=backlog_s)
 
     def bind(self, staging: "Staging") -> None:
-        """Before the first request: what vLLM's primary tier tells."""
+        """Call before the first request; ``staging`` is vLLM's primary tier."""
         self._staging = staging
 
     def must_wait(self, request: str, computed_tokens: int) -> bool:
-        """Whether asking for the request's chunks can tell nothing new yet. Constant time, but for the decision.
+        """Whether asking for the request's chunks would bring nothing new yet. Constant time, except for the decision.
 
-        A request that is alone waits for the store's reply, once and no longer than vLLM would sleep.
+        If the engine has no other request, it waits for the store's reply, once and no longer than vLLM would sleep.
         """
         load = self._loading.get(request)
         if load is not None and not load.over:
@@ -157,7 +158,7 @@ class TierTuneTier(SecondaryTierManager):
         return not self._lookups.settled(request, computed_tokens, staged, alone=alone)
 
     def goes_on(self, request: "Request") -> bool:
-        """Whether it has been given more input since it came (`resumable`)."""
+        """Whether the request has been given more input since it came (`resumable`)."""
         prompt = self._prompts.get(request.request_id)
         return prompt is not None and request.num_prompt_tokens > prompt.tokens
 
@@ -180,7 +181,7 @@ class TierTuneTier(SecondaryTierManager):
         return number
 
     def output(self) -> None:
-        """The output of the oldest step given has come; with asynchronous scheduling another was given before it."""
+        """The output of the oldest step given has come; with asynchronous scheduling the next is given before that."""
         steps = self.telemetry.steps
         steps.output()
         while self._advancing and self._advancing[0][0] <= steps.ended:
@@ -188,26 +189,26 @@ class TierTuneTier(SecondaryTierManager):
                 self._computed(request, end)
 
     def hold(self) -> None:
-        """Staging's rows are given out anew while the worker may still copy as it was told: fill none of them yet.
+        """Staging's rows get new owners while the worker may still copy for the old ones: fill none of them yet.
 
-        With the next step it ends what it was told (vLLM's ``jobs_to_flush``). 0.33 holds promotions by itself.
+        With the next step the worker ends those copies (vLLM's ``jobs_to_flush``). 0.33 holds promotions by itself.
         """
         self._held_by = self.telemetry.steps.last
 
     def part(self) -> None:
-        """Requests that are here read and write no more: they may be computed with both old weights and new ones."""
+        """Present requests read and write no more: they may be computed with both old weights and new ones."""
         for request, prompt in self._prompts.items():
             self._prompts[request] = replace(prompt, writes=False)
             self._lookups.forget(request)
 
     def measured(self, seconds: Mapping[int, Sequence[float]], gpus: Sequence[str]) -> None:
-        """Device seconds of steps, by their numbers; each rank tells its ``gpus`` once, in a step of its own."""
+        """Device seconds of steps, by their numbers; each rank names its ``gpus`` once, maybe in different steps."""
         self.telemetry.steps.measured(seconds)
         if gpus:
             self._client.gpus = list(dict.fromkeys([*self._client.gpus, *gpus]))
 
     def copied(self, nbytes: int, seconds: float) -> None:
-        """The worker copied so much from staging to its devices: the sums of all ranks."""
+        """The worker copied ``nbytes`` from staging to its devices in ``seconds``, both summed over the ranks."""
         self._gate.copied(nbytes // self._copies, seconds / self._ranks)
 
     # -- vLLM's tier
@@ -234,9 +235,9 @@ class TierTuneTier(SecondaryTierManager):
         self._loading[request] = self._transfers.load(job_metadata.job_id, request, keys, chunks, deadline_s=ask.load_s)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Tells the store the whole chunks in the prompt's order; vLLM names them as a set.
+        """Offers the store the whole chunks in the prompt's order; vLLM names them as a set.
 
-        Of a recurrent model it may name a prompt's last part of a chunk, too: only its own staging is asked for that.
+        For a recurrent model vLLM may also name the partial chunk at a prompt's end: that is looked up in staging only.
         """
         request = job_metadata.req_context.req_id
         prompt = self._prompts.get(request)
@@ -266,14 +267,14 @@ class TierTuneTier(SecondaryTierManager):
         return [self._result(job) for job in self._transfers.take()]
 
     def serve_external_requests(self, parent: ParentManager) -> None:
-        """Cascade again what the store said it has not and staging has: it was restarted, or flushed, or evicted it."""
+        """Cascade again what staging has and the store said it lacks: it was restarted or flushed, or evicted it."""
         absent, self._absent = self._absent, []
         for ask in absent:
             context, prompt = self._contexts.get(ask.request), self._prompts.get(ask.request)
             if context is None or prompt is None or not prompt.writes:
                 continue
             known = ask.reply.result().tiers
-            if len(known) == len(ask.chain):  # and what a cut there needs of the other groups
+            if len(known) == len(ask.chain):  # the store also has what a cut there needs of other groups
                 continue
             keys = [
                 key
@@ -293,21 +294,21 @@ class TierTuneTier(SecondaryTierManager):
                 self._choosing.prefetch(ask, self._staging.room())
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """No job of the request's comes any more."""
+        """The request gets no more jobs."""
         request = req_context.req_id
         self._contexts.pop(request, None)
         self._prompts.pop(request, None)
         self._prefilling.discard(request)
-        for _, prompts in self._advancing:  # what is in flight of it is not of another of its name
+        for _, prompts in self._advancing:  # steps in flight do not count for a later request of its name
             prompts.pop(request, None)
         self.backlog.left(request)
         ask = self._lookups.forget(request)
-        if ask is not None and request not in self._loading:  # what it loads comes all the same
+        if ask is not None and request not in self._loading:  # else its load still goes on
             self._choosing.ended(ask)
         self.telemetry.finished(request, ask)
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Lookups name the whole prompt, and so touch what the engine has itself."""
+        """Nothing to do: lookups name the whole prompt, and so touch what the engine has itself."""
 
     def drain_jobs(self) -> None:
         self._transfers.drain(DRAIN_S)
@@ -355,7 +356,7 @@ class TierTuneTier(SecondaryTierManager):
         )
 
     def _loaded(self, job: Job, came: list[OffloadKey]) -> None:
-        own = self._loading.get(job.request) is job  # else of another of its name
+        own = self._loading.get(job.request) is job  # else that of another request of its name
         if own:
             del self._loading[job.request]
         if not job.succeeded:

@@ -1,8 +1,8 @@
-"""Jobs between staging and the store's slots. Imports no vLLM.
+"""Jobs that copy between staging and the store's slots. Imports no vLLM.
 
-A job waits for the store's reply or for a copying thread (then its deadline can end it), or such a thread has hold of
-its staging (then nothing can), or it is over. So a reported job is one that no thread will touch staging for again.
-What comes from slower tiers is copied as it comes, part by part.
+A job waits for the store's reply or for a copying thread (then its deadline can end it), or such a thread is using its
+rows of staging (then nothing can end it), or it is over. So once a job is reported, no thread touches its rows again.
+Chunks from slower tiers are copied as they arrive, part by part.
 """
 
 import logging
@@ -26,7 +26,7 @@ Staging = NDArray[np.uint8]
 
 
 STORES_SHARE = 0.9
-"""Of a load's deadline; in the rest, what the store has by then arrives here."""
+"""Share of a load's deadline; in the rest, what the store has by then arrives here."""
 
 
 class JobState(Enum):
@@ -37,7 +37,7 @@ class JobState(Enum):
 
 @dataclass(slots=True)
 class Job:
-    """One job of vLLM's. After it is over the last five fields tell what became of it."""
+    """One job of vLLM's. After it is over the last five fields say what became of it."""
 
     id: int
     request: str
@@ -49,18 +49,18 @@ class Job:
     deadline: float
     state: JobState = JobState.WAITING
     parts: dict[int, ArrivedPart] = field(default_factory=dict)
-    """Of a load, what has come and is not copied yet, by position."""
+    """Parts of a load that have arrived and are not copied yet, by position."""
     answer: Callable[[], None] | None = None
-    """Of a load, what is left to do when the store has replied."""
+    """What is left to do for a load once the store has replied."""
     handed: bool = False
-    """A copying thread has the load, or it is in their queue: one at a time."""
+    """A copying thread has the load, or it is in their queue: one thread at a time."""
     seconds: float = 0.0
     late: bool = False
     done: list[bytes] = field(default_factory=list)
-    """Keys that were loaded; of a store, those that the store took or did not want."""
+    """Keys that were loaded; for a store job, those that the store took or did not want."""
     reply: Loaded | None = None
     reasons: list[str] = field(default_factory=list)
-    """Of a store, why the store did not want a key; empty where it did."""
+    """For a store job, why the store did not want a key; empty if it did."""
 
     @property
     def over(self) -> bool:
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def results(self) -> list[str]:
-        """What became of each chunk of a store: stored, the store's reason, late or failed."""
+        """What became of each chunk of a store job: stored, the store's reason, late or failed."""
         kept = set(self.done)
         failure = "late" if self.late else "failed"
         reasons = self.reasons or [""] * len(self.keys)
@@ -95,8 +95,8 @@ class Transfers:
     ) -> None:
         """``staging``: one row per chunk, (chunks, bytes of a chunk), uint8. ``threads`` load, one more stores.
 
-        ``helpers`` copy chunks of loads beside their threads, half as many others those of stores, so that no load
-        waits for these; None: as many as the processors allow.
+        ``helpers`` more copy chunks of loads, and half as many others copy chunks of stores, so that no load waits for
+        a store; None: as many as the processors allow.
         """
         self._client = client
         self._staging = staging
@@ -104,13 +104,13 @@ class Transfers:
         self._changed = threading.Condition()
         self._jobs: dict[int, Job] = {}
         self._loading = ThreadPoolExecutor(threads, thread_name_prefix="tiertune-load")
-        # Its own: a request waits for a load, and nobody for a store, of which there may be gigabytes after a restart.
+        # Apart: requests wait for loads, but nobody for stores, which may be gigabytes after a restart.
         self._storing = ThreadPoolExecutor(1, thread_name_prefix="tiertune-store")
         helpers = usual_helpers() if helpers is None else helpers
         self._crew, self._storing_crew = Crew(helpers), Crew(helpers // 2)
 
     def load(self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float) -> Job:
-        """Fill rows ``chunks`` with ``keys``, as they come."""
+        """Fill rows ``chunks`` with the chunks of ``keys``, as they arrive."""
         job = self._start(job_id, request, keys, chunks, deadline_s, loads=True)
         self._client.load(
             keys, deadline_s=STORES_SHARE * deadline_s, arriving=partial(self._on_arriving, job)
@@ -120,18 +120,18 @@ class Transfers:
     def store(
         self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float, tenant: bytes = b""
     ) -> None:
-        """Offer rows ``chunks`` as ``keys`` to the store; not from this thread, which the sending would hold up."""
+        """Offer rows ``chunks`` as ``keys`` to the store, from another thread: sending would hold up this one."""
         job = self._start(job_id, request, keys, chunks, deadline_s, loads=False)
         self._storing.submit(self._guarded, job, partial(self._offer, job, tenant))
 
     def skip(self, job_id: int, request: str, failing: Sequence[bytes] = ()) -> None:
-        """A job that is not begun: over at once. A load names its keys, and has failed; a store names none."""
+        """End a job without beginning it. A load names its keys, and fails; a store names none, and succeeds."""
         job = self._start(job_id, request, list(failing), [], 0.0, loads=bool(failing))
         with self._changed:
             self._over(job, [])
 
     def take(self) -> list[Job]:
-        """Jobs that are over and were not taken yet; those whose deadline has passed are over now."""
+        """Jobs that are over and were not taken yet; waiting ones whose deadline has passed are over now."""
         now = self._clock()
         with self._changed:
             self._expire(lambda job: now >= job.deadline)
@@ -141,7 +141,7 @@ class Transfers:
         return over
 
     def drain(self, patience_s: float) -> None:
-        """Wait ``patience_s`` for all jobs, then end those that wait for the store, then see the copies through."""
+        """Wait at most ``patience_s`` for all jobs, then end those that wait, then let the copies finish."""
         with self._changed:
             self._changed.wait_for(lambda: self._none(JobState.WAITING, JobState.COPYING), patience_s)
             self._changed.wait_for(self._ended)
@@ -168,7 +168,7 @@ class Transfers:
         return not any(job.state in states for job in self._jobs.values())
 
     def _ended(self) -> bool:
-        """End what waits, as it does again once its copy has reached the store; whether nothing copies."""
+        """End jobs that wait, as some do again after a copy; returns whether none copies."""
         self._expire(lambda _: True)
         return self._none(JobState.COPYING)
 
@@ -205,9 +205,9 @@ class Transfers:
     def _on_reply(
         self, job: Job, copy: Callable[[Job, Any], None], give_back: Callable[[Any], None], future: "Future[Any]"
     ) -> None:
-        """On whichever thread receives: hand the copy on, or give the slots back if the job has ended meanwhile."""
+        """On whichever thread receives: hand the copy on, or give the slots back if the job is over by now."""
         step = partial(self._copy, job, copy, give_back, future.result())
-        with self._changed:  # no copy is handed to a pool that `close` has ended: it ends all jobs before
+        with self._changed:  # no copy goes to a pool that `close` has shut down: it ends all jobs before
             if goes_on := job.state is not JobState.OVER:
                 if job.loads:
                     job.answer = step
@@ -218,20 +218,20 @@ class Transfers:
             give_back(future.result())
 
     def _on_arriving(self, job: Job, parts: Sequence[ArrivedPart]) -> None:
-        """On whichever thread receives."""
+        """Runs on whichever thread receives."""
         with self._changed:
             if job.state is not JobState.OVER:
                 job.parts.update((part.position, part) for part in parts)
                 self._hand_on(job)
 
     def _hand_on(self, job: Job) -> None:
-        """Have a thread copy, unless one does already, or will. Call with the lock held."""
+        """Have a thread copy the load, unless one does already, or will. Call with the lock held."""
         if not job.handed:
             job.handed = True
             self._loading.submit(self._guarded, job, partial(self._go_on, job))
 
     def _go_on(self, job: Job) -> None:
-        """Copy what is there of a load. What comes meanwhile waits its turn behind other loads."""
+        """Copy the parts of a load that have arrived; those that arrive meanwhile wait behind other loads."""
         with self._changed:
             parts, job.parts = list(job.parts.values()), {}
         if job.answer is not None:
@@ -246,10 +246,10 @@ class Transfers:
                 if not over and (job.answer or job.parts):
                     self._hand_on(job)
             if over and job.answer:
-                job.answer()  # it only gives back
+                job.answer()  # it only gives the slots back
 
     def _copy_parts(self, job: Job, parts: Sequence[ArrivedPart]) -> None:
-        """Afterwards the job waits again, so that its deadline can end it."""
+        """Copy parts; afterwards the job waits again, so that its deadline can end it."""
         if self._move(job, JobState.WAITING, JobState.COPYING):
             self._crew.each(
                 lambda part: self._client.read_part(part, self._staging[job.chunks[part.position]]),
@@ -265,14 +265,14 @@ class Transfers:
         give_back: Callable[[Any], None],
         reply: Any,  # noqa: ANN401
     ) -> None:
-        """Only now can the job's deadline not end it any more."""
+        """Copy, unless the job is over; while it copies, its deadline cannot end it."""
         if self._move(job, JobState.WAITING, JobState.COPYING):
             copy(job, reply)
         else:
             give_back(reply)
 
     def _guarded(self, job: Job, work: Callable[[], None]) -> None:
-        """Runs on a copying thread. What fails here is a failed job, and counted as that."""
+        """Runs on a copying thread. If ``work`` raises, the job has failed, and is counted so."""
         try:
             work()
         except Exception:
@@ -280,7 +280,7 @@ class Transfers:
             self._finish(job, [])
 
     def _copy_in(self, job: Job, reply: Loaded) -> None:
-        """The keys that have slots are the leading ones; those that are not begun by the deadline do not come."""
+        """Only leading keys have slots; those that no thread has begun to copy by the deadline are left out."""
         job.reply = reply
         try:
             whole = self._crew.each(
@@ -302,7 +302,7 @@ class Transfers:
         except Exception:
             self._client.abort(slots)
             raise
-        if not whole:  # the connection that the slots came from is gone, and they with it
+        if not whole:  # the connection that the slots came from is gone, and the slots with it
             self._finish(job, [])
         elif not slots:
             self._finish(job, job.keys)

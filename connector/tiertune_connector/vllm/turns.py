@@ -1,10 +1,10 @@
-"""Later turns of sessions with drafts, kept out of staging and the store, and from whoever begins alike.
+"""Keeps later turns of sessions with drafts out of staging and the store, and from requests with the same prefix.
 
-A request that goes on with more input (`resumable`) begins a turn with what the one before has left. With drafts vLLM
-0.32 takes too much for that. Without asynchronous scheduling a turn that ends within its accepted drafts leaves tokens
-computed that are not in its text: the next input stands in their places. And of a recurrent layer the next turn begins
-with the state before the accepted drafts, and what its first turn leaves of states was seen to be wrong, too: of
-such a session nothing is kept. So keys tell what the bytes are not. The device's own cache must not have
+A request that goes on with more input (`resumable`) begins a turn with what the turn before has left. With drafts vLLM
+0.32 takes over too much. Without asynchronous scheduling a turn that ends within its accepted drafts leaves tokens
+computed that are not in its text: the next input stands in their places. In a recurrent layer the next turn begins with
+the state before the accepted drafts, and the states that the first turn leaves were seen to be wrong, too: of such a
+session nothing is kept. In both cases the bytes are not what their keys stand for. The device's own cache must not have
 such blocks, either: another request would find them there, and store them.
 """
 

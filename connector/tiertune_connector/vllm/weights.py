@@ -1,4 +1,4 @@
-"""Which weights a model or an adapter has, told from its files. Imports no vLLM."""
+"""Which weights a model or an adapter has, identified by its files. Imports no vLLM."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ SAMPLES = 64
 SAMPLE_BYTES = 4096
 CONFIG = "config.json"
 MISTRALS = "params.json"
-"""Beside or in the place of a `CONFIG`: Mistral's own format, which vLLM also reads."""
+"""Mistral's own format, beside a `CONFIG` or in its place: vLLM also reads it."""
 
 
 def digest(folder: Path) -> str:
-    """32 hex characters over a model's configuration and its safetensors shards, as `digest_of` tells them.
+    """32 hex characters over a model's configuration and its safetensors shards, as in `digest_of`.
 
-    Empty where ``folder`` has no such shard: then nothing is known of the weights.
+    Empty if ``folder`` has no such shard: then nothing is known of the weights.
     """
     shards = sorted(folder.glob("*.safetensors"))
     return digest_of(folder / CONFIG, shards).hex() if shards else ""
@@ -25,8 +25,8 @@ def digest(folder: Path) -> str:
 def digest_of(config: Path, shards: Sequence[Path]) -> bytes:
     """16 bytes over a configuration and every shard's name, header, size, head and tail of 64 KiB, and samples between.
 
-    Training that leaves embeddings and attention alone may change neither head nor tail.
-    OSError where one cannot be read; a configuration may be missing, and one in Mistral's format is beside it.
+    The samples are there because training that leaves embeddings and attention alone may change neither head nor tail.
+    OSError if a file cannot be read. A configuration may be missing; one in Mistral's format beside it is included.
     """
     total, others = hashlib.blake2b(digest_size=16), filter(Path.exists, [config.with_name(MISTRALS)])
     configs = [config.read_bytes() if config.exists() else b"", *map(Path.read_bytes, others)]
@@ -36,7 +36,7 @@ def digest_of(config: Path, shards: Sequence[Path]) -> bytes:
 
 
 def _shard(path: Path) -> bytes:
-    """Name, size, header (its length stands in the first eight bytes), head, tail and samples of the payload."""
+    """Name, size, header (its length is in the first eight bytes), head, tail and samples of the payload."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = min(int.from_bytes(file.read(8), "little"), size)

@@ -79,8 +79,9 @@ def _lacking(
 ) -> set[OffloadKey]:
     """Those of ``keys``, in the prompt's order, that are not to be stored.
 
-    Of a chunk that is, blocks that no hit needs are let go of where one behind them was: then it begins with those that
-    it lacks. That the worker can do, of the first one. ``whole``: hits end inside chunks, and may need any block.
+    A chunk that is stored may lack blocks that no hit needs. Then all blocks before these are left out, too, so that it
+    begins with the missing ones: the worker can do that for the first chunk only, so no earlier one is stored.
+    ``whole``: hits end inside chunks, and may need any block.
     """
     per_chunk, table = _per_chunk(config), state.block_ids
     lacking: set[OffloadKey] = set()

@@ -152,7 +152,7 @@ class _Request:
         """Seconds that recomputing them takes."""
 
     def border(self, samples: int) -> float:
-        """Chunks of the prefix of which just the first ``samples`` are there: in the middle between two samples."""
+        """Chunks of a prefix of which just the first ``samples`` are held: it ends midway between two samples."""
         after = self.positions[samples] if samples < len(self.positions) else self.chunks
         before = self.positions[samples - 1] + 1 if samples else 0
         return (before + after) / 2
@@ -161,7 +161,7 @@ class _Request:
 class _Found(NamedTuple):
     """What of a request a fleet has: ``local`` leading samples on the host, ``total`` with those from the remote.
 
-    ``near`` of the local ones come before the first on the disk; all, where none is there.
+    ``near`` of the local ones come before the first on the disk; all, if none is on the disk.
     """
 
     near: int

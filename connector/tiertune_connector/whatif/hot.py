@@ -19,7 +19,7 @@ class HotSet:
     """The most frequent keys of late, at most ``ROOM``, and those beyond that came often."""
 
     def __init__(self, room: int = ROOM, frequent: Frequent | None = None) -> None:
-        """At most ``room`` in all; ``frequent`` counts them, as a store does without it."""
+        """At most ``room`` in all; ``frequent`` counts them, by default as a store does."""
         self.shares: Mapping[Key, float] = {}
         """Shares of all accesses, by key, largest first."""
         self.keys: frozenset[Key] = frozenset()

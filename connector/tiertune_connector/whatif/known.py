@@ -7,7 +7,7 @@ from tiertune_connector.whatif.sampler import Hashes
 
 _SLOTS = 1 << 20
 _TAG_SHIFT = np.uint64(20)
-"""Bits of a hash that choose the slot; the next 32 are what the slot tells keys apart by."""
+"""Bits of a hash that choose the slot; by the next 32 the slot tells keys apart."""
 _NOBODY = (1 << 32) - 1
 """Mark of a slot that no key came to; not 0, which is the hash of the id 0."""
 

@@ -82,7 +82,7 @@ class Miniatures:
         self.follow([(list(dict.fromkeys(sampled)), self._hot.intersection(keys))])
 
     def came(self, keys: int, again: Hashes) -> None:
-        """So many came, of one request or more; ``again``: hashes of those that had come before, at rates below 1."""
+        """``keys`` keys came, of one request or more; ``again``: hashes of those known before, at rates below 1."""
         self._keys += keys
         self._plain += keys
         self._weight.came(again)
@@ -139,7 +139,7 @@ class Miniatures:
         return self._weight.take(self._keys - self._plain, self._hot_low, otherwise=1 / self.rate)
 
     def warm(self, often: HotSet) -> None:
-        """The set or the capacity is another: keys that the cache never loses are hot, where it is not whole."""
+        """The hot set or the capacity has changed: below rate 1, keys that the cache never loses are hot."""
         hot = often.never_lost(self.capacity) if self.rate < 1 else frozenset()
         for mini in self._minis.values():
             mini.drop(hot - self._hot)

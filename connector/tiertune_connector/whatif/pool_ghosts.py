@@ -197,7 +197,7 @@ class PoolGhosts:
 
 
 def once_each(chains: Iterable[Sequence[Key]], hashed: Hashes) -> Iterator[tuple[Sequence[Key], Hashes]]:
-    """Every chain with its hashes, of which ``hashed`` are all; what is twice in one, as no engine asks, comes once."""
+    """Every chain with its part of ``hashed``; a key that is twice in one, which no engine asks for, comes once."""
     start = 0
     for keys in chains:
         values = hashed[start : start + len(keys)]

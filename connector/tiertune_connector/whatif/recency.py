@@ -110,7 +110,7 @@ class Recency:
             done += run
 
     def _run(self, index: int, lasts: Sequence[int], start: int) -> int:
-        """How many times from ``index`` on are surely the next of ``lasts``: as both ascend, the last one tells."""
+        """How many of the times from ``index`` on are surely the next of ``lasts``: both ascend, so the ends decide."""
         times, run = self._times, len(lasts) - start
         if run > 1 and (index < 0 or times[index] != lasts[start]):
             return 1

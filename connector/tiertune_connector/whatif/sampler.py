@@ -1,4 +1,4 @@
-"""Which keys stand for all: sampling by the hash of the key, alike on every store of a fleet."""
+"""Which keys stand for all: sampling by a hash of the key, the same on every store of a fleet."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ _LOT_STEP, _LOT_SHIFT = 6_364_136_223_846_793_005, 1_442_695_040_888_963_407
 _HEAD = 8
 """Bytes of a key that are hashed."""
 _NONE = (1 << 62, 0)
-"""Place and hash after the last."""
+"""Place and hash when no low key is left."""
 
 
 def mix(ids: Hashes, seed: int) -> Hashes:
@@ -36,7 +36,7 @@ def mix(ids: Hashes, seed: int) -> Hashes:
 
 
 def hashes(keys: Sequence[bytes], seed: int) -> Hashes:
-    """Of opaque keys: their first 8 bytes, mixed."""
+    """Hashes of opaque keys: their first 8 bytes, mixed."""
     lengths = set(map(len, keys))
     if len(lengths) != 1 or (length := lengths.pop()) < _HEAD:
         keys, length = [key[:_HEAD].ljust(_HEAD, b"\0") for key in keys], _HEAD
@@ -45,17 +45,17 @@ def hashes(keys: Sequence[bytes], seed: int) -> Hashes:
 
 
 def threshold(rate: float) -> int:
-    """A key is sampled if its hash lies below; ``rate`` is the share of keys that do."""
+    """A key is sampled if its hash is below this; ``rate`` is the share of such keys."""
     return min(_FULL - 1, max(0, int(rate * _FULL)))
 
 
 def lowest(keys: Sequence[Key], hashed: Hashes, below: int) -> dict[Key, int]:
-    """The keys whose hashes lie below, with those, in their order."""
+    """The keys with hashes below ``below``, and these hashes, in order."""
     return next(lowest_of([keys], hashed, below))
 
 
 def lowest_of(chains: Sequence[Sequence[Key]], hashed: Hashes, below: int) -> Iterator[dict[Key, int]]:
-    """The same of several chains, whose hashes are one after another: much cheaper at once where they are short."""
+    """The same for several chains, their hashes one after another: much cheaper at once if they are short."""
     low = (hashed < np.uint64(below)).nonzero()[0]
     if low.size == hashed.size:
         values = iter(hashed.tolist())
@@ -85,8 +85,8 @@ class Pick(NamedTuple):
 class Sampler:
     """Picks the sampled keys of requests: those of the fleet's hot set, and those whose hash is low.
 
-    All samplers of a fleet use one rate and one hot set, and keys are hashed by one seed, so that what one store
-    samples another does too.
+    All samplers of a fleet use one rate, one hot set, and one seed for the hash, so that what one store samples another
+    does too.
     """
 
     def __init__(self, rate: float, hot: Iterable[Key] = ()) -> None:
@@ -98,7 +98,7 @@ class Sampler:
         self._below = np.uint64(threshold(rate))
 
     def pick(self, chains: Sequence[Sequence[Key]], hashed: Hashes) -> list[list[Pick]]:
-        """The sampled keys of each request, head first; of several at once, which is cheaper where they are short.
+        """The sampled keys of each request, head first; several at once are cheaper if they are short.
 
         ``hashed`` are the hashes of all their keys, one after another.
         """
@@ -116,21 +116,21 @@ class Sampler:
 
 
 def _with_hot(picks: Iterable[Pick], keys: Sequence[Key], hot: Iterable[Key]) -> list[Pick]:
-    """With the hot ones among the keys added. No key is twice in a prompt."""
+    """``picks`` with the ``hot`` ones of ``keys`` added. No key is twice in a prompt."""
     every = {pick.position: pick for pick in picks}
     every.update({position: Pick(position, keys[position], hot=True) for position in map(keys.index, hot)})
     return [every[position] for position in sorted(every)]
 
 
 class Frequent:
-    """Which keys come most often: the keys of one request in a few are counted (Misra and Gries 1982).
+    """Finds the keys that come most often: counts the keys of one request in a few (Misra and Gries 1982).
 
-    A key that is hot is frequent among all keys, wherever in its prompts it stands. The table is bounded: where it is
-    full, every count falls by one. Counts halve from time to time, so that what was hot once is forgotten.
+    A hot key is frequent among all keys, wherever in prompts it stands. The table is bounded: when it overflows, every
+    count falls by one. Counts halve from time to time, so that what was hot once is forgotten.
     """
 
     def __init__(self, *, room: int = 8192, every: int = 8, half_life: int = 1024) -> None:
-        """``room`` keys are counted, in one request of ``every``; ``half_life`` is in requests that were counted."""
+        """At most ``room`` keys are counted, in one request of ``every``; ``half_life`` is in counted requests."""
         self.total = 0
         """Keys that were counted, halved as the counts are."""
         self._counts: dict[Key, int] = {}
@@ -140,7 +140,7 @@ class Frequent:
         self._skipped = self._gap()
 
     def requests(self, chains: Sequence[Sequence[Key]]) -> None:
-        """Some came; those that are counted may be among them."""
+        """Requests came: count some of them."""
         index, count = self._skipped, len(chains)
         while index < count:
             self._count(chains[index])
@@ -153,7 +153,7 @@ class Frequent:
         return dict(nlargest(number, often, key=itemgetter(1)))
 
     def _gap(self) -> int:
-        """Requests until the next one that is counted: not every n-th, as traffic has periods of its own."""
+        """Requests to skip before counting one: not always as many, because traffic has periods of its own."""
         self._lot = (self._lot * _LOT_STEP + _LOT_SHIFT) % _FULL
         return (self._lot >> 32) % (2 * self._every - 1)
 

@@ -1,8 +1,8 @@
-"""Algorithms over a few keys: exactly what a pool with them does, but whole runs of keys at once.
+"""Eviction algorithms over a few keys: exactly what a pool with them does, but for whole runs of keys at once.
 
-Chains come again as they came before, so that their keys lie in runs that fare alike. What a key is stands in a
-letter, and a chain is looked up as a word of these: runs are stretches of one letter. Queues are lists, as a run moves
-in a list at once; each move shifts what comes after it, so that this pays while keys are few.
+Chains come again as they came before, so their keys form runs. A letter stands for a key's state, and a chain is looked
+up as a word of letters: a run is a stretch of letters whose keys are treated alike. Queues are lists, because a run
+moves in a list at once; each move shifts all that follows, so this pays while keys are few.
 """
 
 from abc import ABC, abstractmethod
@@ -17,43 +17,43 @@ from tiertune_connector.eviction import ARC, S3FIFO, Key
 from tiertune_connector.eviction.s3fifo import MOST_USES, PROMOTED_ABOVE, SMALL_SHARE
 
 MOST_KEYS = 128
-"""Of a cache: the capacity of one that is followed like this lies below."""
+"""Caches with a capacity below this are followed in this way."""
 _MOST_NUMBERS = 8192
-"""Before keys that no cache knows any more lose theirs."""
+"""Numbers given out before keys that no cache knows any more lose theirs."""
 _NEW, _GHOST, _FREQUENT_GHOST = "-", "g", "h"
 _RECENT, _FREQUENT = "r", "f"
 _SMALL, _MAIN = digits[: MOST_USES + 1], ascii_uppercase[: MOST_USES + 1]
-"""Letters of what is resident in S3-FIFO's queues, by uses."""
+"""Letters of resident keys in S3-FIFO's queues, by uses."""
 _USED = str.maketrans(_SMALL[:-1] + _MAIN[:-1], _SMALL[1:] + _MAIN[1:])
 _LESS_USED = dict(zip(_MAIN[1:], _MAIN, strict=False))
 _PASSING = _SMALL[: PROMOTED_ABOVE + 1]
-"""Of the small queue: those that leave when it is their turn."""
+"""Letters of keys in the small queue that leave the cache when it is their turn."""
 
 Kinds = list[str]
 """By a key's number: its letter."""
 
 
 class Numbers:
-    """Small numbers that stand for keys in some caches, so that what a key is there is found in a list."""
+    """Small numbers that stand for keys in some caches, so that a key's letter is found in a list."""
 
     def __init__(self) -> None:
         self._numbers: defaultdict[Key, int] = defaultdict(count().__next__)
         self._sweep_at = _MOST_NUMBERS
 
     def __len__(self) -> int:
-        """All numbers lie below."""
+        """All numbers are below this."""
         return len(self._numbers)
 
     def of(self, keys: Iterable[Key]) -> list[int]:
-        """Those of keys, new or not."""
+        """The numbers of keys, new or not."""
         return list(map(self._numbers.__getitem__, keys))
 
     def known(self, keys: Iterable[Key]) -> list[int]:
-        """Those of the keys that have one."""
+        """The numbers of those keys that have one."""
         return [self._numbers[key] for key in keys if key in self._numbers]
 
     def sweep(self, caches: Sequence["Tiny"]) -> None:
-        """When there are many: number anew what any cache knows, and forget the rest."""
+        """If there are many: renumber the keys that any cache knows, and forget the rest."""
         if len(self) < self._sweep_at:
             return
         alive = set().union(*(cache.known for cache in caches))
@@ -65,7 +65,7 @@ class Numbers:
 
 
 class Queue:
-    """Keys, the next victim first; before the residents stand their ghosts, in the order in which they left."""
+    """Keys: first the ghosts, in the order in which they left, then the residents, the next victim first."""
 
     def __init__(self, kinds: Kinds, resident: str, ghost: str = _NEW) -> None:
         self.keys: list[int] = []
@@ -76,7 +76,7 @@ class Queue:
         return len(self.keys) - self.ghosts
 
     def flow(self, run: list[int], leaving: int = 0, most: int = 0) -> None:
-        """``run`` enters while so many leave, maybe of its own keys; the latest ``most`` of all ghosts remain."""
+        """``run`` enters while ``leaving`` keys leave, maybe its own; the latest ``most`` of all ghosts remain."""
         keys, kinds, known = self.keys, self._kinds, len(self.keys)
         keys += run
         ghosts = self.ghosts + leaving
@@ -96,7 +96,7 @@ class Queue:
                 kinds[key] = resident
 
     def take(self, run: list[int]) -> None:
-        """These leave the queue, residents all or ghosts all."""
+        """``run`` leaves the queue: all residents or all ghosts."""
         keys = self.keys
         start = keys.index(run[0])
         if start < self.ghosts:
@@ -112,9 +112,9 @@ class Tiny(ABC):
     """One algorithm over keys that are numbers."""
 
     residents: ClassVar[str]
-    """Letters of what is resident."""
+    """Letters of resident keys."""
     alike: ClassVar[Mapping[str, str]]
-    """By letter: all those whose keys fare like its own."""
+    """By letter: all letters whose keys are treated like its own."""
 
     def __init__(self, capacity: int) -> None:
         self.hits = 0
@@ -122,7 +122,7 @@ class Tiny(ABC):
         self._capacity = self._room = capacity
         self._kinds: Kinds = []
         self._queues: list[Queue] = []
-        self._moved = ""  # letters that keys may have no more that had them when the request was looked up
+        self._moved = ""  # letters that keys may have lost since the request was looked up
 
     def __len__(self) -> int:
         """Resident keys."""
@@ -134,18 +134,18 @@ class Tiny(ABC):
         return {key for queue in self._queues for key in queue.keys}
 
     def extend(self, numbers: int) -> None:
-        """Keys are numbers below from now on."""
+        """From now on all keys are below ``numbers``."""
         self._kinds += _NEW * (numbers - len(self._kinds))
 
     def renumber(self, keys: Sequence[int]) -> None:
-        """Each of these is its place from now on; others, that are not known, have none."""
+        """A key's number is its place in ``keys`` from now on; others, which no cache knows, have none."""
         places = dict(zip(keys, count(), strict=False))
         self._kinds[:] = [self._kinds[key] for key in keys]
         for queue in self._queues:
             queue.keys[:] = [places[key] for key in queue.keys]
 
     def request(self, keys: list[int], look: Callable[[Kinds], Iterable[str]]) -> None:
-        """The keys of one request, tail first, none twice; ``look`` picks theirs from a list."""
+        """The keys of one request, tail first, none twice; ``look`` picks their letters from a list."""
         if not self._capacity:
             return
         kinds, self._moved = "".join(look(self._kinds)), ""
@@ -163,7 +163,7 @@ class Tiny(ABC):
             keys, kinds = keys[run:], kinds[run:]
 
     def resize(self, capacity: int) -> None:
-        """Another capacity."""
+        """Change the capacity, and evict what does not fit."""
         self._room += capacity - self._capacity
         self._capacity = capacity
         self._adapt()
@@ -185,11 +185,11 @@ class Tiny(ABC):
 
     @abstractmethod
     def _use(self, run: list[int], kinds: str) -> None:
-        """Residents that fare alike are used, one after another."""
+        """Residents that are treated alike are used, one after another."""
 
     @abstractmethod
     def _enter(self, run: list[int], kind: str) -> int:
-        """Of keys of one kind, none resident, the first enter, one after another; how many."""
+        """The first keys of ``run``, of one kind, none resident, enter one after another; returns how many."""
 
     @abstractmethod
     def _evict(self) -> None:
@@ -197,7 +197,7 @@ class Tiny(ABC):
 
     @abstractmethod
     def _adapt(self) -> None:
-        """The capacity is another; all residents stay for now."""
+        """The capacity has changed; all residents stay for now."""
 
 
 class TinyARC(Tiny):
@@ -233,7 +233,7 @@ class TinyARC(Tiny):
         return len(run)
 
     def _insert(self, run: list[int], room: int) -> None:
-        """New keys: while the recent ones are no more than their target, frequent ones leave for them."""
+        """New keys enter; as long as recent keys are no more than their target, frequent ones leave for them."""
         pushing = len(run) - room
         below = int(self._target) + 1 - len(self._recent) - room
         frequent = max(0, min(pushing, below, len(self._frequent)))
@@ -241,7 +241,7 @@ class TinyARC(Tiny):
         self._flow(run, [], pushing - frequent, frequent)
 
     def _return(self, run: list[int], kind: str, room: int) -> None:
-        """Ghosts of one kind become frequent. Counts tell who leaves for each; the first ``room`` push nothing out."""
+        """Ghosts of one kind become frequent. Counts decide who leaves for each; the first ``room`` push none out."""
         target, most = self._target, float(self._capacity)
         recent, recent_ghosts = len(self._recent), self._recent.ghosts
         frequent, frequent_ghosts = len(self._frequent), self._frequent.ghosts
@@ -269,7 +269,7 @@ class TinyARC(Tiny):
         self._flow([], run, leaving, len(run) - room - leaving)
 
     def _flow(self, new: list[int], back: list[int], recent: int, frequent: int) -> None:
-        """Keys enter both queues, and so many leave them: once-seen keys and ghosts are at most the capacity."""
+        """``new`` and ``back`` enter, ``recent`` and ``frequent`` leave; recent keys with ghosts fit the capacity."""
         once, often, capacity = self._recent, self._frequent, self._capacity
         once.flow(new, recent, max(0, capacity - len(once) - len(new) + recent))
         often.flow(back, frequent, max(0, 2 * capacity - len(once.keys) - len(often) - len(back) + frequent))
@@ -285,7 +285,7 @@ class TinyARC(Tiny):
 
 
 class TinyS3FIFO(Tiny):
-    """``eviction.S3FIFO``. A resident's letter tells its queue and its uses."""
+    """``eviction.S3FIFO``. A resident's letter stands for its queue and its uses."""
 
     residents = _SMALL + _MAIN
     alike: ClassVar = {_NEW: _NEW, _GHOST: _GHOST, **dict.fromkeys(_SMALL, _SMALL), **dict.fromkeys(_MAIN, _MAIN)}
@@ -317,7 +317,7 @@ class TinyS3FIFO(Tiny):
             self._small.flow(run[:passing], passing, self._most_ghosts)
             return passing
         self._small.flow([], 1, self._most_ghosts)
-        return self._insert(run[:1], self._kinds[run[0]])  # the ghost may have been the one to be forgotten
+        return self._insert(run[:1], self._kinds[run[0]])  # the ghost itself may have been forgotten
 
     def _insert(self, run: list[int], kind: str) -> int:
         if kind == _NEW:
@@ -328,7 +328,7 @@ class TinyS3FIFO(Tiny):
         return len(run)
 
     def _passing(self, most: int) -> int:
-        """How many leave the small queue for as many new keys, at most; 0 when it is the main queue's turn."""
+        """How many keys, at most ``most``, leave the small queue for as many new ones; 0 at the main queue's turn."""
         small, main = self._small, self._main
         while len(small) >= self._small_capacity or not main.keys:
             kinds = self._look(small.keys[small.ghosts : small.ghosts + most])
@@ -340,7 +340,7 @@ class TinyS3FIFO(Tiny):
         return 0
 
     def _leave_main(self, most: int) -> int:
-        """At most so many leave the main queue, after those before them went round with a use less; how many."""
+        """At most ``most`` leave main, once used keys before them went to its end with a use less; returns how many."""
         main, kinds, unused, staying = self._main.keys, self._kinds, _MAIN[0], 0
         while (kind := kinds[key := main[staying]]) != unused:
             kinds[key] = _LESS_USED[kind]
