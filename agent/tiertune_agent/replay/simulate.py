@@ -78,7 +78,7 @@ class Replay:
         settings: Mapping[str, GateSettings] | None = None,
         report: Report | None = None,
     ) -> Tally:
-        """One run with one of play.CHOOSERS; tiers start with ``capacities``.
+        """One run; tiers start with ``capacities``, and ``chooser`` is one of play.CHOOSERS.
 
         ``conductor`` sees every request before it is looked up and may change the fleet then; ``settings`` bound the
         gate by tier and may change between requests, too; ``report`` is called with what the gate did.
@@ -111,7 +111,7 @@ class Replay:
         }
 
     def _best_split(self) -> dict[str, Any]:
-        """The run of the split with the lowest mean TTFT with the gate; on ties, of the one with the least remote."""
+        """The gate's run at the split where its mean TTFT is lowest; on ties, at the one with the least remote."""
         best = min(SHARES, key=lambda share: np.mean(self._tally(self.split(share), "rule").ttft_s))
         report = self.report(self._tally(self.split(best), "rule"), split=[[0.0, best]])
         return {**report, "is": f"{best:g} remote"}

@@ -40,7 +40,7 @@ KEPT_REMOTE = 1200
 TYPICAL_WINDOWS = 20
 """Windows with candidates that show what a typical one is; as many as history keeps."""
 GHOST_RATE = 0.25
-"""Share of keys that pools' ghosts see: more than a busy store affords, as a trace has a hundred chunks a second."""
+"""Share of keys that pools' ghosts see. A busy store affords less, but a trace has only a hundred chunks a second."""
 WHOLE_BELOW = 128
 """Ghosts of a pool with fewer chunks see all keys: a sample of a tiny pool tells little."""
 WATCHED_NODES = 4
