@@ -92,7 +92,7 @@ def _hashes(trace: Trace, count: int) -> list[Hashes]:
 
 
 def _ns(once: Callable[P, None], *args: P.args, **more: P.kwargs) -> float:
-    """CPU nanoseconds of a call: the median of ``PASSES``."""
+    """CPU nanoseconds: the median of ``PASSES``."""
     taken = []
     for _ in range(PASSES):
         start = process_time_ns()

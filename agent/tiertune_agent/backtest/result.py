@@ -14,7 +14,7 @@ NOT_ASKED = "its tuner had not been asked"
 
 @dataclass(frozen=True)
 class Recording:
-    """What was recorded in some span of time; sequences are in order of time."""
+    """What was recorded in a span of time, in order of time."""
 
     stores: Sequence[StoreRecord]
     remote: StoreRecord | None

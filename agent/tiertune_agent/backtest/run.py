@@ -253,7 +253,7 @@ def _recorded(url: str) -> Iterator[History]:
 
 
 def _before(tuning: Mapping[str, Any], decisions: Sequence[Decision], store: str) -> Mapping[str, Any]:
-    """The tuning with those of the decisions undone that still stand."""
+    """The tuning without those of the decisions that still stand."""
     for one in sorted(decisions, key=lambda one: one.id, reverse=True):
         for part in parts(one):
             if part.target.store == store and one.state != State.ROLLED_BACK and read(tuning, part.field) == part.after:

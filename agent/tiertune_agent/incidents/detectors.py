@@ -39,9 +39,9 @@ OFF_BY = 0.1
 YOUNG_S = 30.0
 """Chunks that left within this time of their last use were in use: a chat's next turn takes about a minute."""
 AGAIN = 0.1
-"""Least share of the prompt tokens, found in tiers below, that proves that chunks that left were wanted back."""
+"""Least share of prompt tokens found in tiers below that proves that what left was wanted back."""
 TURNS = 3
-"""Reversals of one field, within the hours looked at, that count as thrashing."""
+"""Reversals of one field, in the hours looked at, that count as thrashing."""
 READ = frozenset(
     {
         *("prompt_tokens_total", "requests_total", "tier_lookup_tokens_total", "tier_transfer_bytes_total"),

@@ -80,6 +80,6 @@ def _tried(window: Window) -> float:
 
 
 def _written(window: Window) -> float | None:
-    """Chunks that were stored, or bytes; None: not reported."""
+    """Chunks stored, or bytes; None: not reported."""
     stored = window.known(CHUNKS, operation="write")
     return stored if stored is not None else window.known("tier_transfer_bytes_total", operation="write")

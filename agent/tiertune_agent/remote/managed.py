@@ -63,7 +63,7 @@ class Remote:
     ) -> None:
         """DocumentError if a password or certificate cannot be read.
 
-        ``steady_s`` returns seconds of a clock that nobody sets; None: ``read`` goes by the time it is given.
+        ``steady_s`` returns seconds of a clock that nobody sets; None: the times given to ``read``.
         """
         access.check()
         addresses = parse_addresses(listed(access.url))
@@ -138,7 +138,7 @@ class Remote:
             server.close()
 
     def _held(self) -> list[ServerMemory]:
-        """What each server holds; one that is away, or refuses to answer, raises as a store that is away."""
+        """A server that is away, or refuses to answer, raises the same as a store that is away."""
         found = []
         for server in self._servers:
             try:

@@ -66,7 +66,7 @@ class Managed:
 
     @property
     def silence(self) -> NoChange | None:
-        """Why the remote's size cannot be reasoned about now; None: it can."""
+        """Why its size cannot be reasoned about now; None: it can."""
         if self.capacity is None:
             return NoChange(NO_BOUND)
         if not self.complete:
@@ -78,7 +78,7 @@ class Managed:
         )
 
     def overspent(self) -> Proposal | None:
-        """A proposal that the remote give back what exceeds the budget; None: there is nothing to give back."""
+        """Have the remote give back what exceeds the budget; None: nothing does."""
         split, capacity, dram = self.budget, self.capacity or 0, held(self.fleet, "dram")
         if split is None or dram + capacity <= split.budget or not capacity:
             return None

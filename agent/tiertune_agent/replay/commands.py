@@ -59,7 +59,7 @@ def curve_command(
 
 
 def _sampled(document: Mapping[str, Any], asked: float) -> str:
-    """A sentence with the rates at which the curve was in fact sampled."""
+    """The rates actually sampled, in words."""
     rates: list[float] = document["rates"]
     if min(rates) == 1 > asked:
         return f"so few blocks are simulated whole: exact, not sampled at {asked:g}"
@@ -79,10 +79,10 @@ def replay_command(
     processes: int,
     ray: str | None,
 ) -> None:
-    """Replay every trace under every scenario; print the results, and write them to the paths given.
+    """Replay every trace under every scenario; print the results, and write them to the paths.
 
-    ``runs`` names the runs, separated by commas; empty: all that exist. Replays are spread over ``processes``, or over
-    the Ray cluster at the address ``ray``.
+    ``runs``: names, separated by commas; empty: all that exist. Work goes to ``processes``, or to the Ray cluster at
+    the address ``ray``.
     """
     cells = grid(traces, scenarios, _names(runs))
     if policy and not any("tuned" in cell.runs for cell in cells):
@@ -114,7 +114,7 @@ def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Pa
 
 
 def _policy(path: Path) -> Policy:
-    """The policy in a file; a note says if it has a calendar of freezes, as a replay leaves that out."""
+    """The policy in a file; a note says if it has freezes, which a replay leaves out."""
     policy = load(path).policy
     if policy.guard.freeze or any(override.guard.freeze for override in policy.overrides):
         typer.echo(f"note: {path}: guard.freeze: a trace has no dates, its calendar is left out", err=True)

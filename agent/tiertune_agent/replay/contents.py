@@ -12,7 +12,7 @@ from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import Trace, TraceError
 
 LONGEST_DAYS = 366
-"""The longest trace that a replay plays: the times of a longer one are not in seconds."""
+"""Most days that a replay plays: longer times are not in seconds."""
 _STICKY = np.uint64(0x9E3779B97F4A7C15)
 
 

@@ -1,10 +1,10 @@
-"""Hits of one cache over a whole trace, in the pool that production runs; chains are written tail first."""
+"""One cache over a whole trace: the pool that production runs, written tail first."""
 
 from tiertune_agent.replay.traces import Trace
 from tiertune_connector.whatif.simulated import SimulatedPool
 
 SMALLEST = 8
-"""Every cache has at least this many chunks, however small its share."""
+"""Chunks that a cache has at least, whatever its share."""
 
 
 def chunks_of(trace: Trace, size: float) -> int:

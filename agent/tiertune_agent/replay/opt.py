@@ -16,7 +16,7 @@ def opt_hits(trace: Trace, chunks: int) -> int:
 
 
 def opt_prefixes(trace: Trace, chunks: int) -> Iterator[int]:
-    """For each request, how many of its leading blocks are cached when it arrives.
+    """How many leading blocks of each request are cached as it arrives.
 
     On ties deeper blocks leave first; a block that is not used again is not kept.
     """

@@ -5,8 +5,7 @@ chunks of all requests one after another, local chunks load at their own speed, 
 time, in the order in which they are ready; the time to the first token then ends with that prefill. A transfer has the
 speed that the link has when it begins. Routing by load uses the engines' queues even without queueing, though no
 request waits in them then. While the link is down, chunks in the remote tier count as missing, and a transfer whose
-turn comes then fails at once: its chunks are recomputed. The tiers' contents are the same with or without outages, as
-writes catch up.
+turn comes then fails at once: its chunks are recomputed. Tiers hold the same with and without outages: writes catch up.
 """
 
 from collections import Counter
@@ -28,8 +27,8 @@ CHOOSERS = ("always", "never", "rule", "rule_oracle", "rule_blind")
 bandwidth; the gate with estimated costs, but blind to the queues."""
 
 Report = Callable[[float, Sequence[TierReport]], None]
-"""Called with the time at which the outcome of a gate is known, which may lie ahead, and with what the gate decided
-about every tier that offered chunks, and the outcome."""
+"""Called with the time at which a gate's outcome is known, which may lie ahead, and its decision and outcome for every
+tier that offered chunks."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ class Play:
         *,
         failed: bool,
     ) -> None:
-        """Report the gate as an engine's adapter reports it to its store."""
+        """Report as an engine's adapter does to its store."""
         told = tier_reports(
             decision,
             chunk_tokens=self._world.chunk_tokens,
@@ -162,7 +161,7 @@ class Play:
         )
 
     def _queues(self, found: ReplayedRequest) -> _Queues:
-        """The queues as the gate sees them; empty if it sees none."""
+        """The queues, as far as the gate sees them."""
         if not self._queueing or self._chooser == "rule_blind":
             return _NONE
         engine, link, at_s = self._engines[found.engine], self._transfers, found.at_s

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Ended(NamedTuple):
-    """A prefill and when it ends, which may lie ahead."""
+    """A prefill and its end, which may lie ahead."""
 
     request: int
     at_s: float

@@ -52,7 +52,7 @@ def requests(trace: Trace, seed: int) -> Iterator[tuple[list[Key], Hashes, Hashe
 
 
 def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled:
-    """All sizes in one pass; those that would hold less than one sampled block are exact, with a pass for each."""
+    """All sizes in one pass; those of less than one sampled block exactly, one by one."""
     small = [size for size in chunks if size * rate < 1]
     large = [size for size in chunks if size * rate >= 1]
     ratios = {size: pool_hits(trace, "lru", size) / trace.accesses for size in small}

@@ -23,7 +23,7 @@ class ModelSpec(Document):
     """What prefill time and KV size depend on in a model."""
 
     params: Positive
-    """Parameters that are active per token."""
+    """Active parameters per token."""
     layers: Count
     width: Count
     """Attention width: heads times head dimension."""
@@ -189,7 +189,7 @@ class Scenario(Document):
     engines: Annotated[int, Field(gt=0, le=4096)]
     nodes: Annotated[int, Field(gt=0, le=4096)]
     queueing: bool = False
-    """Requests wait: each engine has one prefill queue, and all share the link."""
+    """Requests wait in one prefill queue per engine, and for the shared link."""
     routing: Literal["random", "round_robin", "sticky", "least_loaded"] = "random"
     """``least_loaded``: the engine with the least prefill to do, even without ``queueing``."""
     model: Model

@@ -55,7 +55,7 @@ class Replay:
         return split_sizes(self.scenario, self.trace.unique, self.chunk_bytes, share)
 
     def run(self, name: str) -> dict[str, Any]:
-        """The report of a run other than ``tuned``; ValueError if the scenario cannot have it."""
+        """Report a run other than ``tuned``; ValueError if the scenario has no such run."""
         if name == "best_static":
             best = min(("always", "never"), key=lambda static: np.mean(self._tally(self.own, static).ttft_s))
             return {**self.run(best), "is": best}
@@ -78,7 +78,7 @@ class Replay:
         settings: Mapping[str, GateSettings] | None = None,
         report: Report | None = None,
     ) -> Tally:
-        """One run; tiers start with ``capacities``, and ``chooser`` is one of play.CHOOSERS.
+        """One run from ``capacities`` on; ``chooser`` is one of play.CHOOSERS.
 
         ``conductor`` sees every request before it is looked up and may change the fleet then; ``settings`` bound the
         gate by tier and may change between requests, too; ``report`` is called with what the gate did.
@@ -111,7 +111,7 @@ class Replay:
         }
 
     def _best_split(self) -> dict[str, Any]:
-        """The gate's run at the split where its mean TTFT is lowest; on ties, at the one with the least remote."""
+        """The gate's run at its best split by mean TTFT; on ties, the one with the least remote."""
         best = min(SHARES, key=lambda share: np.mean(self._tally(self.split(share), "rule").ttft_s))
         report = self.report(self._tally(self.split(best), "rule"), split=[[0.0, best]])
         return {**report, "is": f"{best:g} remote"}

@@ -34,7 +34,7 @@ def sizes(scenario: Scenario, unique: int, chunk_bytes: int) -> Sizes:
 
 
 def split_sizes(scenario: Scenario, unique: int, chunk_bytes: int, remote_share: float) -> Sizes:
-    """The same total of DRAM and remote, with ``remote_share`` of it remote; all LRU."""
+    """The same total of DRAM and remote, ``remote_share`` of it remote; all LRU."""
     tiers = scenario.tiers
     total = int(tiers.dram.chunks(unique, chunk_bytes) + tiers.remote.chunks(unique, chunk_bytes))
     return Sizes(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HOT = 64
 """Keys of the hot set."""
 SAMPLED_CHUNKS = 1024
-"""Chunks of DRAM and remote that a miniature fleet is to hold at most, within ``RATES``."""
+"""Most chunks of DRAM and remote in a miniature fleet, if ``RATES`` allow it."""
 RATES = (0.01, 1.0)
 """Least and largest share of keys sampled for the fleet's chains."""
 WINDOWS = 20
@@ -135,7 +135,7 @@ class Stores:
         return list(self.remote)[-MOST_OF_TIER:]
 
     def close_window(self, number: int) -> None:
-        """Close window ``number`` (from 1), and renew the costs and hot keys that hold from then on."""
+        """Close window ``number`` (from 1), and renew costs and hot keys for what follows."""
         start, at_s = self._window(number)
         bill = self._ghosts.take()
         if bill.requests:
@@ -156,7 +156,7 @@ class Stores:
         self._close_remote(*self._window(number))
 
     def _window(self, number: int) -> tuple[datetime, float]:
-        """When the window starts (a date), and when it ends (seconds)."""
+        """The window's start (a date) and end (seconds)."""
         at_s = number * self.window_s
         return BEGIN + timedelta(seconds=at_s - self.window_s), at_s
 
@@ -190,7 +190,7 @@ class Stores:
         return values
 
     def _close_remote(self, start: datetime, at_s: float) -> None:
-        """Add a window of the remote tier. Its estimate comes from probes alone, without the nodes' own loads."""
+        """Add a window of the remote tier. Its estimate comes from probes, not from nodes' loads."""
         ended = [report for known_s, report in self._reports if known_s <= at_s]
         self._reports = [each for each in self._reports if each[0] > at_s]
         estimate = self._beliefs.estimate(0, at_s)
@@ -226,5 +226,5 @@ def _gated(reports: Sequence[TierReport], chunk_bytes: int) -> dict[str, float]:
 
 
 def _ghost_rate(chunks: int) -> float:
-    """Share of keys that the ghosts of a pool of ``chunks`` see: all for a tiny pool, fewer for a large one."""
+    """Share of keys that a pool's ghosts see: all for a tiny pool, fewer for a large one."""
     return 1.0 if chunks < WHOLE_BELOW else halved(GHOST_RATE, chunks, 4 * MOST_CHUNKS)

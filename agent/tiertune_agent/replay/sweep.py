@@ -99,7 +99,7 @@ def over_ray(cells: Sequence[Cell], task: Task, address: str, step: Step = unsee
 
 
 def _stepped(cells: Sequence[Cell], played: Iterable[Played], step: Step) -> Iterator[Played]:
-    """Call ``step`` for the runs of a replay elsewhere only once all of them are done."""
+    """Call ``step`` for the runs of a replay elsewhere once all of them are done."""
     for cell, one in zip(cells, played, strict=True):
         for _ in cell.runs:
             step()
@@ -107,7 +107,7 @@ def _stepped(cells: Sequence[Cell], played: Iterable[Played], step: Step) -> Ite
 
 
 def _check_listens(address: str) -> None:
-    """InputError if nothing listens at ``address``: Ray itself would try for many minutes."""
+    """InputError if nothing listens: Ray itself would try for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return  # a word, such as auto
