@@ -21,7 +21,7 @@ from tiertune_agent.replay.tuned import START, conduct
 
 OTHERS = ("baseline", "rule", "best_static", "best_split")
 LEAST_GAIN = 0.01
-"""Cells in which the best split gains less are left out of ``share_of_best_splits_gain``."""
+"""Cells in which even the best split gains less tell nothing of ``share_of_best_splits_gain``: they are left out."""
 SHOWN = ("best_gain", "tuned_gain", "against_rule", "regret", "worst_hour", "decisions")
 GOALS = {
     "share_of_best_splits_gain": Goal("at least", 0.8, 1),

@@ -15,7 +15,7 @@ LONGEST_S = 36500 * 86400.0
 
 
 def history_command(*, policy: Path, history: str, last: str, json_path: Path | None) -> None:
-    """Print, and write to ``json_path``, what the policy would have done over the ``last`` part of a history."""
+    """Print, and write to ``json_path``, what the policy would have done in the ``last`` of the history at a URL."""
     last_s = parsed("--last", parse_duration, last)
     if not 0 < last_s <= LONGEST_S:
         raise InputError("--last: more than nothing, and at most 36500d")

@@ -57,7 +57,7 @@ from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_connector.units import format_duration
 
 NEAR_PERIODS, NEAR_S = 2, 600.0
-"""Decisions can be the same one if they are at most this far apart, by whichever is longer."""
+"""Decisions this far apart at most, by the longer of the two, can be the same one."""
 EVERY = 1_000_000
 NEVER = datetime.max.replace(tzinfo=UTC)
 
@@ -90,7 +90,7 @@ class Rehearsed:
 
 
 def backtest(url: str, loaded: LoadedPolicy, last_s: float) -> Backtest:
-    """Run the policy over the history's last seconds, with a progress bar. DatabaseError, BacktestError."""
+    """The policy over the last seconds of the history at ``url``, with a progress bar. DatabaseError, BacktestError."""
     with _recorded(url) as history:
         recording = record(history, last_s, loaded.policy.tuners.tier_size.period)
     with TemporaryDirectory() as folder:
@@ -103,7 +103,7 @@ def backtest(url: str, loaded: LoadedPolicy, last_s: float) -> Backtest:
 
 
 def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
-    """All records of the ``last_s`` up to the latest time a store was seen; BacktestError if they have no window.
+    """All records of the ``last_s`` seconds up to when any store was last seen; BacktestError if they have no window.
 
     Includes earlier prospects that tier_size still weighs with a period of ``sizes_period_s``.
     """
@@ -253,7 +253,7 @@ def _recorded(url: str) -> Iterator[History]:
 
 
 def _before(tuning: Mapping[str, Any], decisions: Sequence[Decision], store: str) -> Mapping[str, Any]:
-    """The tuning without those of the decisions that still stand."""
+    """The tuning without the changes that still stand."""
     for one in sorted(decisions, key=lambda one: one.id, reverse=True):
         for part in parts(one):
             if part.target.store == store and one.state != State.ROLLED_BACK and read(tuning, part.field) == part.after:

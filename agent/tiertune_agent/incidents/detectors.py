@@ -80,7 +80,7 @@ def incidents(sight: Sight) -> dict[str, str]:
 
 
 def unused_tiers(sight: Sight) -> Iterator[str]:
-    """Tiers that cost and never serve: written but not read, without capacity, below a threshold that none passes."""
+    """Tiers that cost and never serve: written but not read, without capacity, behind a threshold that none passes."""
     for tier in TIERS:
         if present(sight.snapshot.status, tier):
             yield from _no_capacity(sight, tier)

@@ -1,4 +1,4 @@
-"""Windows of each store's last hour, summed by five minutes, for the detectors of incidents."""
+"""Windows of each store's last hour, summed up per five minutes, for the detectors of incidents."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ LOOKED_AT = timedelta(hours=1)
 STEP_MIN = 5
 STEP = timedelta(minutes=STEP_MIN)
 READ_AT_ONCE = 25
-"""Most stores read from history in one round, which thus stays short after a large fleet's agent restarts."""
+"""At most this many stores are read from history in one round: it stays short after a large fleet's agent restarts."""
 
 Place = tuple[datetime, str, str]
 """Step, tier and namespace."""

@@ -30,7 +30,7 @@ def incidents(snapshot: Snapshot, hour: Sequence[Window], lately: Sequence[Windo
 
 
 def stores_nothing(snapshot: Snapshot, tier: str, windows: Sequence[Window]) -> Iterator[str]:
-    """Whether chunks are sent to the tier and none arrives; looks back until it has seen enough of them."""
+    """A message if chunks are sent to the tier and none arrives; looks back until it has seen enough of them."""
     tried = stored = 0.0
     looked: list[Window] = []
     for window in reversed(windows):
@@ -53,7 +53,7 @@ def stores_nothing(snapshot: Snapshot, tier: str, windows: Sequence[Window]) -> 
 
 
 def never_read(tier: str, windows: Sequence[Window]) -> Iterator[str]:
-    """Whether the tier is written and nothing is read from it, as far as both are reported."""
+    """A message if the tier is written and nothing is read from it, as far as both are reported."""
     seconds, stored = covered_s(windows), known(windows, CHUNKS, operation="write")
     written = known(windows, "tier_transfer_bytes_total", operation="write")
     gave = [

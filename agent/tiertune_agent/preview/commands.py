@@ -82,7 +82,7 @@ def _possible(out: Path | None, port: int) -> None:
 
 
 def _may_be(folder: Path) -> None:
-    """OSError if it cannot be made or written to. It is not made yet: nobody knows yet what it will hold."""
+    """OSError if it cannot be made or written to. It is not made: nobody knows yet what it will hold."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not there.is_dir():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(there))

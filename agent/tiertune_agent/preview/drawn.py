@@ -23,7 +23,7 @@ LEGEND_LINES, LETTER_PX, SWATCH_PX, MORE_PX = 2, 6.3, 33.0, 75.0
 
 @dataclass(frozen=True)
 class Selection:
-    """What is looked at: ``last_s`` seconds before ``now`` (Unix), of stores and namespaces that match."""
+    """What is looked at: the ``last_s`` seconds before ``now`` (Unix), of stores and namespaces that match."""
 
     now: float
     last_s: float
@@ -90,7 +90,7 @@ class Page:
 
 
 def page(board: Board, source: Prometheus, choice: Selection, scrape_s: float) -> Page:
-    """Run all queries and draw the answers. PrometheusError if none comes; a panel tells why its query is refused."""
+    """Run all queries and draw them. PrometheusError if nobody answers; a panel tells why its query is refused."""
     moments = _moments(board.marks, source, choice, scrape_s)
     panels = tuple(_panel(panel, source, choice, scrape_s, moments) for panel in board.panels)
     return Page(board, choice, panels, tuple(sorted(moments, key=lambda one: -one.at)))

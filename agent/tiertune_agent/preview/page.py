@@ -30,7 +30,7 @@ HEADERS = {
 
 
 def rendered(shown: Page, boards: Sequence[Board], *, suffix: str = "", refresh_s: int = 0) -> str:
-    """One dashboard; links to the others end in ``suffix``. ``refresh_s``: when it reloads itself; 0: never."""
+    """One dashboard; links to the others end in ``suffix``. ``refresh_s``: seconds until it reloads; 0: never."""
     templates = environment(HERE / "templates", STYLES)
     return templates.get_template("board.html").render(
         page=shown,
@@ -43,7 +43,7 @@ def rendered(shown: Page, boards: Sequence[Board], *, suffix: str = "", refresh_
 
 
 def write(boards: Sequence[Board], source: Prometheus, choice: Selection, folder: Path) -> list[tuple[Path, Page]]:
-    """Write a file per dashboard; returns paths and pages. PrometheusError, and no file, if it does not answer."""
+    """Write a file per dashboard; returns paths and pages. PrometheusError, and no file, if nobody answers."""
     scrape_s = source.scrape_s()
     written = [(folder / f"{board.name}.html", page(board, source, choice, scrape_s)) for board in boards]
     folder.mkdir(parents=True, exist_ok=True)

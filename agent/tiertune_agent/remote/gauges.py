@@ -19,7 +19,7 @@ class RemoteGauges:
         """By server: its run id, and the keys evicted in that run."""
 
     def tell(self, remote: Snapshot | None, desired: int | None = None) -> None:
-        """Export what it holds and may hold, ``desired`` if managed; ``remote`` None: it is silent, or not named."""
+        """Export what the remote holds and may hold, ``desired`` if managed; None: it is silent, or nobody named it."""
         state = (read(remote.status, "tiers.remote") if remote else None) or {}
         self._show(CAPACITY, desired if state else None, REMOTE, "desired")
         self._show(CAPACITY, state.get("capacity_bytes"), REMOTE, "effective")

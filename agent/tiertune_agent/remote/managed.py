@@ -229,7 +229,7 @@ def _state(held: Sequence[ServerMemory], capacity_bytes: int | None) -> dict[str
 
 
 def _window(seconds: float, at: datetime, resident: int) -> Iterator[Window]:
-    """The window of the last ``seconds``; none unless above 0: this is the first reading, or the clock went back."""
+    """The window of the last ``seconds``; none of 0 or less: there was no reading before, or the clock went back."""
     if seconds > 0:
         held = {"tier_resident_bytes": float(resident)}
         yield Window(FLEET, "", "", "remote", at - timedelta(seconds=seconds), seconds, held)

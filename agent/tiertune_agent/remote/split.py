@@ -78,7 +78,7 @@ class Managed:
         )
 
     def overspent(self) -> Proposal | None:
-        """Have the remote give back what exceeds the budget; None: nothing does."""
+        """Have the remote give back what exceeds the budget; None: it has nothing to give back."""
         split, capacity, dram = self.budget, self.capacity or 0, held(self.fleet, "dram")
         if split is None or dram + capacity <= split.budget or not capacity:
             return None

@@ -1,4 +1,4 @@
-"""``tiertune curve``, ``replay`` and ``backtest``: check arguments, print results, write files."""
+"""``tiertune curve``, ``replay`` and ``policy backtest --trace``: check arguments, print results, write files."""
 
 import shlex
 import sys
@@ -79,7 +79,7 @@ def replay_command(
     processes: int,
     ray: str | None,
 ) -> None:
-    """Replay every trace under every scenario; print the results, and write them to the paths.
+    """Replay every trace under every scenario; print the results, and write them to the paths given.
 
     ``runs``: names, separated by commas; empty: all that exist. Work goes to ``processes``, or to the Ray cluster at
     the address ``ray``.

@@ -65,7 +65,7 @@ class LinkQueue:
         return max(0.0, self._free_s - at_s)
 
     def take(self, at_s: float, seconds: Callable[[float], float]) -> tuple[float, float]:
-        """Add a transfer asked for at ``at_s``: when it begins, and what ``seconds`` returns for that time."""
+        """Add a transfer asked for at ``at_s``; returns when it begins, and what ``seconds`` gives for that time."""
         start_s = max(at_s, self._free_s)
         took_s = seconds(start_s)
         self._free_s = start_s + took_s

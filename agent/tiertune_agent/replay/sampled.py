@@ -18,7 +18,7 @@ from tiertune_connector.whatif.sampler import Frequent, Hashes, lowest, mix, thr
 EXACT_BELOW = 100_000
 """A trace with fewer different blocks is small enough to be simulated whole."""
 HOT = 1024
-"""Most keys that are followed one by one: system prompts in small blocks have more than a store can afford."""
+"""At most this many keys are followed one by one: system prompts in small blocks have more than a store affords."""
 HALF_LIFE = 8192
 """Requests after which key counts are halved; all requests are counted, so that hot keys are known early."""
 BATCH = 2048

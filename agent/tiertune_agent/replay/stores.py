@@ -135,7 +135,7 @@ class Stores:
         return list(self.remote)[-MOST_OF_TIER:]
 
     def close_window(self, number: int) -> None:
-        """Close window ``number`` (from 1), and renew costs and hot keys for what follows."""
+        """Close window ``number`` (from 1), and renew costs, and once a period hot keys, for what follows."""
         start, at_s = self._window(number)
         bill = self._ghosts.take()
         if bill.requests:

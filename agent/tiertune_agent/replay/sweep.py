@@ -131,7 +131,7 @@ def _trace(name: str) -> Trace:
 
 
 def _optimum(trace: Trace, scenario: Scenario) -> float:
-    """Share of the prompts' tokens that the optimum hits; as in every run, a prompt's last token is no hit."""
+    """Share of prompt tokens that are hits; as in runs, a prompt's last token is none, nor what a block has beyond."""
     tiers, chunk_bytes = scenario.tiers, trace.block_tokens * scenario.model.kv_token_bytes
     chunks = sum(tier.chunks(trace.unique, chunk_bytes) for tier in (tiers.dram, tiers.disk, tiers.remote))
     chunks += scenario.engines * (scenario.gpu_cache_tokens // trace.block_tokens)
