@@ -38,7 +38,7 @@ Rows = dict[str, dict[str, Row]]
 
 
 def measure(options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    """All parts asked for, over processes: the document, and whether every job came to its end."""
+    """Run all parts asked for, over processes: the document, and whether every job came to its end."""
     policy = short(options.policy.source) if options.policy else ""
     rows = kept(options.json, policy) if options.skip_done else {name: {} for name in PARTS}
     whole, result = True, told(rows, policy)
@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
 
 
 def left(options: argparse.Namespace, rows: Rows) -> Iterator[tuple[str, Part, Job]]:
-    """The jobs that are to be done."""
+    """The jobs that are still to be done."""
     asked = (options.fleets, options.routings, options.totals, options.links, options.seeds)
     policy = (options.policy.policy, short(options.policy.source)) if options.policy else ()
     grid = Grid(traces(options.traces), *asked, *policy)
@@ -66,7 +66,7 @@ def left(options: argparse.Namespace, rows: Rows) -> Iterator[tuple[str, Part, J
 
 
 def kept(path: Path, policy: str = "") -> Rows:
-    """The rows that an earlier run wrote; ends where that was under another policy: the summary is of one."""
+    """The rows that an earlier run wrote; exits if that was under another policy: a summary is of one."""
     found = document.known(path)
     other = found.get("policy", "") if found else policy
     if other != policy:
@@ -75,19 +75,19 @@ def kept(path: Path, policy: str = "") -> Rows:
 
 
 def told(rows: Rows, policy: str = "") -> dict[str, Any]:
-    """As ``--json`` has it: rows in the order of their names, whichever was done first; the policy if one is named."""
+    """The document for ``--json``: rows sorted by name, whichever was done first; the policy if one is named."""
     parts = {name: [made[row] for row in sorted(made)] for name, made in rows.items()}
     figures = {figure: value for name in PARTS for figure, value in PARTS[name].summary(parts[name]).items()}
     return {"summary": figures, **({"policy": policy} if policy else {}), **parts}
 
 
 def traces(folder: Path | None) -> list[str]:
-    """The parquet files of a folder; without one, the names of the traces that come along."""
+    """The parquet files of a folder; without one, the names of the shipped traces."""
     return [str(path) for path in sorted(folder.glob("*.parquet"))] if folder else list(BUILTIN)
 
 
 def traces_folder(text: str) -> Path:
-    """ArgumentTypeError where there are none, or one cannot be used."""
+    """A folder of traces; ArgumentTypeError if it has none, or one cannot be used."""
     path = document.folder(text)
     if not any(path.glob("*.parquet")):
         raise argparse.ArgumentTypeError(f"no trace (*.parquet) in {path}")
@@ -100,7 +100,7 @@ def traces_folder(text: str) -> Path:
 
 
 def policy_file(path: str) -> LoadedPolicy:
-    """ArgumentTypeError tells what is wrong in it."""
+    """The policy in a file; ArgumentTypeError tells what is wrong in it."""
     try:
         return load(Path(path))
     except DocumentError as error:
@@ -153,7 +153,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Exit status: 1 where a job failed."""
+    """Exit status: 1 if a job failed."""
     result, whole = measure(arguments(given))
     print(f"\n{table(judged(result['summary']))}")
     return 0 if whole else 1

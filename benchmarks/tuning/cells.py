@@ -21,7 +21,7 @@ from tiertune_agent.replay.tuned import START, conduct
 
 OTHERS = ("baseline", "rule", "best_static", "best_split")
 LEAST_GAIN = 0.01
-"""Cells in which even the best split gains less tell nothing of the share that is realised."""
+"""Cells in which even the best split gains less tell nothing of ``share_of_best_splits_gain``: they are left out."""
 SHOWN = ("best_gain", "tuned_gain", "against_rule", "regret", "worst_hour", "decisions")
 GOALS = {
     "share_of_best_splits_gain": Goal("at least", 0.8, 1),
@@ -32,11 +32,11 @@ GOALS = {
     "worst_hour": Goal("at most", 0.02),
     "most_changes_in_a_period": Goal("at most", 1),
 }
-"""Changes are those of one tier."""
+"""Changes are counted per tier."""
 
 
 class Contents(NamedTuple):
-    """What cells share: in them the caches hold the same, whatever the link and the model."""
+    """What decides what caches hold; cells that differ only in link and model share it."""
 
     trace: str
     routing: str

@@ -23,12 +23,12 @@ from tiertune_connector.whatif.pool_ghosts import PoolGhosts
 from tiertune_connector.whatif.sampler import Hashes, mix
 
 SIZES = (0.001, 0.01, 0.1)
-"""Of the pool, as shares of the unique blocks."""
+"""Sizes of the pool, as shares of the unique blocks."""
 PASSES = 3
 MOST_CHUNKS = 1_000_000
-"""Of a pass: what comes later in a long trace costs no less and no more."""
+"""Most chunks of a pass: later ones of a long trace cost no less and no more."""
 TOGETHER = 20
-"""Requests between two looks at the queue, of a store that is busy."""
+"""Requests between two looks at the queue, as in a busy store."""
 BLOCK_BYTES = 1 << 20
 NAMESPACE = Namespace(model="model", chunk_tokens=16)
 SHOWN = ("ghosts_ns", "sampler_ns", "store_ns")
@@ -68,7 +68,7 @@ def stored(trace: Trace, count: int) -> list[Chain]:
 
 
 def observe(chains: Sequence[Chain], chunk_tokens: int, room: Room | None) -> None:
-    """All lookups left with a store's observer, and studied."""
+    """Leave all lookups with a store's observer, and have it study them."""
     session = Session("client", "engine", "all", NAMESPACE, BLOCK_BYTES, chunk_tokens)
     observer = Observer(lambda _: room, lambda: 0.0)
     observer.attach(session)
@@ -92,7 +92,7 @@ def _hashes(trace: Trace, count: int) -> list[Hashes]:
 
 
 def _ns(once: Callable[P, None], *args: P.args, **more: P.kwargs) -> float:
-    """Of CPU: the median of some passes."""
+    """CPU nanoseconds: the median of ``PASSES``."""
     taken = []
     for _ in range(PASSES):
         start = process_time_ns()

@@ -18,7 +18,7 @@ from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.whatif.pool_ghosts import PoolGhosts
 
 SIZES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-"""Of the cache, as shares of the unique blocks."""
+"""Sizes of the cache, as shares of the unique blocks."""
 SHOWN = ("best", "against_best", "against_lru", "picked_loses_points")
 GOALS = {
     "eviction_against_best": Goal("at least", 0.98),
@@ -53,9 +53,9 @@ def evictions(name: str, cases: Sequence[tuple[float, Policy | None]]) -> Iterat
 
 
 def candidate_regret(trace: Trace, size: float, seed: int, exact: Mapping[str, float]) -> float:
-    """What is lost by the candidate that the ghosts of a pool of this size call best, in points of hit ratio.
+    """Points of hit ratio that are lost with the candidate that the ghosts of a pool of this size call best.
 
-    ``exact`` are the hit ratios of the candidates, of ``exact_candidates``.
+    ``exact``: hit ratios of the candidates, from ``exact_candidates``.
     """
     chunks = chunks_of(trace, size)
     ghosts = PoolGhosts(chunks)

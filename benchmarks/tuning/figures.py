@@ -16,7 +16,7 @@ def worst(values: Iterable[float]) -> float | None:
 
 
 def means_of_seeds(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> Iterator[dict[str, float]]:
-    """Mean times to the first token, by run: the mean of each over the rows that are alike in ``by``."""
+    """For each group of rows alike in ``by``: per run, the mean of their mean times to the first token."""
     alike = defaultdict(list)
     for row in rows:
         alike[tuple(row[name] for name in by)].append(row["ttft_mean_s"])

@@ -13,7 +13,7 @@ from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import open_trace
 
 SEEDS = 5
-"""At least: of one seed alone the link's fluctuation tells more than the gate."""
+"""Least number of seeds: with one alone, the link's fluctuation matters more than the gate."""
 RUNS = ("rule", "rule_oracle", "best_static")
 SHOWN = ("over_oracle", "over_best_static")
 GOALS = {

@@ -14,10 +14,10 @@ from tiertune_agent.replay.tuned import DRAM_FIELD, EVICTION_FIELD, START, Repla
 
 HARMS: dict[str, dict[str, Any]] = {"fifo": {"eviction": "fifo"}, "a tenth of DRAM": {"dram_factor": 0.1}}
 FIELDS = {"eviction": EVICTION_FIELD, "dram_factor": DRAM_FIELD}
-"""What each harms."""
+"""The field that each harms."""
 SHOWN = ("reported_after_s", "acted_after_s")
 GOALS = {"harm_unreported": Goal("at most", 0)}
-"""Each is reported, or acted on, within the soak; but for those after which no window ended, or that harmed nothing."""
+"""Each is reported, or acted on, within the soak, except those that harmed nothing, or after which no window ended."""
 
 
 def jobs(grid: Grid) -> Iterator[Job]:
@@ -61,7 +61,7 @@ def summary(rows: Sequence[Row]) -> Summary:
 
 
 def _dram_bytes(replay: Replay, agent: ReplayAgent, at_s: float) -> int:
-    """Of a host: where sizes have left it a chunk at most, less of it is none."""
+    """A host's DRAM at that time; if that is one chunk at most, the harm cannot take any."""
     sizes = [change.after for change in agent.changes if change.field == DRAM_FIELD and change.at_s <= at_s]
     return int(sizes[-1]) if sizes else replay.split(START).dram * replay.chunk_bytes
 

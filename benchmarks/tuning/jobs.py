@@ -1,4 +1,4 @@
-"""Jobs over processes: rows are told as they are made, kept after each job, and never made twice."""
+"""Jobs over processes: rows are printed as they are made, kept after each job, and never made twice."""
 
 import json
 import os
@@ -18,22 +18,22 @@ Summary = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Job:
-    """Work of one process: rows that share something that is dear to make, such as the contents of caches."""
+    """Work of one process: rows that share something expensive to make, such as the contents of caches."""
 
     make: Callable[[Any, Sequence[Any]], Iterable[Row]]
-    """From ``shared`` and cases: one row for each case, in their order."""
+    """Makes, from ``shared`` and cases, one row for each case, in their order."""
     shared: Any
     cases: Mapping[str, Any]
-    """By the name of the row, which tells all that the row depends on."""
+    """Cases by the name of their row, which names all that the row depends on."""
 
     def without(self, done: Container[str]) -> "Job":
-        """What is left to do."""
+        """The job without the cases that are done."""
         left = {name: case for name, case in self.cases.items() if name not in done}
         return Job(self.make, self.shared, left)
 
 
 class Part(Protocol):
-    """What the modules of the parts have."""
+    """What every part's module has."""
 
     @property
     def SHOWN(self) -> Sequence[str]:  # noqa: N802 (a module's constant)
@@ -41,7 +41,7 @@ class Part(Protocol):
 
     @property
     def GOALS(self) -> Mapping[str, Goal]:  # noqa: N802
-        """By the name of the figure in the summary."""
+        """Goals by the name of the figure in the summary."""
 
     def jobs(self, grid: Grid) -> Iterator[Job]:
         """All that the part does on the grid."""
@@ -51,7 +51,7 @@ class Part(Protocol):
 
 
 def run(jobs: Iterable[tuple[str, Part, Job]], processes: int) -> Iterator[tuple[str, list[Row] | BaseException]]:
-    """Name of the part, and its rows or why there are none, for each job as it is done."""
+    """Run jobs; for each, as it ends: the name of its part, and its rows or the exception."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=follow_parent) as pool:
         running = {pool.submit(perform, name, part.SHOWN, job): name for name, part, job in jobs}
         try:
@@ -73,7 +73,7 @@ def perform(part: str, shown: Sequence[str], job: Job) -> list[Row]:
 
 
 def follow_parent() -> None:
-    """For a worker: ends with the process that started it, however that ends."""
+    """Make a worker end with the process that started it, however that ends."""
     parent = parent_process()
     assert parent is not None
 

@@ -1,4 +1,4 @@
-"""With queues: the gate that sees them against the one that does not; means of seeds, as of the gate alone."""
+"""With queues, the gate that sees them against the one that does not; means of seeds, as in ``gate``."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -17,7 +17,7 @@ from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import Trace, open_trace
 
 LOADS = (0.5, 1.0, 2.0)
-"""Of the engines, were every prompt computed whole: seconds of prefill that come in a second, per engine."""
+"""Load of the engines if every prompt were computed whole: seconds of prefill that come per second and engine."""
 RUNS = ("rule", "rule_blind")
 SHOWN = ("ratio",)
 GOALS = {
@@ -62,7 +62,7 @@ def queues(shared: Contents, cases: Sequence[float]) -> Iterator[Row]:
 
 
 def load(trace: Trace, world: Scenario) -> float | None:
-    """Of the engines by the trace's own times, were every prompt computed whole; None: all come at once."""
+    """The engines' load by the trace's own times, if every prompt were computed whole; None: all come at once."""
     prefill, span_s = prefill_cost(world), arrivals(trace, world)[-1]
     seconds = sum(prefill.seconds(0, tokens) or 0.0 for tokens in trace.input_len.tolist())
     return seconds / (world.engines * span_s) if span_s else None

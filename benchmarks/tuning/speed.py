@@ -16,7 +16,7 @@ from tiertune_agent.replay.traces import open_trace
 
 ENGINES = 64
 HOURS = 4.0
-"""That the goal is told for; of a longer trace, the part of its time is taken."""
+"""Length of trace that the goal is for; CPU time of a longer one is scaled down to it."""
 SHOWN = ("hours", "cpu_s", "max_rss_gib")
 GOALS = {
     "speed_cpu_s_worst": Goal("at most", 600),

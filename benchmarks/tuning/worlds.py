@@ -17,13 +17,13 @@ FLEETS = {
 """Model, and GPUs of one engine."""
 ROUTINGS = ("random", "sticky")
 TOTALS = (0.01, 0.03, 0.1, 0.3)
-"""Of DRAM and remote, as shares of the trace's unique bytes."""
+"""Totals of DRAM and remote, as shares of the trace's unique bytes."""
 LINKS = (10.0, 25.0, 100.0)
 """Gigabits per second."""
 UNEVEN = (0.02, 0.3)
-"""DRAM and remote where the split is not what is measured: most of what hits is remote."""
+"""DRAM and remote where the split is not measured: most hits are in remote."""
 FLUCTUATION = {"kind": "ar1", "sigma": 0.9, "phi": 0.9, "step_s": 30}
-"""Of the link, as in reference runs."""
+"""Fluctuation of the link, as in reference runs."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Grid:
     links: Sequence[float] = LINKS
     seeds: int = 1
     policy: Policy | None = None
-    """That the agent follows; None: the replay's own."""
+    """Policy that the agent follows; None: the replay's own."""
     policy_name: str = ""
 
     @property
     def under(self) -> str:
-        """How the name of a row that depends on the policy ends."""
+        """Ending of the name of a row that depends on the policy."""
         return f" under {self.policy_name}" if self.policy_name else ""
 
 

@@ -1,1 +1,1 @@
-"""What a policy would have done over what was recorded. Nothing is changed."""
+"""What a policy would have done over recorded history. Nothing is changed."""

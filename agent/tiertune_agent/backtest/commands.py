@@ -1,4 +1,4 @@
-"""``tiertune policy backtest --history``: arguments checked, what a policy would have done told and written."""
+"""``tiertune policy backtest --history``: check arguments, print and write what a policy would have done."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from tiertune_agent.terminal.tables import backtest_table, show
 from tiertune_connector.units import parse_duration
 
 LONGEST_S = 36500 * 86400.0
-"""That is asked of a history."""
+"""Longest time that may be asked of a history."""
 
 
 def history_command(*, policy: Path, history: str, last: str, json_path: Path | None) -> None:
-    """Print, and write to ``json_path``, what the policy would have done ``last`` in the history at an address."""
+    """Print, and write to ``json_path``, what the policy would have done in the ``last`` of the history at a URL."""
     last_s = parsed("--last", parse_duration, last)
     if not 0 < last_s <= LONGEST_S:
         raise InputError("--last: more than nothing, and at most 36500d")

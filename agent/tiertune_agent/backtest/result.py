@@ -14,17 +14,17 @@ NOT_ASKED = "its tuner had not been asked"
 
 @dataclass(frozen=True)
 class Recording:
-    """What happened in some time: all of it in order of time."""
+    """What was recorded in a span of time, in order of time."""
 
     stores: Sequence[StoreRecord]
     remote: StoreRecord | None
     """None: nobody managed it."""
     tuning: Mapping[str, Mapping[str, Any]]
-    """By store, when it began."""
+    """By store, when the span began."""
     windows: Sequence[Window]
     prospects: Sequence[Prospect]
     decisions: Sequence[Decision]
-    """That changed a store."""
+    """Decisions that changed a store."""
 
     @property
     def since(self) -> datetime:
@@ -42,7 +42,7 @@ class Backtest:
     policy: str
     recording: Recording
     would: Sequence[Decision] = ()
-    """Of the policy; proposed ones wait for approval."""
+    """The policy's decisions; proposed ones wait for approval."""
     verdicts: Mapping[int, str] = field(default_factory=dict)
     """By decision of the policy: why it was kept, rolled back, or neither."""
     same: Mapping[int, Decision] = field(default_factory=dict)
@@ -50,13 +50,13 @@ class Backtest:
     instead: dict[int, str] = field(default_factory=dict)
     """By recorded decision: what the policy's tuner answered at that time."""
     answers: Sequence[Mapping[str, Any]] = ()
-    """The last one of every tuner."""
+    """The last answer of every tuner for each target."""
     against_windows: int = 0
-    """In which there were fetches that the policy would have switched off."""
+    """Windows with fetches that the policy would have switched off."""
     against_lost_s: float = 0.0
     """Seconds that these fetches lost; negative: saved."""
     unknown_remote: bool = False
-    """Whether the policy manages a remote that the history does not tell of."""
+    """Whether the policy manages a remote that is not in the history."""
 
     def document(self) -> dict[str, Any]:
         """As ``--json`` writes it."""
@@ -75,7 +75,7 @@ class Backtest:
         }
 
     def rows(self) -> Iterator[tuple[str, str, str, str, str]]:
-        """As a table: when, tuner and target, change, what became of it, and why."""
+        """Table rows: when, tuner and target, change, what became of it, and why."""
         for one in self.would:
             same, verdict = self.same.get(one.id), self.verdicts.get(one.id)
             done = f"as done at {same.made_at:%H:%M:%S}" if same else "not done"
@@ -102,7 +102,7 @@ class Backtest:
         return {one.id for one in self.same.values()}
 
     def sum(self) -> str:
-        """In a sentence."""
+        """The outcome in a sentence."""
         recording, made = self.recording, sum(one.state in CHANGED for one in self.would)
         span = format_duration((recording.until - recording.since).total_seconds())
         names = ", ".join(store.name for store in recording.stores)

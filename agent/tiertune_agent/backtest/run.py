@@ -1,9 +1,9 @@
-"""``tiertune policy backtest --history``: what a policy would have done over what was recorded. Nothing is changed.
+"""``tiertune policy backtest --history``: what a policy would have done over recorded history. Nothing is changed.
 
-The tuners, guard, change control and verdicts of production run over the recorded windows and prospects, at their
-periods, under a clock that jumps from window to window; decisions go into a database of its own that is thrown away,
-and change a store's tuning only in memory. Where that tuning differs from what stood then, the windows still tell what
-happened under the latter: ghosts, prospects and predicted costs hold all the same, outcomes of fetches do not.
+Production's tuners, guard, change control and verdicts run over the recorded windows and prospects, at their periods,
+under a clock that jumps from window to window. Decisions go into a temporary database, and change a store's tuning only
+in memory. Where that tuning differs from the recorded one, the windows still show what happened under the recorded one:
+ghosts, prospects and predicted costs remain valid, outcomes of fetches do not.
 """
 
 from collections import deque
@@ -57,7 +57,7 @@ from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_connector.units import format_duration
 
 NEAR_PERIODS, NEAR_S = 2, 600.0
-"""Decisions this far apart at most, the longer of the two, can be the same one."""
+"""Decisions this far apart at most, by the longer of the two, can be the same one."""
 EVERY = 1_000_000
 NEVER = datetime.max.replace(tzinfo=UTC)
 
@@ -103,11 +103,11 @@ def backtest(url: str, loaded: LoadedPolicy, last_s: float) -> Backtest:
 
 
 def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
-    """All that was recorded in the last seconds before the newest window; BacktestError where that is nothing.
+    """All records of the ``last_s`` seconds up to when any store was last seen; BacktestError if they have no window.
 
-    With the prospects before that are still weighed by who looks at sizes every so many seconds.
+    Includes earlier prospects that tier_size still weighs with a period of ``sizes_period_s``.
     """
-    stores = [store for store in history.stores() if not store.status.get(OBSERVED)]  # what is observed nobody tunes
+    stores = [store for store in history.stores() if not store.status.get(OBSERVED)]  # observed ones are not tuned
     until = max((store.last_seen for store in stores), default=NEVER)
     since = until - timedelta(seconds=last_s)
     windows = [window for store in stores for window in history.measured.store_windows(store.name, since)]
@@ -136,7 +136,7 @@ def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
 def rehearse(recording: Recording, loaded: LoadedPolicy, scratch: History, step: Step = unseen) -> Backtest:
     """Run the policy's tuners over what was recorded; decisions go into ``scratch``, an empty history.
 
-    ``step`` comes after each time at which windows ended.
+    ``step`` is called after each time at which windows ended.
     """
     return _Rehearsal(recording, loaded, scratch).run(step)
 
@@ -159,9 +159,9 @@ class _Rehearsal:
         self._records = {store.name: store for store in recording.stores}
         self._window_s = window_s
         self._late: dict[str, datetime] = {}
-        """When a store is to have told of itself again: two windows after it did, which may be longer than most."""
+        """When each store's last report expires: after two windows, of median length, or of its own if longer."""
         self._last = {window.store: ended(window) for window in recording.windows}
-        """When each store told of itself for the last time."""
+        """When each store reported for the last time."""
         self._prospects, self._done = deque(recording.prospects), deque(recording.decisions)
         self._told = Backtest(loaded.source, recording)
 
@@ -196,7 +196,7 @@ class _Rehearsal:
         return Round(policy, self._revision, fleet, managed=True, shared=shared, missing=missing)
 
     def _missing(self, there: Container[str]) -> list[str]:
-        """Those of the fleet that do not answer: they came before, and come again."""
+        """Stores that do not answer now: they were seen before, and report again later."""
         away = [store for name, store in self._records.items() if name not in there]
         return [store.name for store in away if store.first_seen <= self._at < self._last[store.name]]
 
@@ -229,13 +229,13 @@ class _Rehearsal:
 
 
 def _never_frozen() -> str:
-    """Commanded freezes were the operators'; those of the policy's calendar hold."""
+    """Freezes that operators commanded do not apply; those of the policy's calendar do."""
     return ""
 
 
 @contextmanager
 def _recorded(url: str) -> Iterator[History]:
-    """A history that exists and is of this version; it is not migrated for a test."""
+    """A history that exists and has this version's schema; a test does not migrate it."""
     path = sqlite_path(url)
     if path is not None and not path.is_file():
         raise AddressError(f"database: there is no file {path}")
@@ -276,7 +276,7 @@ def _snapshot(store: StoreRecord, tuning: Mapping[str, Any], windows: Sequence[W
 
 
 def _status(last: Mapping[str, Any], windows: Sequence[Window]) -> Mapping[str, Any]:
-    """The last one, with the sizes that pools had when the windows ended: ghosts are of a pool's own size."""
+    """The last status, with the sizes that pools had when the windows ended: ghosts are of a pool's own size."""
     for window in windows:
         nbytes = window.gauge("tier_capacity_bytes", state="effective")
         field = f"pools.{window.namespace}.{window.tier}.effective.capacity_bytes"
@@ -286,7 +286,7 @@ def _status(last: Mapping[str, Any], windows: Sequence[Window]) -> Mapping[str, 
 
 
 def _fetched_against(windows: Sequence[Window], tuning: Mapping[str, Any]) -> tuple[int, float]:
-    """Whether there were fetches although this tuning has them off, and the seconds that they lost."""
+    """How many windows had fetches although this tuning has them off, and the seconds that they lost."""
     if read(tuning, FIELD) != "off":
         return 0, 0.0
     whole = (window for window in windows if window.tier == "remote" and not window.namespace)

@@ -31,17 +31,17 @@ OBSERVED_S = 600.0
 FEW = 20
 """Requests or chunks: no incident, nor a finding of the doctor's, rests on fewer."""
 GRACE = timedelta(minutes=2)
-"""An effective value, or what engines do, follows within so long: memory is provisioned in the background."""
+"""Effective values and engines follow a change within this time: memory is provisioned in the background."""
 PROBE_BYTES = 256 << 10
-"""Most that a store's probe reads, and writes, of its own: nobody asked for it."""
+"""Most bytes that one probe of a store reads, and writes: no request asked for them."""
 OFF_BY = 0.1
 """Share by which an effective capacity may differ: slots are whole chunks, segments are shared among pools."""
 YOUNG_S = 30.0
-"""Chunks that left within so long were in use: a chat's next turn takes about a minute."""
+"""Chunks that left within this time of their last use were in use: a chat's next turn takes about a minute."""
 AGAIN = 0.1
-"""Share of the prompt tokens found in tiers below: of what left, that much was wanted back."""
+"""Least share of prompt tokens found in tiers below that proves that what left was wanted back."""
 TURNS = 3
-"""Reversals of one field within the hours looked at."""
+"""Reversals of one field, in the hours looked at, that count as thrashing."""
 READ = frozenset(
     {
         *("prompt_tokens_total", "requests_total", "tier_lookup_tokens_total", "tier_transfer_bytes_total"),
@@ -50,7 +50,7 @@ READ = frozenset(
         *(OBSERVED, "observed_chunks_total"),
     }
 )
-"""What detectors read of windows."""
+"""Metrics that detectors read from windows."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Sight:
     """The tuning as it should be."""
     now: datetime
     served: bool = False
-    """Whether another store found something in the remote in the last hour: what this one writes is read there."""
+    """Whether another store found chunks in the remote in the last hour: it reads what this one writes."""
 
     @property
     def tuning(self) -> Mapping[str, Any]:
@@ -75,12 +75,12 @@ class Sight:
 
 
 def incidents(sight: Sight) -> dict[str, str]:
-    """A message with figures for each kind; empty where there is nothing to tell: such an incident is over."""
+    """A message with figures for each kind; empty if nothing is wrong: such an incident is over."""
     return {kind: "; ".join(detector(sight)) for kind, detector in DETECTORS.items()}
 
 
 def unused_tiers(sight: Sight) -> Iterator[str]:
-    """Tiers that cost and never serve: written but not read, of no capacity, behind a threshold that none passes."""
+    """Tiers that cost and never serve: written but not read, without capacity, behind a threshold that none passes."""
     for tier in TIERS:
         if present(sight.snapshot.status, tier):
             yield from _no_capacity(sight, tier)
@@ -126,7 +126,7 @@ def _never_long_enough(sight: Sight) -> Iterator[str]:
 
 
 def vain_knobs(sight: Sight) -> Iterator[str]:
-    """Decisions that a store took, but does not follow."""
+    """Decisions that a store accepted, but does not follow."""
     last = {decision.field: decision for decision in sight.decisions}
     for decision in last.values():
         when = decision.applied_at or decision.updated_at
@@ -207,10 +207,10 @@ def unsalted(sight: Sight) -> Iterator[str]:
 
 
 def among_tenants(bare: float, salted: float, quotas: int) -> Iterator[str]:
-    """Requests without a salt among those of tenants: everybody can find them, and nobody's quota pays for them.
+    """Requests without a salt among those of tenants: anybody can find their chunks, and no quota pays for them.
 
-    There are tenants where one has a quota; or where others carry salts, and then a few without one prove nothing.
-    Where engines require a salt, their store never hears of the others.
+    There are tenants if one has a quota, or if others carry salts; in that case a few without a salt prove nothing.
+    If engines require a salt, their store never sees requests without one.
     """
     if bare and (quotas or (salted and bare >= FEW)):
         others = f"{quotas} tenants have quotas" if quotas else "the others carry one"

@@ -1,4 +1,4 @@
-"""What a store's tuning should be, and where it is not: nothing but decisions and commands changes it. Pure."""
+"""What a store's tuning should be, and where it differs: only decisions and commands may change it. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -8,13 +8,13 @@ from tiertune_agent.fields import read, replaced, shown
 from tiertune_agent.records import CHANGED, Decision, State
 
 ADOPTED_AFTER = timedelta(days=1)
-"""A change by hand that stood for so long is taken for meant."""
+"""A change by hand that has stood for this long is taken as intended."""
 COMMANDED = ("version", "bypass")
 """Fields that are not tuned by decisions."""
 
 
 def expected(base: Mapping[str, Any], since: datetime, decisions: Iterable[Decision]) -> dict[str, Any]:
-    """The tuning that was known ``since``, and what decisions changed after; oldest first."""
+    """The tuning known at ``since``, with what later ``decisions`` changed; these come oldest first."""
     document = dict(base)
     made = [each for each in decisions if each.state in CHANGED and (_changed_at(each) or since) >= since]
     for decision in made:
@@ -47,7 +47,7 @@ def drift(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted fields and their values; what is null is as good as absent."""
+    """Dotted fields and their values; null counts as absent."""
     for name, value in document.items():
         field = f"{path}.{name}" if path else name
         if isinstance(value, Mapping):
@@ -57,7 +57,7 @@ def leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, A
 
 
 def overlooking(fields: Iterable[str], wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """What is wanted, with these fields as they were found."""
+    """The wanted tuning, but with ``fields`` as they were found."""
     document = dict(wanted)
     for field in fields:
         document = replaced(document, field, read(found, field))
@@ -69,7 +69,7 @@ def _changed_at(decision: Decision) -> datetime | None:
 
 
 def _the_last(undone: Decision, made: Iterable[Decision]) -> bool:
-    """Whether its field was not changed after it was rolled back."""
+    """Whether nothing changed its field after it was rolled back."""
     same = [each.applied_at for each in made if each.field == undone.field]
     return all(at is None or at <= undone.updated_at for at in same)
 

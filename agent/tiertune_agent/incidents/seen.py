@@ -1,4 +1,4 @@
-"""The last hour of each store, summed up by five minutes: what the detectors of incidents look through."""
+"""Windows of each store's last hour, summed up per five minutes, for the detectors of incidents."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -13,14 +13,14 @@ LOOKED_AT = timedelta(hours=1)
 STEP_MIN = 5
 STEP = timedelta(minutes=STEP_MIN)
 READ_AT_ONCE = 25
-"""Stores whose hour is read from history in one round: after a restart of a large fleet's agent a round stays short."""
+"""At most this many stores are read from history in one round: it stays short after a large fleet's agent restarts."""
 
 Place = tuple[datetime, str, str]
 """Step, tier and namespace."""
 
 
 class SeenWindows:
-    """Read from history once for each store, then kept up by what it answers."""
+    """Windows, read from history once for each store, then kept up to date from its answers."""
 
     def __init__(self, history: History, now: Callable[[], datetime]) -> None:
         self._history = history
@@ -32,9 +32,9 @@ class SeenWindows:
         self._stores = {}
 
     def heard(self, snapshots: Sequence[Snapshot]) -> dict[str, list[Window]]:
-        """By store, with the windows that the snapshots brought; history has these already.
+        """Windows by store, with those that the snapshots brought; history has these already.
 
-        Without stores whose turn to be read has not come yet.
+        Stores that are still to be read from history are left out.
         """
         now, reads = self._now(), 0
         since = now - LOOKED_AT
@@ -49,7 +49,7 @@ class SeenWindows:
         here = {snapshot.store for snapshot in snapshots}
         for kept in self._stores.values():
             for place in [place for place in kept if not since - STEP < place[0] <= now]:
-                del kept[place]  # what lies ahead came before the clock was set back
+                del kept[place]  # those ahead came before the clock was set back
         self._stores = {store: kept for store, kept in self._stores.items() if kept or store in here}
         return {store: list(kept.values()) for store, kept in self._stores.items() if store in here}
 

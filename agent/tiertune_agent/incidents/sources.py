@@ -1,4 +1,4 @@
-"""What is wrong with an observed source, as far as it tells: pure detectors over its state and its windows."""
+"""What is wrong with an observed source, as far as it reports: pure detectors over its state and its windows."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,11 +12,11 @@ from tiertune_connector.units import format_duration, format_size
 BELOW = ("staging", *TIERS)
 """Tiers that somebody pays for."""
 TRIED_IN = 2
-"""Windows in which nothing was stored, at least: what is under way is not lost yet."""
+"""Least number of windows in which nothing was stored: what is under way is not lost yet."""
 
 
 def incidents(snapshot: Snapshot, hour: Sequence[Window], lately: Sequence[Window]) -> dict[str, str]:
-    """A message with figures for each kind; empty: nothing to tell.
+    """A message with figures for each kind; empty: nothing is wrong.
 
     ``hour``: windows of the last hour, summed up; ``lately``: the last ones, one by one; oldest first.
     """
@@ -30,7 +30,7 @@ def incidents(snapshot: Snapshot, hour: Sequence[Window], lately: Sequence[Windo
 
 
 def stores_nothing(snapshot: Snapshot, tier: str, windows: Sequence[Window]) -> Iterator[str]:
-    """Chunks are sent there, and none arrives. Looks back as far as it takes to see enough of them."""
+    """A message if chunks are sent to the tier and none arrives; looks back until it has seen enough of them."""
     tried = stored = 0.0
     looked: list[Window] = []
     for window in reversed(windows):
@@ -53,7 +53,7 @@ def stores_nothing(snapshot: Snapshot, tier: str, windows: Sequence[Window]) -> 
 
 
 def never_read(tier: str, windows: Sequence[Window]) -> Iterator[str]:
-    """It is written, and gives nothing back, in so far as both are told."""
+    """A message if the tier is written and nothing is read from it, as far as both are reported."""
     seconds, stored = covered_s(windows), known(windows, CHUNKS, operation="write")
     written = known(windows, "tier_transfer_bytes_total", operation="write")
     gave = [
@@ -74,12 +74,12 @@ def no_capacity(snapshot: Snapshot, tier: str) -> Iterator[str]:
 
 
 def _tried(window: Window) -> float:
-    """Chunks that were to be stored; where only failures are told, these."""
+    """Chunks that were to be stored; if only failures are reported, these."""
     sent = window.known(CHUNKS, operation="try")
     return sent if sent is not None else window.total("tier_errors_total", operation="write")
 
 
 def _written(window: Window) -> float | None:
-    """Chunks, or bytes; None: not told."""
+    """Chunks stored, or bytes; None: not reported."""
     stored = window.known(CHUNKS, operation="write")
     return stored if stored is not None else window.known("tier_transfer_bytes_total", operation="write")

@@ -1,4 +1,4 @@
-"""Opens and closes incidents: what the collector met, and what the detectors tell of stores that answer."""
+"""Opens and closes incidents: trouble that the collector met, and what detectors find in stores that answer."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tiertune_connector.tuning import TIERS
 
 TROUBLES = ("store_unreachable", "store_nonsense", "stale_counters", "store_misnamed", "duplicate_store", KIND)
 REMEMBERED = timedelta(hours=6)
-"""Decisions younger than this may be followed by an effect, or by their undoing."""
+"""Decisions younger than this may still take effect, or be undone."""
 
 
 class Watch:
@@ -32,20 +32,20 @@ class Watch:
         self._windows.forget()
 
     def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble] = ()) -> None:
-        """Close the incidents that answers disprove, open those that they tell, and those of stores without one."""
+        """Close incidents that answers disprove, open those that they show, and those of stores without an answer."""
         found = {snapshot.store: {"tier_dead": _dead_tiers(snapshot)} for snapshot in snapshots}
         for store, sight in self._sights(snapshots).items():
             found[store] |= incidents(sight)
         self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
 
     def wanted(self, store: str) -> dict[str, Any]:
-        """The tuning that decisions left there."""
+        """The tuning that decisions left in a store."""
         base = self._history.expectations([store])[store]
         decisions = self._history.changed.made_since(base.since)
         return expected(base.tuning, base.since, decisions.get(store, ()))
 
     def _sights(self, snapshots: Sequence[Snapshot]) -> dict[str, Sight]:
-        """By store; not of one whose windows were not read yet."""
+        """Sights by store, without stores whose windows have not been read yet."""
         now, windows = self._now(), self._windows.heard(snapshots)  # first: history has them already
         bases = self._history.expectations(snapshot.store for snapshot in snapshots)
         oldest = min((base.since for base in bases.values()), default=now)
@@ -69,9 +69,9 @@ class Watch:
 def messages(
     snapshots: Sequence[Snapshot], troubles: Sequence[Trouble], found: Mapping[str, Mapping[str, str]]
 ) -> dict[tuple[str, str], str]:
-    """By kind and store, messages of incidents; empty where an answer disproves one, or it is over.
+    """Messages of incidents by kind and store; empty if an answer disproves one, or it is over.
 
-    ``found``: by store and kind what its answer tells. A store without an answer is called as the settings call it.
+    ``found``: messages by store and kind, from its answer. A store without an answer has the name from the settings.
     """
     closed = {
         (kind, name): ""
@@ -102,7 +102,7 @@ def _compared(
 
 
 def _without_capacity(snapshot: Snapshot) -> bool:
-    """Whether a tier that is configured holds nothing."""
+    """Whether a configured tier has a capacity of 0."""
     tiers = [tier for tier in TIERS if present(snapshot.status, tier)]
     return any(read(snapshot.tuning, capacity_field(tier)) == 0 for tier in tiers)
 

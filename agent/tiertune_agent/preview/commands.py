@@ -32,9 +32,9 @@ def preview_command(
     namespace: str,
     json_path: Path | None,
 ) -> None:
-    """Write the pages to ``out``, or serve them. InputError, PrometheusError where that is not possible.
+    """Write the pages to ``out``, or serve them. InputError, PrometheusError if that is not possible.
 
-    Where and what is printed, and written to ``json_path``.
+    Print where they are and what they show, and write that to ``json_path``.
     """
     if not prometheus.startswith(("http://", "https://")):
         raise InputError(f"--prometheus: {prometheus!r} is no address such as http://127.0.0.1:9090")
@@ -52,7 +52,7 @@ def preview_command(
             lines = [f"{one['file']}: {one['with_data']} of {one['panels']} panels have data" for one in pages]
             result({"url": None, "pages": pages}, json_path, lambda: typer.echo("\n".join(lines)))
         else:
-            source.scrape_s()  # so that a wrong address is told now
+            source.scrape_s()  # a wrong address fails now
             url = f"http://127.0.0.1:{port}/"
             told = f"the dashboards are on {url} until Ctrl-C"
             result({"url": url, "pages": []}, json_path, lambda: typer.echo(told))
@@ -61,7 +61,7 @@ def preview_command(
 
 
 def pattern(option: str, text: str) -> str:
-    """As it stands within the quotes of a query; InputError where it is none."""
+    """A pattern, escaped for the quotes of a query; InputError if it is none."""
     try:
         re.compile(text)
     except re.error as error:
@@ -70,7 +70,7 @@ def pattern(option: str, text: str) -> str:
 
 
 def _possible(out: Path | None, port: int) -> None:
-    """InputError where the pages cannot be written, or served."""
+    """InputError if the pages cannot be written, or served."""
     try:
         if out:
             _may_be(out)
@@ -82,7 +82,7 @@ def _possible(out: Path | None, port: int) -> None:
 
 
 def _may_be(folder: Path) -> None:
-    """OSError where it cannot be made or written to. It is not made: nobody knows yet what would lie in it."""
+    """OSError if it cannot be made or written to. It is not made: nobody knows yet what it will hold."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not there.is_dir():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(there))
@@ -91,7 +91,7 @@ def _may_be(folder: Path) -> None:
 
 
 def _moment(until: str) -> float:
-    """Unix seconds of an ISO 8601 time (UTC where it does not say); of now where there is none."""
+    """Unix seconds of an ISO 8601 time (UTC if it names no zone); empty: of now."""
     if not until:
         return time.time()
     try:

@@ -1,4 +1,4 @@
-"""The committed dashboards (``dashboards/json``), read: what a page needs of each, and no more."""
+"""Reads from the committed dashboards (``dashboards/json``) what a page needs of each, and no more."""
 
 import json
 import re
@@ -40,13 +40,13 @@ class Panel:
     stacked: bool = False
     steps: bool = False
     thresholds: tuple[tuple[float, str], ...] = ()
-    """From which value on which colour, ascending."""
+    """Pairs of a value and the colour from it on, ascending."""
     words: Mapping[float, tuple[str, str]] | None = None
-    """What values are called, and their colours."""
+    """Names and colours of values."""
     most: float | None = None
-    """What a full bar means, if it is said."""
+    """Value of a full bar, if given."""
     x_label: str = ""
-    """Of a curve: the label whose numbers are its x."""
+    """For a curve: the label whose numbers are its x values."""
     x_unit: str = "none"
 
 
@@ -71,7 +71,7 @@ class Board:
 
 
 def boards(folder: Path | None = None) -> list[Board]:
-    """All dashboards, in the order in which they are read. FileNotFoundError where there are none."""
+    """All dashboards, in the order in which they are read. FileNotFoundError if there are none."""
     folder = folder or (_PACKAGED if _PACKAGED.is_dir() else _REPOSITORY)
     found = {path.stem: board(path) for path in sorted(folder.glob("*.json"))}
     if not found:
@@ -142,5 +142,5 @@ def filled(expression: str, values: Mapping[str, str]) -> str:
 
 
 def named(legend: str, labels: Mapping[str, str]) -> str:
-    """A legend with labels put in; where a label is absent, nothing."""
+    """A legend with its labels filled in; absent ones are left empty."""
     return _LABEL.sub(lambda match: labels.get(match[1], ""), legend).strip()

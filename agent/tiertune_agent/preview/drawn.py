@@ -14,16 +14,16 @@ from tiertune_agent.web.charts import Chart
 COLUMN_PX, CELL_PX = 58.0, 38.0
 HEAD_PX, LEGEND_PX, SIDES_PX = 34.0, 20.0, 26.0
 POINT_PX = 4.0
-"""Of a line: closer points cannot be told apart."""
+"""Between points of a line: closer ones cannot be told apart."""
 SPARK_SHARE = 0.45
 LEAST_SCRAPES = 4
-"""Within a rate's range, as in Grafana."""
+"""Least number within a rate's range, as in Grafana."""
 LEGEND_LINES, LETTER_PX, SWATCH_PX, MORE_PX = 2, 6.3, 33.0, 75.0
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What is looked at: the last ``last_s`` seconds before ``now`` (Unix), of which stores and namespaces."""
+    """What is looked at: the ``last_s`` seconds before ``now`` (Unix), of stores and namespaces that match."""
 
     now: float
     last_s: float
@@ -49,22 +49,22 @@ class Moment:
 class Legend:
     name: str
     colour: int | str
-    """Of the palette, or its name."""
+    """Index in the palette, or a name."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One panel. Of the drawings at most one is there; ``said``: why none is, or what cannot be told."""
+    """One panel, with one of the drawings at most; ``said``: why there is none."""
 
     panel: Panel
     chart: Chart | None = None
-    """Of a number: its course."""
+    """For a number: its course."""
     bars: tuple[plot.Bar, ...] = ()
     figure: str = ""
     colour: str = ""
     legends: tuple[Legend, ...] = ()
     more: int = 0
-    """Legends that found no room."""
+    """Number of legends that found no room."""
     said: str = ""
 
 
@@ -90,14 +90,14 @@ class Page:
 
 
 def page(board: Board, source: Prometheus, choice: Selection, scrape_s: float) -> Page:
-    """Ask everything and draw it. PrometheusError where nobody answers; why one query is refused, its panel tells."""
+    """Run all queries and draw them. PrometheusError if nobody answers; a panel tells why its query is refused."""
     moments = _moments(board.marks, source, choice, scrape_s)
     panels = tuple(_panel(panel, source, choice, scrape_s, moments) for panel in board.panels)
     return Page(board, choice, panels, tuple(sorted(moments, key=lambda one: -one.at)))
 
 
 def variables(choice: Selection, step_s: float, scrape_s: float) -> dict[str, str]:
-    """Values of what queries name. A rate reaches over one step and one scrape, or four scrapes, as in Grafana."""
+    """Values of variables in queries. A rate covers a step and a scrape, or four scrapes if longer, as in Grafana."""
     reach = max(step_s + scrape_s, LEAST_SCRAPES * scrape_s)
     times = {"__rate_interval": f"{reach * 1000:.0f}ms", "__range": f"{choice.last_s:.0f}s"}
     return {"store": choice.store, "namespace": choice.namespace, **times}
@@ -167,7 +167,7 @@ def _marks(moments: Sequence[Moment], frame: Frame) -> plot.Marks:
 
 
 def _room(legends: Sequence[Legend], frame: Frame) -> tuple[tuple[Legend, ...], Frame]:
-    """As many as find room below the drawing, and the drawing that is left."""
+    """The legends that find room below the drawing, and what that leaves of the frame."""
     taken, lines = 0.0, 1
     for place, legend in enumerate(legends):
         width = SWATCH_PX + LETTER_PX * len(legend.name)

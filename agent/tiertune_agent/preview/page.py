@@ -1,4 +1,4 @@
-"""Drawn dashboards as HTML that needs nothing but itself: no script, no font, no picture from elsewhere."""
+"""Drawn dashboards as self-contained HTML: no script, no font, no picture from elsewhere."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ HEADERS = {
 
 
 def rendered(shown: Page, boards: Sequence[Board], *, suffix: str = "", refresh_s: int = 0) -> str:
-    """One dashboard; links to the others end in ``suffix``. ``refresh_s``: it loads itself again; 0: it does not."""
+    """One dashboard; links to the others end in ``suffix``. ``refresh_s``: seconds until it reloads; 0: never."""
     templates = environment(HERE / "templates", STYLES)
     return templates.get_template("board.html").render(
         page=shown,
@@ -43,7 +43,7 @@ def rendered(shown: Page, boards: Sequence[Board], *, suffix: str = "", refresh_
 
 
 def write(boards: Sequence[Board], source: Prometheus, choice: Selection, folder: Path) -> list[tuple[Path, Page]]:
-    """A file per dashboard, and what is on it. PrometheusError where nobody answers: then nothing is written."""
+    """Write a file per dashboard; returns paths and pages. PrometheusError, and no file, if nobody answers."""
     scrape_s = source.scrape_s()
     written = [(folder / f"{board.name}.html", page(board, source, choice, scrape_s)) for board in boards]
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def write(boards: Sequence[Board], source: Prometheus, choice: Selection, folder
 def application(boards: Sequence[Board], source: Prometheus, choice: Selection, now: Callable[[], float]) -> Starlette:
     """Every dashboard under its name, the first one at ``/``; each load asks anew, up to ``now`` (Unix seconds).
 
-    Called by a name of this host alone: a page of another site could read it by one that leads here.
+    Answers only to names of this host: else another site's page could read it by a name that leads here.
     """
     by_name = {"": boards[0]} | {board.name: board for board in boards}
 

@@ -10,19 +10,19 @@ from tiertune_agent.web.charts import Chart, Point, Series, Tick, joined, steppe
 
 TICK_PX = 100.0
 GAP_STEPS = 1.5
-"""Of points that lie further apart something is missing between: the line breaks there."""
+"""A line breaks between points that are more steps apart than this: some are missing there."""
 ROW_MOST, ROW_SHARE, ROW_LETTERS = 34.0, 0.42, 26
 WORD_PX, WORD_ROOM = 7.0, 0.6
 COLOURS, LETTER_PX = 10, 11
 Points = Sequence[Point]
 Named = Sequence[tuple[str, prometheus.Series]]
 Marks = Sequence[tuple[float, str, str]]
-"""When, which colour, and what."""
+"""Time, colour and text of each."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Time over which is drawn, the size in pixels, and what the drawing is called."""
+    """Time that a drawing covers, its size in pixels, and its name."""
 
     start: float
     end: float
@@ -36,7 +36,7 @@ class Frame:
 
 
 def lines(named: Named, frame: Frame, unit: str, marks: Marks = (), *, stacked: bool, steps: bool) -> Chart:
-    """Lines over time. Of stacked ones each begins where the one before it ends."""
+    """Lines over time; stacked ones each stand on the one before."""
     drawn = _stack([series.points for _, series in named]) if stacked else [(s.points, ()) for _, s in named]
     scale = _scale((value for points, _ in drawn for _, value in points), unit)
     made: list[Series] = []
@@ -55,7 +55,7 @@ def lines(named: Named, frame: Frame, unit: str, marks: Marks = (), *, stacked: 
 
 
 def _over_time(series: Sequence[Series], frame: Frame, y: Point, ys: Sequence[Tick], marks: Marks) -> Chart:
-    """Between the lowest and the highest ``y``; lines across all of it at the ``marks``."""
+    """A chart between the lowest and the highest ``y``, with a line from one to the other at each mark."""
     colours = dict.fromkeys(colour for _, colour, _ in marks)
     marked = [
         Series(
@@ -76,14 +76,14 @@ def _framed(chart: Chart, frame: Frame) -> Chart:
 
 
 def _scale(values: Iterable[float], unit: str) -> tuple[Tick, ...]:
-    """Round ticks that hold all values and zero."""
+    """Round ticks whose range holds all values and zero."""
     known = [0.0, *values]
     low, high = min(known), max(known)
     return tuple(Tick(mark, figure(mark, unit)) for mark in ticks(low, high if high > low else low + 1.0, unit))
 
 
 def _stack(columns: Sequence[Points]) -> list[tuple[Points, Points]]:
-    """Each column on those before it, and what it stands on."""
+    """Each column on top of those before it, and what it stands on."""
     height: dict[float, float] = {}
     stacked: list[tuple[Points, Points]] = []
     for points in columns:
@@ -95,7 +95,7 @@ def _stack(columns: Sequence[Points]) -> list[tuple[Points, Points]]:
 
 
 def broken(points: Points, step_s: float) -> list[list[Point]]:
-    """Runs without a gap."""
+    """The points in runs without a gap."""
     runs: list[list[Point]] = []
     for point in points:
         if runs and point[0] - runs[-1][-1][0] <= GAP_STEPS * step_s:
@@ -115,7 +115,7 @@ class Cell:
 
 
 def cells(series: prometheus.Series, step_s: float) -> list[Cell]:
-    """A cell per stretch of one value: each lasts a step beyond its last point."""
+    """A cell per stretch of one value, up to the next point; before a gap, a step beyond its last point."""
     found = []
     for run in broken(series.points, step_s):
         ends = [at for at, _ in run[1:]] + [run[-1][0] + step_s]
@@ -126,7 +126,7 @@ def cells(series: prometheus.Series, step_s: float) -> list[Cell]:
 
 
 def states(named: Named, frame: Frame, words: Mapping[float, tuple[str, str]], marks: Marks = ()) -> Chart:
-    """A row per series, the first at the top; an area in its colour per stretch, with its word where it fits."""
+    """A row per series, the first at the top; an area in its colour per stretch, with its word if that fits."""
     rows = [(name, cells(series, frame.step_s)) for name, series in named]
     top = len(rows) - 0.5
     y = (top - max(len(rows), frame.height / ROW_MOST), top)
@@ -156,13 +156,13 @@ def states(named: Named, frame: Frame, words: Mapping[float, tuple[str, str]], m
 class Bar:
     name: str
     share: float
-    """Of a full bar."""
+    """Share of a full bar."""
     label: str
     colour: int
 
 
 def bars(named: Sequence[tuple[str, float]], unit: str, full: float | None = None) -> tuple[Bar, ...]:
-    """In the order given. ``full``: of a full bar, else the longest is. Below 0 there is only a figure."""
+    """Bars in the order given. ``full``: value of a full bar; None: the largest. Below 0 there is only a figure."""
     most = full or max((value for _, value in named), default=0.0)
     return tuple(
         Bar(name, min(1.0, max(0.0, value) / most) if most > 0 else 0.0, figure(value, unit), place % COLOURS)
@@ -180,7 +180,7 @@ def curve(points: Points, frame: Frame, unit: str, x_unit: str) -> Chart:
 
 
 def spark(points: Points, frame: Frame) -> Chart | None:
-    """The course of a figure, over the whole width and without axes. None where there is nothing to see."""
+    """The course of a figure, over the whole width and without axes. None for fewer than two points."""
     values = [value for _, value in points]
     if len(values) < 2:
         return None
@@ -192,5 +192,5 @@ def spark(points: Points, frame: Frame) -> Chart | None:
 
 
 def shortened(name: str, letters: int) -> str:
-    """A name that has so much room."""
+    """A name, cut to ``letters`` if it is longer."""
     return name if len(name) <= letters else f"{name[: letters - 1]}…"

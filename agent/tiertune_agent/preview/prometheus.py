@@ -1,4 +1,4 @@
-"""What a Prometheus answers, over its HTTP interface."""
+"""Queries a Prometheus over its HTTP interface."""
 
 import math
 import re
@@ -32,7 +32,7 @@ class Series:
 
 class Prometheus:
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
-        """``transport`` may stand for the network. PrometheusError where ``url`` is none."""
+        """``transport`` may replace the network. PrometheusError if ``url`` is no address."""
         self._url = url
         try:
             self._http = http_client(base_url=url, timeout=TIMEOUT_S, transport=transport)
@@ -57,7 +57,7 @@ class Prometheus:
         ]
 
     def scrape_s(self) -> float:
-        """Seconds between scrapes of stores and agents, or of all, where no job is called so; else the usual ones."""
+        """Longest time between scrapes of our jobs, or of all if none is ours; ``USUAL_SCRAPE_S`` if none is known."""
         told = [
             (target.get("labels", {}).get("job", ""), _seconds(target["scrapeInterval"]))
             for target in self._get("targets", state="active")["activeTargets"]
@@ -81,7 +81,7 @@ class Prometheus:
 
 
 class QueryError(PrometheusError):
-    """It answers, but not this question."""
+    """Prometheus answers, but refuses this query."""
 
 
 def _series(labels: Mapping[str, str], values: list[list[Any]]) -> Series:
@@ -90,5 +90,5 @@ def _series(labels: Mapping[str, str], values: list[list[Any]]) -> Series:
 
 
 def _seconds(text: str) -> float:
-    """Of a Go duration such as ``1m30s``."""
+    """Seconds of a Go duration such as ``1m30s``."""
     return sum(map(parse_duration, _PART.findall(text))) or USUAL_SCRAPE_S

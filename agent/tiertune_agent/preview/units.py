@@ -27,13 +27,13 @@ def figure(value: float, unit: str) -> str:
 
 
 def _scaled(value: float, scales: Sequence[tuple[float, str]]) -> str:
-    """In the largest of the units that it has one of; else in the last."""
+    """The value in the largest unit of which it has at least one; else in the last."""
     scale, name = next((each for each in scales if abs(value) >= each[0]), scales[-1])
     return f"{_digits(value / scale)}{name}"
 
 
 def _digits(value: float) -> str:
-    """Three that count, without zeros at the end."""
+    """Three significant digits, without zeros at the end."""
     if not value:
         return "0"
     places = max(0, 2 - floor(log10(abs(value))))
@@ -42,7 +42,7 @@ def _digits(value: float) -> str:
 
 
 def ticks(low: float, high: float, unit: str) -> list[float]:
-    """Round values from at most ``low`` to at least ``high``, about four steps apart."""
+    """Round values from at most ``low`` to at least ``high``, in about four steps."""
     span = (high - low) or 1.0
     base = 2.0 if unit in ("bytes", "Bps") else 10.0
     steps = (1.0,) if base == 2.0 else (1.0, 2.0, 5.0, 10.0)

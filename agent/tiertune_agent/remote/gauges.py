@@ -1,4 +1,4 @@
-"""What the agent's metrics tell of the remote: once for the fleet, since no store can tell it of its own part."""
+"""The agent's metrics of the remote: exported once for the fleet, since no store can tell them for its own part."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ CAPACITY, RESIDENT, EVICTIONS = "tier_capacity_bytes", "tier_resident_bytes", "t
 
 
 class RemoteGauges:
-    """A figure that nobody knows now is not exported: neither the last one, nor zero."""
+    """A figure that is not known now is not exported: neither its last value nor zero."""
 
     def __init__(self, metrics: AgentMetrics) -> None:
         self._metrics = metrics
         self._evicted: dict[str, tuple[str, int]] = {}
-        """By server: its run, and the keys that it had evicted in it."""
+        """By server: its run id, and the keys evicted in that run."""
 
     def tell(self, remote: Snapshot | None, desired: int | None = None) -> None:
-        """What it holds and may hold; ``desired`` where it is managed. None: it does not answer, or nobody named it."""
+        """Export what the remote holds and may hold, ``desired`` if managed; None: it is silent, or nobody named it."""
         state = (read(remote.status, "tiers.remote") if remote else None) or {}
         self._show(CAPACITY, desired if state else None, REMOTE, "desired")
         self._show(CAPACITY, state.get("capacity_bytes"), REMOTE, "effective")
@@ -28,7 +28,7 @@ class RemoteGauges:
             self._count(server)
 
     def forget(self) -> None:
-        """Another agent leads, and tells them."""
+        """Another agent leads, and exports the figures."""
         self.tell(None)
         self._evicted.clear()
 
@@ -39,7 +39,7 @@ class RemoteGauges:
             self._metrics.set(name, value, *labels)
 
     def _count(self, server: dict[str, Any]) -> None:
-        """Redis counts from its start, or since somebody reset its statistics; we count from when we first saw it."""
+        """Redis counts from its start, or its last reset of statistics; we count from when we first saw it."""
         run, evicted = str(server["run_id"]), int(server["evicted_keys"])
         known, before = self._evicted.get(server["server"], (run, evicted))
         self._evicted[server["server"]] = run, evicted

@@ -1,8 +1,8 @@
-"""The Redis that the fleet shares: what it is set to, and the change of it.
+"""The Redis that the fleet shares: reads and changes its settings.
 
 It answers as a store's tuning does, with ``{"version", "remote": {"capacity_bytes", "policy"}}``, so that one actuator
-changes both. Several servers are one document: their capacities' sum, set in equal shares. Every command has a
-time-out. Nothing told carries a password.
+changes both. Several servers are one document, with the sum of their capacities; a new sum is set in equal shares.
+Every command has a time-out. No message carries a password.
 """
 
 import json
@@ -25,20 +25,20 @@ from tiertune_connector.addresses import listed, parse_addresses
 from tiertune_connector.documents import DocumentError
 
 KIND = "remote_unmanaged"
-"""Of incident: the remote ought to be managed, and cannot be."""
+"""Kind of incident: the remote ought to be managed, but cannot be."""
 UNNAMED = (
     "the policy says remote.manage, but the agent's settings name no remote: add remote: {url: redis://host:port/0}"
 )
 Change = tuple[RedisServer, str, int | str, int | str]
-"""Of a setting: whose, which, from and to."""
+"""Change of a setting: server, name, old and new value."""
 
 
 def remote_of(
     access: RemoteAccess | None, *, manages: str, steady_s: Callable[[], float] | None = None
 ) -> "Remote | None":
-    """The remote that the settings name. DocumentError where it is to be managed, and cannot be.
+    """The remote that the settings name, if any. DocumentError if it is to be managed, but cannot be.
 
-    ``manages`` is the place in the policy that says so; empty: none does. ``steady_s`` as of ``Remote``.
+    ``manages`` is the place in the policy that has it managed; empty: none does. ``steady_s`` as in ``Remote``.
     """
     if access is None:
         if manages:
@@ -53,7 +53,7 @@ def remote_of(
 
 
 class Remote:
-    """A change by hand between reading and setting is not seen: Redis knows no versions."""
+    """A change by hand between reading and setting goes unnoticed: Redis has no versions."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Remote:
     ) -> None:
         """DocumentError if a password or certificate cannot be read.
 
-        ``steady_s`` counts seconds by a clock that nobody sets; None: as ``read`` is told.
+        ``steady_s`` returns seconds of a clock that nobody sets; None: the times given to ``read``.
         """
         access.check()
         addresses = parse_addresses(listed(access.url))
@@ -71,20 +71,20 @@ class Remote:
         self._servers = [RedisServer(address, access, access.timeout, environment) for address in addresses]
         self._steady_s = steady_s
         self._asked_s: float | None = None
-        """When it was last, whether it answered or not."""
+        """When it was last asked, whether it answered or not."""
 
     def forget(self) -> None:
-        """The next reading is the first one."""
+        """Treat the next reading as the first one."""
         self._asked_s = None
 
     def refusal(self) -> str:
-        """Why some server lets nobody tune it; empty: all do, or are away now."""
+        """Why a server does not allow tuning; empty: all do, or are away now."""
         return next(filter(None, (server.refusal() for server in self._servers)), "")
 
     def read(self, at: datetime) -> Snapshot | Trouble:
-        """What it is set to and holds now, as a store would tell it; trouble if one server does not answer.
+        """What it is set to and holds now, as a store would tell it; Trouble if one server does not answer.
 
-        From the second reading on with the window since the last, for the ledger.
+        From the second reading on, it includes the window since the last one, for the ledger.
         """
         now_s = self._steady_s() if self._steady_s else at.timestamp()
         since_s, self._asked_s = self._asked_s, now_s
@@ -107,14 +107,14 @@ class Remote:
         )
 
     def tuning(self) -> tuple[int, dict[str, Any]]:
-        """As a store's client. Raises httpx.TransportError where a server does not answer."""
+        """As in a store's client. Raises httpx.TransportError if a server does not answer."""
         document = _document(self._held())
         return int(document["version"]), document
 
     def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:  # noqa: ARG002
-        """As a store's client: 412 if it was changed since, 422 where a server refuses; then the others are set back.
+        """As in a store's client: 412 if it was changed since, 422 if a server refuses; then the others are set back.
 
-        Where one does not answer, httpx.TransportError: it may have been set.
+        If one does not answer, httpx.TransportError: it may have been set.
         """
         held = self._held()
         stands = _document(held)
@@ -138,7 +138,7 @@ class Remote:
             server.close()
 
     def _held(self) -> list[ServerMemory]:
-        """A server that is away, or refuses to tell, is a store that is away."""
+        """A server that is away, or refuses to answer, raises the same as a store that is away."""
         found = []
         for server in self._servers:
             try:
@@ -149,7 +149,7 @@ class Remote:
 
 
 def shares(capacity: int | None, servers: int) -> list[int]:
-    """``maxmemory`` of each of so many servers: together exactly the capacity; None: no bound."""
+    """``maxmemory`` of each server: together the capacity, at least ``EMPTY`` each; None: no bound."""
     if capacity is None:
         return [0] * servers
     each, rest = divmod(int(capacity), servers)
@@ -159,7 +159,7 @@ def shares(capacity: int | None, servers: int) -> list[int]:
 def _changes(
     servers: Sequence[RedisServer], held: Sequence[ServerMemory], old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> Iterator[Change]:
-    """What is to be set. Servers of other sizes stay so until the sum changes."""
+    """Settings to change. Servers of unequal sizes stay so until the sum changes."""
     if new["capacity_bytes"] != old["capacity_bytes"]:
         for server, one, share in zip(servers, held, shares(new["capacity_bytes"], len(servers)), strict=True):
             if one.maxmemory != share:
@@ -171,7 +171,7 @@ def _changes(
 
 
 def _set_back(made: Sequence[Change]) -> str:
-    """Undo what was made, and say what became of it."""
+    """Undo the changes, and say how that went."""
     told = []
     for server, name, before, after in reversed(made):
         try:
@@ -192,10 +192,10 @@ def _answer(status: int, message: str) -> httpx.Response:
 
 
 def _document(held: Sequence[ServerMemory]) -> dict[str, Any]:
-    """The version is a digest of what every server is set to: Redis counts none."""
+    """The version is a digest of what every server is set to: Redis has no versions."""
     capacities = [_capacity(one.maxmemory) for one in held]
     bounded = [capacity for capacity in capacities if capacity is not None]
-    # Of several policies the one that evicts no chunk comes first: it is the one to mend.
+    # Policies that evict no chunk come first: they are the ones to mend.
     policies = sorted({one.policy for one in held}, key=lambda policy: (policy.startswith("allkeys-"), policy))
     stands = {
         "capacity_bytes": sum(bounded) if len(bounded) == len(capacities) else None,
@@ -206,7 +206,7 @@ def _document(held: Sequence[ServerMemory]) -> dict[str, Any]:
 
 
 def _state(held: Sequence[ServerMemory], capacity_bytes: int | None) -> dict[str, Any]:
-    """As a store tells of a tier; and of each server."""
+    """A tier's state as a store tells it, and that of each server."""
     servers = [
         {
             "server": one.server,
@@ -229,7 +229,7 @@ def _state(held: Sequence[ServerMemory], capacity_bytes: int | None) -> dict[str
 
 
 def _window(seconds: float, at: datetime, resident: int) -> Iterator[Window]:
-    """The last seconds; none of no time: there was no reading before, or the clock went back."""
+    """The window of the last ``seconds``; none of 0 or less: there was no reading before, or the clock went back."""
     if seconds > 0:
         held = {"tier_resident_bytes": float(resident)}
         yield Window(FLEET, "", "", "remote", at - timedelta(seconds=seconds), seconds, held)

@@ -1,4 +1,4 @@
-"""One Redis of the remote, as the agent reads and sets it; behind Sentinels the master, and what follows it."""
+"""One Redis of the remote, as the agent reads and sets it; behind Sentinels the master and its replicas."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -16,13 +16,13 @@ from tiertune_connector.addresses import Address
 log = logging.getLogger(__name__)
 MAXMEMORY, POLICY = "maxmemory", "maxmemory-policy"
 _PROBE = "tiertune-may-set"
-"""A setting that no Redis has: whether it may be set tells whether others may."""
+"""A setting that no Redis has: the answer to setting it tells whether others may be set."""
 _CONNECTIONS = 4
 
 
 @dataclass(frozen=True)
 class ServerMemory:
-    """What ``INFO`` tells of a server; bytes, and keys since it started."""
+    """What ``INFO`` tells of a server; sizes in bytes, keys counted since it started."""
 
     server: str
     maxmemory: int
@@ -31,12 +31,12 @@ class ServerMemory:
     used_bytes: int
     evicted_keys: int
     run_id: str
-    """Another after every start."""
+    """Different after every start."""
     version: str
 
 
 class RedisServer:
-    """Commands raise redis.RedisError; each has a time-out. Nothing told carries a password."""
+    """Commands raise redis.RedisError; each has a time-out. No message carries a password."""
 
     def __init__(self, address: Address, login: Login, timeout_s: float, environment: Mapping[str, str]) -> None:
         self.name = str(address)
@@ -56,7 +56,7 @@ class RedisServer:
         self._redis = redis.Redis(connection_pool=pool(address))
 
     def refusal(self) -> str:
-        """Why it lets nobody tune it; empty: it does, or it is away now."""
+        """Why the server does not allow tuning; empty: it does, or it is away now."""
         try:
             self._redis.config_get(MAXMEMORY, POLICY)
             self._redis.config_set(_PROBE, 1)
@@ -69,7 +69,7 @@ class RedisServer:
         return ""
 
     def held(self) -> ServerMemory:
-        """As it answers now; redis.InvalidResponse where that is what no Redis answers."""
+        """What the server answers now; redis.InvalidResponse if no Redis would answer that."""
         try:
             memory, stats, server = (self._redis.info(section) for section in ("memory", "stats", "server"))
             return ServerMemory(
@@ -85,7 +85,7 @@ class RedisServer:
             raise redis.InvalidResponse(f"answers what no Redis answers: {error!r}") from error
 
     def set(self, name: str, value: Any) -> None:  # noqa: ANN401 (a number or a word)
-        """Also of every replica that the Sentinels know: one of them is the master after a failover."""
+        """Set it here and on every replica that the Sentinels know: one of them is the master after a failover."""
         self._redis.config_set(name, value)
         for replica in self._replicas():
             pool = self._pool_of(replica)

@@ -1,4 +1,4 @@
-"""The remote that is managed: its place in the fleet, and one budget split between it and the hosts' DRAM. Pure."""
+"""The managed remote: its place in the fleet, and one budget split between it and the hosts' DRAM. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ class Managed:
 
     @property
     def target(self) -> Target:
-        """Of tier_size: all hosts' DRAM where one budget is split, else the remote alone."""
+        """What tier_size changes: all hosts' DRAM if one budget is split, else the remote alone."""
         return REMOTE if self.budget is None else SPLIT
 
     @property
@@ -58,7 +58,7 @@ class Managed:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The remote, with the means of the hosts' local tiers: the shape of the fleet."""
+        """The remote, with the hosts' mean capacities of local tiers: the shape of the fleet."""
         tuning: dict[str, Any] = dict(self.remote.tuning)
         for tier in LOCAL:
             tuning = replaced(tuning, capacity_field(tier), held(self.fleet, tier) // max(1, len(self.fleet)))
@@ -66,7 +66,7 @@ class Managed:
 
     @property
     def silence(self) -> NoChange | None:
-        """Why its size cannot be reasoned about now."""
+        """Why its size cannot be reasoned about now; None: it can."""
         if self.capacity is None:
             return NoChange(NO_BOUND)
         if not self.complete:
@@ -78,7 +78,7 @@ class Managed:
         )
 
     def overspent(self) -> Proposal | None:
-        """The remote gives back what is above the budget."""
+        """Have the remote give back what exceeds the budget; None: it has nothing to give back."""
         split, capacity, dram = self.budget, self.capacity or 0, held(self.fleet, "dram")
         if split is None or dram + capacity <= split.budget or not capacity:
             return None
@@ -87,7 +87,7 @@ class Managed:
         return Proposal(REMOTE_CAPACITY, capacity, max(0, split.budget - dram), told)
 
     def rules(self, target: Target) -> Rules:
-        """Of tier_size. Bounds of a split are those of one host's DRAM, the remote having the rest of the budget."""
+        """Rules of tier_size. Bounds of a split apply to one host's DRAM; the remote has the rest of the budget."""
         rules = rules_for(self.rule, "tier_size", target.tier, elsewhere={})
         split = self.budget
         if target != SPLIT or split is None:
@@ -95,9 +95,9 @@ class Managed:
         return split_rules(rules, self.rule.tuners.tier_size, *split)
 
     def split(self, proposal: Proposal) -> Answer:
-        """A change of the hosts' DRAM, the remote taking what that leaves of the budget: what shrinks comes first."""
+        """Change the hosts' DRAM, and give the remote what that leaves of the budget; steps that shrink come first."""
         split, capacity, sizes = self.budget, self.capacity or 0, self.rule.tuners.tier_size
-        now = held(self.fleet, "dram")  # not the mean that the proposal tells, which is rounded
+        now = held(self.fleet, "dram")  # the proposal has the mean, which is rounded
         factor = proposal.after * len(self.fleet) / now if now else None
         steps = list(self._hosts(factor, int(proposal.after)))
         if split is None or not steps:
@@ -113,7 +113,7 @@ class Managed:
         return replace(proposal, after=dram // split.hosts, reason=told, evidence=evidence)
 
     def _hosts(self, factor: float | None, each: int) -> Iterator[dict[str, Any]]:
-        """Hosts keep their proportions, within what the policy allows each."""
+        """Steps in which hosts keep their proportions, within what the policy allows each."""
         for snapshot in self.fleet:
             target = host(snapshot)
             sizes = self.policy.for_target(target).tuners.tier_size
@@ -134,6 +134,6 @@ def _step(target: Target, field: str, before: int, after: int) -> dict[str, Any]
 
 
 def _within(wanted: int, before: int, least: int | None, most: int | None) -> int:
-    """Bounded; a size that lies outside of its bounds is not moved further out, nor the other way."""
+    """``wanted`` within bounds; a size outside them is neither moved further out nor forced back in."""
     raised = wanted if least is None else max(wanted, min(before, least))
     return raised if most is None else min(raised, max(before, most))

@@ -1,1 +1,1 @@
-"""The same pools, eviction and gate under a virtual clock, fed by a trace; engines and links are a model."""
+"""Production's pools, eviction and gate under a virtual clock, fed by a trace; engines and links are models."""

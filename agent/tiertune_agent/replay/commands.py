@@ -1,4 +1,4 @@
-"""``tiertune curve`` and ``tiertune replay``: arguments checked, results told and written."""
+"""``tiertune curve``, ``replay`` and ``policy backtest --trace``: check arguments, print results, write files."""
 
 import shlex
 import sys
@@ -24,7 +24,7 @@ from tiertune_connector.units import format_duration
 MOST = 100
 """Largest size of a cache, as a share of the unique blocks."""
 HARDLY = 0.0005
-"""Gains below this are none."""
+"""Smaller gains and losses are told as none."""
 BACKTEST_RUNS = ("baseline", "rule", "best_split", "tuned")
 
 
@@ -59,7 +59,7 @@ def curve_command(
 
 
 def _sampled(document: Mapping[str, Any], asked: float) -> str:
-    """How much was sampled in truth."""
+    """The rates actually sampled, in words."""
     rates: list[float] = document["rates"]
     if min(rates) == 1 > asked:
         return f"so few blocks are simulated whole: exact, not sampled at {asked:g}"
@@ -79,9 +79,10 @@ def replay_command(
     processes: int,
     ray: str | None,
 ) -> None:
-    """Print, and write to the paths given, the runs named in ``runs`` (with commas; empty: all that exist).
+    """Replay every trace under every scenario; print the results, and write them to the paths given.
 
-    Of every trace under every scenario, over ``processes``, or over the Ray cluster at the address ``ray``.
+    ``runs``: names, separated by commas; empty: all that exist. Work goes to ``processes``, or to the Ray cluster at
+    the address ``ray``.
     """
     cells = grid(traces, scenarios, _names(runs))
     if policy and not any("tuned" in cell.runs for cell in cells):
@@ -99,7 +100,7 @@ def replay_command(
 
 
 def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Path | None) -> None:
-    """What the policy would have done over a trace: its run beside what it must beat, and its decisions."""
+    """Print, and write to ``json_path``, the policy's run of a trace, the runs that it must beat, and its decisions."""
     (cell,) = grid([trace], [scenario], BACKTEST_RUNS)
     rules = _policy(policy)
     with bar("backtest", len(cell.runs)) as progress:
@@ -113,7 +114,7 @@ def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Pa
 
 
 def _policy(path: Path) -> Policy:
-    """That of a file; what of it a trace has no use for is told."""
+    """The policy in a file; a note says if it has freezes, which a replay leaves out."""
     policy = load(path).policy
     if policy.guard.freeze or any(override.guard.freeze for override in policy.overrides):
         typer.echo(f"note: {path}: guard.freeze: a trace has no dates, its calendar is left out", err=True)
@@ -121,7 +122,7 @@ def _policy(path: Path) -> Policy:
 
 
 def _decided(run: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Every change, and the last answer of each tuner that wished none then."""
+    """Table rows: every change, then each tuner's last answer that proposed none."""
     for one in run["changes"]:
         before, after = (shown(one["field"], one[name]) for name in ("before", "after"))
         change = f"{one['field']}: {before} → {after}"

@@ -12,7 +12,7 @@ from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import Trace, TraceError
 
 LONGEST_DAYS = 366
-"""That a replay plays: times that are longer are no seconds."""
+"""Most days that a replay plays: longer times are not in seconds."""
 _STICKY = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -20,7 +20,7 @@ class ReplayedRequest(NamedTuple):
     """One request and the tiers of its longest gapless prefix; the first ``computed`` chunks are on the GPU."""
 
     at_s: float
-    """From the first request."""
+    """Seconds from the first request."""
     prompt_tokens: int
     computed: int
     tiers: list[str]
@@ -28,17 +28,17 @@ class ReplayedRequest(NamedTuple):
 
 
 class Conductor(Protocol):
-    """What watches the requests of a replay, and may resize and switch the fleet between them."""
+    """Watches the requests of a replay, and may resize and switch the fleet's pools between them."""
 
     def until(self, at_s: float, fleet: FleetPools) -> None:
-        """It is ``at_s`` seconds after the first request, and somebody is about to change the fleet."""
+        """Called before somebody changes the fleet by hand, ``at_s`` seconds after the first request."""
 
     def request(self, index: int, at_s: float, engine: int, fleet: FleetPools) -> None:
-        """Request ``index`` comes to ``engine``, ``at_s`` seconds after the first one; nothing was looked up yet."""
+        """Called before the lookup of request ``index``, which comes to ``engine`` ``at_s`` seconds after the first."""
 
 
 def arrivals(trace: Trace, scenario: Scenario) -> list[float]:
-    """Seconds from the first request to each; TraceError where they are more than a replay plays."""
+    """Seconds from the first request to each; TraceError if they exceed ``LONGEST_DAYS``."""
     times: list[float] = ((trace.t - trace.t[0]) * scenario.time_factor).tolist()
     if times[-1] > LONGEST_DAYS * 86400:
         raise TraceError(
@@ -49,7 +49,7 @@ def arrivals(trace: Trace, scenario: Scenario) -> list[float]:
 
 
 def route(trace: Trace, scenario: Scenario, rng: np.random.Generator) -> list[int] | None:
-    """The engine of every request; None where it depends on what became of the requests before."""
+    """The engine of every request; None if it depends on the outcome of earlier requests."""
     count = len(trace)
     if scenario.routing == "least_loaded":
         return None
@@ -62,7 +62,7 @@ def route(trace: Trace, scenario: Scenario, rng: np.random.Generator) -> list[in
 
 
 def stick(trace: Trace, engines: int) -> list[int]:
-    """The engine of every request: a session stays where its hash says."""
+    """The engine of every request, picked by a hash of its session."""
     hashed = (trace.session.astype(np.uint64) * _STICKY) >> np.uint64(33)
     placed: list[int] = (hashed % np.uint64(engines)).tolist()
     return placed
@@ -75,9 +75,9 @@ def contents(
     capacities: Sizes,
     conductor: Conductor | None = None,
 ) -> Iterator[ReplayedRequest]:
-    """Play the trace through the pools, request by request: nothing is looked up before it is asked for.
+    """Play the trace through the pools lazily: a request is looked up only when the iterator is asked for it.
 
-    ``engines`` is asked for the next engine only then, too: it may depend on what became of the requests before.
+    The next of ``engines`` is read only then, too, as it may depend on the outcome of earlier requests.
     """
     fleet = FleetPools(scenario, capacities, trace.block_tokens)
     requests = zip(arrivals(trace, scenario), trace.input_len.tolist(), trace.keys, engines, strict=True)

@@ -21,12 +21,12 @@ def curve_document(
     seed: int = 1,
     step: Step = unseen,
 ) -> dict[str, Any]:
-    """The curve with its cost, as ``tiertune curve --json`` writes it; ``clock`` tells seconds.
+    """The curve with its cost, as ``tiertune curve --json`` writes it; ``clock`` returns seconds.
 
-    Points are of ``sizes``, shares of the unique blocks; ``algorithm`` is one of the pool's, or opt. ``sampled`` is the
-    ``rate`` that was asked for, and ``rates`` tells at which each point was sampled in the end (1: all blocks). The
-    cost is per access and pass over the trace: one pass for all sizes of a sampled LRU. ``step`` comes after each size
-    of an exact curve.
+    There is a point for each of ``sizes``, shares of the unique blocks; ``algorithm`` is one of the pool's, or opt. In
+    the document, ``sampled`` is the ``rate`` asked for, and ``rates`` has the rate of each point (1: all blocks). The
+    cost is per access and pass over the trace; a sampled LRU takes one pass for all but its smallest sizes. ``step`` is
+    called after each size of an exact curve.
     """
     chains = len(trace.keys)  # unpacked outside the measured time
     assert chains == len(trace)

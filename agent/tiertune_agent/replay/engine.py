@@ -7,7 +7,7 @@ from tiertune_agent.replay.scenario import GpuSpec, ModelSpec, Scenario, TierSpe
 from tiertune_connector.cost import FetchEstimate, ModelShape, PrefillCost
 
 OVERHEAD_S = 0.015
-"""Of every prefill, whatever its length."""
+"""Fixed part of every prefill, whatever its length."""
 
 Estimates = Mapping[str, FetchEstimate]
 
@@ -35,13 +35,13 @@ def prefill_s(model: ModelSpec, gpu: GpuSpec, start: float, end: float) -> float
 
 
 def token_s(model: ModelSpec, gpu: GpuSpec) -> tuple[float, float]:
-    """Seconds per token of a span from h0 to h1: the first, and the second times (h0 + h1)."""
+    """(a, b): computing tokens h0 to h1 of a prompt takes a + b * (h0 + h1) seconds per token."""
     flops = gpu.flops * gpu.utilisation
     return 2 * model.params / flops, 2 * model.layers * model.width / flops
 
 
 def break_even_tokens(model: ModelSpec, gpu: GpuSpec, fetch_token_s: float, latency_s: float = 0.001) -> float:
-    """Length from which fetching a whole prefix is shorter than recomputing it, the time per chunk left out."""
+    """Length from which fetching a whole prefix takes less time than recomputing it, without the time per chunk."""
     linear, quadratic = token_s(model, gpu)
     if fetch_token_s > linear:
         return (fetch_token_s - linear) / quadratic

@@ -1,4 +1,4 @@
-"""The caches of a fleet in a replay: production's pools, that can be resized and switched while requests pass."""
+"""The caches of a fleet in a replay: production's pools, which can change size and algorithm between requests."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ class FleetPools:
         self.remote_pool = SimulatedPool(capacities.remote, capacities.remote_eviction)
 
     def find(self, engine: int, chain: Sequence[Key]) -> tuple[int, list[str]]:
-        """How many leading chunks are on the GPU, and the tier of each leading chunk."""
+        """How many leading chunks are on the GPU, and the tier of each chunk before the first miss."""
         node = self.node(engine)
         computed = self.gpu_pools[engine].prefix(chain) if self.gpu_pools else 0
         dram, disk = self.dram_pools[node].visible, self.disk_pools[node].visible
@@ -40,7 +40,7 @@ class FleetPools:
         return computed, tiers
 
     def write_through(self, engine: int, chain: Sequence[Key], tiers: Sequence[str]) -> None:
-        """Touch or insert the chain everywhere, nearest tier first; ``tiers`` is what ``find`` told of it."""
+        """Touch or insert the chain in every tier, nearest first; ``tiers`` is what ``find`` returned for it."""
         node = self.node(engine)
         if self.gpu_pools:
             self.gpu_pools[engine].write_through(chain)
@@ -51,7 +51,7 @@ class FleetPools:
             self.remote_pool.write_through(chain if self._all else _below(chain, tiers))
 
     def resize(self, *, dram: int | None = None, remote: int | None = None) -> None:
-        """Other capacities (per node, of the fleet) from now on; what no longer fits is evicted at once.
+        """Set capacities, ``dram`` per node and ``remote`` of the fleet; what no longer fits is evicted at once.
 
         None leaves a tier as it is. A node has at least one chunk of DRAM.
         """
@@ -62,7 +62,7 @@ class FleetPools:
             self.remote_pool.resize(remote)
 
     def switch(self, algorithm: str) -> None:
-        """Another eviction algorithm in every node's DRAM; the pools keep what they hold."""
+        """Change the eviction algorithm of every node's DRAM; the pools keep what they hold."""
         for pool in self.dram_pools:
             pool.switch(algorithm)
 

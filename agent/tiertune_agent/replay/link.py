@@ -1,4 +1,4 @@
-"""The way to the remote tier in a replay: its true speed over time, and what each node's store believes of it."""
+"""The link to the remote tier in a replay: its true speed over time, and what each node's store estimates."""
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -33,15 +33,15 @@ class Link:
         return FetchEstimate(spec.latency_s, spec.per_chunk_s, bytes_per_s)
 
     def down(self, at_s: float) -> bool:
-        """Whether nothing comes over the link at that time."""
+        """Whether the link is down at that time."""
         return any(event.link is not None and event.at_s <= at_s < event.at_s + event.for_s for event in self._events)
 
 
 class Beliefs:
-    """The estimator of production, one per node: taught by probes and by the loads that the node itself made.
+    """Production's cost estimator, one per node, which learns from probes and from the node's own loads.
 
     All nodes probe the one link at the same times, at the start of every span of ``probe_s``; a probe counts from the
-    next span on. A load counts once its first piece is there, as in a store. Neither teaches anything while the link is
+    next span on. A load counts once its first piece has arrived, as in a store. Nothing is learned while the link is
     down: its breaker is open then.
     """
 
@@ -57,7 +57,7 @@ class Beliefs:
         self._loads: list[list[tuple[float, int, int, float]]] = [[] for _ in range(nodes)]
 
     def estimate(self, node: int, at_s: float, queue_s: float = 0.0) -> FetchEstimate:
-        """What the node's store believes at that time of a fetch behind ``queue_s`` of transfers on the link.
+        """The estimate of the node's store at that time, for a fetch behind ``queue_s`` seconds of other transfers.
 
         Times must not decrease from call to call for one node.
         """
@@ -67,12 +67,12 @@ class Beliefs:
         return estimate
 
     def observed(self, node: int, at_s: float, chunks: int, nbytes: int, seconds: float) -> None:
-        """A load of the node had the link from ``at_s`` on for ``seconds``, without what it waited before."""
+        """Note that a load of the node used the link from ``at_s`` on for ``seconds``, its wait before not included."""
         piece_s = max(PIECE_S, seconds * PIECE_CHUNKS / chunks)
         heappush(self._loads[node], (at_s + min(seconds, piece_s), chunks, nbytes, seconds))
 
     def _learn(self, node: int, at_s: float) -> None:
-        """Observe what has ended by now, in the order of its end."""
+        """Observe the probes and loads that count by ``at_s``, in order of time."""
         cost, loads, probe_s = self._costs[node], self._loads[node], self._link.spec.probe_s
         spans = int(at_s // probe_s)
         while self._probed[node] < spans or (loads and loads[0][0] <= at_s):

@@ -16,9 +16,9 @@ def opt_hits(trace: Trace, chunks: int) -> int:
 
 
 def opt_prefixes(trace: Trace, chunks: int) -> Iterator[int]:
-    """By request how many leading blocks are cached then.
+    """How many leading blocks of each request are cached as it arrives.
 
-    Ties leave deeper blocks first; a block that is not used again is not kept.
+    On ties deeper blocks leave first; a block that is not used again is not kept.
     """
     following = next_requests(trace).tolist()
     resident: dict[int, int] = {}  # block: index of its next request

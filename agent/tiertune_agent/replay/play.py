@@ -1,11 +1,11 @@
-"""One run of a replay: what is fetched for every request, how long that takes, and who waits for whom meanwhile.
+"""One run of a replay: what each request fetches, how long that takes, and which requests wait for others.
 
-Without queueing a request pays its fetches and its own prefill. With it, the remote chunks of all requests pass one
-link one after another, local ones load at their own speed, and an engine prefills one request at a time, whoever is
-ready first; the time to the first token then ends with that prefill. A transfer has the speed that the link has when
-it begins. Routing by load goes by the engines' queues without queueing, too, though nobody waits in them then. While
-the link is down, what lies in the remote tier counts as not there, and a transfer whose turn comes then fails at once:
-its chunks are recomputed. Contents are not touched by this: writes catch up.
+Without queueing, a request takes the time of its own fetches and prefill. With queueing, one link transfers the remote
+chunks of all requests one after another, local chunks load at their own speed, and an engine prefills one request at a
+time, in the order in which they are ready; the time to the first token then ends with that prefill. A transfer has the
+speed that the link has when it begins. Routing by load uses the engines' queues even without queueing, though no
+request waits in them then. While the link is down, chunks in the remote tier count as missing, and a transfer whose
+turn comes then fails at once: its chunks are recomputed. Tiers hold the same with and without outages: writes catch up.
 """
 
 from collections import Counter
@@ -23,12 +23,12 @@ from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.protocol.reporting import tier_reports
 
 CHOOSERS = ("always", "never", "rule", "rule_oracle", "rule_blind")
-"""Ways to choose what is fetched: every hit; nothing remote; the gate with estimated costs; with the true bandwidth;
-with estimated costs, but without a look at the queues."""
+"""Ways to choose what is fetched: every hit; nothing remote; the gate with estimated costs; the gate with the true
+bandwidth; the gate with estimated costs, but blind to the queues."""
 
 Report = Callable[[float, Sequence[TierReport]], None]
-"""Is told what a gate decided about every tier that offered chunks, and what came of it; at which time that is known,
-which may lie ahead."""
+"""Called with the time at which a gate's outcome is known, which may lie ahead, and its decision and outcome for every
+tier that offered chunks."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class Tally:
     """What became of the requests of one run."""
 
     ttft_s: list[float] = field(default_factory=list)
-    """By request, in the order of arrival; with queueing whole only when all have been played."""
+    """By request, in the order of arrival; with queueing, complete only once all requests have been played."""
     prefill_s: float = 0.0
     hit_tokens: Counter[str] = field(default_factory=Counter)
     remote_chunks: int = 0
 
 
 class _Queues(NamedTuple):
-    """What is before a request."""
+    """What a request has to wait for."""
 
     backlog_s: float
-    """Of prefill on its engine."""
+    """Seconds of prefill on its engine."""
     link_s: float
     others: Others
 
@@ -77,7 +77,7 @@ class Play:
         settings: Mapping[str, GateSettings] | None = None,
         report: Report | None = None,
     ) -> None:
-        """``settings`` bound the gate by tier and are read anew for every request; ``report`` hears of the gate."""
+        """``settings`` bound the gate by tier and are read anew for every request; ``report`` gets what it did."""
         if chooser not in CHOOSERS:
             raise ValueError(f"there is no way to choose {chooser!r}: use one of {', '.join(CHOOSERS)}")
         self.tally = Tally()
@@ -92,7 +92,7 @@ class Play:
         self._transfers = LinkQueue()
 
     def all(self, requests: Iterable[ReplayedRequest]) -> Tally:
-        """Play them to their end."""
+        """Play all requests to their end."""
         for found in requests:
             self.request(found)
         for engine in self._engines:
@@ -100,7 +100,7 @@ class Play:
         return self.tally
 
     def idlest(self, times: Iterable[float]) -> Iterator[int]:
-        """The engine with the least prefill waiting at each of the times; of equal ones the lowest."""
+        """At each of the times, the engine with the smallest backlog of prefill; on ties the lowest."""
         for at_s in times:
             for queue in self._engines:
                 self._end(queue, at_s)
@@ -108,7 +108,7 @@ class Play:
             yield waiting.index(min(waiting))
 
     def request(self, found: ReplayedRequest) -> None:
-        """The next request, in the order of arrival."""
+        """Play the next request; calls come in the order of arrival."""
         if self._queueing:
             self._end(self._engines[found.engine], found.at_s)
         tiers = found.tiers
@@ -134,7 +134,7 @@ class Play:
         *,
         failed: bool,
     ) -> None:
-        """As the engine's adapter tells its store."""
+        """Report as an engine's adapter does to its store."""
         told = tier_reports(
             decision,
             chunk_tokens=self._world.chunk_tokens,
@@ -161,7 +161,7 @@ class Play:
         )
 
     def _queues(self, found: ReplayedRequest) -> _Queues:
-        """What the gate sees of them."""
+        """The queues, as far as the gate sees them."""
         if not self._queueing or self._chooser == "rule_blind":
             return _NONE
         engine, link, at_s = self._engines[found.engine], self._transfers, found.at_s
@@ -169,14 +169,14 @@ class Play:
         return _Queues(engine.backlog_s(at_s), link.wait_s(at_s), others)
 
     def _remote(self, found: ReplayedRequest, queue_s: float) -> FetchEstimate:
-        """What the gate takes a fetch over the link to cost."""
+        """The cost that the gate assumes for a fetch over the link."""
         if self._chooser != "rule_oracle":
             return self._beliefs.estimate(self._world.scenario.node(found.engine), found.at_s, queue_s)
         true = self._world.link.truth(found.at_s)
         return FetchEstimate(true.t0_s, true.per_chunk_s, true.bytes_per_s, queue_s)
 
     def _fetch(self, found: ReplayedRequest, tiers: Sequence[str]) -> tuple[int, float, float]:
-        """Load the chunks: how many leading ones are there then, how long after the arrival, the remote's part."""
+        """Load the chunks; returns how many leading ones are there then, seconds since arrival, the remote's part."""
         chunks = Counter(tiers)
         fetch_s = remote_s = 0.0
         if chunks["remote"]:
@@ -197,7 +197,7 @@ class Play:
         self.tally.remote_chunks += chunks
 
     def _transfer(self, at_s: float, chunks: int) -> tuple[float, float]:
-        """When it begins, and its seconds; none: the link is down then."""
+        """When the transfer begins, and its seconds; 0: the link is down then."""
 
         def seconds(start_s: float) -> float:
             link = self._world.link

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 
 class Ended(NamedTuple):
-    """A prefill that is over."""
+    """A prefill and its end, which may lie ahead."""
 
     request: int
     at_s: float
 
 
 class PrefillQueue:
-    """Prefills of one engine, one at a time, in the order in which they are ready: a fetch holds up nobody else.
+    """Prefills of one engine, one at a time, in the order in which they are ready: a fetch holds up no other request.
 
-    Requests must be put in the order of their arrival, and ``until`` called before with its time; they may be ready
-    later. Whoever is served at a time was ready then, so nobody that comes later could have been before him.
+    Put requests in the order of arrival, each after a call of ``until`` with its arrival time; it may be ready later.
+    A prefill that starts by that time was ready by then, so no later arrival could have gone first.
     """
 
     def __init__(self) -> None:
@@ -26,12 +26,12 @@ class PrefillQueue:
         self._waiting_s = 0.0
 
     def put(self, request: int, ready_s: float, seconds: float) -> None:
-        """A request that can be prefilled from ``ready_s`` on; larger numbers came later."""
+        """Add a request that can be prefilled from ``ready_s`` on; later requests have larger numbers."""
         heappush(self._waiting, (ready_s, request, seconds))
         self._waiting_s += seconds
 
     def until(self, at_s: float) -> Iterator[Ended]:
-        """Start all prefills that start by ``at_s``; tells when each will end."""
+        """Start all prefills whose turn comes by ``at_s``; yields when each will end."""
         while self._waiting and max(self._free_s, self._waiting[0][0]) <= at_s:
             ready_s, request, seconds = heappop(self._waiting)
             self._free_s = max(self._free_s, ready_s) + seconds
@@ -39,11 +39,11 @@ class PrefillQueue:
             yield Ended(request, self._free_s)
 
     def requests(self, at_s: float) -> int:
-        """Those that are not done at ``at_s``."""
+        """How many requests are not done at ``at_s``."""
         return len(self._waiting) + (self._free_s > at_s)
 
     def backlog_s(self, at_s: float) -> float:
-        """Seconds of prefill that are not done at ``at_s``, those of requests that still fetch among them."""
+        """Seconds of prefill that are not done at ``at_s``, including those of requests that still fetch."""
         return max(0.0, self._free_s - at_s) + self._waiting_s
 
 
@@ -55,7 +55,7 @@ class LinkQueue:
         self._ends: deque[float] = deque()
 
     def transfers(self, at_s: float) -> int:
-        """Those that are not done at ``at_s``; times must not decrease from call to call."""
+        """How many transfers are not done at ``at_s``; times must not decrease from call to call."""
         while self._ends and self._ends[0] <= at_s:
             self._ends.popleft()
         return len(self._ends)
@@ -65,7 +65,7 @@ class LinkQueue:
         return max(0.0, self._free_s - at_s)
 
     def take(self, at_s: float, seconds: Callable[[float], float]) -> tuple[float, float]:
-        """When a transfer asked for at ``at_s`` begins, and its seconds; ``seconds`` tells them by its beginning."""
+        """Add a transfer asked for at ``at_s``; returns when it begins, and what ``seconds`` gives for that time."""
         start_s = max(at_s, self._free_s)
         took_s = seconds(start_s)
         self._free_s = start_s + took_s

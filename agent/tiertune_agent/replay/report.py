@@ -1,4 +1,4 @@
-"""``tiertune replay --html``: the runs of one or more cells as one page that needs nothing but itself."""
+"""``tiertune replay --html``: the runs of one or more cells as one self-contained page."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class Run:
     mean_width: float
     p99_width: float
     gain: float | None
-    """Of the mean TTFT against the reference; None: it is the reference."""
+    """Share of the reference's mean TTFT that is saved; None: this is the reference."""
     parts: tuple[Part, ...]
 
     @property
@@ -74,9 +74,9 @@ class Played:
     """As ``--json`` writes it."""
     scenario: Scenario
     span_s: float
-    """From the first request to the last one."""
+    """Seconds from the first request to the last one."""
     opt_share: float | None = None
-    """Of the prompts' tokens that Belady's optimum would hit, were all tiers one cache."""
+    """Share of the prompts' tokens that Belady's optimum would hit if all tiers were one cache."""
 
     @property
     def title(self) -> str:
@@ -84,7 +84,7 @@ class Played:
 
     @cached_property
     def reference(self) -> str:
-        """The run that gains are against: baseline where it was played, else the first."""
+        """The run that gains are relative to: baseline if it was played, else the first."""
         names = list(self.document["runs"])
         return "baseline" if "baseline" in names else names[0]
 
@@ -116,7 +116,7 @@ class Played:
 
     @property
     def shown(self) -> Run:
-        """The run that the headline is about: the agent where it was played, else the fastest."""
+        """The run that the headline is about: the agent's if it was played, else the fastest."""
         return self.run("tuned") or self.best
 
     @property
@@ -130,7 +130,7 @@ class Played:
 
     @cached_property
     def hits(self) -> Bars:
-        """Where every run's tokens came from, in per cent; across them the optimum, where it is known."""
+        """Where every run's tokens came from, in per cent; a line across marks the optimum, if it is known."""
         kinds = dict.fromkeys(part.name for run in self.runs for part in run.parts)
         found = [{part.name: part for part in run.parts} for run in self.runs]
 
@@ -149,7 +149,7 @@ class Played:
 
     @cached_property
     def split(self) -> Chart | None:
-        """The remote share that ``tuned`` chose over time; None where it was not played."""
+        """The remote share that ``tuned`` chose over time; None if it was not played."""
         run = self.document["runs"].get("tuned")
         if run is None:
             return None
@@ -158,13 +158,13 @@ class Played:
 
     @cached_property
     def decisions(self) -> list[Json]:
-        """Those of ``tuned``, oldest first."""
+        """Decisions of ``tuned``, oldest first."""
         changes = self.document["runs"].get("tuned", {}).get("changes", [])
         return [one | {name: shown(one["field"], one[name]) for name in ("before", "after")} for one in changes]
 
     @property
     def answers(self) -> list[Json]:
-        """Why the tuners of ``tuned`` changed nothing when they were last asked."""
+        """For each tuner of ``tuned``, why it last changed nothing."""
         return list(self.document["runs"].get("tuned", {}).get("answers", []))
 
     @property
@@ -186,7 +186,7 @@ class Played:
 
 
 def report(cells: Sequence[Played], command: str = "") -> str:
-    """The page; ``command`` is told as the way to make it again."""
+    """The page; it names ``command`` as the way to make it again."""
     names = list(dict.fromkeys(run.name for cell in cells for run in cell.runs))
     return (
         _environment()

@@ -1,4 +1,4 @@
-"""Miss-ratio curves from a sample of the blocks, by the very classes that watch a running fleet."""
+"""Miss-ratio curves from a sample of the blocks, with the classes that watch a running fleet."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from tiertune_connector.whatif.mini import Miniatures
 from tiertune_connector.whatif.sampler import Frequent, Hashes, lowest, mix, threshold
 
 EXACT_BELOW = 100_000
-"""Different blocks: a trace of fewer is small enough to be simulated whole."""
+"""A trace with fewer different blocks is small enough to be simulated whole."""
 HOT = 1024
-"""Keys that may be followed one by one: system prompts in small blocks have more than a store affords."""
+"""At most this many keys are followed one by one: system prompts in small blocks have more than a store affords."""
 HALF_LIFE = 8192
-"""Requests until their counts are halved; all are counted, so that they are known before they weigh."""
+"""Requests after which key counts are halved; all requests are counted, so that hot keys are known early."""
 BATCH = 2048
-"""Blocks that are looked up at once: vectors of single requests cost more than they hold."""
+"""Blocks that are looked up at once: a vector per request would cost more than it saves."""
 FEWEST = 16
-"""Blocks that the miniature of a cache should hold."""
+"""Blocks that the miniature of a cache should hold at least."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Sampled:
 
 
 def sampled(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float, seed: int) -> Sampled:
-    """Sampled at ``rate``, but whole where blocks are few, and at a higher rate where a cache would be too small."""
+    """Sample at ``rate``, but take all blocks if they are few, and a higher rate if a cache would be too small."""
     rate = rate if trace.unique >= EXACT_BELOW else 1.0
     return _lru(trace, chunks, rate, seed) if algorithm == "lru" else _miniatures(trace, algorithm, chunks, rate, seed)
 
 
 def requests(trace: Trace, seed: int) -> Iterator[tuple[list[Key], Hashes, Hashes]]:
-    """The chains with the hashes of their blocks, and with those alone of blocks that came before."""
+    """Each chain, the hashes of its blocks, and the hashes of only the blocks that came before."""
     hashed, known = mix(trace.ids.astype(np.uint64), seed), KnownKeys()
     before = np.concatenate([known.before(hashed[at : at + BATCH]) for at in range(0, hashed.size, BATCH)])
     for keys, (start, end) in zip(trace.keys, pairwise(trace.offsets.tolist()), strict=True):
@@ -52,7 +52,7 @@ def requests(trace: Trace, seed: int) -> Iterator[tuple[list[Key], Hashes, Hashe
 
 
 def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled:
-    """All sizes in one pass; those below one sampled block exactly, one after another."""
+    """All sizes in one pass; those of less than one sampled block exactly, one by one."""
     small = [size for size in chunks if size * rate < 1]
     large = [size for size in chunks if size * rate >= 1]
     ratios = {size: pool_hits(trace, "lru", size) / trace.accesses for size in small}
@@ -70,7 +70,7 @@ def _hot() -> HotSet:
 
 
 def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float, seed: int) -> Sampled:
-    """One simulation per size; where it would hold few blocks more are sampled, or all."""
+    """One simulation per size; if it would hold few blocks, more are sampled, or all."""
     rates = [_rate(rate, min(size, trace.unique)) for size in chunks]
     caches = [Miniatures(size, [algorithm], own) for size, own in zip(chunks, rates, strict=True)]
     hot = HotSet()
@@ -85,6 +85,6 @@ def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float
 
 
 def _rate(asked: float, chunks: int) -> float:
-    """High enough for a ghost that tells something; one of most of the blocks may as well have all."""
+    """The higher of ``asked`` and what gives a miniature ``FEWEST`` blocks; all if that is more than half of them."""
     needed = FEWEST / chunks
     return max(asked, needed if needed <= 0.5 else 1.0)

@@ -10,7 +10,7 @@ from tiertune_connector.tuning import Algorithm
 
 Spec = TypeVar("Spec")
 LEAST = 1e-9
-"""Of what is above 0. Products and quotients of all numbers here stay finite."""
+"""Lower bound of numbers above 0: products and quotients of all numbers here stay finite."""
 Positive = Annotated[float, Field(ge=LEAST, le=1e24)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Share = Annotated[float, Field(ge=LEAST, le=1)]
@@ -20,10 +20,10 @@ Step = Annotated[float, Field(ge=0.1, le=1e9)]
 
 
 class ModelSpec(Document):
-    """A model, as far as its prefill and its KV's size depend on it."""
+    """What prefill time and KV size depend on in a model."""
 
     params: Positive
-    """Active per token."""
+    """Active parameters per token."""
     layers: Count
     width: Count
     """Attention width: heads times head dimension."""
@@ -47,7 +47,7 @@ class GpuSpec(Document):
     """The GPUs of one engine together."""
 
     flops: Positive
-    """Peak, per second."""
+    """Peak FLOPs per second."""
     utilisation: Share = 0.5
     """Share of the peak that prefill reaches."""
 
@@ -88,7 +88,7 @@ class Sized(Document):
     """A tier's size, summed over the fleet."""
 
     share: NotNegative | None = None
-    """Of the trace's unique bytes."""
+    """Share of the trace's unique bytes."""
     gib: NotNegative | None = None
     eviction: Algorithm = "lru"
 
@@ -135,7 +135,7 @@ class Fluctuation(Document):
 
 
 class LinkSpec(Document):
-    """From every node to the remote tier."""
+    """The link from every node to the remote tier."""
 
     gbps: Positive
     """Gigabits per second of the line."""
@@ -144,7 +144,7 @@ class LinkSpec(Document):
     """Per fetch."""
     per_chunk_s: NotNegative = 0.0002
     probe_s: Step = 30.0
-    """One probe of the bandwidth in each such span."""
+    """The bandwidth is probed once in each span of this length."""
     fluctuation: Fluctuation | None = None
 
     @property
@@ -154,10 +154,10 @@ class LinkSpec(Document):
 
 
 class ByHand(Document):
-    """What somebody does to every node's DRAM past the agent."""
+    """What somebody changes in every node's DRAM without the agent."""
 
     dram_factor: Annotated[float, Field(ge=LEAST, le=1e9)] = 1.0
-    """On the capacity."""
+    """Multiplies the capacity."""
     eviction: Algorithm | None = None
 
 
@@ -165,13 +165,13 @@ class Event(Document):
     """The link is slower, or down, for a while; or somebody changes the fleet."""
 
     at_s: NotNegative
-    """From the first request."""
+    """Seconds from the first request."""
     for_s: Positive
     link_factor: Positive | None = None
-    """On the bandwidth."""
+    """Multiplies the bandwidth."""
     link: Literal["down"] | None = None
     by_hand: ByHand | None = None
-    """Done when the event begins; it does not undo itself."""
+    """Done when the event begins, and not undone when it ends."""
 
     @model_validator(mode="after")
     def _does_one_thing_to_the_link(self) -> Self:
@@ -189,16 +189,16 @@ class Scenario(Document):
     engines: Annotated[int, Field(gt=0, le=4096)]
     nodes: Annotated[int, Field(gt=0, le=4096)]
     queueing: bool = False
-    """One prefill queue per engine, and the link is shared."""
+    """Requests wait in one prefill queue per engine, and for the shared link."""
     routing: Literal["random", "round_robin", "sticky", "least_loaded"] = "random"
-    """Least loaded: the engine with the least prefill to do, also where nobody waits for it."""
+    """``least_loaded``: the engine with the least prefill to do, even without ``queueing``."""
     model: Model
     gpu: Gpu
     gpu_cache_tokens: Annotated[int, Field(ge=0)] = 0
     tiers: TierSpecs
     link: LinkSpec
     time_factor: Positive = 1.0
-    """On the times between arrivals: 0.5 is twice the load."""
+    """Multiplies the times between arrivals: 0.5 doubles the load."""
     period_s: Positive = 300.0
     events: list[Event] = Field(default_factory=list)
     seed: Annotated[int, Field(ge=0)] = 1
@@ -210,7 +210,7 @@ class Scenario(Document):
         return self
 
     def node(self, engine: int) -> int:
-        """Where the engine is."""
+        """The node that the engine is on."""
         return engine // (self.engines // self.nodes)
 
 

@@ -31,7 +31,7 @@ class Replay:
     def __init__(
         self, trace: Trace, scenario: Scenario, kept: dict[Sizes, list[ReplayedRequest]] | None = None
     ) -> None:
-        """``kept`` may be shared by replays of one trace whose scenarios differ in model, GPU and link alone."""
+        """Replays of one trace may share ``kept`` if their scenarios differ only in model, GPU and link."""
         self.trace, self.scenario = trace, scenario
         self.chunk_bytes = trace.block_tokens * scenario.model.kv_token_bytes
         rng = np.random.default_rng(scenario.seed)
@@ -47,7 +47,7 @@ class Replay:
 
     @cached_property
     def own(self) -> Sizes:
-        """The scenario's tiers."""
+        """Sizes of the scenario's own tiers."""
         return sizes(self.scenario, self.trace.unique, self.chunk_bytes)
 
     def split(self, share: float) -> Sizes:
@@ -55,7 +55,7 @@ class Replay:
         return split_sizes(self.scenario, self.trace.unique, self.chunk_bytes, share)
 
     def run(self, name: str) -> dict[str, Any]:
-        """The report of one of the runs that the scenario can have."""
+        """Report a run other than ``tuned``; ValueError if the scenario has no such run."""
         if name == "best_static":
             best = min(("always", "never"), key=lambda static: np.mean(self._tally(self.own, static).ttft_s))
             return {**self.run(best), "is": best}
@@ -78,10 +78,10 @@ class Replay:
         settings: Mapping[str, GateSettings] | None = None,
         report: Report | None = None,
     ) -> Tally:
-        """One run from tiers of ``capacities`` on, with one of play.CHOOSERS.
+        """One run from ``capacities`` on; ``chooser`` is one of play.CHOOSERS.
 
         ``conductor`` sees every request before it is looked up and may change the fleet then; ``settings`` bound the
-        gate by tier and may change between requests, too; ``report`` hears what the gate did.
+        gate by tier and may change between requests, too; ``report`` is called with what the gate did.
         """
         play = Play(self.world, chooser, settings, report)
         engines: Iterable[int] = self._engines if self._engines is not None else play.idlest(self.times)
@@ -90,7 +90,7 @@ class Replay:
     def report(
         self, tally: Tally, *, split: list[list[float]], decisions: int = 0, rollbacks: int = 0
     ) -> dict[str, Any]:
-        """A run as ``tiertune replay --json`` tells it; ``split`` lists since when the remote has which share."""
+        """A run as ``tiertune replay --json`` writes it; ``split`` lists times and the remote's share since."""
         ttft = np.array(tally.ttft_s)
         settled = ttft[np.array(self.times) >= 3 * self.scenario.period_s]
         prompt_tokens = int(self.trace.input_len.sum())
@@ -111,7 +111,7 @@ class Replay:
         }
 
     def _best_split(self) -> dict[str, Any]:
-        """The share with the lowest mean, gate on; of equal ones the least remote."""
+        """The gate's run at its best split by mean TTFT; on ties, the one with the least remote."""
         best = min(SHARES, key=lambda share: np.mean(self._tally(self.split(share), "rule").ttft_s))
         report = self.report(self._tally(self.split(best), "rule"), split=[[0.0, best]])
         return {**report, "is": f"{best:g} remote"}
@@ -122,7 +122,7 @@ class Replay:
         return self._tallies[capacities, chooser]
 
     def _played(self, capacities: Sizes, chooser: str) -> Tally:
-        """Contents that more than one run needs are found once, where the routing does not depend on the run."""
+        """Play a run; contents that several runs need are kept, if the routing does not depend on the run."""
         keeps = self._keep_all or capacities in (self.own, self.split(0.5))
         if self._engines is None or not keeps:
             return self.play(capacities, chooser)
@@ -145,10 +145,10 @@ def replay_document(
     *,
     step: Step = unseen,
 ) -> dict[str, Any]:
-    """The runs called ``names``, as ``tiertune replay --json`` writes them; ``clock`` tells seconds.
+    """The runs called ``names``, as ``tiertune replay --json`` writes them; ``clock`` returns seconds.
 
-    The run ``tuned`` follows ``policy``; without one, a policy that acts as quickly as the evidence allows. ``step``
-    comes after each run.
+    The run ``tuned`` follows ``policy``; without one, a policy that acts as quickly as the evidence allows. ``step`` is
+    called after each run.
     """
     start = clock()
     replay, runs = Replay(trace, scenario), {}

@@ -34,7 +34,7 @@ def sizes(scenario: Scenario, unique: int, chunk_bytes: int) -> Sizes:
 
 
 def split_sizes(scenario: Scenario, unique: int, chunk_bytes: int, remote_share: float) -> Sizes:
-    """The same total of DRAM and remote, split anew; all LRU."""
+    """The same total of DRAM and remote, ``remote_share`` of it remote; all LRU."""
     tiers = scenario.tiers
     total = int(tiers.dram.chunks(unique, chunk_bytes) + tiers.remote.chunks(unique, chunk_bytes))
     return Sizes(
@@ -45,6 +45,6 @@ def split_sizes(scenario: Scenario, unique: int, chunk_bytes: int, remote_share:
 
 
 def remote_share(scenario: Scenario, unique: int, chunk_bytes: int) -> float:
-    """Of the scenario's own total of DRAM and remote."""
+    """Remote's share of the scenario's own total of DRAM and remote."""
     dram, remote = (tier.chunks(unique, chunk_bytes) for tier in (scenario.tiers.dram, scenario.tiers.remote))
     return remote / (dram + remote) if remote else 0.0

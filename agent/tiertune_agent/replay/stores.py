@@ -1,6 +1,6 @@
-"""What the stores of a fleet tell its agent in a replay: windows, ghosts, prospects, costs, made of what passes.
+"""What the stores of a fleet tell its agent in a replay: windows, ghosts, prospects and costs, from the requests.
 
-All nodes are alike here, so they tell of the fleet as one store.
+All nodes are alike here, so the fleet appears as one store.
 """
 
 from collections import defaultdict, deque
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
 HOT = 64
 """Keys of the hot set."""
 SAMPLED_CHUNKS = 1024
-"""Of the total that a miniature fleet holds at most."""
+"""Most chunks of DRAM and remote in a miniature fleet, if ``RATES`` allow it."""
 RATES = (0.01, 1.0)
 """Least and largest share of keys sampled for the fleet's chains."""
 WINDOWS = 20
-"""In a period."""
+"""Windows per period."""
 KEPT_WINDOWS = 200
-"""Of the pool's ghosts: ten periods."""
+"""Windows of the pool's ghosts: ten periods."""
 KEPT_REMOTE = 1200
 """Windows of the remote tier; tuners read the last of them, verdicts all."""
 TYPICAL_WINDOWS = 20
-"""With candidates, that tell what a typical one is; as many as history keeps."""
+"""Windows with candidates that show what a typical one is; as many as history keeps."""
 GHOST_RATE = 0.25
-"""Share of keys that pools' ghosts see: more than a busy store affords, at the hundred chunks a second of a trace."""
+"""Share of keys that pools' ghosts see. A busy store affords less, but a trace has only a hundred chunks a second."""
 WHOLE_BELOW = 128
-"""Chunks of a pool whose ghosts see all keys: a part of a tiny one tells little."""
+"""Ghosts of a pool with fewer chunks see all keys: a sample of a tiny pool tells little."""
 WATCHED_NODES = 4
-"""Nodes whose pools have ghosts; the others are like them."""
+"""At most this many nodes' pools have ghosts; the others are like them."""
 STORE, POOL = "fleet", "replay"
 """Names of the only store and namespace."""
 BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
-"""When the first request comes, to tuners that think in dates."""
+"""Date of the first request, for tuners that need dates."""
 
 
 class Costs:
-    """What requests pay at the time, by the estimates that a store has."""
+    """What requests cost at the time, by the estimates of a store."""
 
     def __init__(self, prefill: PrefillCost, chunk_tokens: int, margin: float) -> None:
         self.margin = margin
@@ -74,7 +74,7 @@ class Costs:
 
 
 class Stores:
-    """Sees every request and what its gate did; tells of it window by window."""
+    """Takes every request and what its gate did, and makes windows and prospects of them."""
 
     def __init__(self, replay: "Replay", shapes: Sequence[Shape], start: Sizes, margin: float) -> None:
         """``shapes`` are simulated, the fleet begins with ``start``; ``margin`` is the gates'."""
@@ -94,16 +94,16 @@ class Stores:
         self._counted: dict[tuple[str, int], tuple[float, float]] = {}
         self.prospects: list[Prospect] = []
         self.windows: list[Window] = []
-        """With the pool's ghosts, oldest first."""
+        """Windows with the pool's ghosts, oldest first."""
         self.remote = deque[Window](maxlen=KEPT_REMOTE)
-        """Of the remote tier, oldest first."""
+        """Windows of the remote tier, oldest first."""
         self._candidates = deque[Window](maxlen=TYPICAL_WINDOWS)
         self.news = False
-        """Whether the remote's windows told anything since somebody took note of it."""
+        """Whether the remote's windows have shown anything new since this was last reset."""
         self._reports: list[tuple[float, TierReport]] = []
         self._learn_costs(0.0)
 
-    # -- what passes
+    # -- input
 
     def request(self, index: int, node: int) -> None:
         """Request ``index`` is looked up on the node."""
@@ -117,18 +117,18 @@ class Stores:
             pool.requests([chain], hashed)
 
     def report(self, at_s: float, reports: Sequence[TierReport]) -> None:
-        """What a gate did, and what came of it: known at ``at_s``."""
+        """Take what a gate did, and its outcome, known at ``at_s``."""
         self._reports += [(at_s, report) for report in reports if report.tier == "remote"]
 
     def resize(self, chunks: int) -> None:
-        """Pools hold so many from now on."""
+        """Every pool holds at most ``chunks`` from now on."""
         for pool in self._pools.values():
             pool.resize(chunks)
 
-    # -- what is told of it
+    # -- output
 
     def typical(self) -> TypicalCandidate | None:
-        """Of the last windows that had requests with chunks in the remote tier."""
+        """The typical candidate of the last windows that had requests with chunks in the remote tier."""
         return typical_candidate(self._candidates)
 
     def lately(self) -> list[Window]:
@@ -147,7 +147,7 @@ class Stores:
         return chunks * self._world.chunk_tokens * covered_s(told) / missed if missed else None
 
     def close_window(self, number: int) -> None:
-        """The window of that number, from 1 on, ends; and what holds from then on."""
+        """Close window ``number`` (from 1), and renew costs, and once a period hot keys, for what follows."""
         start, at_s = self._window(number)
         bill = self._ghosts.take()
         if bill.requests:
@@ -164,11 +164,11 @@ class Stores:
         self.windows = self.windows[-KEPT_WINDOWS:]
 
     def close_probed(self, number: int) -> None:
-        """The same, where so long after a request nothing but the remote's speed can be news."""
+        """Close a window so long after a request that only the remote's speed can be new."""
         self._close_remote(*self._window(number))
 
     def _window(self, number: int) -> tuple[datetime, float]:
-        """When it starts, and when it ends."""
+        """The window's start (a date) and end (seconds)."""
         at_s = number * self.window_s
         return BEGIN + timedelta(seconds=at_s - self.window_s), at_s
 
@@ -190,7 +190,7 @@ class Stores:
         for key, counts in totals.items():
             algorithm, chunks = key
             for result, now, before in zip(("hit", "miss"), counts, self._counted.get(key, (0.0, 0.0)), strict=True):
-                if now <= before:  # what does not move is left out
+                if now <= before:  # counts that do not rise are left out
                     continue
                 labels = (
                     ("algorithm", algorithm),
@@ -202,7 +202,7 @@ class Stores:
         return values
 
     def _close_remote(self, start: datetime, at_s: float) -> None:
-        """The estimate is that of probes alone: no node's own loads are waited for."""
+        """Add a window of the remote tier. Its estimate comes from probes, not from nodes' loads."""
         ended = [report for known_s, report in self._reports if known_s <= at_s]
         self._reports = [each for each in self._reports if each[0] > at_s]
         estimate = self._beliefs.estimate(0, at_s)
@@ -238,5 +238,5 @@ def _gated(reports: Sequence[TierReport], chunk_bytes: int) -> dict[str, float]:
 
 
 def _ghost_rate(chunks: int) -> float:
-    """Pools that are tiny are simulated whole, and fewer keys of those that are large."""
+    """Share of keys that a pool's ghosts see: all for a tiny pool, fewer for a large one."""
     return 1.0 if chunks < WHOLE_BELOW else halved(GHOST_RATE, chunks, 4 * MOST_CHUNKS)

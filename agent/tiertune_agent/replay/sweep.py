@@ -22,7 +22,7 @@ from tiertune_agent.terminal.options import InputError
 from tiertune_agent.terminal.progress import Step, unseen
 
 ANSWERS_S = 5.0
-"""Within which a Ray cluster must be reachable."""
+"""Seconds within which a Ray cluster must be reachable."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Task:
 
 
 def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] = ()) -> list[Cell]:
-    """Every trace under every scenario; a folder stands for the YAML files in it. Without ``runs``: all that there are.
+    """Every trace under every scenario; a folder stands for the YAML files in it. Without ``runs``: all that exist.
 
-    Raises DocumentError, or InputError where there is no scenario or no such run.
+    Raises DocumentError, or InputError if there is no scenario or no such run.
     """
     files = [file for path in scenarios for file in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])]
     if not files:
@@ -59,7 +59,7 @@ def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] 
 
 
 def play(cell: Cell, task: Task, step: Step = unseen) -> Played:
-    """One replay, in this process; ``step`` comes after each run."""
+    """Play one replay in this process; ``step`` is called after each run."""
     trace, scenario = _trace(cell.trace), cell.scenario
     document = replay_document(trace, scenario, cell.runs, perf_counter, policy=task.policy, step=step)
     optimum = _optimum(trace, scenario) if task.optimum else None
@@ -67,7 +67,7 @@ def play(cell: Cell, task: Task, step: Step = unseen) -> Played:
 
 
 def over_processes(cells: Sequence[Cell], task: Task, processes: int, step: Step = unseen) -> Iterator[Played]:
-    """In the order of the cells, each as soon as it and those before it are done; ``step`` comes once for each run."""
+    """Play cells; each is yielded once it and those before it are done. ``step`` is called once for each run."""
     workers = min(processes, len(cells))
     if workers < 2:
         yield from (play(cell, task, step) for cell in cells)
@@ -79,7 +79,7 @@ def over_processes(cells: Sequence[Cell], task: Task, processes: int, step: Step
 def over_ray(cells: Sequence[Cell], task: Task, address: str, step: Step = unseen) -> Iterator[Played]:
     """As ``over_processes``, on a Ray cluster whose nodes have this package and the traces at the same paths.
 
-    ``address`` is Ray's: ``host:port``, ``auto`` for a running cluster, ``local`` for one of this call.
+    ``address`` is Ray's: ``host:port``, ``auto`` for a running cluster, ``local`` for one that this call starts.
     """
     try:
         import ray  # noqa: PLC0415 (an optional extra)
@@ -99,7 +99,7 @@ def over_ray(cells: Sequence[Cell], task: Task, address: str, step: Step = unsee
 
 
 def _stepped(cells: Sequence[Cell], played: Iterable[Played], step: Step) -> Iterator[Played]:
-    """The runs of a replay elsewhere are told when all of them are done."""
+    """Call ``step`` for the runs of a replay elsewhere once all of them are done."""
     for cell, one in zip(cells, played, strict=True):
         for _ in cell.runs:
             step()
@@ -107,7 +107,7 @@ def _stepped(cells: Sequence[Cell], played: Iterable[Played], step: Step) -> Ite
 
 
 def _check_listens(address: str) -> None:
-    """Ray itself tries for many minutes."""
+    """InputError if nothing listens: Ray itself would try for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return  # a word, such as auto
@@ -126,12 +126,12 @@ def sweep_document(cells: Sequence[Played], wall_s: float) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _trace(name: str) -> Trace:
-    """The last one that this process played stays."""
+    """The trace; the last one that this process played is kept."""
     return open_trace(name)
 
 
 def _optimum(trace: Trace, scenario: Scenario) -> float:
-    """Share of the prompts' tokens; as in every run, a prompt's last token is no hit, nor what a block has beyond."""
+    """Share of prompt tokens that are hits; as in runs, a prompt's last token is none, nor what a block has beyond."""
     tiers, chunk_bytes = scenario.tiers, trace.block_tokens * scenario.model.kv_token_bytes
     chunks = sum(tier.chunks(trace.unique, chunk_bytes) for tier in (tiers.dram, tiers.disk, tiers.remote))
     chunks += scenario.engines * (scenario.gpu_cache_tokens // trace.block_tokens)

@@ -1,4 +1,4 @@
-"""Traces of block chains in parquet: loaded whole, checked before anyone believes them."""
+"""Traces of block chains in parquet: loaded whole, and checked before use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Names = npt.NDArray[np.integer[Any]]
 """Block ids of any width: hashes may take all of 64 bits."""
 
 BUILTIN = ("lmcache_agents", "shift_mix_slice")
-"""Traces that come with the package; their names can stand where a file can."""
+"""Traces that come with the package; their names work wherever a file does."""
 
 
 class TraceError(ValueError):
@@ -38,7 +38,7 @@ class Trace:
     input_len: Ints
     """Prompt tokens."""
     session: Ints
-    """The conversation that it belongs to."""
+    """The conversation that the request belongs to."""
     type: list[str]
     """What made the request."""
     offsets: Ints
@@ -55,7 +55,7 @@ class Trace:
 
     @cached_property
     def unique(self) -> int:
-        """Different blocks."""
+        """Number of different blocks."""
         return int(np.count_nonzero(np.bincount(self.ids)))
 
     @cached_property
@@ -78,7 +78,7 @@ def builtin_trace(name: str) -> Trace:
 
 
 def open_trace(name: str) -> Trace:
-    """The trace in a file, or a shipped one by name where no such file is."""
+    """The trace in the file ``name``, or the shipped one of that name if there is no such file."""
     return builtin_trace(name) if name in BUILTIN and not Path(name).exists() else load_trace(Path(name))
 
 
@@ -189,7 +189,7 @@ def _check_requests(path: Path, trace: Trace) -> None:
 
 
 def _check_parents(path: Path, trace: Trace, names: Names) -> None:
-    """An id names its whole prefix: the block before it is the same wherever it stands; ``names`` as in the file."""
+    """TraceError unless each id follows the same block everywhere, as it names its prefix; ``names`` as in the file."""
     parents = np.concatenate([[-1], trace.ids[:-1]])
     starts = trace.offsets[:-1]
     parents[starts[starts < trace.accesses]] = -1
