@@ -13,7 +13,7 @@ MACHINE = f"{platform.machine()}, {os.cpu_count()} cores"
 
 
 def target(text: str) -> Path:
-    """An argument: a file for results. It is refused before the work, not after it, also if it holds anything else."""
+    """An argument: a file for results. One that is unfit, or holds anything else, is refused before the work."""
     path = Path(text)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder" if path.is_dir() else f"no folder {path.parent}")

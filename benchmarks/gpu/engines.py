@@ -2,7 +2,8 @@
 
 Two engines have a store each, and both stores use the same Redis on this host; a third engine has no connector. Every
 prompt is new, and is sent in turns: while nobody has it; to the engine that computed it (on the GPU, in staging, in the
-store's memory); and to the other engine (in Redis). From stores it is fetched as the gate decides, and in any case.
+store's memory); and to the other engine (in Redis). From the stores it is asked for twice: once as the gate
+decides, once fetched in any case.
 
 Then many prompts arrive while others are at work: all are in the store's memory; an engine without a store gets them
 too. All of it with compiled models and CUDA graphs, which is vLLM's default, and in eager mode.

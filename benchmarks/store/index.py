@@ -36,7 +36,7 @@ class Index:
             store.storing.commit(self._session, prompt, [ref for ref in refs if ref is not None])
 
     def book(self, number: int) -> None:
-        """Look up, load and release a prompt's chunks, and do at once what a store studies afterwards."""
+        """Look up, load and release a prompt's chunks, and study at once what a store studies afterwards."""
         prompt = self._prompts[number % len(self._prompts)]
         asked = Lookup(number, f"r{number}", prompt, PROMPT * CHUNK_TOKENS, b"")
         found = self._store.lookups.lookup(self._session, asked, wait=False)

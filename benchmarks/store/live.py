@@ -85,7 +85,7 @@ class _Probed:
         return taken
 
     def watched(self) -> None:
-        """Do what ``resized`` does beside resizing, which shares this process's interpreter with the lookups."""
+        """Do what ``resized`` does beside resizing: it shares this process's interpreter with the lookups."""
         self.store.total("clients")
         until = monotonic() + QUIET_S
         while monotonic() < until:

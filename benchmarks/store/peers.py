@@ -117,7 +117,10 @@ class Theirs:
         return float(self._ask("lookup", prompt, hits)["seconds"])
 
     def store(self, prompt: int) -> float:
-        """Store into an empty L1: it evicts in the background, and late. Waiting until lookups find it is not timed."""
+        """Store into an empty L1: it evicts late, in the background.
+
+        The wait until lookups find the prompt is not timed.
+        """
         self._server.clear()
         took_s = float(self._ask("store", prompt)["seconds"])
         wait_until(lambda: self._server.ask("lookup", prompt)["hits"] == CHUNKS, "lookups find it")

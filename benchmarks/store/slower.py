@@ -102,7 +102,7 @@ def measure(
 
 @contextmanager
 def moved(store: Store, tier: str, operation: str, chunks: int) -> Iterator[None]:
-    """RuntimeError unless exactly ``chunks`` go to or come from the tier within; lookups must find those that come."""
+    """RuntimeError unless exactly ``chunks`` go to or come from the tier; lookups must find those that come."""
     before = _seen(store, tier, operation)
     yield
     nbytes, tokens = (now - then for now, then in zip(_seen(store, tier, operation), before, strict=True))

@@ -71,7 +71,7 @@ class TokenFile:
 
 
 def parse(text: str, name: str) -> dict[bytes, Holder]:
-    """Holders by their token's digest. DocumentError for lines that are not ``role name token``; it shows none."""
+    """Holders by their token's digest. DocumentError for lines that are not ``role name token``; it shows no token."""
     holders: dict[bytes, Holder] = {}
     problems: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):

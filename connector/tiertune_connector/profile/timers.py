@@ -123,7 +123,7 @@ def cuda_timer(device: object = None) -> DeviceTimer[Any]:
 
 
 def gpu_uuid(device: object = None) -> str:
-    """A CUDA device's UUID, as NVML has it; None: the current one's. The device must be in use: this would start it."""
+    """A CUDA device's UUID, as NVML has it; None: the current one's. It must be in use already: this would start it."""
     import torch  # noqa: PLC0415 (as above)
 
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
