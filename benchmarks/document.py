@@ -1,4 +1,4 @@
-"""Results as JSON: laid over what the file has, and in it whole or not at all."""
+"""Results as JSON: laid over what the file has, and written whole or not at all."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ MACHINE = f"{platform.machine()}, {os.cpu_count()} cores"
 
 
 def target(text: str) -> Path:
-    """An argument: a file that can be written, told before the work and not after it; also where it has no results."""
+    """An argument: a file for results. One that is unfit, or holds anything else, is refused before the work."""
     path = Path(text)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder" if path.is_dir() else f"no folder {path.parent}")
@@ -25,19 +25,19 @@ def target(text: str) -> Path:
 
 
 def folder(text: str) -> Path:
-    """An argument: a folder that is there."""
+    """An argument: an existing folder."""
     if not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"no folder {text}")
     return Path(text)
 
 
 def add_bench_json(parser: argparse.ArgumentParser) -> None:
-    """The option that says where the results of a benchmark go, by themselves into ``bench.json``."""
+    """Add the option for the file of a benchmark's results, by default ``bench.json``."""
     parser.add_argument("--json", type=target, default=Path("bench.json"), help="results are laid over what is there")
 
 
 def known(path: Path) -> Document:
-    """What the file has; nothing of one that is not there, or is empty. ValueError where that is no JSON object."""
+    """What the file has; nothing if it is missing or empty. ValueError if it is no JSON object."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     found: Document = json.loads(text or "{}")
     if not isinstance(found, dict):

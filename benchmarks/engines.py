@@ -1,9 +1,9 @@
 """Real vLLM engines on the CPU, with TierTune and without: ``python -m benchmarks.engines [--quick] [--json PATH]``.
 
 Two tables. *Places*: the time to the first token of a long prompt that nobody has, that the same engine has, that
-another engine of the host has (shared), and that another one has that shares nothing. *Chat*: users in several rounds
-with a growing context, Poisson arrivals, a client that goes round robin over 1, 2 and 3 engines; engines that share a
-store against engines that have their own prefix cache alone, in turns on the same machine.
+another engine of the host has and shares, and that another engine has but does not share. *Chat*: users in several
+rounds with a growing context and Poisson arrivals; the client goes round robin over 1, 2 and 3 engines. Engines that
+share a store take turns with engines that have only their own prefix cache, on the same machine.
 
 Medians over interleaved repetitions. The model is tiny and has random weights: ratios say what sharing does to prefill
 on this machine, not what a GPU would gain.
@@ -46,7 +46,7 @@ PATIENT = {
 
 
 class Fleet:
-    """Engines with a store in common, and as many without any."""
+    """Engines that share a store, and as many without any."""
 
     def __init__(self, home: Host, shared: Sequence[Engine], isolated: Sequence[Engine]) -> None:
         self.home = home
@@ -54,7 +54,7 @@ class Fleet:
         self.isolated = isolated
 
     def forget(self) -> None:
-        """Nothing is cached anywhere."""
+        """Empty all caches."""
         for each in self.shared:
             each.reset()
         for each in self.isolated:
@@ -64,7 +64,7 @@ class Fleet:
 
 @contextmanager
 def fleet(folder: Path, engines: int) -> Iterator[Fleet]:
-    """Started together, warmed up one by one: the first requests of an engine are slow."""
+    """Start engines together and warm them up one by one: an engine's first requests are slow."""
     model = write_model(folder / "model")
     with ExitStack() as stack:
         home = stack.enter_context(host(folder / "host", "host-a", remote=None, dram="1GiB"))
@@ -102,7 +102,7 @@ def prompt(tokens: int, *, seed: Any) -> list[int]:  # noqa: ANN401 (whatever nu
 
 
 def places(run: Fleet, repetitions: int) -> dict[str, Any]:
-    """Seconds to the first token of a long prompt, by who has it; chunks that the store was given and gave."""
+    """Seconds to the first token of a long prompt, by who has it; chunks put into the store, and got from it."""
     first, second = run.shared[:2]
     seconds: dict[str, list[float]] = {"cold": [], "same_instance": [], "other_shared": [], "other_unshared": []}
     run.forget()

@@ -2,13 +2,13 @@
 
 1 to 32 engines, each with the same memory (so that a shared tier grows with the fleet), random and sticky routing,
 tail-first LRU in production's pools. *1/N*: with random routing a cache has seen a prompt that comes for the second
-time with probability 1/N, so this column is what one engine alone hits, divided by N. *Exact*: by how often each block
-is asked, N (1 - (1 - 1/N)^R) misses instead of one, which is what caches that keep everything (memory 1) must show.
-*Even*: the same as if all were asked equally often, as ``tiertune plan`` takes it: a lower bound, because what is asked
-most is soon in every cache.
+time with probability 1/N, so this column is the hit ratio of one engine alone, divided by N. *Exact*: a block that is
+asked for R times has N (1 - (1 - 1/N)^R) misses instead of one; caches that keep everything (memory 1) must show this.
+*Even*: the same if all blocks were asked for equally often, as ``tiertune plan`` assumes: a lower bound, because the
+blocks that are asked for most are soon in every cache.
 
-Made by ``python -m benchmarks.fleet_hit_rate --json benchmarks/results/fleet_hit_rate.json``: the shipped traces. Any
-other: ``python -m benchmarks.fleet_hit_rate shared/traces/*.parquet``.
+The shipped traces: ``python -m benchmarks.fleet_hit_rate --json benchmarks/results/fleet_hit_rate.json``. Any other:
+``python -m benchmarks.fleet_hit_rate shared/traces/*.parquet``.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from tiertune_connector.whatif.simulated import SimulatedPool
 
 ENGINES = (1, 2, 4, 8, 16, 32)
 MEMORY = (0.01, 0.1, 1.0)
-"""Of one engine, as a share of the trace's unique blocks."""
+"""One engine's memory, as a share of the trace's unique blocks."""
 
 
 def hit_ratio(trace: Trace, placed: Sequence[int], caches: int, chunks: int) -> float:
-    """Accesses within cached prefixes; request r asks cache ``placed[r]`` of ``caches``, each of ``chunks``."""
+    """Share of accesses in cached prefixes; request r asks cache ``placed[r]`` of ``caches``, each of ``chunks``."""
     pools = [SimulatedPool(chunks) for _ in range(caches)]
     hits = 0
     for chain, cache in zip(trace.keys, placed, strict=True):

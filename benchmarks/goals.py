@@ -12,7 +12,7 @@ _REACHES = {"at least": ge, "at most": le, "below": lt}
 class Goal:
     side: Literal["at least", "at most", "below"]
     must: float
-    """The gate."""
+    """What must be reached."""
     aim: float | None = None
     """What is hoped for."""
 
@@ -24,7 +24,7 @@ class Goal:
 
 
 Judged = tuple[str, float, Goal | None]
-"""Name and value of a figure; a figure without a goal stands for itself."""
+"""A figure's name, value and goal; without a goal it is only shown."""
 
 
 def short(judged: Judged) -> bool:
@@ -33,7 +33,7 @@ def short(judged: Judged) -> bool:
 
 
 def table(figures: Iterable[Judged]) -> str:
-    """Those that are short of their goal first."""
+    """A table of figures, those that are short of their goal first."""
     lines = [f"{'figure':<30} {'measured':>10}  goal"]
     for each in sorted(figures, key=short, reverse=True):
         name, value, goal = each

@@ -1,8 +1,9 @@
 """What sharing does on a GPU: ``python -m benchmarks.gpu [--parts prefill fetch engines] [--json PATH]``.
 
-``prefill``: how well the gate foretells a prefill; ``fetch``: chunks from the store to the GPU, beside the GPU's copy
+``prefill``: how well the gate predicts a prefill; ``fetch``: chunks from the store to the GPU, beside the GPU's copy
 alone; ``engines``: vLLM with and without TierTune. The first two need PyTorch with a GPU in this environment, the last
-vLLM for it: ``TIERTUNE_ENGINE_PYTHON`` names its interpreter. Some 40 GB of host memory, 70 of the GPU's for engines.
+vLLM for it: ``TIERTUNE_ENGINE_PYTHON`` names its interpreter. All need some 40 GB of host memory, and ``engines`` 70 GB
+of the GPU's.
 """
 
 import argparse

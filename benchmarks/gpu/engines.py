@@ -1,11 +1,12 @@
-"""Real vLLM engines on one GPU, with a Llama of 8 billion parameters: who has a prompt, and what it takes then.
+"""Real vLLM engines on one GPU, with a Llama of 8 billion parameters: what a prompt takes, by who has it.
 
-Two engines have a store each, and both stores the same Redis on this host; a third one has no connector. Every prompt
-is new, and asked for in turns: where nobody has it, of the engine that computed it (on the GPU, in staging, in the
-store's memory), and of the other engine (in Redis), as its gate decides and fetched in any case.
+Two engines have a store each, and both stores use the same Redis on this host; a third engine has no connector. Every
+prompt is new, and is sent in turns: while nobody has it; to the engine that computed it (on the GPU, in staging, in the
+store's memory); and to the other engine (in Redis). From the stores it is asked for twice: once as the gate
+decides, once fetched in any case.
 
-Then many prompts come while others are at work: those that the store's memory has, beside an engine without a store.
-All of it for compiled models with CUDA graphs, as vLLM runs by itself, and in eager mode.
+Then many prompts arrive while others are at work: all are in the store's memory; an engine without a store gets them
+too. All of it with compiled models and CUDA graphs, which is vLLM's default, and in eager mode.
 """
 
 import json
@@ -42,9 +43,9 @@ MODES: dict[str, dict[str, Any]] = {
     "eager": {},
 }
 MANY = (1024,) * 6 + (4096,) * 8 + (8192,) * 2 + (12_288,) * 2
-"""Tokens of prompts that come one after another."""
+"""Tokens of the prompts that arrive while others are at work."""
 LOADS = (0.5, 1.3)
-"""Seconds of computing all of them, in those in which they come."""
+"""Seconds of computing all of them, per second in which they arrive."""
 WARMING = (200, 1000, 4000, 500, 8000, 2000, 16_000, 300, 3000)
 """Tokens of the prompts that an engine is asked first: kernels are loaded, and the gate learns what a prefill takes."""
 SETTINGS: dict[str, Any] = {
@@ -53,7 +54,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 IN_MEMORY = Path("/dev/shm")
 TILE = (1 << 22) + 3
-"""Different random weights: more than any row has."""
+"""Number of different random weights: more than any row has."""
 PATIENT = {"chunk_tokens": CHUNK, "staging": "4GiB", "lookup_deadline": "2s", "load_deadline": "10s"}
 
 
@@ -65,7 +66,7 @@ class Fleet:
 
 @contextmanager
 def fleet(folder: Path, model: Path, mode: Mapping[str, Any]) -> Iterator[Fleet]:
-    """Started together, and warm."""
+    """Start engines together, and warm them up."""
     folder.mkdir()
     settings = {**SETTINGS, **mode}
     with ExitStack() as stack:
@@ -120,7 +121,7 @@ def measure_fleet(run: Fleet) -> dict[str, Any]:
 
 
 def write_model(folder: Path, config: Mapping[str, Any]) -> None:
-    """A Llama's config.json and weights, 2 bytes each; a tile of random ones again and again."""
+    """Write a Llama's config.json and weights, 2 bytes each: a tile of random ones, repeated."""
     (folder / "config.json").write_text(json.dumps(config))
     header, offset = {}, 0
     for name, shape in shapes(config):
@@ -153,7 +154,7 @@ def _places(run: Fleet, tokens: int) -> dict[str, Any]:
         return batch.answers[0]
 
     def store(name: str, asked: list[int]) -> Answer:
-        """By the first engine, until its store and Redis have nothing but this prompt."""
+        """Ask the first engine, and wait until its store and Redis have this prompt and nothing else."""
         for home in run.hosts:
             home.flush()
         answer = ask(name, run.first, asked)
@@ -194,7 +195,7 @@ def _places(run: Fleet, tokens: int) -> dict[str, Any]:
 def arrivals(run: Fleet, load: float) -> list[Request]:
     """New prompts in an order and at times drawn at random, the same for each load; the first engine's store has all.
 
-    ``load``: seconds of computing them, in each second of those in which they come.
+    ``load``: seconds of computing them, per second in which they arrive.
     """
     drawn = np.random.default_rng(5)
     tokens = drawn.permutation(MANY).tolist()

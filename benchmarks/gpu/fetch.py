@@ -1,7 +1,7 @@
-"""A prompt's chunks from the store's memory to the GPU, as an engine's connector has them: by way of pinned staging.
+"""A prompt's chunks from the store's memory to the GPU through pinned staging, as an engine's connector copies them.
 
 Beside it what the machine does: memcpy on one thread, the GPU's own copy from and to staging, and from memory that is
-not pinned. ``alone`` is without the helpers that copy chunks of a job at a time.
+not pinned. ``alone`` is without the helpers that copy chunks of a job in parallel.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,18 @@ from tiertune_connector.copying.crew import usual_helpers
 from tiertune_connector.vllm.transfers import Transfers
 
 NBYTES = 32 * MIB
-"""Of a chunk: 256 tokens of a Llama of 8 billion parameters in bfloat16."""
+"""Bytes of a chunk: 256 tokens of a Llama of 8 billion parameters in bfloat16."""
 CHUNKS = 8
 PROMPTS = 4
-"""Loaded in turns: 1 GiB, more than caches hold."""
+"""Prompts loaded in turns: 1 GiB, more than caches hold."""
 ROOM = 16
-"""Prompts that the store has room for: what is stored beside evicts what was stored so, and none of those."""
+"""Prompts that the store has room for: those stored meanwhile evict each other, and none that is loaded."""
 ROUNDS = 15
 POLL_S = 1e-4
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Paths by name, as `bench.json` has them; each moves 8 chunks of 32 MiB. `store_to_gpu` is all of a fetch."""
+    """Paths by name, as `bench.json` has them; each moves 8 chunks of 32 MiB. `store_to_gpu` is a whole fetch."""
     with serving(folder, dram=ROOM * CHUNKS * NBYTES) as store:
         prompts = _Prompts(store)
         try:
@@ -52,7 +52,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 class _Prompts:
-    """In the store, and loaded in turns into one engine's staging."""
+    """Prompts in the store, loaded in turns into one engine's staging."""
 
     def __init__(self, store: Store) -> None:
         self._client = store.client(NBYTES)
@@ -109,7 +109,7 @@ class _Prompts:
 
 
 def _done(transfers: Transfers) -> None:
-    """As a scheduler asks again and again; RuntimeError if a chunk did not come or go."""
+    """Ask again and again, as a scheduler does, until the job is over; RuntimeError if it failed."""
     while not (over := transfers.take()):
         sleep(POLL_S)
     if not over[0].succeeded:

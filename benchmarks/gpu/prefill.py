@@ -1,8 +1,8 @@
-"""How well the gate foretells what a prefill takes on this GPU: steps of a Llama of 8 billion parameters.
+"""How well the gate predicts what a prefill takes on this GPU: steps of a Llama of 8 billion parameters.
 
-The gate's model learns from some steps, as it does in an engine, and is asked for others. A step computes some tokens
-of one prompt behind those that are computed already. All layers have the same random weights, which no cache of the GPU
-holds; what takes little is left out (rotation, sampling).
+The gate's model learns from some steps, as it does in an engine, and predicts others. A step computes some tokens of
+one prompt after those already computed. All layers have the same random weights, which no cache of the GPU holds; cheap
+parts are left out (rotation, sampling).
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,11 @@ STEP_TOKENS = 8192
 CONTEXT = 24_000
 """Tokens computed before a step, at most."""
 LEARNED, ASKED = 60, 60
-"""Steps that the model learns from, and those that it is asked for."""
+"""Steps that the model learns from, and those that it predicts."""
 REPEATED = 3
-"""Times that each of the latter runs."""
+"""How often each predicted step runs."""
 PEAK_FLOPS = 989e12
-"""Of an H100 or H200 in bfloat16, dense: what `replay` and `plan` assume half of."""
+"""Peak of an H100 or H200 in dense bfloat16; `replay` and `plan` assume half of it."""
 Span = tuple[int, int]
 
 
@@ -66,7 +66,7 @@ class Llama:
 
 
 def measure(_: Path) -> dict[str, Any]:
-    """Errors as shares of what a step took, by what the model counts: FLOPs, or tokens."""
+    """Prediction errors as shares of a step's seconds, by what the model counts: FLOPs, or tokens."""
     model, random = Llama(), np.random.default_rng(0)
     learned = list(_spans(random, LEARNED))
     asked = list(_spans(random, ASKED))
@@ -99,7 +99,7 @@ def _drawn(*shape: int) -> torch.Tensor:
 
 
 def _spans(random: np.random.Generator, count: int) -> Iterator[Span]:
-    """Of 64 to 8,192 tokens, half of them at the beginning of a prompt."""
+    """Spans of 64 to 8,192 tokens, half of them at the beginning of a prompt."""
     for _ in range(count):
         tokens = int(np.exp(random.uniform(np.log(64), np.log(STEP_TOKENS))))
         first = int(random.integers(0, CONTEXT)) if random.random() < 0.5 else 0
@@ -107,7 +107,7 @@ def _spans(random: np.random.Generator, count: int) -> Iterator[Span]:
 
 
 def _seconds(model: Llama, spans: Sequence[Span]) -> list[float]:
-    """Of the device, as the worker of an engine measures them."""
+    """Device seconds of each step, as an engine's worker measures them."""
     timer, found = cuda_timer(), []
     for span in spans:
         mark = timer.start(span)
@@ -120,7 +120,7 @@ def _seconds(model: Llama, spans: Sequence[Span]) -> list[float]:
 
 
 def _errors(cost: PrefillCost, asked: Sequence[Span], took: Sequence[float]) -> dict[str, float]:
-    """Of the prediction, as shares of what a step took."""
+    """Errors of the prediction, as shares of a step's seconds."""
     shares = sorted(abs((cost.seconds(*span) or 0.0) / s - 1) for span, s in zip(asked, took, strict=True))
     return {
         "mean": sum(shares) / len(shares),

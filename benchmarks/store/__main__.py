@@ -2,10 +2,10 @@
 
 Every path goes through a real client and a real store process, its metrics on, and is timed in turns with its
 baseline, in the same run: ratios of medians say what the store does, seconds what this machine does. Under
-``overhead``, ``metric_event`` is the time of one metric event over a microsecond; over a memcpy of the chunk are
-``bookkeeping_32m``, what a store does for a chunk in its index, and ``round_trips_32m``, a load without its copy, which
-has no goal. Under ``live`` are lookups while a store is tuned, beside quiet ones. Under ``scattered``, without a goal,
-the chunk goes from the row to an engine's blocks, or comes from there.
+``overhead``, ``metric_event`` is the microseconds of one metric event; the others are relative to a memcpy of the
+chunk: ``bookkeeping_32m``, a store's work in its index for a chunk, and ``round_trips_32m``, a load without its copy,
+which has no goal. Under ``live`` are lookups while a store is tuned, beside quiet ones. Under ``scattered``, without a
+goal, the chunk also goes from the row to an engine's blocks, or comes from there.
 """
 
 import argparse
@@ -49,13 +49,13 @@ PARTS: dict[str, tuple[Callable[[Path, int], Told], int]] = {
     "codec": (coded.measure, 9),
     "peers": (peers.measure, 8),
 }
-"""Each with its rounds."""
+"""Each part's function and rounds."""
 USUAL = [part for part in PARTS if part != "peers"]
-"""What is measured unless parts are named: LMCache is a matter of its own, `make bench-peers`."""
+"""Parts measured unless others are named; `make bench-peers` measures beside LMCache."""
 
 
 def measure(parts: Sequence[str], *, quick: bool, folder: Path | None = None) -> Told:
-    """As `bench.json` has it; a part that this machine cannot do is left out, and why is printed."""
+    """Results as in `bench.json`; a part that this machine cannot run is left out, and the reason printed."""
     told: Told = {}
     for part in parts:
         run, rounds = PARTS[part]
@@ -68,7 +68,7 @@ def measure(parts: Sequence[str], *, quick: bool, folder: Path | None = None) ->
 
 
 def table(told: Mapping[str, Any]) -> str:
-    """Every figure beside what it must be, those that are short of it first; every path beside its baseline."""
+    """Every figure beside its goal, those that are short of it first; every path beside its baseline."""
     lines = [goals.table(judged(told)), "", f"{'path':<26} {'GB/s':>9}  {'baseline':<10} {'GB/s':>7} {'ratio':>7}"]
     paths = told.get("paths", {}) | {f"{name}, scattered": path for name, path in told.get("scattered", {}).items()}
     for name, path in paths.items():

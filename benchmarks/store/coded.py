@@ -1,4 +1,4 @@
-"""What coding a chunk for the remote costs and saves, and for how slow a link that pays; one thread, no link."""
+"""What coding a chunk for the remote costs and saves, and below which link speed it pays; one thread, no link."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,10 +20,10 @@ CHANNELS = 1024
 
 
 def measure(_: Path, rounds: int) -> dict[str, Any]:
-    """Of generated numbers: how well the cache of a real model can be coded is not known here."""
+    """Measured on generated numbers, which do not show how well a real model's cache can be coded."""
     if told := missing("lz4"):
         raise NotMeasuredError(told)
-    with ThreadPoolExecutor(1) as thread:  # on the main one the library would use threads of its own
+    with ThreadPoolExecutor(1) as thread:  # on the main thread the library would use its own threads
         return thread.submit(_measure, rounds).result()
 
 
@@ -49,12 +49,12 @@ def _measure(rounds: int) -> dict[str, Any]:
 
 
 def pays_below(ratio: float, decode: float) -> float:
-    """The link's speed below which a coded chunk is here sooner: decoding is no slower than what it saves."""
+    """Link speed below which a coded chunk arrives sooner: decoding takes less time than the link saves by it."""
     return decode * (ratio - 1) / ratio
 
 
 def numbers() -> memoryview:
-    """Normal numbers in bfloat16, each channel of its own scale (log-normal), as keys and values have them."""
+    """Normal numbers in bfloat16, each channel with its own scale (log-normal), like keys and values."""
     rng = np.random.default_rng(0)
     scale = np.exp(rng.standard_normal(CHANNELS)).astype(np.float32)
     made = rng.standard_normal((NBYTES // 2 // CHANNELS, CHANNELS), np.float32) * scale

@@ -1,7 +1,7 @@
-"""Disk: a chunk that neither DRAM nor the page cache holds, and a batch until its bytes are with the device.
+"""Disk: reads of a chunk that neither DRAM nor the page cache holds, and writes of a batch until the device has it.
 
-The baseline is O_DIRECT into and out of one touched, aligned buffer, in a file of the same folder whose blocks are all
-there. The clock of our writes stops when no page of the slab waits to be written out; nobody syncs.
+The baseline is O_DIRECT between one touched, aligned buffer and a file in the same folder whose blocks are all
+allocated. The clock of our writes stops when no page of the slab waits to be written out; nobody syncs.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _WRITE_OUT = 1 | 2 | 4
 
 
 def disk(folder: Path, rounds: int) -> dict[str, Any]:
-    """The device is the one of the folder; the tier is full, so that each chunk written takes another's place."""
+    """Measure the folder's device; the tier is full, so that each chunk written takes another's place."""
     section = {"path": str(folder / "disk"), "capacity": CHUNKS * (NBYTES + mmap.PAGESIZE)}
     with raw_file(folder / "raw") as raw, serving(folder, dram=IN_DRAM * NBYTES, disk=section) as store:
         store.tune("tiers", "disk", write="commit")
@@ -38,7 +38,7 @@ def disk(folder: Path, rounds: int) -> dict[str, Any]:
 
 @contextmanager
 def raw_file(path: Path) -> Iterator[Raw]:
-    """A file of as many chunks as are asked for; NotMeasuredError where the file system has no O_DIRECT."""
+    """The baseline: a file of ``CHUNKS`` chunks. NotMeasuredError if the file system has no O_DIRECT."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
     except OSError as error:
@@ -68,7 +68,7 @@ def _whole(done: int) -> None:
 
 
 def _slab(folder: Path) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Put the store's file out of the page cache; and wait until no page of it is still to be written out."""
+    """Functions that drop the store's file from the page cache, and that wait until all its pages are written out."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def each(do: Callable[[int], None]) -> None:

@@ -1,4 +1,4 @@
-"""DRAM: load and store of one chunk through the client, against memcpy of as much from memory to memory."""
+"""DRAM: load and store of one chunk through the client, against a memcpy of as much from memory to memory."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -15,18 +15,18 @@ from tiertune_connector.chunk import Bytes
 
 SIZES = {"32m": 32 * MIB, "8m": 8 * MIB, "3m": 3 * MIB}
 STORED = ("32m", "8m")
-"""Sizes of which storing is told too."""
+"""Sizes whose storing is measured too."""
 POOL = 768 * MIB
 """Far more than caches of the processor hold."""
 QUICK_POOL = 128 * MIB
 PAGES = 1024
-"""Of 32 KiB: those of 256 tokens in an engine whose blocks have 16 tokens, keys and values of 32 layers apart."""
+"""Pages of 32 KiB: 256 tokens in an engine with blocks of 16 tokens, keys and values of 32 layers apart."""
 STAGED = 2
-"""Buffers that chunks are copied into, as an engine's staging; as many others for what is beside it."""
+"""Buffers that chunks are copied into, like an engine's staging; the baseline has as many of its own."""
 
 
 def measure(folder: Path, rounds: int, *, pool: int = POOL) -> dict[str, Any]:
-    """Paths, faults, and what is done beside the copy, over a memcpy of the chunk: round trips, bookkeeping alone."""
+    """Paths, faults, and work beside the copy, relative to a memcpy of the chunk: round trips, bookkeeping alone."""
     told: dict[str, Any] = {"paths": {}, "scattered": {}, "faults_per_op": {}, "overhead": {}}
     for size, nbytes in SIZES.items():
         home = folder / size
@@ -37,7 +37,7 @@ def measure(folder: Path, rounds: int, *, pool: int = POOL) -> dict[str, Any]:
 
 
 class _Chunks:
-    """As many in memory of ours as in the store, which is full: every chunk that is stored evicts one."""
+    """Chunks to load, and the same in memory of ours. The store is full: every chunk that is stored evicts one."""
 
     def __init__(self, store: Store, nbytes: int, count: int) -> None:
         self.store = store
@@ -59,7 +59,7 @@ class _Chunks:
         load_chunk(self.client, self._there[number % self._count], self._staged[number % STAGED])
 
     def load_scattered(self, number: int) -> None:
-        """As an engine's blocks take it."""
+        """Load, and scatter the chunk into an engine's blocks."""
         self.load(number)
         self._pages[self._where] = self._paged(self._staged[number % STAGED])
 
@@ -67,7 +67,7 @@ class _Chunks:
         load_chunk(self.client, self._there[number % self._count], None)
 
     def copy(self, number: int) -> None:
-        """Into buffers that no load copies into: those are in the caches of both processors."""
+        """Copy into buffers that no load copies into: those of loads are in the caches of both processors."""
         np.copyto(self._staged[STAGED + number % STAGED], self._here[number % self._count])
 
     def take(self, number: int) -> None:
@@ -75,7 +75,7 @@ class _Chunks:
         store_chunk(self.client, sha256(b"store %d" % self._stored).digest(), self._here[number % self._count])
 
     def take_scattered(self, number: int) -> None:
-        """As an engine's blocks have it."""
+        """Gather the chunk from an engine's blocks, and store it."""
         gathered = self._paged(self._here[number % self._count])
         np.take(self._pages, self._where, axis=0, out=gathered, mode="clip")
         self.take(number)
@@ -84,13 +84,13 @@ class _Chunks:
         return row.view(np.int64).reshape(PAGES, -1)
 
     def copy_away(self, number: int) -> None:
-        """Between rows that no cache holds, as what is stored comes from one, and goes to the slot used longest ago."""
+        """Copy between rows that no cache holds, as storing copies from one to the slot used longest ago."""
         source, target = (self._here[(number + self._count * part // 3) % self._count] for part in (1, 2))
         np.copyto(target, source)
 
 
 def _measure(chunks: _Chunks, size: str, rounds: int, told: dict[str, Any]) -> None:
-    """Loads first: what is stored later evicts what was there."""
+    """Measure loads first: what is stored later evicts what was there."""
     whole = size == "32m"
     paths = {"load": chunks.load, "copy": chunks.copy, "round trips": chunks.ask}
     with index() as indexed:

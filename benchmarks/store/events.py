@@ -7,14 +7,14 @@ from typing import Any
 from tiertune_connector.counters import Counters
 
 EVENTS = 200
-"""In one go: few enough that most are not interrupted."""
+"""Events in one go: so few that most goes are not interrupted."""
 GOES = 20
-"""Of each round."""
+"""Goes in each round."""
 EVENT_S = 1e-6
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """``metric_event`` of the dearer kind, of a count and an observation of a histogram; 1 is a microsecond."""
+    """``metric_event`` of the dearer kind, a count or a histogram's observation; 1 is a microsecond."""
     counters = Counters()
 
     def count() -> None:

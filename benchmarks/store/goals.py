@@ -26,9 +26,9 @@ LOOKUP_P99 = Goal("at most", 5, 3)
 """Times a bare echo's."""
 OVERHEAD = {"bookkeeping_32m": Goal("at most", 0.02, 0.01), "metric_event": Goal("at most", 1.0, 0.2)}
 LIVE = {"resize": Goal("at most", 3, 1.5), "switch": Goal("at most", 3, 1.5)}
-"""Tail of lookups meanwhile, times that of quiet ones."""
+"""Tail of lookups during the change, as a multiple of quiet ones'."""
 SWITCH_STEP_US = Goal("at most", 5000, 1000)
-"""Processor time of the longest step of a switch: a request waits for one at most."""
+"""Processor time of the longest step of a switch: a request waits for at most one step."""
 
 
 def judged(document: Mapping[str, Any]) -> Iterator[tuple[str, float, Goal]]:

@@ -14,7 +14,7 @@ from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import parse_tuning
 
 _NBYTES = 4096
-"""Of a chunk here; the index does not care."""
+"""Bytes of a chunk here; the index does not depend on them."""
 PROMPT = 8
 """Chunks that are asked for together."""
 
@@ -36,7 +36,7 @@ class Index:
             store.storing.commit(self._session, prompt, [ref for ref in refs if ref is not None])
 
     def book(self, number: int) -> None:
-        """Look up, load and release the chunks of a prompt; what is studied afterwards is studied here."""
+        """Look up, load and release a prompt's chunks, and study at once what a store studies afterwards."""
         prompt = self._prompts[number % len(self._prompts)]
         asked = Lookup(number, f"r{number}", prompt, PROMPT * CHUNK_TOKENS, b"")
         found = self._store.lookups.lookup(self._session, asked, wait=False)
@@ -50,7 +50,7 @@ class Index:
 
 @contextmanager
 def index(prompts: int = 512) -> Iterator[Index]:
-    """All of its prompts lie in DRAM."""
+    """An index whose prompts all lie in DRAM."""
     clock, capacity = time.monotonic, prompts * PROMPT * 2 * _NBYTES
     tuning = parse_tuning({"tiers": {"dram": {"capacity_bytes": capacity}, "remote": {"fetch": "off", "write": "off"}}})
     dram = DramTier(segment_bytes=capacity, clock=clock)

@@ -22,11 +22,11 @@ ALGORITHMS = ("arc", "s3fifo", "lru")
 QUIET_S = 1.0
 _BATCH = 128
 _CLOSE = 0.99
-"""Of the memory that a resize is to take."""
+"""Share of a resize's memory that counts as all of it."""
 
 
 def resize(folder: Path, rounds: int, *, size: int = SIZE) -> dict[str, Any]:
-    """A full DRAM tier halved and doubled; each lasts until the machine has, or has given, the memory."""
+    """A full DRAM tier halved and doubled; each lasts until the machine has got back, or given, the memory."""
     with serving(folder, dram=size) as store:
         probed = _Probed(store, RESIZED_CHUNK, size)
         quiet, tuned = list[list[float]](), list[list[float]]()
@@ -39,7 +39,7 @@ def resize(folder: Path, rounds: int, *, size: int = SIZE) -> dict[str, Any]:
 
 
 def switch(folder: Path, rounds: int, *, chunks: int = SWITCHED) -> dict[str, Any]:
-    """Another eviction algorithm over many chunks. RuntimeError if one of them is lost."""
+    """Switch many chunks to another eviction algorithm. RuntimeError if one of them is lost."""
     with serving(folder, dram=chunks * PAGE) as store:
         probed = _Probed(store, PAGE, chunks * PAGE)
         probed.fill()
@@ -64,7 +64,7 @@ class _Probed:
         wait_until(lambda: self._taken() >= _CLOSE * size, "the store's memory follows")
 
     def fill(self) -> None:
-        """Store what is missing, those that are asked for last."""
+        """Store what is missing; last the chunks that lookups ask for."""
         for batch in _batches(self._chunks[::-1]):
             slots = [slot for slot in self._client.reserve(batch).result().slots if slot is not None]
             for slot in slots:
@@ -85,7 +85,7 @@ class _Probed:
         return taken
 
     def watched(self) -> None:
-        """What ``resized`` does beside resizing: it shares this process, and its interpreter, with the lookups."""
+        """Do what ``resized`` does beside resizing: it shares this process's interpreter with the lookups."""
         self.store.total("clients")
         until = monotonic() + QUIET_S
         while monotonic() < until:
@@ -93,7 +93,7 @@ class _Probed:
             sleep(POLL_S)
 
     def asked(self) -> None:
-        """What ``switched`` does beside switching."""
+        """Do what ``switched`` does beside switching."""
         self.store.total("clients")
         sleep(QUIET_S)
 
@@ -128,7 +128,7 @@ def _batches(chunks: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 def _segment(descriptor: Path) -> tuple[int, int]:
-    """Number and bytes of the file behind a descriptor; nothing of one that is no segment."""
+    """Inode number and bytes of the file behind a descriptor; zeros if it is no segment."""
     try:
         if "memfd:tiertune" in str(descriptor.readlink()):
             told = descriptor.stat()
@@ -163,7 +163,7 @@ def _processor_s(act: Callable[[], object]) -> float:
 def _told(
     name: str, quiet: Sequence[Sequence[float]], tuned: Sequence[Sequence[float]], **more: float
 ) -> dict[str, Any]:
-    """Tails of all lookups, and the longest one of half of the times."""
+    """Tails of all lookups, and the median of the phases' longest ones."""
     told = more
     for prefix, phases in (("", tuned), ("quiet_", quiet)):
         taken = [seconds for phase in phases for seconds in phase]

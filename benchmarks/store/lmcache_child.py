@@ -2,8 +2,8 @@
 
 ``lmcache_child.py RPC_URL HTTP_URL CHUNKS SHAPE`` says ``{"ready": true}``. Then it answers each line ``{"do": name,
 "prompt": number}`` with one line, until standard input ends. Seconds are LMCache's own, of the operation alone. A
-prompt has so many chunks of 256 tokens, which lie in an engine's blocks. The shape is that of all blocks: keys and
-values, blocks, tokens per block, heads, width: dtype: layers, such as ``(2,300,16,8,128):bfloat16:32``.
+prompt has CHUNKS chunks of 256 tokens, which lie in an engine's blocks. SHAPE is that of all blocks: keys and values,
+blocks, tokens per block, heads, width: dtype: layers, such as ``(2,300,16,8,128):bfloat16:32``.
 """
 
 import json
@@ -20,7 +20,7 @@ from lmcache.cli.commands.bench.server_bench.config import BenchConfig
 
 CHUNK_TOKENS = 256
 POLL_S = 0.005
-"""Between questions whether a lookup has an answer, if the first has none: one that asks L2. Each costs the server."""
+"""Between polls of a lookup, if the first has no answer, as for one that asks L2. Each poll costs the server."""
 
 
 class Child:
@@ -59,7 +59,7 @@ class Child:
         return {"seconds": stored.latency_ms / 1e3, "hits": request.total_chunks if stored.succeeded else 0}
 
     def retrieve(self, prompt: int) -> dict[str, Any]:
-        """Without the lookup before it, whose seconds are told too."""
+        """Retrieve a prompt; the lookup before it is timed apart, as ``lookup_s``."""
         request = self._request(prompt)
         found = self._found(request)
         tokens = found["hits"] * CHUNK_TOKENS
@@ -70,7 +70,7 @@ class Child:
         return {"seconds": loaded.latency_ms / 1e3, "lookup_s": found["seconds"], "hits": found["hits"]}
 
     def check(self, prompt: int) -> dict[str, Any]:
-        """Retrieve a prompt that was stored, over zeros; hits only if its blocks are then what they were before."""
+        """Retrieve a prompt that was stored, over zeros; hits count only if its blocks are then as they were before."""
         request = self._request(prompt)
         span = request, 0, request.num_full_tokens
         before = self._client.compute_checksums(*span)

@@ -18,12 +18,12 @@ from tiertune_agent.demo.ports import free_port
 VENV = Path(__file__).parents[2] / ".venv-lmcache"
 CHILD = Path(__file__).with_name("lmcache_child.py")
 QUIET = ("LMCACHE_TRACK_USAGE=false", "DO_NOT_TRACK=1", "LMCACHE_DISABLE_BANNER=1")
-"""It reports its usage to its makers otherwise."""
+"""Otherwise LMCache reports its usage to its makers."""
 HANG_S = 100.0
-"""Its client has time limits of its own, but not for all it does."""
+"""LMCache's client has time limits of its own, but not for all it does."""
 SHARED = Path("/dev/shm")
 BOUND = ("setpriv", "--pdeathsig", "KILL", "env", *QUIET)
-"""What a command begins with that is to end with this process even if that is killed."""
+"""Beginning of a command that must end with this process, even if this process is killed."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LMCache:
     child: "subprocess.Popen[bytes]"
 
     def clear(self) -> None:
-        """By force: what was looked up and not retrieved stays locked."""
+        """Empty the cache by force: what was looked up and not retrieved stays locked."""
         self.http.post("/cache/clear", json={"force": True}).raise_for_status()
 
     def ask(self, what: str, prompt: int) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class LMCache:
 
 @contextmanager
 def lmcache(folder: Path, chunks: int, shape: str, *more: str, gib: float) -> Iterator[LMCache]:
-    """A server with so much DRAM, and a client whose prompts have so many chunks; their shared memory goes too.
+    """A server with ``gib`` of DRAM, and a client whose prompts have ``chunks``; their shared memory goes too.
 
     ``shape`` is that of the client's blocks (``lmcache_child``); ``more`` are options of the server.
     """

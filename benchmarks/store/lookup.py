@@ -34,7 +34,7 @@ CLIENTS = 4
 TURNS = 5
 CHUNK_BYTES = 64 << 10
 ASKED, ANSWERED = 2200, 600
-"""Bytes of a lookup of so many keys, and of its answer."""
+"""Bytes of a lookup of ``KEYS`` keys, and of its answer."""
 _ECHO = """
 import socket, sys, threading
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -47,11 +47,11 @@ while True:
     threading.Thread(target=serve, args=listener.accept()[:1], daemon=True).start()
 """
 _together: Barrier
-"""Of the processes of one measurement: each phase begins for all at once."""
+"""Shared by one measurement's processes: each phase begins for all at once."""
 
 
 def measure(folder: Path, rounds: int) -> dict[str, Any]:
-    """Half of all from one client alone; the tails from several, each a process, that ask store and echo in turns."""
+    """The median from one client alone; tails from several, each a process, that ask store and echo in turns."""
     times, path = 100 * rounds, folder / "e.sock"
     echo = [sys.executable, "-c", _ECHO, str(path), str(ASKED), str(ANSWERED)]
     with (
@@ -89,7 +89,7 @@ def _meet(barrier: Barrier) -> None:
 
 
 def _one(store: Path, url: str, echo: Path, times: int) -> tuple[list[float], list[float]]:
-    """One of the processes. No turn begins before the store has studied the lookups of the one before."""
+    """One of the processes. No turn begins before the store has studied the previous turn's lookups."""
     client = connected(store, CHUNK_BYTES)
     ours, bare = list[float](), list[float]()
     with dial(echo) as sock:
@@ -101,7 +101,7 @@ def _one(store: Path, url: str, echo: Path, times: int) -> tuple[list[float], li
                 httpx.get(f"{url}/metrics", timeout=START_S).raise_for_status()
                 _together.wait(START_S)
                 taken.extend(_times(once, times))
-                _together.wait(START_S)  # who is done first has nothing studied while others are still timed
+                _together.wait(START_S)  # else the first to end has the store study while others are timed
     client.close()
     return ours, bare
 

@@ -1,9 +1,9 @@
-"""Beside LMCache: prompts of eight chunks, out of an engine's blocks into each store and back, in turns.
+"""Beside LMCache: prompts of eight chunks, from an engine's blocks into each store and back, in turns.
 
 Theirs is LMCache's server in multi-process mode and its own client (`engine_driven`: the client copies), in an
-environment of its own; ours a store process and its client. Both begin and end in blocks of 16 tokens: LMCache's client
-gathers them into shared memory, ours into a row first, as the adapter has it, and from there with a checksum. Each
-copy is followed by numpy's of as many bytes.
+environment of its own; ours is a store process and its client. Both begin and end in blocks of 16 tokens: LMCache's
+client gathers them into shared memory, ours into a row first, as the adapter does, and copies from there with a
+checksum. Each copy is followed by numpy's copy of as many bytes.
 """
 
 import json
@@ -31,24 +31,24 @@ from tiertune_connector.client.store_client import ArrivedPart, StoreClient
 
 CHUNKS = 8
 PLANES, BLOCKS, BLOCK_TOKENS, BLOCK_BYTES = 2 * 32, 300, 16, 16 * 8 * 128 * 2
-"""Keys and values of 32 layers, each of so many blocks of 8 heads of 128 bfloat16."""
+"""Keys and values of 32 layers, each of 300 blocks of 16 tokens, with 8 heads of 128 bfloat16."""
 SHAPE = f"(2,{BLOCKS},{BLOCK_TOKENS},8,128):bfloat16:32"
-"""The same as LMCache has it."""
+"""The same in LMCache's notation."""
 NBYTES = PLANES * CHUNK_TOKENS // BLOCK_TOKENS * BLOCK_BYTES
 DRAM_GIB = 1
-"""Of each: four prompts."""
+"""DRAM of each side: four prompts."""
 IN_REDIS = 6
 """Prompts loaded in turns: the one asked for next has left DRAM."""
 LOOKUPS = 25
-"""For each round of copies."""
+"""Lookups for each round of copies."""
 MISSING = 1_000_000
 """A prompt that nobody stored."""
 Seconds = dict[str, dict[str, list[float]]]
-"""By figure, then by whose they are."""
+"""Seconds by figure, then by whose they are."""
 
 
 class Side(Protocol):
-    """All answers are seconds of the operation alone; RuntimeError if it did not do what was asked."""
+    """Methods return the seconds of the operation alone; RuntimeError if it did not do what was asked."""
 
     def lookup(self, prompt: int, hits: int) -> float: ...
     def store(self, prompt: int) -> float: ...
@@ -117,7 +117,10 @@ class Theirs:
         return float(self._ask("lookup", prompt, hits)["seconds"])
 
     def store(self, prompt: int) -> float:
-        """Into an empty L1: it evicts in the background, and late. Not told: lookups find it a little later."""
+        """Store into an empty L1: it evicts late, in the background.
+
+        The wait until lookups find the prompt is not timed.
+        """
         self._server.clear()
         took_s = float(self._ask("store", prompt)["seconds"])
         wait_until(lambda: self._server.ask("lookup", prompt)["hits"] == CHUNKS, "lookups find it")
@@ -127,7 +130,7 @@ class Theirs:
         return float(self._ask("retrieve", prompt)["seconds"])
 
     def load(self, prompt: int) -> float:
-        """From L2, which its lookup does."""
+        """Load from L2, which LMCache's lookup does."""
         self._server.clear()
         told = self._ask("retrieve", prompt)
         return float(told["lookup_s"] + told["seconds"])
@@ -181,7 +184,7 @@ def memory(folder: Path, rounds: int) -> Seconds:
 
 
 def remote(folder: Path, rounds: int) -> Seconds:
-    """Prompts that only Redis has, which both reach by TCP on the loopback; each has a database of its own."""
+    """Prompts that only Redis has; both sides reach it by TCP on the loopback, each with a database of its own."""
     with ExitStack() as stack:
         port = free_port()
         stack.enter_context(redis_server(folder, port, BOUND))
@@ -216,7 +219,7 @@ def turns(
     *,
     beside: Callable[[], float] | None = None,
 ) -> Seconds:
-    """All figures of one side, then of the other, which begins every second round; ``beside`` comes after each."""
+    """All figures of one side, then of the other; they take turns to begin. ``beside`` comes after each figure."""
     took: Seconds = {figure: {name: [] for name in (*sides, *(("memcpy",) if beside else ()))} for figure in each}
     for number in range(WARM + rounds):
         for name in list(sides)[:: 1 if number % 2 else -1]:
@@ -239,7 +242,7 @@ def figures(took: Seconds) -> dict[str, Any]:
 
 
 def table(told: Mapping[str, Any]) -> list[str]:
-    """Lines of what `figures` tells, where LMCache is ahead first; nothing of nothing."""
+    """Lines for what `figures` returned, those where LMCache is ahead first; none if there is nothing."""
     if not told:
         return []
     lines = [f"{'beside LMCache':<18} {'unit':<5} {'ours':>9} {'LMCache':>9} {'memcpy':>8} {'speed':>7}"]
@@ -258,7 +261,7 @@ def faster(row: Mapping[str, Any]) -> float:
 
 
 def copying() -> Callable[[], float]:
-    """As many bytes as a prompt has, between two touched buffers."""
+    """A copy of as many bytes as a prompt has, between two touched buffers; it returns its seconds."""
     row, out = rows(2, CHUNKS * NBYTES)
 
     def once() -> float:
@@ -270,7 +273,7 @@ def copying() -> Callable[[], float]:
 
 
 def sent(server: "redis.Redis", once: Callable[[], float]) -> float:
-    """RuntimeError unless Redis has sent a prompt meanwhile."""
+    """Seconds that ``once`` returns; RuntimeError unless Redis has sent a prompt meanwhile."""
     before = _sent_bytes(server)
     took_s = once()
     if (moved := _sent_bytes(server) - before) < CHUNKS * NBYTES:
@@ -280,7 +283,7 @@ def sent(server: "redis.Redis", once: Callable[[], float]) -> float:
 
 @contextmanager
 def unwound() -> Iterator[None]:
-    """While SIGTERM ends this process as Ctrl-C does, and with it what it has started."""
+    """Meanwhile SIGTERM ends this process as Ctrl-C does, and with it what it has started."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

@@ -1,6 +1,6 @@
-"""Redis on a unix socket, where the processor is the limit and no network: beside a bare socket, and redis-py.
+"""Redis on a unix socket, limited by the processor and not by a network, beside a bare socket and redis-py.
 
-The bare socket's other side is a process that sends and takes as many bytes in windows, and does nothing else.
+The bare socket's other side is a process that only sends and takes as many bytes, in windows.
 """
 
 import shutil
@@ -19,9 +19,9 @@ from benchmarks.store.world import MIB, accepts, dial, rows, running, serving
 
 WINDOW = MIB
 TIMEOUT_S = 10.0
-"""A command that takes longer is a failure; the benchmark is not about that."""
+"""A command that takes longer is a failure, which the benchmark does not measure."""
 ENVIRONMENT = ("env", "MALLOC_CONF=dirty_decay_ms:-1", "JE_MALLOC_CONF=dirty_decay_ms:-1")
-"""As `docs/remote.md` has it: else every chunk is written into memory that is new to Redis, however many have left."""
+"""As in `docs/remote.md`: else Redis writes every chunk into memory that is new to it, however many have left."""
 NAMES = ("redis_get_32m", "redis_set_32m")
 _PEER = """
 import os, socket, sys
@@ -78,9 +78,9 @@ def _paths(told: Measured) -> dict[str, Any]:
 
 @contextmanager
 def redis_server(folder: Path, port: int = 0, before: Sequence[str] = ENVIRONMENT) -> Iterator[redis.Redis]:
-    """It keeps nothing on disk, and listens on a port too unless that is 0; NotMeasuredError where none is installed.
+    """A Redis that keeps nothing on disk, and listens on ``port`` too unless it is 0; NotMeasuredError without Redis.
 
-    ``before``: what its command begins with.
+    ``before`` begins its command.
     """
     program, path = shutil.which("redis-server"), folder / "r.sock"
     if program is None:
@@ -94,7 +94,7 @@ def redis_server(folder: Path, port: int = 0, before: Sequence[str] = ENVIRONMEN
 
 
 def plainly(client: redis.Redis) -> Raw:
-    """One value of 32 MiB, as redis-py takes and gives it, copied into the memory where it is wanted."""
+    """redis-py's own set and get of one value of 32 MiB; what it gets is copied to where it is wanted."""
     row, out = rows(2, NBYTES)
     data = row.data
     client.set("plain", data)

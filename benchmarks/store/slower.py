@@ -1,4 +1,4 @@
-"""A tier slower than memory: chunks that DRAM does not hold, and batches written behind, beside baselines."""
+"""A tier slower than memory: reads of chunks not in DRAM, and batches written behind, beside baselines."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,15 +10,15 @@ from benchmarks.store.world import CHUNK_TOKENS, MIB, Store, keys, load_chunk, r
 
 NBYTES = 32 * MIB
 CHUNKS = 24
-"""Asked for in turns."""
+"""Chunks asked for in turns."""
 BATCH = 8
 """Chunks that are written behind in one go: enough that asking whether all are written costs little beside them."""
 IN_DRAM = 2 * BATCH
-"""Half of these may wait to be written; and what is asked for has left them long ago."""
+"""Chunks in DRAM: half of them may wait to be written, and the next one asked for has left long ago."""
 
 
 class NotMeasuredError(Exception):
-    """This machine does not have what is to be measured."""
+    """This machine lacks what is to be measured."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def measure(
 
 @contextmanager
 def moved(store: Store, tier: str, operation: str, chunks: int) -> Iterator[None]:
-    """So many chunks, and no other number, go to or come from the tier; those that come were found there by lookups."""
+    """RuntimeError unless exactly ``chunks`` go to or come from the tier; lookups must find those that come."""
     before = _seen(store, tier, operation)
     yield
     nbytes, tokens = (now - then for now, then in zip(_seen(store, tier, operation), before, strict=True))

@@ -25,10 +25,10 @@ from tiertune_connector.tiers.segment import PAGE
 MIB = 1 << 20
 CHUNK_TOKENS = 256
 START_S = 60.0
-"""For whatever is waited for."""
+"""Longest wait for anything."""
 POLL_S = 0.02
 WRITTEN_POLL_S = 0.003
-"""Each question costs the store half a millisecond or so."""
+"""Each poll costs the store half a millisecond or so."""
 DEADLINE_S = 30.0
 
 
@@ -57,11 +57,11 @@ class Store:
         self.http.put("/v1/tuning", json=document, headers=headers).raise_for_status()
 
     def wait_written(self) -> None:
-        """Until nothing waits to be written to slower tiers."""
+        """Wait until nothing is left to be written to slower tiers."""
         wait_until(lambda: not self.total("write_behind_queued"), "all is written behind", poll_s=WRITTEN_POLL_S)
 
     def wait_sized(self) -> None:
-        """Until a client's pool has all the memory that it may have: before, chunks leave for want of it."""
+        """Wait until a client's pool has all the memory that it may have: before, chunks leave for want of it."""
         wait_until(lambda: self._dram("effective") >= self._dram("desired") > 0, "DRAM is taken", poll_s=WRITTEN_POLL_S)
 
     def _dram(self, state: str) -> float:
@@ -80,7 +80,7 @@ class Store:
 
 
 def connected(path: Path, chunk_bytes: int) -> StoreClient:
-    """A client, connected; its namespace has chunks of so many bytes."""
+    """A connected client, whose namespace has chunks of ``chunk_bytes``."""
     name = Namespace(model=f"bench-{chunk_bytes}", chunk_tokens=CHUNK_TOKENS)
     client = StoreClient(path, name, chunk_bytes=chunk_bytes, chunk_tokens=CHUNK_TOKENS, engine="bench")
     if not client.connect():
@@ -90,7 +90,7 @@ def connected(path: Path, chunk_bytes: int) -> StoreClient:
 
 @contextmanager
 def serving(folder: Path, *, dram: int, **more: Any) -> Iterator[Store]:  # noqa: ANN401 (of a settings file)
-    """``tiertune store serve`` with so many bytes of DRAM, and further sections of its settings."""
+    """A store process with ``dram`` bytes of DRAM, and further sections of its settings."""
     address = folder / "state" / "http"
     settings = {
         "name": "bench",
@@ -111,7 +111,7 @@ def serving(folder: Path, *, dram: int, **more: Any) -> Iterator[Store]:  # noqa
 
 @contextmanager
 def running(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process, from when it is ready; RuntimeError with its log if it does not come so far."""
+    """A process that is ready; RuntimeError with its log if it does not get so far."""
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     try:
@@ -176,7 +176,7 @@ def store_chunk(client: StoreClient, key: bytes, data: Bytes) -> None:
 
 
 def load_chunk(client: StoreClient, key: bytes, out: Bytes | None) -> None:
-    """Look up, load, copy and check, release; None: all but the copy. RuntimeError if the chunk did not come."""
+    """Look up, load, copy and check, release; no ``out``: all but the copy. RuntimeError if the chunk did not come."""
     client.lookup("bench", [key], prompt_tokens=CHUNK_TOKENS).result()
 
     def copy(parts: Sequence[ArrivedPart]) -> None:

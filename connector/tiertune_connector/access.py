@@ -29,7 +29,7 @@ class TlsFiles(Document):
     certificate_file: Path | None = None
     """The client certificate, with ``key_file``."""
     key_file: Path | None = None
-    """Without a passphrase."""
+    """The certificate's key, without a passphrase."""
 
     @model_validator(mode="after")
     def _pair(self) -> Self:
@@ -39,7 +39,7 @@ class TlsFiles(Document):
 
 
 class Login(Document):
-    """What is shown to the servers. Files are read again for every new connection: a password may be changed in place.
+    """Credentials for the servers. Files are read again for every new connection: a password may be changed in place.
 
     Relative paths start at the folder of the settings, as ``beside`` makes them.
     """

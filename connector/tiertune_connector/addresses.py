@@ -11,7 +11,7 @@ _SCHEMES = {
     "redis+sentinel": (False, True),
     "rediss+sentinel": (True, True),
 }
-"""Each with whether it is by TLS, and whether Sentinels are asked first."""
+"""By scheme: whether it uses TLS, and whether Sentinels are asked first."""
 _EXPECTED = (
     "expected a redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel:// address; "
     "a store's remote may also be file:///directory"
@@ -19,26 +19,26 @@ _EXPECTED = (
 _NO_PASSWORD = "leave the password out: name a password_file, or set TIERTUNE_REMOTE_PASSWORD"  # noqa: S105 (advice)
 Host = tuple[str, int]
 Urls = str | tuple[str, ...]
-"""One address, or a list of them: a field of a document."""
+"""One address, or several, as a document's field has them."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where one Redis is. Its text is the address without user; it never has a password."""
+    """Where one Redis is. Its text is the address without user; a password is never part of it."""
 
     tls: bool = False
     user: str | None = None
     hosts: tuple[Host, ...] = ()
-    """The server; with a ``service`` its Sentinels; none for a unix socket."""
+    """The server, or with a ``service`` its Sentinels; empty for a unix socket."""
     service: str = ""
-    """What Sentinels call the master; empty: no Sentinel is asked."""
+    """The master's name among Sentinels; empty: no Sentinel is asked."""
     path: str = ""
-    """Of a unix socket."""
+    """A unix socket's path; else empty."""
     db: int = 0
 
     @property
     def server(self) -> str:
-        """What one ``maxmemory`` is for, whatever the database and the user."""
+        """Names the server without database and user: all of these share its ``maxmemory``."""
         if self.path:
             return self.path
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
@@ -46,7 +46,7 @@ class Address:
 
     @property
     def place(self) -> str:
-        """Server and database: what a chunk's key is spread over. Turning TLS on moves no chunk."""
+        """Server and database, by which chunks are spread over servers. Turning TLS on moves no chunk."""
         return f"{self.server}?db={self.db}" if self.path else f"{self.server}/{self.db}"
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ def parse_address(url: str) -> Address:
     """ValueError says what to mend, and repeats nothing that may be a password."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # its message repeats what may be a password
+    except ValueError:  # its message may repeat a password
         raise ValueError("the address cannot be understood") from None
     if "@" in parts.path:
         raise ValueError(_NO_PASSWORD)
@@ -110,7 +110,7 @@ def _host(text: str, default: int) -> Host:
         raise ValueError("an address needs a host")
     try:
         parts.hostname.encode("idna")
-    except UnicodeError:  # whoever connects would raise it
+    except UnicodeError:  # connecting would raise it
         raise ValueError("a host's name has parts of 1 to 63 characters between its dots") from None
     return parts.hostname, port
 
@@ -122,7 +122,7 @@ def _db(text: str) -> int:
 
 
 def parse_addresses(urls: Sequence[str]) -> tuple[Address, ...]:
-    """Of every server; ValueError also where one is named twice, which would count its memory twice."""
+    """The address of every server; ValueError also if one is named twice, as its memory would count twice."""
     if not urls:
         raise ValueError("name at least one address")
     found: dict[str, Address] = {}
@@ -138,5 +138,5 @@ def parse_addresses(urls: Sequence[str]) -> tuple[Address, ...]:
 
 
 def listed(urls: Urls) -> tuple[str, ...]:
-    """One address, or several, as several."""
+    """One address, or several, as a tuple."""
     return (urls,) if isinstance(urls, str) else urls

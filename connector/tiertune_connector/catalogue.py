@@ -1,4 +1,4 @@
-"""Every metric of the store in one place: name, kind, help, labels, buckets. Declared is registered."""
+"""Every metric of the store in one place: name, kind, help, labels, buckets. Declaring one registers it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ PREFIX = "tiertune_"
 SECONDS_BUCKETS = tuple(round(1e-4 * 1.7**i, 7) for i in range(26))
 """100 µs to about 58 s, geometric."""
 IDLE_BUCKETS = (*SECONDS_BUCKETS, *(60.0 * 2**i for i in range(1, 14)))
-"""The same, and on to 5.7 days: a median beyond the last bound is told as that bound."""
+"""SECONDS_BUCKETS, continued to 5.7 days: a median beyond the last bound is given as that bound."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -62,9 +62,9 @@ LABELS = {
 }
 """Meaning of every label, and its values where they are few."""
 OTHER = "other"
-"""For a label that comes from elsewhere, and is none of those known or one too many."""
+"""Stands for a label's value that comes from elsewhere and is unknown, or one too many."""
 POOL = ("namespace", "model")
-"""Labels of what concerns one pool."""
+"""Labels of metrics about one pool."""
 
 
 def _counter(name: str, text: str, *labels: str) -> Metric:

@@ -1,14 +1,14 @@
-"""Control groups of this process: its own and those around it, whose limits all hold for it."""
+"""Control groups of this process: its own and the groups around it, all of whose limits hold for it."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 
 def groups(controller: str, system: Path = Path("/")) -> Iterator[Path]:
-    """Folders of the own group and of those around it, in version 2 and in version 1's hierarchy of a ``controller``.
+    """Folders of this process's groups, own first, in version 2 and in version 1's hierarchy of a ``controller``.
 
-    Not all of them need be there: in a container the own group may be named as the host names it, and lie where the
-    outermost one should. Where nothing tells what is our own, the outermost ones. ``system`` has ``proc`` and ``sys``.
+    Some may not exist: in a container the own group may have the name that the host gives it, yet lie where the
+    outermost one should. If the own group is unknown, only the outermost ones. ``system`` has ``proc`` and ``sys``.
     """
     tops = system / "sys/fs/cgroup", system / "sys/fs/cgroup" / controller
     told = text(system / "proc/self/cgroup").splitlines()
@@ -23,13 +23,13 @@ def groups(controller: str, system: Path = Path("/")) -> Iterator[Path]:
 
 
 def number(path: Path) -> int | None:
-    """In a file; None where there is none, as where nothing limits a group."""
+    """The number in a file; None if there is none, as for a group without a limit."""
     told = text(path).strip()
     return int(told) if told.isdecimal() else None
 
 
 def text(path: Path) -> str:
-    """Of a file that may not be there."""
+    """A file's text; empty if it cannot be read."""
     try:
         return path.read_text()
     except OSError:

@@ -18,7 +18,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Origin:
-    """Who wrote a chunk, for which tenant, and what."""
+    """Who wrote a chunk, for which tenant, and its checksum."""
 
     writer: str = ""
     """`writer_id` of the store."""
@@ -28,7 +28,7 @@ class Origin:
     """xxh3_64 of the payload, as its first writer summed it; None: not summed yet."""
 
     def sum_of(self, payload: memoryview) -> int:
-        """The checksum; of ``payload``, whose origin this is, where it is not told."""
+        """The known checksum, else that of ``payload``, whose origin this is."""
         return checksum(payload) if self.checksum is None else self.checksum
 
 
@@ -51,20 +51,20 @@ class Header:
     checksum: int
     """xxh3_64 of the payload."""
     codec: int = 0
-    """Number of what the payload was made smaller with; 0: it is stored as it is."""
+    """Number of the codec that the payload was coded with; 0: it is stored as it is."""
     stored: int = 0
-    """Bytes that it takes so; 0 where it is stored as it is."""
+    """Bytes of the coded payload; 0 if it is stored as it is."""
     stored_checksum: int = 0
-    """xxh3_64 of these."""
+    """xxh3_64 of the coded payload."""
 
     @classmethod
     def of(cls, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> "Header":
-        """Of a chunk that is about to be written; it is summed here unless its origin tells the sum."""
+        """The header of a chunk to be written, whose checksum is computed here unless its origin has it."""
         return cls(namespace, key, origin, len(payload), origin.sum_of(payload))
 
     @property
     def sum_of_stored(self) -> int:
-        """xxh3_64 of what is stored, payload or not."""
+        """xxh3_64 of the bytes that are stored: the coded payload, else the payload."""
         return self.stored_checksum if self.codec else self.checksum
 
     def encode(self) -> bytes:

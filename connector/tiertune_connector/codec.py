@@ -1,7 +1,7 @@
-"""Payloads made smaller for a slow link, without loss. What a chunk was coded with travels in its header.
+"""Lossless compression of payloads for a slow link. A chunk's header names its codec.
 
 Coding pays where ``1 / (B * r) + 1 / c < 1 / B``: for a link of B bytes a second, a ratio r and a decoder of c bytes a
-second. Nobody needs to work that out: a fetch is timed until its bytes are decoded, and so the gate prices both.
+second. Nobody needs to work that out: a fetch is timed until its bytes are decoded, so the gate prices both.
 """
 
 import random
@@ -20,21 +20,21 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.tuning import CodecName
 
 _NUMBERS: dict[CodecName, int] = {"raw": 0, "lz4": 1}
-"""In headers."""
+"""A codec's number in headers."""
 _NAMES = {number: name for name, number in _NUMBERS.items()}
 _WIDTH = np.dtype(np.uint16)
-"""Of most keys and values; bits of the same weight lie side by side before they are packed."""
+"""As wide as most keys and values, whose bits of the same weight are put side by side before they are packed."""
 _SIZES = struct.Struct("<4xI4xI")
-"""Bytes before and after, at the beginning of what Blosc coded."""
+"""Bytes before and after coding, at the beginning of Blosc's output."""
 _LEVEL = 1
 _LEAST_RATIO = 1.05
-"""What hardly gets smaller is kept as it is, and need not be decoded."""
+"""A payload that shrinks by less is stored as it is, and need not be decoded."""
 _MEMORY = 0.1
-"""Weight of a chunk's ratio among those before it."""
+"""Weight of a new chunk's ratio in the running mean."""
 
 
 def readable(header: Header) -> bool:
-    """Whether a chunk can be read here: it is as it was, or coded with what is installed."""
+    """Whether a chunk can be read here: it is not coded, or its codec is installed."""
     return header.codec == 0 or (header.codec in _NAMES and not missing(_NAMES[header.codec]))
 
 
@@ -46,7 +46,7 @@ def missing(name: CodecName) -> str:
 
 
 class Codec:
-    """Of one tier. Thread-safe. ``writes`` holds for chunks written from now on; all others are read, too."""
+    """One tier's coding. Thread-safe. ``writes`` is the codec of chunks written from now on; others are read too."""
 
     def __init__(self, clock: Callable[[], float], counters: Counters) -> None:
         """``clock`` gives monotonic seconds."""
@@ -58,7 +58,7 @@ class Codec:
         self._seen = False
 
     def encode(self, header: Header, payload: memoryview) -> tuple[Header, memoryview]:
-        """What is to be stored: a header that says how, and bytes."""
+        """The header, which names the codec, and the bytes to store."""
         name = self.writes  # it may change meanwhile
         blosc = _blosc() if name != "raw" else None
         if blosc is None or not payload:
@@ -72,10 +72,10 @@ class Codec:
         return replace(header, codec=_NUMBERS[name], stored=len(coded), stored_checksum=checksum(coded)), coded
 
     def decode(self, header: Header, stored: memoryview, out: memoryview) -> bool:
-        """Fill ``out`` with the payload of what `encode` made, `readable` here; False if it is not that.
+        """Fill ``out`` with the payload that `encode` coded as ``stored``, `readable` here; False if that fails.
 
-        ``stored`` was summed before, as its header says: a decoder trusts its input more than it should. It also reads
-        as many bytes as its input says that there are, which whoever writes to the server could have forged.
+        Callers have checked ``stored`` against its header's checksum: a decoder trusts its input more than it should.
+        It also reads as many bytes as its input claims to have, which whoever writes to the server could have forged.
         """
         blosc, started = _blosc(), self._clock()
         if len(stored) < _SIZES.size or _SIZES.unpack_from(stored) != (len(out), len(stored)):
@@ -88,7 +88,7 @@ class Codec:
         return checksum(out) == header.checksum
 
     def sample(self, nbytes: int) -> tuple[str, bytes]:
-        """Bytes that get about as much smaller as chunks did lately, and a name for their kind: what a probe sends."""
+        """What a probe sends: a name for its kind, and bytes that compress about as well as chunks did lately."""
         name = self.writes
         if name == "raw":
             return name, bytes(nbytes)

@@ -1,7 +1,7 @@
-"""Counting: numbers in plain arrays on the way of requests, rendered only when somebody asks.
+"""Counting: requests add to plain numbers, which are rendered only when somebody asks.
 
 ``Counters`` knows the catalogue: a name or label that is not declared there cannot be counted. Every thread counts in
-cells of its own, without a lock; who reads adds them up.
+cells of its own, without a lock; a reader adds them up.
 """
 
 import logging
@@ -26,7 +26,7 @@ _REMEMBERED_SNAPSHOTS = 8
 
 
 class _Cells:
-    """What one thread at a time counts; the next one goes on where it ended, so that no sum ever falls."""
+    """Counts of one thread at a time. Once it has ended, the next one adds to them, so that no sum ever falls."""
 
     def __init__(self) -> None:
         self.owner = threading.current_thread()
@@ -34,11 +34,11 @@ class _Cells:
         self.histograms: dict[str, tuple[Sequence[float], dict[Labels, list[float]]]] = {
             m.name: (m.buckets, {}) for m in METRICS if m.kind == "histogram"
         }
-        """Bounds; by labels one count per bucket, the overflow, and the sum."""
+        """Bounds; by labels a count per bucket, the overflow's count, and the sum."""
 
 
 class _Mine(threading.local):
-    """The cells of the thread that asks."""
+    """The calling thread's cells."""
 
     def __init__(self, take: Callable[[], _Cells]) -> None:
         cells = take()
@@ -57,7 +57,7 @@ class Counters:
         self._sequence = 0
 
     def add(self, name: str, labels: Labels, amount: float = 1.0) -> None:
-        """Count ``amount`` on a counter; KeyError if it is not declared, ValueError if its labels are others."""
+        """Add ``amount`` to a counter; KeyError if it is not declared, ValueError if it has more or fewer labels."""
         values = self._mine.values[name]
         try:
             values[labels][0] += amount
@@ -67,7 +67,7 @@ class Counters:
     def observe(self, name: str, labels: Labels, value: float) -> None:
         """Put a value into a histogram; errors are those of ``add``.
 
-        Who reads at this moment may see its count a moment before its sum.
+        A reader may see the value's count a moment before its sum.
         """
         buckets, cells = self._mine.histograms[name]
         try:
@@ -79,7 +79,7 @@ class Counters:
 
     @contextmanager
     def surviving(self, place: str, failure: str) -> Iterator[None]:
-        """What fails within, and should not, ends there: it is logged as this ``failure`` and counted by ``place``."""
+        """Catch what fails unexpectedly within: it is logged as this ``failure`` and counted by ``place``."""
         try:
             yield
         except Exception:
@@ -93,7 +93,7 @@ class Counters:
     def snapshot(self, since: int | None = None) -> tuple[int, dict[str, Any]]:
         """A sequence number and all metrics as ``{name: {"labels", "rows"}}``.
 
-        With ``since``, a number that was answered lately, only rows that changed after it; with an unknown one, all.
+        With ``since``, a number returned lately, only rows that changed after it; with an unknown one, all.
         """
         now = self._copy()
         with self._lock:
@@ -134,7 +134,7 @@ class Counters:
         return sums
 
     def _take_cells(self) -> _Cells:
-        """For a thread's first event: cells of one that has ended, or new ones."""
+        """Cells for a thread's first event: those of a thread that has ended, or new ones."""
         with self._lock:
             for cells in self._cells:
                 if not cells.owner.is_alive():
@@ -154,7 +154,7 @@ class Counters:
 
 
 def _fitting(name: str, labels: Labels) -> Labels:
-    """The same, looked at when they are counted first."""
+    """The same labels, checked when they are first counted."""
     if len(labels) != len(declared := BY_NAME[name].labels):
         raise ValueError(f"{name} has labels {declared}, not values {labels}")
     return labels

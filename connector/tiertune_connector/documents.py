@@ -33,7 +33,7 @@ _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]
-    """As YAML 1.2 has it, 989e12 is a number too, without a point and a sign; as a key it is what is written."""
+    """Reads 989e12 as a number, though it has no point and no sign, as YAML 1.2 does; a key stays as written."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: ANN401 (the base's)
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
@@ -54,7 +54,7 @@ class Document(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     def beside(self, folder: Path) -> Self:
-        """The same with its paths, and those of the documents that are its fields, starting at ``folder``."""
+        """A copy whose paths, and those of documents in its fields, start at ``folder``."""
         moved: dict[str, Path | Document] = {}
         for name, value in self:
             if isinstance(value, Path):
@@ -73,7 +73,7 @@ class DocumentError(ValueError):
 
 
 class FieldError(ValueError):
-    """JSON that cannot be used; ``field`` is the dotted path of what is wrong, empty where it is the whole."""
+    """JSON that cannot be used; ``field`` is the dotted path of the wrong field, empty for the whole."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -82,7 +82,7 @@ class FieldError(ValueError):
 
     @classmethod
     def of(cls, error: ValidationError) -> Self:
-        """The first of its problems."""
+        """From the first of the error's problems."""
         problem = error.errors()[0]
         unknown = problem["type"] == "extra_forbidden"
         return cls(".".join(map(str, problem["loc"])), "unknown field" if unknown else problem["msg"])
@@ -103,9 +103,9 @@ def read_text(path: Path | str) -> str:
 
 
 def plain_file(path: Path) -> Path:
-    """The same; OSError where that is a pipe or a device, which may keep who reads it waiting for ever.
+    """The same path; OSError if it is a pipe or a device, which may keep a reader waiting for ever.
 
-    Not of what was opened for this process, as ``/dev/stdin`` or a shell's ``<(...)``: there is somebody who writes.
+    What was opened for this process is let through, such as ``/dev/stdin`` or a shell's ``<(...)``: somebody writes it.
     """
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or _HANDED_OVER.fullmatch(str(path))):
@@ -114,7 +114,7 @@ def plain_file(path: Path) -> Path:
 
 
 def where(error: OSError) -> str:
-    """``path: why``, where the error names a path, without the number that Python puts before it."""
+    """``path: why``, without Python's error number, if the error names a path; else its usual text."""
     if not error.filename or not error.strerror:
         return str(error)
     why = "is there, and is no directory" if isinstance(error, FileExistsError) else error.strerror
@@ -122,7 +122,7 @@ def where(error: OSError) -> str:
 
 
 def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
-    """As load_yaml, of a text that is called ``name`` in messages."""
+    """As load_yaml, for a text that messages call ``name``."""
     try:
         root = yaml.compose(text, Loader=_Loader)
         many = root is not None and _nodes(root, {}) > _MOST_NODES
@@ -134,7 +134,7 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
         mark = error.problem_mark or error.context_mark
         place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
         raise DocumentError([f"{name}:{place}: not YAML: {error.problem or error.context}"]) from error
-    except (yaml.YAMLError, ValueError) as error:  # also a date or number that cannot be
+    except (yaml.YAMLError, ValueError) as error:  # also an impossible date or number
         raise DocumentError([f"{name}:1:1: not YAML: {error}"]) from error
     if root is None:
         raise DocumentError([f"{name}:1:1: the file is empty"])
@@ -156,15 +156,15 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
 
 
 def validated(model: type[Model], data: object) -> Model:
-    """The document in what JSON or YAML gave, where text is no number and 1 is not true.
+    """The document in parsed JSON or YAML; text is not taken for a number, nor 1 for true.
 
-    ValidationError; TypeError of what JSON does not have, ValueError of a number that is too long for it.
+    ValidationError; TypeError for a type that JSON lacks, ValueError for a number that is too long for it.
     """
     return model.model_validate_json(json.dumps(data, default=_written), strict=True)
 
 
 def _written(value: object) -> str:
-    if isinstance(value, date):  # YAML takes one for a date
+    if isinstance(value, date):  # YAML makes dates of such text
         return value.isoformat()
     raise TypeError(f"expected text, numbers, lists and keys with values, not a {type(value).__name__}")
 
@@ -179,7 +179,7 @@ def differences(before: Any, after: Any, field: str = "") -> Iterator[tuple[str,
 
 
 def place_of(text: str, field: str) -> str:
-    """``line:column`` of the key that a dotted path leads to in a sound document, as far as it is written there."""
+    """``line:column`` of the key at a dotted path in a sound document, or of the last part of it that is written."""
     node, place = yaml.compose(text, Loader=_Loader), "1:1"
     for part in field.split("."):
         found = _child(node, part)
@@ -203,7 +203,7 @@ def _place(node: yaml.Node) -> str:
 
 
 def _nodes(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Keys and values, each as often as aliases repeat it: a few lines can stand for more than any memory holds."""
+    """Number of keys and values with all aliases expanded: a few lines can stand for more than any memory holds."""
     if id(node) not in counted:
         pairs = node.value if isinstance(node, yaml.MappingNode) else ()
         items = node.value if isinstance(node, yaml.SequenceNode) else chain.from_iterable(pairs)
@@ -215,7 +215,7 @@ def _repeated(node: yaml.Node | None) -> Iterator[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode):  # another kind the loader refuses by itself
+            if isinstance(key, yaml.ScalarNode):  # the loader itself refuses other kinds
                 if key.value in seen:
                     yield key
                 seen.add(key.value)
@@ -226,7 +226,7 @@ def _repeated(node: yaml.Node | None) -> Iterator[yaml.Node]:
 
 
 def _causes(problems: Sequence[Any]) -> list[Any]:
-    """Without lists that are too short for what is wrong with their items: it is told of these."""
+    """Leave out that a list is too short if its items have problems: these are the cause."""
     wrong = {tuple(problem["loc"][:length]) for problem in problems for length in range(len(problem["loc"]))}
     return [problem for problem in problems if problem["type"] != "too_short" or problem["loc"] not in wrong]
 
@@ -248,7 +248,7 @@ def _describe(name: str, node: yaml.Node, problem: Any, model: type[BaseModel]) 
 
 
 def _message(problem: Any, node: yaml.Node, model: type[BaseModel]) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
-    """What is wrong in the words of YAML, not of JSON and Python; a bound with the unit that ``node`` is written in."""
+    """What is wrong, in words of YAML, not of JSON and Python; a bound has the unit that ``node`` is written in."""
     kind = problem["type"]
     if kind == "extra_forbidden":
         return unknown_key(model, problem["loc"])
@@ -260,7 +260,7 @@ def _message(problem: Any, node: yaml.Node, model: type[BaseModel]) -> str:  # n
 
 
 def unknown_key(model: type[BaseModel], place: Sequence[str | int]) -> str:
-    """That the last part of ``place`` is no key there, and which one was meant: the nearest, else any that is known."""
+    """Says that the last part of ``place`` is no key there, and names the nearest known key, else all of them."""
     schema = model.model_json_schema()
     *above, key = place
     found = _expanded(schema, schema)
@@ -282,7 +282,7 @@ def _below(schema: Mapping[str, Any], part: str | int) -> Any:  # noqa: ANN401 (
 
 
 def _expanded(root: Mapping[str, Any], schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The schemas that one stands for: what it refers to, and each that it allows."""
+    """The schemas that one stands for: those of its reference, or itself and each alternative that it allows."""
     if reference := schema.get("$ref"):
         return _expanded(root, root["$defs"][reference.rsplit("/", 1)[-1]])
     return [schema, *(one for each in schema.get("anyOf", ()) for one in _expanded(root, each))]

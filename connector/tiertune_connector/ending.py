@@ -1,7 +1,7 @@
-"""That a process is to end, as SIGTERM, Ctrl-C and a terminal that closes ask for it, and its end.
+"""Ends a process, as SIGTERM, Ctrl-C and a terminal that closes ask for it.
 
-No ``threading.Event``: the handler of a signal runs in the main thread, which may hold the event's lock just then, in
-the midst of a wait, and would wait for itself for ever.
+No ``threading.Event`` is used: a signal's handler runs in the main thread, which may hold the event's lock just then,
+in the midst of a wait, and would wait for itself for ever.
 """
 
 import logging
@@ -17,11 +17,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Ending:
-    """Told once or more often, also by a handler; looked at by one thread: a wait takes the word, and puts it back."""
+    """The request to end: made once or more, also by a handler; read by one thread: wait takes it and puts it back."""
 
     def __init__(self) -> None:
         self._told: SimpleQueue[None] = SimpleQueue()
-        """Its ``put`` may interrupt its own ``get``, which Python promises of no other queue and of no lock."""
+        """Its ``put`` may interrupt its own ``get``; Python promises that for no other queue and no lock."""
 
     def set(self) -> None:
         """Ask for the end."""
@@ -31,7 +31,7 @@ class Ending:
         return not self._told.empty()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the end was asked for before ``timeout_s`` were over."""
+        """Wait up to ``timeout_s``; returns whether the end was asked for."""
         try:
             self._told.get(timeout=max(0.0, timeout_s))
         except Empty:
@@ -42,9 +42,9 @@ class Ending:
 
 @contextmanager
 def until_told() -> Iterator[Ending]:
-    """What SIGTERM, SIGINT and SIGHUP tell meanwhile, instead of ending the process. For a process's main thread.
+    """Have SIGTERM, SIGINT and SIGHUP only set the ``Ending`` meanwhile. For a process's main thread.
 
-    A SIGHUP that is ignored, as under nohup, stays so.
+    A SIGHUP that is ignored, as under nohup, stays ignored.
     """
     ending = Ending()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -60,9 +60,9 @@ def until_told() -> Iterator[Ending]:
 
 
 def leave(patience_s: float) -> None:
-    """What a process that has done its work calls last: Python would wait for ever for threads that hang in a disk.
+    """Call it last, when the process's work is done: Python would wait for ever for threads that hang in a disk.
 
-    If it has not ended ``patience_s`` later, it ends all the same, with exit status 0.
+    If the process has not ended ``patience_s`` later, it ends all the same, with exit status 0.
     """
     last = threading.Timer(patience_s, _end)
     last.daemon = True

@@ -6,17 +6,17 @@ from functools import cached_property
 import msgspec
 
 FORMAT_VERSION = 2
-"""Of the chunk header and payload; part of every namespace."""
+"""Version of the chunk header and payload; part of every namespace."""
 
 MAX_KEY_BYTES = 64
 PLAIN = ("model", "chunk_tokens", "hash_algorithm", "epoch")
-"""Fields of a namespace that are short."""
+"""Fields of a namespace that are short enough to show as they are."""
 
 
 class Namespace(msgspec.Struct, frozen=True, dict=True):
     """All that two engines must share before one may read what the other wrote.
 
-    A field that an engine cannot tell stays empty; it then equals only other engines that cannot tell it either.
+    A field that an engine cannot determine stays empty; it then matches only engines that cannot determine it either.
     """
 
     model: str
@@ -33,7 +33,7 @@ class Namespace(msgspec.Struct, frozen=True, dict=True):
     hash_algorithm: str = ""
     hash_seed: str = ""
     epoch: int = 0
-    """Raised by operators with new weights, so that what the old ones left can be flushed."""
+    """Raised by operators with new weights, so that chunks of the old ones can be flushed."""
 
     @cached_property
     def digest(self) -> str:
@@ -43,7 +43,7 @@ class Namespace(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def parts(self) -> dict[str, str]:
-        """Every field in short, to tell in what two namespaces differ: long ones by a digest of their own."""
+        """Every field in short, to show where two namespaces differ; long fields as a digest each."""
         texts = ((name, str(value)) for name, value in msgspec.structs.asdict(self).items())
         return {name: _short(text) if name not in PLAIN else text for name, text in texts}
 
@@ -53,5 +53,5 @@ def _short(text: str) -> str:
 
 
 def tenant_digest(salt: str, secret: bytes) -> bytes:
-    """16 bytes that stand for a tenant without telling its salt (keyed BLAKE2b); empty for no salt."""
+    """16 bytes that stand for a tenant without revealing its salt (keyed BLAKE2b); empty for no salt."""
     return hashlib.blake2b(salt.encode(), key=secret[:64], digest_size=16).digest() if salt else b""

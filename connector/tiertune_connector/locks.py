@@ -1,4 +1,4 @@
-"""Locks on files: the kernel ends them with the last process that has them, however that ends."""
+"""Locks on files: the kernel releases them when their last holder ends, however it ends."""
 
 import fcntl
 import os
@@ -12,9 +12,9 @@ _POLL_S = 0.01
 
 
 def own(folder: Path) -> IO[str]:
-    """The folder's lock, both made if they are missing, had until it is closed.
+    """Take the folder's lock, held until the returned file is closed; both are made if they are missing.
 
-    BlockingIOError if another process has it; OSError, with the path, if there can be no such folder or lock.
+    BlockingIOError if another process has it; OSError, with the path, if the folder or the lock cannot be made.
     """
     path = folder / "lock"
     with _making("no folder can be made there"):
@@ -23,7 +23,7 @@ def own(folder: Path) -> IO[str]:
         file = path.open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.fstat(file.fileno()).st_nlink:  # who had it has removed it: the next one would lock a new file
+        if not os.fstat(file.fileno()).st_nlink:  # its holder has removed it: the next process would lock a new file
             raise BlockingIOError
     except OSError as error:
         file.close()
@@ -34,7 +34,7 @@ def own(folder: Path) -> IO[str]:
 
 @contextmanager
 def _making(failure: str) -> Iterator[None]:
-    """The system's reason alone reads as if something were only missing."""
+    """Add ``failure`` to the system's reason, which alone reads as if something were only missing."""
     try:
         yield
     except FileExistsError:
@@ -45,7 +45,7 @@ def _making(failure: str) -> Iterator[None]:
 
 
 def had(descriptor: int, *, patience_s: float, shared: bool = False) -> bool:
-    """Whether the open file, or folder, could be locked within ``patience_s``."""
+    """Lock an open file, or folder; returns whether that succeeded within ``patience_s``."""
     how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     deadline = time.monotonic() + patience_s
     while True:

@@ -66,7 +66,7 @@ class RemoteSettings(Login):
 
     @property
     def path(self) -> Path | None:
-        """Of such a medium; None: a Redis."""
+        """Path of such a medium; None: a Redis."""
         return Path(unquote(urlsplit(self.url).path)) if isinstance(self.url, str) and _medium(self.url) else None
 
     @field_validator("url")
@@ -140,9 +140,9 @@ class StoreSettings(Document):
         return fitted.model_copy(update={"version": 1})
 
     def fit(self, tuning: Tuning, new: Collection[SlowerTier] = ()) -> Tuning:
-        """A tuning without what this store has not, and with ``new`` tiers as in a first one.
+        """A tuning without what this store lacks, and with ``new`` tiers as in a first one.
 
-        Of the next version if that changes it.
+        If that changes the tuning, its version is the next one.
         """
         first: dict[str, Document] = {tier: getattr(self._first_tiers(), tier) for tier in new}
         fitted = tuning.model_copy(update={"tiers": tuning.tiers.model_copy(update=first)})

@@ -1,4 +1,4 @@
-"""What a store keeps between runs: name, tiers, writes, namespaces, its tuning with the keys of what changed it."""
+"""What a store keeps between runs: name, tiers, writes, namespaces, and its tuning with the keys of its changes."""
 
 import hashlib
 import json
@@ -57,7 +57,7 @@ class StateDir:
         return path.read_text().strip()
 
     def load(self) -> tuple[Tuning | None, OrderedDict[str, str]]:
-        """The last tuning, and by its key each change's version and digest of its body; None before the first.
+        """The last tuning (None before the first), and by key each change's version and digest of its body.
 
         StateError if the file is not what a store wrote.
         """
@@ -75,7 +75,7 @@ class StateDir:
         self.write("tuning.json", json.dumps({"tuning": tuning.document(), "changes": dict(changes)}, indent=1))
 
     def tiers(self) -> list[str] | None:
-        """The tiers beside DRAM that the store had when it ran last; None where it never said."""
+        """The tiers beside DRAM that the store had in its last run; None if they were never saved."""
         try:
             return (self._directory / "tiers").read_text().split()
         except FileNotFoundError:
@@ -85,7 +85,7 @@ class StateDir:
         self.note("tiers", " ".join(tiers) + "\n")
 
     def writes(self) -> list[dict[str, Any]]:
-        """What was saved of the last writes; nothing where that cannot be read: no store stays away for it."""
+        """The last writes that were saved; empty if they cannot be read, which must not keep a store from starting."""
         try:
             writes = json.loads((self._directory / "writes.json").read_text())
         except (OSError, ValueError):
@@ -96,7 +96,7 @@ class StateDir:
         self.write("writes.json", json.dumps(writes))
 
     def namespaces(self) -> dict[str, Served]:
-        """What was saved of the namespaces, the latest last; nothing where that cannot be read, as with writes."""
+        """The namespaces that were saved, the latest last; empty if they cannot be read, as with writes."""
         try:
             return msgspec.json.decode((self._directory / "namespaces.json").read_bytes(), type=dict[str, Served])
         except (OSError, ValueError):
@@ -106,14 +106,14 @@ class StateDir:
         self.write("namespaces.json", msgspec.json.encode(served).decode())
 
     def note(self, name: str, text: str) -> None:
-        """As ``write``, but for what is there already: where nothing has room a store that ran before starts again."""
+        """As ``write``, unless the file has this text already: so a store that ran before starts on a full disk too."""
         with suppress(OSError, ValueError):
             if (self._directory / name).read_text() == text:
                 return
         self.write(name, text)
 
     def write(self, name: str, text: str) -> None:
-        """Replace a file at once or not at all; OSError names it."""
+        """Replace a file whole or not at all; OSError names it."""
         path = self._directory / name
         try:
             self._replace(path, text)
@@ -138,10 +138,10 @@ class StateDir:
 
 
 def latest(changes: Mapping[str, str]) -> OrderedDict[str, str]:
-    """The changes that are worth remembering: a repetition comes soon or never."""
+    """The changes that are worth remembering: a change is repeated soon or never."""
     return OrderedDict(list(changes.items())[-_REMEMBERED_CHANGES:])
 
 
 def body_digest(document: Any) -> str:  # noqa: ANN401 (JSON)
-    """The same for equal JSON documents, however they were written."""
+    """A digest that is the same for equal JSON documents, however they were written."""
     return hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -21,9 +21,9 @@ Admission = Literal["always", "second_access"]
 Write = Literal["commit", "evict", "off"]
 CodecName = Literal["raw", "lz4"]
 LocalTier = Literal["dram", "disk"]
-"""One with pools of its own; of the remote, all stores of a fleet share one."""
+"""A tier with pools of its own; the remote is one for all stores of a fleet."""
 SlowerTier = Literal["disk", "remote"]
-"""One that a store may be without."""
+"""A tier that a store may lack."""
 MOST_FETCH_TOKENS = 2**31
 """What a floor says to a gate must fit into a message, whose whole numbers have 64 bits."""
 
@@ -133,11 +133,11 @@ class Tuning(Document):
         return self.pool(digest, tier).eviction or self.defaults.eviction
 
     def capacity_bytes(self, tier: LocalTier) -> int:
-        """Of all of the tier's pools together."""
+        """Capacity of all of the tier's pools together."""
         return self.tiers.dram.capacity_bytes if tier == "dram" else self.tiers.disk.capacity_bytes
 
     def without(self, tier: SlowerTier) -> "Tuning":
-        """As a store that is without the tier has it: off, and nothing else is said of it."""
+        """The same for a store that lacks the tier: it is off, and nothing else is said of it."""
         off = DiskTuning(write="off") if tier == "disk" else RemoteTuning(fetch="off", write="off")
         pools = {digest: pools.model_copy(update={"disk": PoolTuning()}) for digest, pools in self.pools.items()}
         return self.model_copy(

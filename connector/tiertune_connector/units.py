@@ -44,7 +44,7 @@ def parse_size(value: object) -> int:
 
 
 def unit_of(text: str) -> str:
-    """What a number written like this is counted in: ``seconds`` of 10m, ``bytes`` of 1GiB; empty: no unit is there."""
+    """Unit of a number written like this: ``seconds`` for 10m, ``bytes`` for 1GiB; empty if it has none."""
     match = _NUMBER_UNIT.fullmatch(text.strip())
     unit = match[2] if match else ""
     return "seconds" if unit in _SECONDS else "bytes" if unit and unit in _BYTES else ""
@@ -57,7 +57,7 @@ Duration = Annotated[
     BeforeValidator(parse_duration, json_schema_input_type=float | _TEXT),
     Field(ge=0, le=_YEAR_S, allow_inf_nan=False),
 ]
-"""Seconds, written as ``30s``; at most a year, so that dates can be reckoned with it."""
+"""Seconds, written as ``30s``; at most a year, so that it can be added to dates."""
 Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | _TEXT), Field(ge=0)]
 """Bytes, written as ``64GiB``."""
 

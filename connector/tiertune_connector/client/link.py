@@ -66,7 +66,7 @@ class StoreLink:
         With an ``owner``, only a store that this user or root runs is trusted.
         """
         self.boot_id = ""
-        """Of the store last connected to; a new one means that it restarted and knows nothing of before."""
+        """Boot id of the store last connected to; a new one means that it restarted and knows nothing of before."""
         self.refusal = ""
         """Why the store turned the client away, or the client the store."""
         self.failure = ""

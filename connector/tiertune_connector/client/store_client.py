@@ -69,7 +69,7 @@ class ArrivedPart:
     """What has come of a chunk, not verified yet."""
 
     position: int
-    """Among the load's keys."""
+    """Index among the load's keys."""
     slot: ClientSlot
     nbytes: int
     """Leading bytes in the slot."""
@@ -136,7 +136,7 @@ class StoreClient:
 
     @property
     def boot_id(self) -> str:
-        """Of the store last connected to; a new one means that it restarted and knows nothing of before."""
+        """Boot id of the store last connected to; a new one means that it restarted and knows nothing of before."""
         return self._link.boot_id
 
     @property

@@ -21,7 +21,7 @@ class ARC:
         self._frequent: _Order = OrderedDict()  # T2
         self._recent_ghosts: _Order = OrderedDict()  # B1
         self._frequent_ghosts: _Order = OrderedDict()  # B2
-        self._incoming = _NEW  # what the key is that was admitted last
+        self._incoming = _NEW  # what the last admitted key was
 
     def __len__(self) -> int:
         return len(self._recent) + len(self._frequent)

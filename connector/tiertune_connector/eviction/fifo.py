@@ -12,7 +12,7 @@ class FIFO(InOrder):
     name = "fifo"
 
     def touch(self, key: Key) -> None:
-        """Entering alone decides."""
+        """Only the order of entering counts."""
 
     def renew(self, key: Key) -> None:
-        """Entering alone decides."""
+        """Only the order of entering counts."""

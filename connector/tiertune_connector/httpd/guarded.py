@@ -1,4 +1,4 @@
-"""Asks every caller for a token, and how much a caller may ask. An ASGI middleware."""
+"""ASGI middleware that asks every caller for a token, and limits writing calls and wrong tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from tiertune_connector.httpd.tokens import Holder, Role
 
 READING = ("GET", "HEAD")
 WRITES_PER_S, WRITES_AT_ONCE = 10.0, 100.0
-"""Of one holder."""
+"""Writing calls of one holder."""
 ERRORS_PER_S, ERRORS_AT_ONCE = 0.2, 10.0
-"""Tokens that are none, of one source."""
+"""Calls without a valid token from one source."""
 CALLERS = 4096
-"""Remembered at most."""
+"""Callers remembered, at most."""
 HOLDER = "tiertune.holder"
-"""Of an ASGI scope: who calls."""
+"""Key in an ASGI scope: who calls."""
 
 RoleOf = Callable[[str, str], Role | None]
-"""What a method and a path ask for; None: nothing."""
+"""The role that a method and a path need; None: no token."""
 Refuse = Callable[[Request, int, str], Response]
-"""The answer to who may not: status and message."""
+"""Makes the answer to a refused call, of status and message."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Bucket:
 
 
 class Limit:
-    """So many a second of each caller, and so many at once: a token bucket each."""
+    """Limits each caller to ``per_s`` calls a second, and ``at_once`` in a burst: a token bucket each."""
 
     def __init__(self, per_s: float, at_once: float, clock: Callable[[], float]) -> None:
         """``clock`` gives monotonic seconds."""
@@ -44,7 +44,7 @@ class Limit:
         return self._bucket(caller).left < 1
 
     def take(self, caller: str) -> None:
-        """One of them."""
+        """Count one call."""
         self._bucket(caller).left -= 1
 
     def _bucket(self, caller: str) -> _Bucket:
@@ -52,7 +52,7 @@ class Limit:
         bucket = self._buckets.pop(caller, None) or _Bucket(self._at_once, now)
         bucket.left = min(self._at_once, bucket.left + (now - bucket.at_s) * self._per_s)
         bucket.at_s = now
-        self._buckets[caller] = bucket  # last: the one that called longest ago goes first
+        self._buckets[caller] = bucket  # at the end: the one that called longest ago is dropped first
         if len(self._buckets) > CALLERS:
             del self._buckets[next(iter(self._buckets))]
         return bucket
@@ -86,7 +86,7 @@ class Guarded:
         await self._app(scope, receive, send)
 
     def _refused(self, request: Request) -> Response | None:
-        # As routes are found: by the path alone, without what Host says, and with no line's end behind it.
+        # As routes are found: by the path alone, whatever Host says, and without a line's end behind it.
         path, source = request.scope["path"].rstrip("\r\n"), request.client.host if request.client else ""
         role = self._role_of(request.method, path)
         if role is None:
@@ -115,13 +115,13 @@ class Guarded:
 
 
 def bearer(connection: HTTPConnection) -> str:
-    """The token that is shown; empty: none."""
+    """The caller's token; empty: none."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def called_by(connection: HTTPConnection) -> tuple[str, str]:
-    """Who calls, as ``Guarded`` found, and from where; where nobody is asked for a token, that is all there is."""
+    """Who calls, as ``Guarded`` found, and from where; without tokens the source, or ``local``, stands for who."""
     source = connection.client.host if connection.client else ""
     holder: Holder | None = connection.scope.get(HOLDER)
     if holder is not None:

@@ -13,7 +13,7 @@ from tiertune_connector.httpd.tokens import TokenFile
 
 _BACKLOG = 128
 _KEPT_S = 75
-"""An idle connection is kept for so long: an agent asks in every window, and closes its own first."""
+"""How long an idle connection is kept: an agent asks in every window, and closes its own first."""
 
 
 class Listening(Document):
@@ -28,7 +28,7 @@ class Listening(Document):
     certificate_file: Path | None = None
     """PEM, with ``key_file``: serve HTTPS. None: nothing is encrypted."""
     key_file: Path | None = None
-    """Without a passphrase."""
+    """The certificate's key, without a passphrase."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -51,13 +51,13 @@ class Listening(Document):
         return "https" if self.certificate_file else "http"
 
     def tokens(self) -> TokenFile | None:
-        """Who may call; None: everybody. DocumentError where the file is none."""
+        """Who may call; None: everybody. DocumentError if the file is not valid."""
         return TokenFile(self.tokens_file) if self.tokens_file else None
 
     def serving(self) -> dict[str, Any]:
-        """Options of uvicorn. DocumentError if certificate and key are none.
+        """Options of uvicorn. DocumentError if certificate and key are not valid.
 
-        Who calls is who holds the connection: what a proxy's header says of it, anybody could say.
+        The caller is who holds the connection: anybody could send a proxy's header.
         """
         options = {"log_level": "warning", "access_log": False, "lifespan": "off", "proxy_headers": False}
         options |= {"timeout_keep_alive": _KEPT_S}
@@ -72,7 +72,7 @@ class Listening(Document):
         return {**options, "ssl_certfile": self.certificate_file, "ssl_keyfile": self.key_file}
 
     def listen(self) -> socket.socket:
-        """Bound at once: of two processes on one port, the second fails here. OSError names the address."""
+        """Bind at once: of two processes on one port, the second fails here. OSError names the address."""
         listener = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -84,6 +84,6 @@ class Listening(Document):
         return listener
 
     def address(self, listener: socket.socket) -> str:
-        """Of what it serves at ``listener``."""
+        """URL of what is served at ``listener``."""
         host, port = listener.getsockname()[:2]
         return f"{self.scheme}://[{host}]:{port}" if ":" in host else f"{self.scheme}://{host}:{port}"

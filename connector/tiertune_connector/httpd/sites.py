@@ -1,4 +1,4 @@
-"""Which site a call comes from: a page of another one, open in an operator's browser, cannot command."""
+"""Which site a call comes from: a page of another site in an operator's browser cannot give commands."""
 
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -9,25 +9,25 @@ from tiertune_connector.httpd.guarded import READING
 from tiertune_connector.httpd.listening import Listening
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-"""By which a server on loopback may be called: another name that leads there is a trick."""
+"""Names by which a server on loopback may be called: another name that leads there is an attack (DNS rebinding)."""
 FOREIGN = "this call comes from another site"
 REMARK = "Tiertune-Remark"
-"""Header of an answer whose body has no place for a sentence."""
+"""Header for a sentence that an answer's body has no place for."""
 
 
 def foreign(request: Request) -> bool:
-    """Whether a page of another site calls: browsers tell where a writing call comes from."""
+    """Whether a page of another site calls: browsers name the origin of a writing call."""
     origin = request.headers.get("origin")
     return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
 
 def called(listening: Listening) -> tuple[str, ...]:
-    """Names that a server may be called by: any where every caller shows a token, which a foreign page has not."""
+    """Names that a server may be called by; off loopback any: callers show a token, which a foreign page lacks."""
     return (*LOOPBACK_NAMES, listening.host) if listening.loopback else ("*",)
 
 
 class SameSite:
-    """An application that no page of another site writes to, nor calls by a name of its own where it is on loopback."""
+    """Keeps other sites' pages from writing to an application and, on loopback, from calling it by their own names."""
 
     def __init__(self, app: ASGIApp, listening: Listening) -> None:
         self._app = TrustedHostMiddleware(app, allowed_hosts=list(called(listening)))

@@ -17,7 +17,7 @@ Role = Literal["read", "approve", "tune"]
 ROLES: tuple[Role, ...] = get_args(Role)
 """Each may do what those before it may."""
 LEAST_CHARACTERS = 20
-"""Of a token: fewer could be guessed."""
+"""Least length of a token: a shorter one could be guessed."""
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 
 
@@ -34,7 +34,7 @@ class Holder:
 
 
 class TokenFile:
-    """The tokens of a file, read again when it has changed; an edit that is none leaves the tokens as they were."""
+    """The tokens of a file, read again when it has changed; a faulty edit leaves the tokens as they were."""
 
     def __init__(self, path: Path) -> None:
         """DocumentError names the line to mend."""
@@ -44,7 +44,7 @@ class TokenFile:
         self._holders = parse(read_text(path), str(path))
 
     def holder(self, token: str) -> Holder | None:
-        """Whose token it is; None: nobody's. It takes as long for a token that is nearly right as for any other."""
+        """Whose token it is; None: nobody's. A token that is nearly right takes as long as any other."""
         asked, found = _digest(token), None
         for digest, holder in self._current().items():
             if compare_digest(digest, asked):
@@ -71,7 +71,7 @@ class TokenFile:
 
 
 def parse(text: str, name: str) -> dict[bytes, Holder]:
-    """Holders by the digest of their token. DocumentError for lines that are not ``role name token``; none is shown."""
+    """Holders by their token's digest. DocumentError for lines that are not ``role name token``; it shows no token."""
     holders: dict[bytes, Holder] = {}
     problems: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):

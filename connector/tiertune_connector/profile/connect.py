@@ -1,4 +1,4 @@
-"""The one profiler of this process, and its way to the store of the host."""
+"""This process's only profiler, and its connection to the host's store."""
 
 import os
 import socket
@@ -13,10 +13,10 @@ stage = _profiler.stage
 
 
 def connect(path: Path | str, *, label: str = "all", gpus: Sequence[str] = ()) -> StoreClient:
-    """Report what this process's stages take to the store that listens at ``path``, from now on, whenever it is there.
+    """From now on report this process's stages to the store that listens at ``path``, whenever it is there.
 
-    ``gpus``: UUIDs of the GPUs that the process computes on (``timers.gpu_uuid``); what NVML tells of them then
-    carries ``label``. What is measured while no store is there is told when there is one. Close the answer to end.
+    ``gpus``: UUIDs of the GPUs that the process computes on (``timers.gpu_uuid``); NVML's figures of them then carry
+    ``label``. What is measured while there is no store is reported once there is. Close the returned client to end.
     """
     client = StoreClient(path, None, engine=f"{socket.gethostname()}:{os.getpid()}"[:64], stage=label, gpus=gpus)
     client.connect(timeout_s=0)

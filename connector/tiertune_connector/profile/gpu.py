@@ -14,7 +14,7 @@ from tiertune_connector.counters import Counters, Gauge
 log = logging.getLogger(__name__)
 SAMPLE_EVERY_S = 5.0
 STALE_AFTER = 3
-"""Gauges that were not renewed for so many periods are not told any more."""
+"""Periods after which gauges that were not renewed are not reported any more."""
 
 
 class Nvml:
@@ -45,7 +45,7 @@ class Nvml:
         return int(self._nvml.nvmlDeviceGetCount())
 
     def sample(self, index: int) -> tuple[str, list[Gauge], float | None]:
-        """Of one GPU: UUID; gauges, each with the labels that are its own; joules since the driver was loaded."""
+        """One GPU's UUID; gauges, each with the labels that are its own; joules since the driver was loaded."""
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         rates = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -118,7 +118,7 @@ class GpuSampler:
             self._thread.join(5)
 
     def gauges(self) -> Iterator[Gauge]:
-        """Of the last sample, while it is fresh."""
+        """Gauges of the last sample, while it is fresh."""
         if self._clock() - self._sampled_at < STALE_AFTER * self._every_s:
             yield from self._gauges
 
@@ -160,7 +160,7 @@ class GpuSampler:
         self._close()
 
     def _close(self) -> None:
-        """So that the next sample initialises NVML again: the driver may have been loaded anew."""
+        """Have the next sample initialise NVML again: the driver may have been loaded anew."""
         nvml = self._nvml
         assert nvml is not None
         try:
@@ -169,7 +169,7 @@ class GpuSampler:
             log.debug("NVML could not be closed: %s", error)
 
     def _count_energy(self, labels: tuple[str, str], joules: float) -> None:
-        """Since the first sample. A reading below the last one began again at 0."""
+        """Count joules since the first sample. A reading below the last one began again at 0."""
         gpu, _ = labels
         last = self._energy.get(gpu, joules)
         self._energy[gpu] = joules
@@ -182,7 +182,7 @@ class GpuSampler:
 
 
 def stages_of(sessions: Iterable[tuple[Iterable[str], str]]) -> dict[str, str]:
-    """The stage of each GPU, from ``(UUIDs, stage)`` of engines; of a GPU that stages share, all their names."""
+    """The stage of each GPU, from ``(UUIDs, stage)`` of engines; for a GPU that stages share, all their names."""
     found: dict[str, set[str]] = {}
     for gpus, stage in sessions:
         for gpu in gpus:

@@ -1,4 +1,4 @@
-"""Seconds and tokens by stage and phase: added up here, handed to a store every second by a thread of its own."""
+"""Seconds and tokens by stage and phase: added up here, and sent to a store every second by a thread of its own."""
 
 import logging
 import threading
@@ -21,7 +21,7 @@ class Totals:
     def add(self, stage: str, phase: str, seconds: float, tokens: int) -> None:
         """Negative amounts count as nothing: the store's counters never fall.
 
-        Whatever is a number does for ``tokens``, such as NumPy's: the store takes plain ones alone.
+        ``tokens`` may be any number, such as NumPy's: it becomes an int, as the store takes only those.
         """
         counted = max(0, int(tokens))
         with self._lock:
@@ -35,7 +35,7 @@ class Totals:
         return [StepReport(stage, phase, seconds, tokens) for (stage, phase), (seconds, tokens) in sums.items()]
 
     def report(self, client: StoreClient) -> None:
-        """Hand over what there is; it stays here if it was not sent, whatever the reason."""
+        """Send all sums; they stay here if they were not sent, whatever the reason."""
         reports, sent = self.take(), False
         try:
             sent = not reports or client.report_steps(reports)

@@ -1,6 +1,6 @@
 """Device seconds of any PyTorch module, or piece of code, as a stage of its own.
 
-Where an engine has no connector of ours, or drops what connectors report, its process tells the store by itself::
+If an engine has no connector of ours, or drops what connectors report, its process reports to the store itself::
 
     from tiertune_connector import profile
 
@@ -14,8 +14,8 @@ Where an engine has no connector of ours, or drops what connectors report, its p
     @profile.stage("thinker", phase="prefill").span()
     def think(prompt): ...
 
-Seconds are exclusive: those of a stage that runs inside another one are the inner one's alone, so that stages add up.
-Attach to the outermost module, also of a compiled one: nothing is measured while torch compiles or captures a graph.
+Seconds are exclusive: while a stage runs inside another one, only the inner one is charged, so that stages add up.
+Attach to the outermost module, also if it is compiled: nothing is measured while torch compiles or captures a graph.
 torch itself is imported only where a module, or code on a CUDA device, is measured.
 """
 
@@ -32,12 +32,12 @@ from tiertune_connector.profile.timers import Mark, Timer, WallTimer, cuda_timer
 from tiertune_connector.protocol.messages import LABEL_CHARS, PHASES
 
 CountTokens = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
-"""Of a call's positional and keyword arguments and its output."""
+"""Counts tokens, given a call's positional and keyword arguments and its output."""
 CPU = "cpu"
 
 
 class Module(Protocol):
-    """What is used of ``torch.nn.Module``."""
+    """The part of ``torch.nn.Module`` that is used."""
 
     def parameters(self) -> Iterator[Any]: ...
     def register_forward_pre_hook(self, hook: Callable[..., None], /) -> Any: ...  # noqa: ANN401 (torch's handle)
@@ -53,7 +53,7 @@ class _Visit:
         self.stage = stage
         self.owner = owner
         self.outer = outer
-        """The visit that this one takes place in, of the same thread and timer."""
+        """The visit around this one, of the same thread and timer."""
         self.timer = timer
         self.inner_s = 0.0
         """Seconds of visits inside this one."""
@@ -86,7 +86,7 @@ class Profiler:
         return Stage(self, name, phase)
 
     def report_to(self, client: StoreClient, *, every_s: float = REPORT_EVERY_S) -> None:
-        """Hand over what was and what will be measured, instead of to the store before."""
+        """Report to this client's store, no longer to the one before: also what is not sent yet."""
         self.close()
         self._reporter = Reporter(self.totals, client, every_s=every_s, before=self._harvest_if_idle)
 
@@ -97,19 +97,19 @@ class Profiler:
             self._reporter = None
 
     def harvest(self) -> None:
-        """Add what devices have come past since the last time."""
+        """Add visits that devices have finished since the last call."""
         for timer in list(self._timers.values()):
             self._harvest(timer)
 
     def _harvest_if_idle(self) -> None:
-        # Whoever runs stages harvests by the way. This thread does it only when nobody did since it last looked: asking
-        # for an event breaks the capture of a graph that another thread has under way.
+        # Threads that run stages harvest too. This thread does it only if no stage began since it last looked: querying
+        # an event breaks the capture of a graph that another thread has under way.
         visited, self._visited = self._visited, False
         if not visited:
             self.harvest()
 
     def _harvest(self, timer: "Timer[_Visit]") -> None:
-        """The innermost visits stop, and so come, first."""
+        """Add finished visits: inner ones stop first, and so are polled before those around them."""
         with self._lock:
             for visit, seconds in timer.poll():
                 if visit.outer is not None:
@@ -130,9 +130,9 @@ class Profiler:
         visits.append(_Visit(stage, owner, outer, timer))
 
     def _leave(self, owner: object, count: Callable[[], int]) -> None:
-        """End the innermost visit of ``owner``; what began inside it and never ended is forgotten.
+        """End the innermost visit of ``owner``; visits inside it that never ended are forgotten.
 
-        Tokens are counted at once, seconds when the device has come past.
+        Tokens are counted at once, seconds once the device has finished.
         """
         visits = self._visits()
         depth = next((index for index in reversed(range(len(visits))) if visits[index].owner is owner), None)
@@ -147,7 +147,7 @@ class Profiler:
             self.totals.add(visit.stage.name, visit.stage.phase, 0.0, tokens)
 
     def _visits(self) -> list[_Visit]:
-        """Of this thread, outermost first."""
+        """This thread's open visits, outermost first."""
         visits: list[_Visit] | None = getattr(self._local, "visits", None)
         if visits is None:
             visits = self._local.visits = []
@@ -171,7 +171,7 @@ class Stage:
 
     @contextmanager
     def span(self, tokens: int = 0, *, device: object = None) -> Iterator[None]:
-        """Measure what is in a ``with``, or every call of a function that it decorates.
+        """Measure a ``with`` block, or every call of a function that it decorates.
 
         ``device`` as torch names it; None: the current CUDA device if this process uses one, else the CPU.
         """
@@ -224,7 +224,7 @@ def _device(named: object) -> str:
 
 
 def _device_of(module: Module) -> str:
-    """Of its first parameter; empty if it has none, or none yet."""
+    """The device of its first parameter; empty if it has none, or none yet."""
     parameter = next(iter(module.parameters()), None)
     device = "" if parameter is None else str(parameter.device)
     return "" if device == "meta" else device

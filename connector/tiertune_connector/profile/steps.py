@@ -1,13 +1,13 @@
 """How long an engine's steps take, by phase. Imports no vLLM; runs on the scheduler thread.
 
-A step is *given* to the engine, later its *output* comes. With asynchronous scheduling a step is given before the one
-before has ended, so its own time starts only at that one's output; but a step without tokens takes nothing, and its
-output may come late, when the next step has long begun. That wall time is what requests wait, launches and all. What a
-stage takes of its devices, the worker measures where it can: those seconds come under the step's number, a few steps
-late, and are counted instead.
+A step is *given* to the engine, and later its *output* comes. With asynchronous scheduling a step is given before the
+previous one has ended, so its own time starts only at that one's output; but a step without tokens takes no time, and
+its output may come late, when the next step has long begun. Requests wait for this wall time, which includes launches.
+The worker measures device seconds where it can: they come under the step's number, a few steps late, and are counted
+for the stage instead.
 
-Any output may come late: one process that launches and schedules (vLLM on one GPU) reads it when the next step has been
-launched, while the device has gone on to that. So requests waited at least for what the device took.
+Any output may come late: a process that both launches and schedules (vLLM on one GPU) reads it after launching the next
+step, which the device has gone on to. So requests waited at least as long as the device took.
 """
 
 from collections import deque
@@ -22,8 +22,8 @@ Span = tuple[int, int]
 IN_FLIGHT = 64
 """Steps that can be given without an output; more would mean that outputs got lost."""
 PATIENCE_S = 5.0
-"""A step that was not measured for so long after its output counts with its wall time: a worker that found nothing
-more to do ships its last measurement only with the next step."""
+"""How long after its output a step waits for its measurement, before its wall time counts: a worker with nothing more
+to do ships its last measurement only with the next step."""
 
 
 class _Step(NamedTuple):
@@ -54,15 +54,15 @@ class Steps:
     ) -> None:
         """``observe`` gets the spans of every step and the wall seconds that it took, or the slowest device's if more.
 
-        A request that computes at most ``decode_tokens`` in a step decodes: 1 and the speculated tokens. ``ranks``
-        devices work on every step: their seconds are added up, as they are paid for.
+        A request that computes at most ``decode_tokens`` in a step, 1 and the speculated tokens, decodes. ``ranks``
+        devices work on every step: their seconds are added up, as all are paid for.
         """
         self.totals = Totals()
-        """What was counted: for a ``Reporter``, so that nothing is sent on the scheduler thread."""
+        """The sums, for a ``Reporter``, so that nothing is sent on the scheduler thread."""
         self.overhead_s = 0.0
         """Seconds spent in here (and wherever else a caller adds to it), by ``perf_counter``."""
         self.step_s = 0.0
-        """Wall seconds of all steps that computed: what ``overhead_s`` is to be small against."""
+        """Wall seconds of all steps that computed: ``overhead_s`` is to be small against them."""
         self._stage = stage
         self._clock = clock
         self._observe = observe
@@ -71,13 +71,13 @@ class Steps:
         self.last = 0
         """The number of the last step given."""
         self.ended = 0
-        """Of the last one whose output has come."""
+        """The number of the last step whose output has come."""
         self._given: deque[_Step] = deque()
         self._last_output = 0.0
-        """Of a step with tokens."""
+        """When the last output of a step with tokens came."""
         self._open: dict[int, _Open] = {}
         self._told: dict[int, tuple[float, ...]] = {}
-        """Device seconds of the ranks that told theirs, of steps that are given or open."""
+        """Device seconds that ranks have reported, by number of a step that is given or open."""
         self._measures = False
 
     def given(self, spans: Iterable[Span]) -> int:
@@ -107,9 +107,9 @@ class Steps:
         self.overhead_s += perf_counter() - began
 
     def measured(self, seconds: Mapping[int, Sequence[float]]) -> None:
-        """Device seconds of ranks, by step number; ranks may come one by one. What was counted is not counted again.
+        """Take device seconds of ranks, by step number; ranks may report one by one. A counted step stays as it is.
 
-        The first call says that there is a worker that measures: from then on steps wait for it.
+        The first report shows that a worker measures: from then on steps wait for it.
         """
         began = perf_counter()
         for number, ranks in seconds.items():
@@ -121,9 +121,9 @@ class Steps:
         self.overhead_s += perf_counter() - began
 
     def kv_wait(self, seconds: float, tokens: int) -> None:
-        """A request waited for lookup, fetch and copy of so many tokens. Seconds of a request, not of a device.
+        """A request waited for lookup, fetch and copy of ``tokens``. Its ``seconds`` are a request's, not a device's.
 
-        What this takes is not told here: it is a part of what callers add to ``overhead_s``.
+        The time that this call takes is not added here: callers add it to ``overhead_s``.
         """
         self.totals.add(self._stage, "kv_wait", seconds, tokens)
 
@@ -137,7 +137,7 @@ class Steps:
             self._settle(step.spans, seconds, seconds * self._ranks)
 
     def _expire(self, now: float) -> None:
-        """Steps are opened in the order of their outputs, so the oldest comes first."""
+        """Close steps that waited too long. They are opened in the order of their outputs, so the oldest is first."""
         while self._open:
             number, opened = next(iter(self._open.items()))
             if now - opened.ended < PATIENCE_S:
@@ -145,7 +145,7 @@ class Steps:
             self._close(number)
 
     def _close(self, number: int) -> None:
-        """Count a step: with what its ranks told, a silent one taken as the mean of them; or with its wall time."""
+        """Count a step with its ranks' seconds, a silent rank taken as their mean; or with its wall time."""
         opened, told = self._open.pop(number), self._told.pop(number, ())
         told = told or (opened.seconds,)
         self._settle(opened.spans, max(opened.seconds, *told), sum(told) / len(told) * self._ranks)

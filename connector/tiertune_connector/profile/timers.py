@@ -1,7 +1,7 @@
-"""Seconds that a device takes for what is launched between two points of a program, without waiting for it.
+"""Seconds that a device takes for work launched between two points of a program, measured without waiting for it.
 
-A ``Timer`` marks a start and a stop, and tells the seconds between them once the device has come past both. On a CUDA
-device the marks are events on the current stream: recording and asking cost about a microsecond each, nothing
+A ``Timer`` marks a start and a stop, and returns the seconds between them once the device has passed both. On a CUDA
+device the marks are events on the current stream: recording and querying cost about a microsecond each, nothing
 synchronises. torch is imported only where a CUDA device is timed.
 """
 
@@ -13,11 +13,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 Key = TypeVar("Key")
 PENDING = 256
-"""Measurements that the device has not come past yet; with more, new ones are left out and counted."""
+"""Measurements that the device has not passed yet, at most; beyond that, new ones are left out."""
 
 
 class Event(Protocol):
-    """What is used of ``torch.cuda.Event``."""
+    """The part of ``torch.cuda.Event`` that is used."""
 
     def record(self, stream: Any = None) -> None: ...  # noqa: ANN401 (torch's)
     def query(self) -> bool: ...
@@ -67,13 +67,13 @@ class WallTimer(Generic[Key]):
 
 
 class DeviceTimer(Generic[Key]):
-    """Pairs of events, used again once they are over. The seconds are the stream's: also those it waited for launches.
+    """Pairs of events, reused once they are over. The seconds are the stream's, those it waited for launches included.
 
-    What is started while a CUDA graph is captured is not measured: its events would become part of the graph.
+    Nothing is measured while a CUDA graph is captured: the events would become part of the graph.
     """
 
     def __init__(self, event: Callable[[], Event], *, capturing: Callable[[], bool], stream: Callable[[], Any]) -> None:
-        """``stream`` is where events are recorded now; ``capturing`` whether it is being captured."""
+        """``stream`` returns where events are recorded now; ``capturing``, whether it is being captured."""
         self._event = event
         self._capturing = capturing
         self._stream = stream
@@ -109,7 +109,7 @@ class DeviceTimer(Generic[Key]):
 
 
 def cuda_timer(device: object = None) -> DeviceTimer[Any]:
-    """Of a CUDA device (``torch.device``, number or name); None: the current one. ImportError without torch."""
+    """For a CUDA device (``torch.device``, number or name); None: the current one. ImportError without torch."""
     import torch  # noqa: PLC0415 (seconds to import; only where there is a device to time)
 
     def stream() -> Any:  # noqa: ANN401 (torch's)
@@ -123,7 +123,7 @@ def cuda_timer(device: object = None) -> DeviceTimer[Any]:
 
 
 def gpu_uuid(device: object = None) -> str:
-    """Of a CUDA device, as NVML names it; None: the current one. It must be in use already: this would start it."""
+    """A CUDA device's UUID, as NVML has it; None: the current one's. It must be in use already: this would start it."""
     import torch  # noqa: PLC0415 (as above)
 
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

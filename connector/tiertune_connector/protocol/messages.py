@@ -38,7 +38,7 @@ Phase = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(PHASES)})$")]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):
-    """Base of all."""
+    """Base of all messages."""
 
 
 class Hello(Message, tag="hello", frozen=True):

@@ -10,10 +10,10 @@ Row = tuple[str, tuple[str, ...], float]
 
 
 class Room(NamedTuple):
-    """Of a pool."""
+    """A pool's size."""
 
     chunks: int
-    """That it may hold."""
+    """Chunks that it may hold."""
     stride: int
     """Bytes that each one takes."""
 

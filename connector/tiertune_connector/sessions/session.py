@@ -46,7 +46,7 @@ class LookupAnswer:
 
     keys: list[bytes]
     tiers: list[str]
-    """Those of the leading keys."""
+    """Tiers of the leading keys."""
     asked: list[str]
     """Tiers that were asked, fastest first."""
 
@@ -96,7 +96,7 @@ class Session:
     quarantined: list[tuple[bytes, Slot]] = field(default_factory=list)
     """Slots that the client lost but may still be writing."""
     chains: Latest[Chain] = field(default_factory=Latest)
-    """Of the latest requests, to keep a chain's head younger than the tail stored after it."""
+    """Chains of the latest requests, to keep a chain's head younger than the tail stored after it."""
     uncounted: Latest[LookupAnswer] = field(default_factory=Latest)
     """Answers for requests whose engine has not yet said what it had itself."""
     gpus: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import Outcome
 
 MAX_QUEUED = 1024
-"""Chunks, per namespace."""
+"""Chunks queued per namespace, at most."""
 
 
 @dataclass(frozen=True, eq=False)

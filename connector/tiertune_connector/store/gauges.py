@@ -1,4 +1,4 @@
-"""What a store is and holds now, as gauges of the catalogue."""
+"""A store's present state and contents, as gauges of the catalogue."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING

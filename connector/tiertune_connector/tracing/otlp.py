@@ -17,11 +17,11 @@ from tiertune_connector.tracing.spans import RequestTrace, Sent, Span
 EXPORT_TIMEOUT_S = 0.8
 HEADERS = ("traceparent", "tracestate")
 MAX_HEADER = 512
-"""Characters; the specification obliges nobody to read more."""
+"""Longest header, in characters; the specification obliges nobody to read more."""
 
 
 class OtlpSink:
-    """Makes spans of finished requests and posts them. Not thread-safe, but for ``close``.
+    """Makes spans of finished requests and posts them. Not thread-safe, except ``close``.
 
     A request with a trace context is sampled as its parent was; others as OTEL_TRACES_SAMPLER says (default: all).
     """
@@ -53,11 +53,11 @@ class OtlpSink:
         return Sent(sampled, 0) if taken else Sent(0, sampled)
 
     def close(self) -> None:
-        """Ends an export that is being tried again."""
+        """End an export that is being retried."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _make(self, trace: RequestTrace) -> bool:
-        """Whether the request is sampled; if so, its spans have ended."""
+        """Make and end a request's spans; returns whether it is sampled."""
         first, *children = self._describe(trace)
         context = parent(trace.headers)
         request = self._tracer.start_span(first.name, context, attributes=first.attributes, start_time=first.start_ns)

@@ -1,4 +1,4 @@
-"""From what was written down about a request to its spans. Pure; `docs/tracing.md` has the table of attributes."""
+"""Turns the record of a request into spans. Pure; `docs/tracing.md` has the table of attributes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class RequestTrace:
     """The tier of each chunk of the leading run that was found."""
     late: bool = False
     nothing: str = ""
-    """Why nothing was found, where it is not plain absence."""
+    """Why nothing was found, unless it was simply absent."""
     decided_ns: int = 0
     decision: GateDecision | None = None
     backlog_s: float = 0.0
@@ -49,16 +49,16 @@ class Span:
 
 
 class Sent(NamedTuple):
-    """Requests of a batch by what became of their spans; those that are not sampled are neither."""
+    """Sampled requests of a batch, by what became of their spans."""
 
     taken: int
     lost: int
 
 
 def describe(trace: RequestTrace, *, chunk_tokens: int, chunk_bytes: int, model: str = "") -> list[Span]:
-    """The request's span, then its children. ``chunk_bytes`` are those of all groups of layers.
+    """The request's span, then its children. ``chunk_bytes`` counts all groups of layers.
 
-    The request's span ends with its last child: it is the time until the prompt's prefill could begin. Without one
+    The request's span lasts until the prompt's prefill could begin, which is its last child's end. Without children
     nothing was waited for.
     """
     children = [*_lookup(trace), *_gate(trace), *_loads(trace, chunk_bytes)]
@@ -76,7 +76,7 @@ def describe(trace: RequestTrace, *, chunk_tokens: int, chunk_bytes: int, model:
 
 
 def outcome(trace: RequestTrace) -> str:
-    """The worst that became of any of its loads; without one, whether it was too late for one or there was none."""
+    """The worst outcome of its loads; without any, ``unknown`` if one was decided, else ``late`` or ``skipped``."""
     seen = {report.outcome for report in _fetched(trace)}
     if seen:
         return next((name for name in WORST_FIRST if name in seen), "unknown")
@@ -134,7 +134,7 @@ def _gate(trace: RequestTrace) -> Iterator[Span]:
 
 
 def _loads(trace: RequestTrace, chunk_bytes: int) -> Iterator[Span]:
-    """A slower tier's chunks come into DRAM first; the copy out of DRAM is the end of a load."""
+    """A slower tier's chunks are first brought into DRAM; the copy out of DRAM ends a load."""
     for end_ns, reports in trace.loads:
         fetched = [report for report in reports if report.fetched_tokens]
         copy_s = sum(report.actual_s or 0.0 for report in fetched if report.tier == "dram")
@@ -165,7 +165,7 @@ def _seconds(**predicted: float | None) -> dict[str, Value]:
 
 
 def _span(name: str, start_ns: int, end_ns: int, attributes: dict[str, Value], failure: str = "") -> Span:
-    """As ``Span``; ends never before it starts, whatever the wall clock did meanwhile."""
+    """A ``Span`` that never ends before it starts, whatever the wall clock did meanwhile."""
     if failure:
         attributes["error.type"] = failure
     return Span(name, start_ns, max(start_ns, end_ns), attributes, failure)

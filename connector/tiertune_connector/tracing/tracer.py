@@ -69,7 +69,7 @@ class Tracing:
             self._thread.start()
 
     def counts(self) -> Counts:
-        """Of requests since the start."""
+        """Counts of requests since the start."""
         return Counts(self._taken, self._no_room + self._lost)
 
     def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
@@ -160,7 +160,7 @@ def open_tracing(
     model: str = "",
     attributes: dict[str, str] | None = None,
 ) -> Tracing:
-    """What sends to ``endpoint`` by OTLP over HTTP; nothing without one, or without OpenTelemetry.
+    """Tracing that sends to ``endpoint`` by OTLP over HTTP; it is off without one, or without OpenTelemetry.
 
     ``attributes`` of the resource tell the engine apart; its service is `tiertune` unless OTEL_SERVICE_NAME is set.
     """
