@@ -1,4 +1,4 @@
-"""What was commanded of stores that never answered."""
+"""Bypasses commanded to stores that never answered."""
 
 import sqlalchemy as sa
 from alembic import op
