@@ -22,7 +22,7 @@ PREFILL_CHUNK_S = 0.014
 FEW, MANY = 12, 60
 """Documents of the first and of the second phase: one host's DRAM holds FEW; MANY exceed even the whole budget."""
 MOST_REGRET = 0.08
-"""Bound for one cell; the mean over cells may be 3 % (docs/tuning-results.md)."""
+"""Bound for one cell; that for the mean over cells is 3 % (docs/tuning-results.md)."""
 DEAR = 0.15
 """If keeping the split would take more than this over the best after the turn, the sizes must have improved."""
 PERIOD_S = 4.0

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 RUNBOOKS = "docs/runbooks"
 LOOK_BACK = "6h"
-"""How far back a counter's value before is looked for: longer than most gaps in scraping."""
+"""How far back a counter's earlier value is looked for: longer than most gaps in scraping."""
 Severity = Literal["critical", "warning", "info"]
 """Somebody is needed now; somebody is needed in working hours; good to know."""
 
@@ -64,7 +64,7 @@ def grown(counter: str, window: str, by: str) -> str:
     """How much a counter grew, summed by labels, if it did; also if it appeared with its first event.
 
     ``increase`` alone takes the first value that it sees for the start: it misses a single event, and of a burst all
-    that the first scrape brought. A counter's value before is looked for further back, so that it does not look new
+    that the first scrape brought. A counter's earlier value is looked for further back, so that it does not look new
     after a failed scrape; in steps, as there are many series.
     """
     before = f"last_over_time({counter}[{LOOK_BACK}:5m] offset {window})"

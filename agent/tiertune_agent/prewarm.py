@@ -57,7 +57,7 @@ def _count(usage: Any, name: str) -> int | None:  # noqa: ANN401 (JSON)
 
 
 def documents(path: Path) -> list[Warming]:
-    """Of a file: ``.jsonl`` has one a line, as ``{"prompt": text}`` or ``{"token_ids": [...]}``; any other file is one.
+    """A file's documents: in ``.jsonl`` one a line, ``{"prompt": text}`` or ``{"token_ids": [...]}``; else it is one.
 
     DocumentError names the lines that are no documents.
     """

@@ -1,6 +1,6 @@
 """An engine without a GPU: real keys, real bytes, the real client and gate; only the prefill is a sleep.
 
-A chunk's bytes are derived from its key, so that every loaded chunk can be compared bit for bit.
+A chunk's bytes are derived from its key, so that every loaded chunk is compared bit for bit.
 """
 
 import hashlib

@@ -196,7 +196,7 @@ def tell(facts: AllFacts, json_path: Path | None) -> bool:
 
 
 def _unknown(facts: AllFacts) -> Iterator[str]:
-    """What nothing was named for, and what those asked could not tell yet."""
+    """What was not checked: nothing was named to ask, or the answers do not tell it yet."""
     if facts.storage and not (facts.agent or facts.stores or facts.engines or facts.database):
         return
     if facts.agent is None:

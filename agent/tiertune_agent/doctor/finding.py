@@ -27,7 +27,7 @@ class Found:
 @dataclass(frozen=True)
 class Check:
     name: str
-    """The same as of the agent's incident of that kind, if there is one."""
+    """That of the agent's incident of the same kind, if there is one."""
     severity: Severity
     look: Callable[[AllFacts], Iterator[Found]]
 

@@ -62,7 +62,7 @@ class Prices(Document):
 
 class Guard(Document):
     changes_per_hour: int = Field(default=12, ge=0)
-    """Per store; a split counts for each. 0: none. Else remote fetch off, which protects requests, only counts."""
+    """Per store; a split counts for each. Remote fetch off protects requests: it counts, but does not wait. 0: none."""
     min_requests: int = Field(default=500, ge=0)
     """Evidence on fewer requests changes nothing."""
     soak: Duration = 600.0
