@@ -27,6 +27,6 @@ class AgentApi:
         return sorted((one for one in told if one["tuner"] == tuner), key=lambda one: int(one["id"]))
 
     def incidents(self, kind: str, host: str) -> list[str]:
-        """Messages of a host's open incidents of one kind."""
+        """Messages of open incidents."""
         told = [one for one in self.get("incidents")["incidents"] if one["closed_at"] is None]
         return [one["message"] for one in told if (one["kind"], one["store"]) == (kind, host)]

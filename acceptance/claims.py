@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 class Claim:
     says: str
     prove: Callable[..., str]
-    """Takes ``short``; returns a sentence of evidence, or raises NotShownError."""
+    """Takes ``short``; returns a sentence of evidence. May raise NotShownError."""
 
 
 CLAIMS: Mapping[str, Claim] = {  # the longest first
@@ -42,7 +42,7 @@ class Proof:
 
 
 def proved(name: str, *, short: bool) -> Proof:
-    """Prove one claim. Any error becomes the evidence that it does not hold."""
+    """Prove one claim; any error is evidence that it does not hold."""
     started, claim = time.monotonic(), CLAIMS[name]
     try:
         holds, evidence = True, claim.prove(short=short)

@@ -59,7 +59,7 @@ def _write_all(tuning: dict[str, Any]) -> None:
 
 
 def _named(made: Fleet, kind: str, host: str, words: str, within_s: float = WITHIN_S) -> str:
-    """Wait for the host's incident with ``words``; returns the host and that part of the message."""
+    """Wait for an incident with ``words``; returns the host and that part of the message."""
 
     def told() -> list[str]:
         parts = [part for message in made.agent.incidents(kind, host) for part in message.split("; ")]

@@ -16,7 +16,7 @@ from tiertune_agent.replay.traces import Trace
 from tiertune_connector.ending import Ending
 
 SLOW_BYTES_PER_S = 1.5 * 2**20
-"""Bandwidth of the throttled link: fetching a chunk takes about 40 ms, recomputing it 5 ms."""
+"""Of the throttled link: fetching a chunk takes about 40 ms, recomputing it 5 ms."""
 LOOK_S = 0.1
 ASK_TIMEOUT_S = 10.0
 
@@ -72,7 +72,7 @@ class Fleet:
         return [self.tuning(host)["tiers"]["remote"]["fetch"] == "on" for host in HOSTS]
 
     def counted(self, metric: str, *hosts: str, **labels: str) -> float:
-        """A counter's sum over these hosts' stores; over all if none is named."""
+        """A counter's sum over these hosts; none: all."""
         return sum(sum(values(self.store(host, "counters"), metric, **labels)) for host in hosts or HOSTS)
 
     def hits(self, tier: str, *hosts: str) -> float:
@@ -80,7 +80,7 @@ class Fleet:
         return self.counted("tier_lookup_tokens_total", *hosts, tier=tier, result="hit")
 
     def until(self, holds: Callable[[], object], what: str, within_s: float, *, minding: bool = True) -> float:
-        """Wait and return the seconds until it holds; NotShownError if it does not in time.
+        """Wait until it holds; returns the seconds. NotShownError if it does not in time.
 
         ``minding``: DemoError if a process dies meanwhile.
         """
@@ -93,7 +93,7 @@ class Fleet:
         return time.monotonic() - started
 
     def serving(self, requests: int) -> None:
-        """Wait until the engines have served this many more requests."""
+        """Wait for this many more requests to be served."""
         goal = self.world.counted()["requests"] + requests
         self.until(lambda: self.world.counted()["requests"] >= goal, f"engines serve {requests} requests", 60)
 

@@ -51,7 +51,7 @@ class Fuse:
 
 
 class Fused:
-    """A store's client for change control; each call counts as steps of the fuse."""
+    """A store's client whose calls count as steps of the fuse."""
 
     def __init__(self, inner: Any, fuse: Fuse) -> None:  # noqa: ANN401 (anything that is tuned)
         self._inner = inner

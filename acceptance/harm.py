@@ -1,4 +1,4 @@
-"""The agent reports harmful changes that were made by hand, and rolls back one of its own that turned out bad."""
+"""The agent reports harmful changes made by hand, and rolls back one of its own that turned out bad."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,8 +17,8 @@ tuners:
 """
 """Fetching goes off within two windows, and on again only by a verdict.
 
-Most of a soak must come after the link is fast again: so each host's link becomes fast as soon as that host has
-switched off, however long the other one takes.
+Most of a soak must come after the link is fast again: so each host's is fast as soon as that host has switched off,
+however long the other one takes.
 """
 DEAR_BYTES_PER_S = 6.0 * 2**20
 """Fetching then takes only twice as long as recomputing: windows that still predict so do not outweigh later ones."""
@@ -28,7 +28,7 @@ PLACES = {"a tenth of the DRAM": "tiers.dram.capacity_bytes", "FIFO": "defaults.
 
 
 def prove(*, short: bool) -> str:
-    """Two harms by hand, then one that a verdict undoes; in full each host suffers each harm by hand."""
+    """Harms by hand, then one that a verdict undoes; in full each host suffers each harm by hand."""
     setup = replace(SETUP, policy=POLICY, dram_bytes=DEMO.dram_bytes)
     with fleet(setup, everyday()) as made:
         made.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
@@ -77,7 +77,7 @@ def _by_verdict(made: Fleet) -> str:
         return not slow
 
     def back() -> bool:
-        """Whether both hosts were rolled back; NotShownError with the reason of any other verdict."""
+        """Whether both hosts were rolled back; NotShownError for any other verdict."""
         for judged in _judged(made, "kept", "inconclusive"):
             raise NotShownError(f"switching off is not rolled back: {_verdict(made, judged)}")
         return all(made.fetching()) and len(_judged(made, "rolled_back")) >= len(HOSTS)

@@ -58,13 +58,13 @@ def prove(*, short: bool) -> str:
 
 
 class Kills:
-    """Makes the agent change one store, by the speed of its link to the remote, and rolls changes back."""
+    """Makes the agent change one store, by the speed of its link, and rolls changes back."""
 
     def __init__(self, made: Fleet) -> None:
         self._fleet = made
         self._file = Path(made.world.folder) / FUSE
         self._on = True
-        """Whether the store should fetch: its link is fast."""
+        """Whether fetching should be on."""
         self.made = 0
         """Changes and rollbacks."""
         self.before: list[str] = []
@@ -99,7 +99,7 @@ class Kills:
         self._say(_fuse(of, step))
 
     def _say(self, text: str) -> None:
-        """Replace the fuse's file atomically: the agent may read it at any moment."""
+        """Write it atomically: the agent may read the file at any moment."""
         new = self._file.with_suffix(".new")
         new.write_text(text)
         new.replace(self._file)
@@ -113,7 +113,7 @@ class Kills:
         self._fleet.world.limit(0.0 if self._on else SLOW_BYTES_PER_S)
 
     def _dies(self, where: str) -> None:
-        """Wait until the agent is killed, then start it again without a fuse."""
+        """Wait for the kill, and start the agent again without a fuse."""
         self._fleet.until(self._blown.exists, f"the agent comes to {where}", WITHIN_S, minding=False)
         self._fleet.world.lost("agent")
         self.before.append(f"before it {self._blown.read_text()}")

@@ -40,7 +40,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Standing:
-    """Capacities in bytes that were in force from a time on."""
+    """Capacities in bytes, in force from a time on."""
 
     at: float
     """Unix time."""

@@ -81,7 +81,7 @@ def prove(*, short: bool) -> str:
 
 
 def _watched(made: Fleet, requests: int) -> list[Standing]:
-    """All sizes that were in force until the engines had served this many requests."""
+    """All sizes in force until this many requests were served."""
     stood = [_standing(made)]
 
     def over() -> bool:
@@ -111,7 +111,7 @@ def _fetch(made: Fleet) -> tuple[float, float]:
 def judged(
     found: Regret, traffic: Recorded, stood: list[Standing], changes: int, verified: int, *, must_follow: bool
 ) -> str:
-    """The evidence; NotShownError with it if the claim does not hold."""
+    """The evidence; NotShownError if the claim does not hold."""
     turned = [each for each in stood if each.at <= traffic.trace.t[traffic.turn]][-1]
     first, then, last = (each.remote / BUDGET_BYTES for each in (stood[0], turned, stood[-1]))
     best, stay = found.by_share[found.best], found.to_stay(then)

@@ -28,7 +28,7 @@ def prove(*, short: bool) -> str:
 
 
 def _frozen(made: Fleet, seconds: float) -> str:
-    """Freeze, slow the remote down, and check that nothing changes; returns the change that the agent wished."""
+    """Freeze, slow the remote, expect no change; returns the change that the agent wished."""
     command("freeze", "--reason", "acceptance", "--agent", made.world.page)
     versions = [made.tuning(host)["version"] for host in HOSTS]
     made.world.limit(SLOW_BYTES_PER_S)

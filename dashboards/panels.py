@@ -34,7 +34,7 @@ DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 HEIGHT, NUMBER_HEIGHT, WIDE = 8, 5, 12
 CALM, GOOD, BAD = "text", "green", "red"
 Colours = Sequence[tuple[float | None, str]]
-"""Colours, each after the value from which on it is used; the first one's is None."""
+"""Colours after the values from which on they are used; the first one's is None."""
 PLAIN: Colours = ((None, CALM),)
 GAIN: Colours = ((None, BAD), (0, GOOD))
 """Below 0 something is lost."""

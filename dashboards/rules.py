@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 RUNBOOKS = "docs/runbooks"
 LOOK_BACK = "6h"
-"""How far back a counter's earlier value is looked for: longer than most gaps in scraping."""
+"""To look for a counter's earlier value: longer than most gaps in scraping."""
 Severity = Literal["critical", "warning", "info"]
 """Somebody is needed now; somebody is needed in working hours; good to know."""
 

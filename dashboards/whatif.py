@@ -29,7 +29,7 @@ def hit_ratio(by: str, *matchers: str) -> str:
 def at_own_size(by: str, *matchers: str) -> str:
     """As ``hit_ratio``, at the sizes that pools have: only there are algorithms other than LRU simulated.
 
-    Sizes that a pool had before are still exported, and LRU is simulated at every size, so others are filtered out.
+    Other sizes are filtered out: a pool's former ones are still exported, and LRU is simulated at any.
     """
     desired = select("tier_capacity_bytes", POOL, DRAM, 'state="desired"')
     own = f'count_values by (store, namespace) ("{SIZE}", {desired})'
@@ -42,9 +42,9 @@ def at_own_size(by: str, *matchers: str) -> str:
 
 
 def as_it_is() -> str:
-    """Share that DRAM had of the tokens asked of simulated pools, which include finds in engines' own memory.
+    """Share that DRAM had of the tokens asked of simulated pools; finds in engines' own memory count, too.
 
-    DRAM is not asked for these, but has most of them, as engines store all that they compute: so all count.
+    DRAM is not asked for these, but has most of them, as engines store all that they compute.
     """
     lookups = "tier_lookup_tokens_total"
     found, missed = (

@@ -77,7 +77,7 @@ def _meaning(model: type[BaseModel], name: str) -> str:
 
 
 def _kind(annotation: Any, metadata: Sequence[Any]) -> tuple[str, list[Any]]:  # noqa: ANN401 (a type)
-    """The kind of value that one writes, and what bounds it; an empty kind is a document."""
+    """A value's kind, and what bounds it; an empty kind is a document."""
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         return _kind(inner, [*more, *metadata])

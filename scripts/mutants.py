@@ -10,7 +10,7 @@ LEAST = 0.8
 
 
 def main() -> int:
-    """Exit status: 1 if too few of a module's mutants were killed, 2 if there are none."""
+    """Exit status: 1 if too few mutants of a module are killed, 2 if there are none."""
     told = [line.strip().rsplit(": ", 1) for line in sys.stdin if ": " in line]
     if not told:
         print("mutmut told of no mutant", file=sys.stderr)

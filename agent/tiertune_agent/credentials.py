@@ -23,7 +23,7 @@ class Bearer(httpx.Auth):
         self._token = _token(path)
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response]:
-        """Hook of httpx: send the token; if it is refused and the file has a new one, send that."""
+        """Hook of httpx: sends the token; if that is refused, a newer one from the file."""
         shown = self._token
         request.headers["Authorization"] = f"Bearer {shown}"
         answer = yield request

@@ -59,12 +59,12 @@ class Engines:
         self._sleep = sleep
 
     def reset(self) -> dict[str, dict[str, Any]]:
-        """Empty each engine's prefix cache on the GPU and staging; by address whether it acknowledged, or why not."""
+        """Empty each one's GPU prefix cache and staging; by address whether it acknowledged, or why not."""
         reasons = at_once(self._reset, self.urls)
         return {url: {"ok": not why, "reason": why or "ok"} for url, why in zip(self.urls, reasons, strict=True)}
 
     def _reset(self, url: str) -> str:
-        """Why the engine did not reset; empty: it did."""
+        """Why it did not reset; empty: it did."""
         until, asked = self._clock() + PATIENCE_S, f"{url}/reset_prefix_cache?reset_external=true"
         with http_client(transport=self._transport, timeout=RESET_TIMEOUT_S, headers=shown()) as http:
             while True:

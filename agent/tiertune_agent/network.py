@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 
 SERVERS_AT_ONCE = 64
-"""This many silent servers take no longer than one: a round over hundreds of stores, 64 of them lost, is within its
-window. With more at once, all of which answer, each would wait long for its turn."""
+"""This many silent servers take no longer than one: a round over hundreds of stores that lost 64 is within its window.
+With more at once, all of which answer, each would wait long for its turn."""
 MOST_BYTES = 64 << 20
 """Of an answer."""
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -30,8 +30,8 @@ def http_client(**options: Any) -> httpx.Client:  # noqa: ANN401 (httpx's own)
 def web_address(url: str, such_as: str, *, login: str, path: bool | None = None, query: bool = False) -> str:
     """Returns ``url``; ValueError unless it is ``http://`` or ``https://`` with a host, and a port or none.
 
-    ``path``: whether a path must follow (True) or must not; None: it may. ``query``: whether a query may. Everybody
-    can see addresses, so none may hold a password: ``login`` says where that belongs, or why not.
+    ``path``: whether a path must or must not follow; None: it may. ``query``: whether one may. Everybody sees
+    addresses, so none may hold a password: ``login`` says where that belongs, or why not.
     """
     parts = urlsplit(url)
     whole = parts.scheme in ("http", "https") and parts.hostname

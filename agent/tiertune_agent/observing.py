@@ -45,7 +45,7 @@ class Observing:
         return answers
 
     def forget(self) -> None:
-        """Drop what is known, as another agent leads, or did meanwhile."""
+        """Drop it all: another agent leads, or did meanwhile."""
         self._observer.forget()
         self._exported.forget()
         self._hour.forget()

@@ -253,7 +253,7 @@ def plan(fleet: PlannedFleet) -> Plan:
 def isolated_hit_share(hit_share: float, caches: int, *, skewed: bool = False) -> float:
     """Hit share of ``caches`` under random routing, where one cache has ``hit_share``; each keeps everything."""
     asked, others = 1 / (1 - hit_share), 1 - 1 / caches
-    # Probability that a cache gets none of the R requests; if R is geometric, by its generating function.
+    # Chance that a cache gets none of the R requests; for geometric R by its generating function.
     never: float = (1 - hit_share) * others / (1 - hit_share * others) if skewed else others**asked
     return min(hit_share, max(0.0, 1 - caches * (1 - never) / asked))  # despite rounding
 

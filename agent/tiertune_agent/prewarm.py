@@ -109,7 +109,7 @@ class Warmer:
             self._body["cache_salt"] = salt
 
     def send(self, prompt: Prompt) -> dict[str, Any]:
-        """Have the engine compute a document; the usage that it reports. CallError says why it is not warm."""
+        """Warm a document; returns the usage that the engine reports. CallError says why it failed."""
         told = self._asked("POST", "/v1/completions", json={**self._body, "prompt": prompt})
         usage = told.get("usage")
         return usage if isinstance(usage, dict) else {}

@@ -41,7 +41,7 @@ class Published:
             self._metrics.keep(name, "store", stores)
 
     def forget(self) -> None:
-        """Stop exporting changes and incidents, as another agent leads and exports them."""
+        """Drop changes and incidents: another agent leads and exports them."""
         self._metrics.clear(_CHANGED)
         self._metrics.clear("agent_incidents")
 

@@ -183,7 +183,7 @@ class Player:
         )
 
     def _fetch(self, prompt: Prompt, decision: GateDecision, reply: LookupReply) -> int:
-        """Fetch as decided; returns how many leading chunks came and are right."""
+        """Fetch; returns how many leading chunks came and are right."""
         if not decision.fetches:
             if decision.candidates:
                 self._tally.add("recompute")

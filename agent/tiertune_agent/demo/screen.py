@@ -36,7 +36,7 @@ class Scene:
         return self.slowed[0] <= now_s < self.slowed[1]
 
     def weather(self, now_s: float) -> str:
-        """Whether the remote is slowed at a moment, in words."""
+        """The remote's speed at a moment, in words."""
         start, end = (clock(at) for at in self.slowed)
         if self.slow(now_s):
             return f"THE REMOTE IS SLOWED to {format_size(self.slow_bytes_per_s)}/s per host, from {start} to {end}"
@@ -60,7 +60,7 @@ def teller(console: Console, scene: Scene) -> Iterator[Tell]:
 
 
 class Lines:
-    """A line every few seconds, and one for each decision and each change of the remote's speed."""
+    """A line every few seconds, and for each decision and change of the remote's speed."""
 
     def __init__(self, console: Console, scene: Scene) -> None:
         self._console = console

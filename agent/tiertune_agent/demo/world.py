@@ -73,7 +73,7 @@ class Setup:
     policy: str = ""
     """YAML; empty: the demo's."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By host, settings of its store that extend or replace the demo's."""
+    """By host, settings that extend or replace the demo's."""
     agent: Sequence[str] = ("-c", _COMMAND_LINE)
     """Python's arguments that run ``tiertune``."""
 
@@ -82,7 +82,7 @@ DEMO = Setup()
 
 
 class World:
-    """Processes that ``start`` starts and ``stop`` ends: exactly those."""
+    """Processes: ``stop`` ends exactly those that ``start`` started."""
 
     def __init__(self, folder: Path, ended: Ending, port: int, setup: Setup = DEMO) -> None:
         """``ended`` is set when the user ends the demo; ``port`` is the page's."""
@@ -116,7 +116,7 @@ class World:
         self.start_agent()
 
     def play(self, trace: Trace) -> None:
-        """Start the players; returns when each has served a request."""
+        """Start the players; returns when all have served."""
         for index in range(self.setup.players):
             self._start_player(index, trace)
         self._await(lambda: all(tally.read()["requests"] for tally in self.tallies), "every player works")
@@ -139,13 +139,13 @@ class World:
         self._children = [child for child in self._children if child not in leaving]
 
     def kill(self, name: str) -> None:
-        """Kill a child (SIGKILL), as the kernel does when memory is short."""
+        """SIGKILL, as the kernel does when memory is short."""
         killed = next(child for child in self._children if child.name == name)
         killed.process.kill()
         self.lost(name)
 
     def lost(self, name: str) -> None:
-        """Wait for the end of a child that was killed, by whomever; ``check`` no longer looks for it."""
+        """Wait for the end of a child that was killed; ``check`` no longer looks for it."""
         gone = next(child for child in self._children if child.name == name)
         gone.process.wait(END_S)
         self._children.remove(gone)

@@ -90,7 +90,7 @@ class Endpoints:
 
 
 def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathered.Reader | None = None) -> AllFacts:
-    """Ask all of them. DocumentError if a file that the environment names has no token or certificate."""
+    """Ask all of them. DocumentError if the environment names an unusable token or CA file."""
     reader = reader or gathered.Reader(credentials.from_environment(os.environ))
     agent = reader.agent(asked.agent) if asked.agent else None
     stores, named = dict(asked.stores), list(asked.servers)
@@ -196,7 +196,7 @@ def tell(facts: AllFacts, json_path: Path | None) -> bool:
 
 
 def _unknown(facts: AllFacts) -> Iterator[str]:
-    """What was not checked: nothing was named to ask, or the answers do not tell it yet."""
+    """What was not checked, as nobody was named, or does not tell it yet."""
     if facts.storage and not (facts.agent or facts.stores or facts.engines or facts.database):
         return
     if facts.agent is None:

@@ -36,7 +36,7 @@ class StoreFacts:
     known: str = ""
     """Its name in the agent's list; empty: it is not listed."""
     heard: bool = False
-    """The agent reaches it: it is well, even if it does not answer us."""
+    """The agent reaches it, so it is well, even if we cannot."""
     closed: bool = False
     """It answers, but wants a token that we do not have."""
 
@@ -66,7 +66,7 @@ class StoreFacts:
         return sums
 
     def gauge(self, name: str, **labels: str) -> float | None:
-        """The sum of a gauge's series with these labels; None if there are none."""
+        """Sum of a gauge's series with these labels; None: no such series."""
         return self.total(name, **labels) if self._matching(name, labels) else None
 
     @property
@@ -137,7 +137,7 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class DatabaseFacts:
-    """The agent's database and its schema's revision (``have``); None: it is empty."""
+    """The agent's database; ``have``: its schema's revision, None: it is empty."""
 
     shown: str
     problem: str = ""
@@ -147,7 +147,7 @@ class DatabaseFacts:
 
 @dataclass(frozen=True)
 class StorageFacts:
-    """A measured storage, and recomputing, which it is compared with."""
+    """A measured storage, compared with recomputing."""
 
     storage: str
     problem: str = ""

@@ -7,7 +7,7 @@ from typing import Literal
 from tiertune_agent.doctor.facts import AllFacts
 
 Severity = Literal["error", "warning", "note"]
-"""Something does not work; it works, but costs or hides something; nothing is wrong, but it is worth knowing."""
+"""Something does not work; it works, but costs or hides something; worth knowing, nothing is wrong."""
 OFTEN = 0.05
 """Share of requests or chunks that is worth a finding."""
 

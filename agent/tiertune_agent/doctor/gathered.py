@@ -36,7 +36,7 @@ class _ClosedError(ValueError):
 
 @dataclass(frozen=True)
 class Reader:
-    """Asks agent, stores and engines over HTTP."""
+    """Asks others over HTTP."""
 
     access: Mapping[str, Any]
     """Options of httpx for agent and stores, as ``credentials`` makes them."""
@@ -113,7 +113,7 @@ def told_servers(agent: AgentFacts) -> list[ServerFacts]:
 
 
 def _maxmemory(capacity: int | None) -> int:
-    """The capacity as the server's maxmemory, where 0 is no bound."""
+    """As the server's maxmemory, where 0 is no bound."""
     return 0 if capacity is None else max(1, capacity)
 
 

@@ -135,7 +135,7 @@ class Rulings:
         """Rules by the numbers of the overrides that fit."""
 
     def for_target(self, target: Target) -> Rule:
-        """As ``Policy.for_target``, but each set of overrides is laid over only once, as that is slow."""
+        """As ``Policy.for_target``, but laying each set of overrides over once: it is slow."""
         fitting = tuple(number for number, each in enumerate(self._policy.overrides) if each.match.fits(target))
         if fitting not in self._laid:
             self._laid[fitting] = self._policy.for_target(target)
@@ -235,7 +235,7 @@ def split_rules(rules: Rules, sizes: TierSizeSettings, budget: int, hosts: int) 
 
 
 def rates(prices: Prices) -> Rates:
-    """The prices, those of rent per GiB and hour."""
+    """The prices, with rents per GiB and hour."""
     months = {"dram": prices.dram_gib_month, "disk": prices.disk_gib_month, "remote": prices.remote_gib_month}
     per_hour = {tier: price / HOURS_PER_MONTH for tier, price in months.items()}
     return Rates(prices.gpu_hour, per_hour, prices.network_gib)

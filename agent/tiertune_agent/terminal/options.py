@@ -28,7 +28,7 @@ class InputError(ValueError):
 
 
 def writable(path: Path | None) -> Path | None:
-    """Refuses an unwritable path before the work, not after it."""
+    """Refuses a path before the work, not after it."""
     if path and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise typer.BadParameter(f"{path} is a folder" if path.is_dir() else f"the folder of {path} does not exist")
     if path and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
@@ -62,7 +62,7 @@ def result(document: object, json_path: Path | None, say: Callable[[], object] =
 
 
 def printable(told: Any) -> Any:  # noqa: ANN401 (JSON)
-    """Reasons, names and messages of others, at any depth, without control characters that a terminal would obey."""
+    """What others wrote, at any depth, without control characters that a terminal would obey."""
     if isinstance(told, str):
         return told.translate(_COMMANDS)
     if isinstance(told, dict):

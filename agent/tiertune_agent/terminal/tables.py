@@ -1,4 +1,4 @@
-"""Tables of the command line. Strings of others are `Text`: in a str, rich would take brackets for its markup."""
+"""Tables of the command line. What others wrote is `Text`: in a str, rich would take brackets for its markup."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

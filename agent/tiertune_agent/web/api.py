@@ -54,7 +54,7 @@ def _caller(request: Request) -> Caller:
 
 
 Number = Annotated[int, Path(ge=1, lt=2**63)]
-"""A decision's number, in the range that the database can hold."""
+"""Of a decision, as large as the database can hold."""
 CallerOf = Annotated[Caller, Depends(_caller)]
 
 

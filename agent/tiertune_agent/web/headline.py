@@ -34,9 +34,9 @@ class Headline:
 def headline(
     fleet: Json, modes: Mapping[str, str], *, traffic: bool, waiting: int, switched_off: Collection[str]
 ) -> Headline:
-    """``modes``: those of the tuners that may change something, by name; ``traffic``: whether any request came lately.
+    """``modes``: of the tuners that may change something, by name; ``traffic``: whether requests came lately.
 
-    ``waiting``: open proposals; ``switched_off``: stores whose fetching a decision switched off.
+    ``waiting``: open proposals; ``switched_off``: stores where a decision switched fetching off.
     """
     stores, sources = [
         [store for store in fleet["stores"] if bool(store["observed"]) == observed] for observed in (False, True)

@@ -119,7 +119,7 @@ class Views:
     def windows(self, store: str, tier: str, namespace: str, limit: int) -> dict[str, Any]:
         """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first.
 
-        Windows that lie ahead are left out: they were counted before the clock was set back.
+        None that lie ahead: they were counted before the clock was set back.
         """
         read, now = self._history.measured.windows, self._now()
         windows = read(store, tier=tier, namespace=namespace, limit=limit, histograms=False, until=now)
