@@ -1,7 +1,7 @@
 """``tiertune`` with a fuse: the agent kills itself (SIGKILL) before a given step of its next change or rollback.
 
 ``python fused.py FILE agent run ...``: FILE says ``{"of": "change" | "rollback", "step": N}``; it is read when a change
-or a rollback begins, and step 0 kills never. Steps are change control's writes to history, its calls to a store and
+or a rollback begins, and step 0 never kills. Steps are change control's writes to history, its calls to a store and
 their answers, counted from the first write of a new change or of a wish to roll back. ``FILE.blown`` then names the
 step before which the agent died.
 """

@@ -32,7 +32,7 @@ def prove(*, short: bool) -> str:
 
 
 def _turn(made: Fleet) -> tuple[float, float]:
-    """Seconds until all hosts are off, and until all are on again. First serves requests for longer than a soak."""
+    """Seconds until all hosts are off, and until all are on again. First, fetching stays on for longer than a soak."""
     made.serving(60)
     made.world.limit(SLOW_BYTES_PER_S)
     off_s = made.until(lambda: not any(made.fetching()), "fetching is switched off while the remote is slow", WITHIN_S)

@@ -17,8 +17,8 @@ tuners:
 """
 """Fetching goes off within two windows, and on again only by a verdict.
 
-Most of a soak must come after the link is fast again: so each host's is fast as soon as that host has switched off,
-however long the other one takes.
+Most of a soak must come after the link is fast again: so each host's link is fast again as soon as that host has
+switched off, however long the other one takes.
 """
 DEAR_BYTES_PER_S = 6.0 * 2**20
 """Fetching then takes only twice as long as recomputing: windows that still predict so do not outweigh later ones."""

@@ -35,7 +35,7 @@ UNDER_WAY = ("proposed", "approved")
 
 
 def prove(*, short: bool) -> str:
-    """A kill before each step of both; in short three kills."""
+    """A kill before each step of a change and of a rollback; in short before three."""
     setup = replace(SETUP, policy=POLICY, agent=(str(FUSED), FUSE))
     with fleet(setup, everyday(), files={FUSE: _fuse("change", 0)}) as made:
         made.until(lambda: made.hits("remote", HOST) > 0, "engines find chunks in the remote", WITHIN_S)

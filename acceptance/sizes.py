@@ -124,6 +124,6 @@ def judged(
         "recorded requests after three periods)"
     )
     follows = not must_follow or stay <= DEAR or found.to_stay(last) < stay
-    if not (changes and follows and found.share <= MOST_REGRET):  # false for NaN, too
+    if not (changes and follows and found.share <= MOST_REGRET):  # NaN compares false, and proves nothing
         raise NotShownError(told)
     return f"{told}; all {verified} chunks that were read were right"

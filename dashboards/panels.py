@@ -34,7 +34,7 @@ DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 HEIGHT, NUMBER_HEIGHT, WIDE = 8, 5, 12
 CALM, GOOD, BAD = "text", "green", "red"
 Colours = Sequence[tuple[float | None, str]]
-"""Colours after the values from which on they are used; the first one's is None."""
+"""From which value on which colour; the first value is None."""
 PLAIN: Colours = ((None, CALM),)
 GAIN: Colours = ((None, BAD), (0, GOOD))
 """Below 0 something is lost."""

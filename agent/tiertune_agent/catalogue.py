@@ -1,4 +1,4 @@
-"""Every metric of the agent in one place; each that is declared is registered."""
+"""Every metric of the agent in one place. Declaring one registers it."""
 
 from collections.abc import Container
 from contextlib import suppress

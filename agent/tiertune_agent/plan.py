@@ -77,7 +77,7 @@ class PlannedFleet(Document):
     """Bytes of KV for one byte that is stored and sent."""
     chunk_tokens: Count = 512
     remote: Annotated[Size, Field(le=2**60)] = 512 * GIB
-    """Bytes to rent for the remote tier: at least a machine, however little traffic there is."""
+    """Bytes to rent for the remote tier: a machine's at least, however little traffic there is."""
     prices: Prices = Prices()
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ class Published:
             self._metrics.set(_CHANGED, at.timestamp(), *labels)
 
     def booked(self, windows: Iterable[Window], rates: Rates) -> None:
-        """Add what windows are worth to counters: the same sums as the ledger's.
+        """Add to counters what windows are worth: the same sums as the ledger's.
 
         If it is not known what was saved, nothing is added: costs alone would look like a loss.
         """

@@ -123,7 +123,7 @@ class Watch:
         return time.monotonic() - self._started
 
     def look(self, *, windows: bool = False) -> Figures:
-        """The figures now; those of the last look if one asked does not answer. ``windows``: count windows, too."""
+        """The figures now; those of the last look if somebody does not answer in time. ``windows``: count them."""
         try:
             self._last = self._ask()
             if windows:

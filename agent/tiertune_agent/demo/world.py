@@ -82,7 +82,7 @@ DEMO = Setup()
 
 
 class World:
-    """Processes: ``stop`` ends exactly those that ``start`` started."""
+    """A demo's processes: ``stop`` ends exactly those that were started here."""
 
     def __init__(self, folder: Path, ended: Ending, port: int, setup: Setup = DEMO) -> None:
         """``ended`` is set when the user ends the demo; ``port`` is the page's."""
@@ -127,7 +127,7 @@ class World:
             child.check()
 
     def limit(self, bytes_per_s: float, *hosts: str) -> None:
-        """Limit each of these hosts' own link to the remote; without hosts all. 0: no limit."""
+        """Limit the own link to the remote of each of these hosts, or of all if none is named. 0: no limit."""
         for host in hosts or HOSTS:
             self._links[host].bytes_per_s = bytes_per_s
 

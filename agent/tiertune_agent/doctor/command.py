@@ -196,7 +196,7 @@ def tell(facts: AllFacts, json_path: Path | None) -> bool:
 
 
 def _unknown(facts: AllFacts) -> Iterator[str]:
-    """What was not checked, as nobody was named, or does not tell it yet."""
+    """What was not checked: nobody was named to ask, or those who were do not tell it yet."""
     if facts.storage and not (facts.agent or facts.stores or facts.engines or facts.database):
         return
     if facts.agent is None:

@@ -135,7 +135,7 @@ class Rulings:
         """Rules by the numbers of the overrides that fit."""
 
     def for_target(self, target: Target) -> Rule:
-        """As ``Policy.for_target``, but laying each set of overrides over once: it is slow."""
+        """As ``Policy.for_target``, which is slow; here each set of overrides is laid over once."""
         fitting = tuple(number for number, each in enumerate(self._policy.overrides) if each.match.fits(target))
         if fitting not in self._laid:
             self._laid[fitting] = self._policy.for_target(target)

@@ -28,7 +28,7 @@ class InputError(ValueError):
 
 
 def writable(path: Path | None) -> Path | None:
-    """Refuses a path before the work, not after it."""
+    """Refuses a path that cannot be written: before the work, not after it."""
     if path and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise typer.BadParameter(f"{path} is a folder" if path.is_dir() else f"the folder of {path} does not exist")
     if path and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):

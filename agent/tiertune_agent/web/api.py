@@ -69,7 +69,7 @@ def application(
     unwell: Callable[[], Sequence[str]],
     hosts: Sequence[str] = LOOPBACK_NAMES,
 ) -> FastAPI:
-    """The ASGI application; ``unwell`` returns what `/healthz` reports as failing, ``hosts`` its allowed host names."""
+    """The ASGI application; ``unwell`` returns what `/healthz` is to report, ``hosts`` are names that it may have."""
     app = FastAPI(title="TierTune agent", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
     app.add_middleware(Bounded)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))

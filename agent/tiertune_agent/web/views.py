@@ -64,8 +64,8 @@ class Views:
         """Every store with its tiers, counters since its boot, tuning; what tuners last answered; what is frozen.
 
         A source that is only observed is among the stores: ``observed`` is its kind, what it does not report is null.
-        ``unheard``: stores and sources of the settings of which nothing is known yet; ``bypass_unheard``: bypasses
-        commanded to such stores, until they hear them.
+        ``unheard``: stores and sources of the settings of which nothing is known yet; ``bypass_unheard``: the
+        bypass, on or off, that was commanded to such stores, until they hear it.
         """
         stores, named = self._history.stores(), self._named.stores()
         return {

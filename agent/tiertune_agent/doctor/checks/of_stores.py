@@ -110,7 +110,7 @@ _FULL = "make room (df -h; Redis: maxmemory-policy allkeys-lru), or lower its ca
 
 
 def tier_empty(facts: AllFacts) -> Iterator[Found]:
-    """A configured tier of capacity 0. Stores of the agent are left to its incident, which knows its own decisions."""
+    """A configured tier of capacity 0. The agent's stores are left to its incidents: none if it decided so itself."""
     heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent and facts.agent.answers else set()
     for store, tier, _ in _tiers(facts):
         if store.name not in heard and read(store.tuning, capacity_field(tier)) == 0:

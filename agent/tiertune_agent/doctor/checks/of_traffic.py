@@ -25,9 +25,9 @@ MENDS = {
 }
 """By the part of a namespace that differs."""
 MEANT = ("dead", "flushed", "closing")
-"""Reasons of chunks not written behind that are no slowness: a dead tier, a flush, the end of a store."""
+"""Why chunks are not written behind though nothing is too slow: the tier was dead, a flush, the end of a store."""
 FAILED = ("error", "full", "timeout")
-"""Reasons of chunks that the tier was asked to take, but did not."""
+"""The same if the tier was asked, and did not take them."""
 MEND_WRITES = "look at its room, its permissions and its time-outs (df -h; Redis: maxmemory-policy allkeys-lru)"
 
 
