@@ -1,1 +1,1 @@
-"""The whole, proved on this machine: real stores, engines, a Redis and an agent under traffic that shifts."""
+"""Proofs of TierTune's claims on one machine: real stores, engines, a Redis and an agent under shifting traffic."""

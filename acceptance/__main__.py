@@ -25,7 +25,7 @@ AT_A_TIME = 3
 
 
 def proofs(names: Sequence[str], *, short: bool, console: Console) -> list[Proof]:
-    """All claims called so, in their order; told as soon as they are proved."""
+    """Proofs of these claims, in their order; each is printed as soon as it is done."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     found: dict[str, Proof] = {}
     with (

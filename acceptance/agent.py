@@ -1,4 +1,4 @@
-"""What claims ask the agent of a demo's world."""
+"""Requests of the claims to the agent of a demo's world."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ Json = Any
 
 
 class AgentApi:
-    """By its API, which lies behind its ``page``."""
+    """The agent's HTTP API; ``page`` is the URL of its page."""
 
     def __init__(self, page: str, http: httpx.Client) -> None:
         self._api = f"{page}api/v1"
@@ -18,15 +18,15 @@ class AgentApi:
         return self._http.get(f"{self._api}/{path}").raise_for_status().json()
 
     def post(self, path: str) -> None:
-        """A command."""
+        """Send a command."""
         self._http.post(f"{self._api}/{path}").raise_for_status()
 
     def decisions(self, tuner: str) -> list[Json]:
-        """Of one tuner, oldest first."""
+        """One tuner's decisions, oldest first."""
         told = self.get("decisions?limit=1000")["decisions"]
         return sorted((one for one in told if one["tuner"] == tuner), key=lambda one: int(one["id"]))
 
     def incidents(self, kind: str, host: str) -> list[str]:
-        """What the open ones say."""
+        """Messages of open incidents."""
         told = [one for one in self.get("incidents")["incidents"] if one["closed_at"] is None]
         return [one["message"] for one in told if (one["kind"], one["store"]) == (kind, host)]

@@ -1,4 +1,4 @@
-"""What is claimed, and how each claim is proved: in a process of its own, so here is what that process needs."""
+"""The claims, and how each is proved in a process of its own."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 class Claim:
     says: str
     prove: Callable[..., str]
-    """Takes ``short``; a sentence of evidence, or NotShownError."""
+    """Takes ``short``; returns a sentence of evidence. May raise NotShownError."""
 
 
 CLAIMS: Mapping[str, Claim] = {  # the longest first
@@ -37,12 +37,12 @@ class Proof:
     says: str
     holds: bool
     evidence: str
-    """A sentence; of one that does not hold, what was missing."""
+    """A sentence; if the claim does not hold, what was missing."""
     seconds: float
 
 
 def proved(name: str, *, short: bool) -> Proof:
-    """One claim; whatever goes wrong is what it lacks."""
+    """Prove one claim; any error is evidence that it does not hold."""
     started, claim = time.monotonic(), CLAIMS[name]
     try:
         holds, evidence = True, claim.prove(short=short)
@@ -54,13 +54,13 @@ def proved(name: str, *, short: bool) -> Proof:
 
 
 def begin_worker() -> None:
-    """In a process that proves: it is interrupted with the one that started it, however that ends."""
+    """Let SIGINT interrupt this process, and let the kernel send it when the parent ends, however that ends."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def proved_by_worker(name: str, *, short: bool) -> Proof:
-    """As ``proved``; interrupted, the world is gone, and so is the process: it must not take up another claim."""
+    """As ``proved``. An interrupt ends the world and then the process: it must not take up another claim."""
     try:
         return proved(name, short=short)
     except KeyboardInterrupt:
@@ -68,5 +68,5 @@ def proved_by_worker(name: str, *, short: bool) -> Proof:
 
 
 def failed(name: str, why: str) -> Proof:
-    """Of a claim that could not even be tried."""
+    """The proof of a claim whose process broke."""
     return Proof(name, CLAIMS[name].says, holds=False, evidence=why, seconds=0.0)

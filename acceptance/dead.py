@@ -1,4 +1,4 @@
-"""Tiers that cost and serve nothing are named, each with what is wrong with it."""
+"""The agent reports tiers that cost and serve nothing, each with what is wrong with it."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tiertune_agent.demo.world import HOSTS, Setup
 
 POLICY = "version: 1\nmode: observe\n"
 SMALL, AMPLE = HOSTS
-"""One host has too little DRAM, and an empty disk; the other all it needs, and a disk that it never reads."""
+"""SMALL has too little DRAM and a disk of capacity 0; AMPLE has all it needs and a disk that it never reads."""
 SETUP = Setup(
     players=2,
     window_s=1,
@@ -25,11 +25,11 @@ SETUP = Setup(
     },
 )
 TEN_MINUTES_S = 600.0
-"""A tier counts as never read after so long, not before."""
+"""Only after this time does a tier count as never read."""
 
 
 def prove(*, short: bool) -> str:
-    """Five kinds; in short four, for one takes ten minutes."""
+    """Five kinds of fault; in short four, since one takes ten minutes."""
     trace = shifting([Phase(4000, 40)], 10.0, seed=3)
     with fleet(SETUP, trace, plays=False) as made:
         made.retune(SMALL, _never_long_enough)
@@ -59,7 +59,7 @@ def _write_all(tuning: dict[str, Any]) -> None:
 
 
 def _named(made: Fleet, kind: str, host: str, words: str, within_s: float = WITHIN_S) -> str:
-    """What the agent tells of a tier, as soon as it does."""
+    """Wait for an incident with ``words``; returns the host and that part of the message."""
 
     def told() -> list[str]:
         parts = [part for message in made.agent.incidents(kind, host) for part in message.split("; ")]

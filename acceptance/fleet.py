@@ -1,4 +1,4 @@
-"""A demo's world with what claims ask of its stores and engines, and whether something comes true in time."""
+"""A demo's world as claims use it: ask its stores and engines, retune a store, wait for a condition."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from tiertune_agent.replay.traces import Trace
 from tiertune_connector.ending import Ending
 
 SLOW_BYTES_PER_S = 1.5 * 2**20
-"""Of the throttled link: a chunk takes about 40 ms, and 5 ms to recompute."""
+"""Of the throttled link: fetching a chunk takes about 40 ms, recomputing it 5 ms."""
 LOOK_S = 0.1
 ASK_TIMEOUT_S = 10.0
 
@@ -32,7 +32,7 @@ def expect(holds: object, otherwise: str) -> None:
 
 
 def command(*words: str) -> None:
-    """``tiertune`` with these words; NotShownError where it fails."""
+    """Run ``tiertune`` with these arguments; NotShownError if it fails."""
     call = [sys.executable, "-c", "from tiertune_agent.cli import main; main()", *words]
     done = subprocess.run(call, check=False, capture_output=True, text=True, timeout=60)
     expect(done.returncode == 0, f"tiertune {words[0]} failed: {done.stderr}")
@@ -53,7 +53,7 @@ class Fleet:
         return self.store(host, "tuning")
 
     def retune(self, host: str, change: Callable[[Json], None]) -> None:
-        """Change a tuning by hand, past the agent; again where the agent was quicker."""
+        """Change a tuning by hand, past the agent; again if the agent changed it in between."""
 
         def put() -> bool:
             tuning = self.tuning(host)
@@ -72,17 +72,17 @@ class Fleet:
         return [self.tuning(host)["tiers"]["remote"]["fetch"] == "on" for host in HOSTS]
 
     def counted(self, metric: str, *hosts: str, **labels: str) -> float:
-        """A counter of the stores, summed."""
+        """A counter's sum over these hosts; none: all."""
         return sum(sum(values(self.store(host, "counters"), metric, **labels)) for host in hosts or HOSTS)
 
     def hits(self, tier: str, *hosts: str) -> float:
-        """Tokens that were found there."""
+        """Tokens that were found in the tier."""
         return self.counted("tier_lookup_tokens_total", *hosts, tier=tier, result="hit")
 
     def until(self, holds: Callable[[], object], what: str, within_s: float, *, minding: bool = True) -> float:
-        """Seconds until it holds; NotShownError where it does not in time.
+        """Wait until it holds; returns the seconds. NotShownError if it does not in time.
 
-        ``minding``: DemoError where a process has died meanwhile.
+        ``minding``: DemoError if a process dies meanwhile.
         """
         started = time.monotonic()
         while not holds():
@@ -93,12 +93,12 @@ class Fleet:
         return time.monotonic() - started
 
     def serving(self, requests: int) -> None:
-        """The engines serve so many requests more."""
+        """Wait for this many more requests to be served."""
         goal = self.world.counted()["requests"] + requests
         self.until(lambda: self.world.counted()["requests"] >= goal, f"engines serve {requests} requests", 60)
 
     def unharmed(self) -> int:
-        """How many chunks were compared with what they must be; NotShownError where one was not."""
+        """How many chunks were read and found right; NotShownError if one was wrong, or none was read."""
         counted = self.world.counted()
         expect(not counted["wrong"], f"{counted['wrong']} chunks with wrong bytes were taken for right")
         expect(counted["verified"], "no engine compared a chunk with what it must be")
@@ -107,9 +107,9 @@ class Fleet:
 
 @contextmanager
 def fleet(setup: Setup, trace: Trace, *, plays: bool = True, files: Mapping[str, str] | None = None) -> Iterator[Fleet]:
-    """At work, and gone afterwards. ``plays`` False: the players wait for ``world.play``.
+    """A running fleet, which is gone afterwards. ``plays`` False: the players wait for ``world.play``.
 
-    ``files`` are written into the world's folder before anything starts, by name.
+    ``files``, texts by name, are written into the world's folder before anything starts.
     """
     with (
         world(Ending(), free_port(), setup) as made,

@@ -1,9 +1,9 @@
-"""``tiertune`` with a fuse: ``kill -9`` of the agent itself before a given step of the next change or rollback.
+"""``tiertune`` with a fuse: the agent kills itself (SIGKILL) before a given step of its next change or rollback.
 
-``python fused.py FILE agent run ...``: the file says ``{"of": "change" | "rollback", "step": N}``; it is
-read when one begins, and step 0 is none. Counted are, from the first thing that is written of a new change or of a wish
-to roll back: what change control writes to history, and what it asks and tells a store. The step that it dies before is
-told in FILE with ``.blown`` behind.
+``python fused.py FILE agent run ...``: FILE says ``{"of": "change" | "rollback", "step": N}``; it is read when a change
+or a rollback begins, and step 0 never kills. Steps are change control's writes to history, its calls to a store and
+their answers, counted from the first write of a new change or of a wish to roll back. ``FILE.blown`` then names the
+step before which the agent died.
 """
 
 import json
@@ -30,10 +30,10 @@ class Fuse:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._left = 0
-        """Steps until the end; 0: it is not lit."""
+        """Steps left until the kill; 0: the fuse is not lit."""
 
     def written(self, _connection: object, _cursor: object, statement: str, *_rest: object) -> None:
-        """Before a statement is executed."""
+        """Called before each SQL statement."""
         if not self._left and WRITES.match(statement):
             told = json.loads(self._file.read_text())
             self._left = told["step"] if BEGINS[told["of"]].match(statement) else 0
@@ -41,7 +41,7 @@ class Fuse:
             self.step(f"writes {' '.join(statement.split()[:3])}")
 
     def step(self, what: str) -> None:
-        """Before ``what`` is done."""
+        """Called before ``what`` is done."""
         if not self._left:
             return
         self._left -= 1
@@ -51,7 +51,7 @@ class Fuse:
 
 
 class Fused:
-    """A store as change control sees it."""
+    """A store's client whose calls count as steps of the fuse."""
 
     def __init__(self, inner: Any, fuse: Fuse) -> None:  # noqa: ANN401 (anything that is tuned)
         self._inner = inner

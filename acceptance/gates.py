@@ -1,4 +1,4 @@
-"""Fetching from a remote that is throttled stops, and begins again when the link is fast again."""
+"""The agent stops fetching from a throttled remote, and starts it again when the link is fast again."""
 
 from acceptance.fleet import SLOW_BYTES_PER_S, Fleet, fleet
 from acceptance.traffic import everyday
@@ -16,7 +16,7 @@ WITHIN_S = 60.0
 
 
 def prove(*, short: bool) -> str:
-    """Once; in full three times, so that it is no accident."""
+    """One turn; in full three, to rule out chance."""
     turns = 1 if short else 3
     with fleet(SETUP, everyday()) as made:
         made.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
@@ -32,7 +32,7 @@ def prove(*, short: bool) -> str:
 
 
 def _turn(made: Fleet) -> tuple[float, float]:
-    """Seconds until all are off, and until all are on again. What went on is left on for longer than it soaks."""
+    """Seconds until all hosts are off, and until all are on again. First, fetching stays on for longer than a soak."""
     made.serving(60)
     made.world.limit(SLOW_BYTES_PER_S)
     off_s = made.until(lambda: not any(made.fetching()), "fetching is switched off while the remote is slow", WITHIN_S)

@@ -1,4 +1,4 @@
-"""What harms is told or taken back: changes by hand past the agent, and a switch of its own that turned out bad."""
+"""The agent reports harmful changes made by hand, and rolls back one of its own that turned out bad."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,20 +15,20 @@ guard: {changes_per_hour: 1000, min_requests: 4, soak: 60s}
 tuners:
   remote_fetch: {mode: auto, period: 1s, disable_after: 2, enable_after: 1000}
 """
-"""Off within two windows; on again only because a verdict says so.
+"""Fetching goes off within two windows, and on again only by a verdict.
 
-Most of a soak must come after the link is fast again: a host's own is as soon as it has switched off, however long the
-other one takes.
+Most of a soak must come after the link is fast again: so each host's link is fast again as soon as that host has
+switched off, however long the other one takes.
 """
 DEAR_BYTES_PER_S = 6.0 * 2**20
-"""A chunk takes twice as long as to recompute: windows that still believe so do not outweigh all after them."""
+"""Fetching then takes only twice as long as recomputing: windows that still predict so do not outweigh later ones."""
 JUDGED_WITHIN_S = 2 * 60.0 + WITHIN_S
-"""A soak in which too few windows tell anything is as long again."""
+"""A soak in which too few windows tell anything is prolonged by its own length."""
 PLACES = {"a tenth of the DRAM": "tiers.dram.capacity_bytes", "FIFO": "defaults.eviction"}
 
 
 def prove(*, short: bool) -> str:
-    """Both in both forms; in full each host suffers each harm."""
+    """Harms by hand, then one that a verdict undoes; in full each host suffers each harm by hand."""
     setup = replace(SETUP, policy=POLICY, dram_bytes=DEMO.dram_bytes)
     with fleet(setup, everyday()) as made:
         made.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
@@ -44,7 +44,7 @@ def prove(*, short: bool) -> str:
 
 
 def _by_hand(made: Fleet, host: str, name: str) -> float:
-    """Seconds until the agent tells what was done past it; then it is set back."""
+    """Seconds until the agent reports the change as drift; then the change is undone."""
     before = made.tuning(host)
 
     def harm(tuning: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def _by_hand(made: Fleet, host: str, name: str) -> float:
 
 
 def _by_verdict(made: Fleet) -> str:
-    """The agent switches fetching off where it is slow; it is fast again at once: the soak shows that off is worse."""
+    """The agent switches fetching off on a slow link, which then turns fast: the soak shows that off is worse."""
     slow = set(HOSTS)
 
     def off() -> bool:
@@ -77,7 +77,7 @@ def _by_verdict(made: Fleet) -> str:
         return not slow
 
     def back() -> bool:
-        """Both; NotShownError with what a verdict says otherwise."""
+        """Whether both hosts were rolled back; NotShownError for any other verdict."""
         for judged in _judged(made, "kept", "inconclusive"):
             raise NotShownError(f"switching off is not rolled back: {_verdict(made, judged)}")
         return all(made.fetching()) and len(_judged(made, "rolled_back")) >= len(HOSTS)

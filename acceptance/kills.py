@@ -1,4 +1,4 @@
-"""kill -9 of the agent before every step of a change and of a rollback: nothing is made twice, nothing is left half."""
+"""An agent killed (SIGKILL) before any step of a change or a rollback makes nothing twice and leaves nothing half."""
 
 import json
 from contextlib import suppress
@@ -23,19 +23,19 @@ tuners:
 overrides:
   - {match: {store: host-b}, tuners: {remote_fetch: {mode: observe}}}
 """
-"""One host is tuned, so that every step is of one change. What was rolled back is soon tried again."""
+"""Only one host is tuned, so that all steps are of one change. A change that was rolled back is soon tried again."""
 HOST = HOSTS[0]
 FUSED = Path(__file__).with_name("fused.py")
 FUSE = "fuse.json"
 STEPS = {"change": range(1, 11), "rollback": range(1, 8)}
-"""Up to the last one: after one more the change, or the rollback, is over."""
+"""All steps of each: one more would come after its end."""
 SHORT = {"change": (3, 6), "rollback": (5,)}
-"""Of these: nothing was told to the store; the store has it and nobody wrote it down; the same of a rollback."""
+"""Killed there: the store was not told yet; the store was changed, history not; the same in a rollback."""
 UNDER_WAY = ("proposed", "approved")
 
 
 def prove(*, short: bool) -> str:
-    """Each step of both; in short three of them."""
+    """A kill before each step of a change and of a rollback; in short before three."""
     setup = replace(SETUP, policy=POLICY, agent=(str(FUSED), FUSE))
     with fleet(setup, everyday(), files={FUSE: _fuse("change", 0)}) as made:
         made.until(lambda: made.hits("remote", HOST) > 0, "engines find chunks in the remote", WITHIN_S)
@@ -58,20 +58,20 @@ def prove(*, short: bool) -> str:
 
 
 class Kills:
-    """Changes one store by changing the link to its remote, and rolls that back."""
+    """Makes the agent change one store, by the speed of its link, and rolls changes back."""
 
     def __init__(self, made: Fleet) -> None:
         self._fleet = made
         self._file = Path(made.world.folder) / FUSE
         self._on = True
-        """What fetching is."""
+        """Whether fetching should be on."""
         self.made = 0
         """Changes and rollbacks."""
         self.before: list[str] = []
         """What the agent was about to do when it was killed."""
 
     def change(self, step: int) -> None:
-        """The link turns, so the agent decides, and is killed before the step."""
+        """Change the link's speed, so that the agent decides; it is killed before the step."""
         seen = self._newest()
         self._light("change", step)
         self._turn_link()
@@ -85,11 +85,11 @@ class Kills:
         self._made_once(seen)
         number = self._newest()
         self._light("rollback", step)
-        self._turn_link()  # what is rolled back to is right by now, so that nothing else is wished
+        self._turn_link()  # now the state before the change is right, so the agent wishes nothing else
         self._command(number)
         self._dies(f"step {step} of a rollback")
         if not self._wished(number):
-            self._command(number)  # killed before anything was written: who commanded it got no answer
+            self._command(number)  # killed before anything was written, so the command got no answer
         self._until(lambda: self._state(number) == "rolled_back" and self._as_wished(), f"{number} is rolled back")
         self.made += 1
         self._one_version()
@@ -99,7 +99,7 @@ class Kills:
         self._say(_fuse(of, step))
 
     def _say(self, text: str) -> None:
-        """At once: the agent may read the file at any moment."""
+        """Write it atomically: the agent may read the file at any moment."""
         new = self._file.with_suffix(".new")
         new.write_text(text)
         new.replace(self._file)
@@ -113,7 +113,7 @@ class Kills:
         self._fleet.world.limit(0.0 if self._on else SLOW_BYTES_PER_S)
 
     def _dies(self, where: str) -> None:
-        """It is killed, and started again without a fuse."""
+        """Wait for the kill, and start the agent again without a fuse."""
         self._fleet.until(self._blown.exists, f"the agent comes to {where}", WITHIN_S, minding=False)
         self._fleet.world.lost("agent")
         self.before.append(f"before it {self._blown.read_text()}")
@@ -128,7 +128,7 @@ class Kills:
             return False
 
     def _made_once(self, seen: int) -> None:
-        """One decision that stands came after ``seen``, nothing is under way, the store was changed once."""
+        """Wait until nothing is under way; expect one standing decision after ``seen``, and one change of the store."""
 
         def over() -> bool:
             states = [one["state"] for one in self._after(seen)]

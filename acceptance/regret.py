@@ -1,4 +1,4 @@
-"""What the sizes that stood cost, against the best split in hindsight: both by the replay, on the recorded traffic."""
+"""Regret of the sizes in force against the best fixed split in hindsight: the replay plays both on recorded traffic."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,26 +21,26 @@ from tiertune_agent.whatif.shapes import SHARES
 
 Seconds = npt.NDArray[np.float64]
 PARAMS = 1e9
-"""Of the replay's model; with the speed of its GPU they make the seconds that the engines prefill a chunk."""
+"""Of the replay's model. Its GPU's speed is chosen so that a chunk's prefill takes as long as with the engines."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The requests that were served, as they came."""
+    """The served requests, in order of arrival."""
 
     trace: Trace
     hosts: list[int]
-    """By request, the number of the host."""
+    """Per request, the index of its host."""
 
     @property
     def turn(self) -> int:
-        """The first request of the last kind."""
+        """Index of the first request of the last phase."""
         return self.trace.type.index(self.trace.type[-1])
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Capacities in bytes, from a time on."""
+    """Capacities in bytes, in force from a time on."""
 
     at: float
     """Unix time."""
@@ -52,17 +52,17 @@ class Standing:
 @dataclass(frozen=True)
 class Regret:
     requests: int
-    """That count: those after three periods."""
+    """Requests that count: those after three periods."""
     ttft_s: float
-    """Mean, with the sizes that stood."""
+    """Their mean, with the sizes that were in force."""
     by_share: Mapping[float, float]
-    """Mean, by share of the remote that stands from the beginning on."""
+    """Their mean by the remote's share of the budget, fixed from the start."""
     after: Mapping[float, float]
-    """The same of those since the traffic turned alone."""
+    """The same over only the requests since the traffic turned."""
 
     @property
     def best(self) -> float:
-        """The share that is best."""
+        """The fixed share with the lowest mean."""
         return min(self.by_share, key=lambda share: self.by_share[share])
 
     def to_stay(self, share: float) -> float:
@@ -72,12 +72,12 @@ class Regret:
 
     @property
     def share(self) -> float:
-        """By which the sizes that stood were worse than the best; negative: better than any that stands still."""
+        """Fraction by which the sizes in force were worse than the best fixed split; negative: better."""
         return self.ttft_s / self.by_share[self.best] - 1
 
 
 def recorded(trace: Trace, journals: Sequence[Path]) -> Recorded:
-    """What the players wrote down of the first round of a trace, one journal each, in the order of time."""
+    """The trace's first round as the players' journals (one each) have it, in order of time."""
     rows = [
         (float(at), int(row), number % len(HOSTS))
         for number, journal in enumerate(journals)
@@ -106,7 +106,7 @@ def recorded(trace: Trace, journals: Sequence[Path]) -> Recorded:
 def regret(
     traffic: Recorded, setup: Setup, stood: Sequence[Standing], *, fetch: tuple[float, float], period_s: float
 ) -> Regret:
-    """``stood``: all sizes that were, oldest first; ``fetch``: seconds of a fetch, and of each chunk of it."""
+    """``stood``: all sizes that were in force, oldest first; ``fetch``: seconds per fetch, and per chunk of it."""
     replay = Replay(traffic.trace, _scenario(traffic.trace, setup, fetch, period_s))
     late = np.array(replay.times) >= 3 * period_s
 
@@ -125,7 +125,7 @@ def regret(
 
 
 class _AsStood:
-    """Sizes the replay's fleet as the real one was at the time; its hosts are alike, so they have the mean."""
+    """Gives the replay's fleet the real sizes of each moment. Its hosts are alike, so each has the real hosts' mean."""
 
     def __init__(self, trace: Trace, stood: Sequence[Standing], chunk_bytes: int) -> None:
         self._begin = float(trace.t[0])
@@ -140,7 +140,7 @@ class _AsStood:
 
 
 def _scenario(trace: Trace, setup: Setup, fetch: tuple[float, float], period_s: float) -> Scenario:
-    """The fleet as it was: its engines' prefill, its stores' fetches, its budget (half of it remote)."""
+    """The real fleet as a scenario: its engines' prefill, its stores' fetches, its budget (half of it remote)."""
     assert setup.prefill_step_s == OVERHEAD_S, "the replay's overhead is fixed"
     first_s, chunk_s = fetch
     budget = len(HOSTS) * setup.dram_bytes + setup.remote_bytes

@@ -17,29 +17,29 @@ CHUNK_BYTES = 60 << 10
 """With its header it fits into what Redis allocates for 64 KiB."""
 BUDGET_BYTES = 800 * CHUNK_BYTES
 LINK_BYTES_PER_S = 48.0 * 2**20
-"""Of every host to the remote: so a chunk from there is dearer than from DRAM, and cheaper than computing it."""
+"""Of each host's link to the remote: a chunk from there costs more than from DRAM, and less than computing it."""
 PREFILL_CHUNK_S = 0.014
 FEW, MANY = 12, 60
-"""Documents asked about, first and then: one host's DRAM holds the few, all of the budget together the many."""
+"""Documents of the first and of the second phase: one host's DRAM holds FEW; MANY exceed even the whole budget."""
 MOST_REGRET = 0.08
-"""Of one cell; as a mean over cells 3 % are asked (docs/tuning-results.md)."""
+"""Bound for one cell; that for the mean over cells is 3 % (docs/tuning-results.md)."""
 DEAR = 0.15
-"""What staying may take more than the best, once the traffic has turned, before sizes must have gone to better ones."""
+"""If keeping the split would take more than this over the best after the turn, the sizes must have improved."""
 PERIOD_S = 4.0
 REQUESTS_PER_S = 12.0
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a run."""
+    """Lengths of a run's phases."""
 
     few_s: float
     many_s: float
 
 
 SHORT, FULL = Size(few_s=40, many_s=96), Size(few_s=96, many_s=144)
-"""What it costs to follow the turn is the same for a long second phase: of 40 s it was 5.5 to 8.0 % in six runs, of
-56 s 4.7 and 8.1 % in two."""
+"""Following the turn costs the same however long the second phase is: the regret was 5.5 to 8.0 % with 40 s (six runs),
+4.7 and 8.1 % with 56 s (two)."""
 POLICY = """\
 version: 1
 mode: observe
@@ -81,7 +81,7 @@ def prove(*, short: bool) -> str:
 
 
 def _watched(made: Fleet, requests: int) -> list[Standing]:
-    """All sizes that stood while so many requests were served."""
+    """All sizes in force until this many requests were served."""
     stood = [_standing(made)]
 
     def over() -> bool:
@@ -100,7 +100,7 @@ def _standing(made: Fleet) -> Standing:
 
 
 def _fetch(made: Fleet) -> tuple[float, float]:
-    """Seconds of a fetch and of each chunk, as the stores measured them."""
+    """Seconds per fetch and per chunk of it, as the stores measured them."""
     counters = [made.store(host, "counters") for host in HOSTS]
     first = [value for one in counters for value in values(one, "fetch_estimate_t0_seconds", tier="remote")]
     rate = [value for one in counters for value in values(one, "fetch_estimate_bytes_per_second", tier="remote")]
@@ -111,7 +111,7 @@ def _fetch(made: Fleet) -> tuple[float, float]:
 def judged(
     found: Regret, traffic: Recorded, stood: list[Standing], changes: int, verified: int, *, must_follow: bool
 ) -> str:
-    """The evidence; NotShownError if it is none."""
+    """The evidence; NotShownError if the claim does not hold."""
     turned = [each for each in stood if each.at <= traffic.trace.t[traffic.turn]][-1]
     first, then, last = (each.remote / BUDGET_BYTES for each in (stood[0], turned, stood[-1]))
     best, stay = found.by_share[found.best], found.to_stay(then)
@@ -124,6 +124,6 @@ def judged(
         "recorded requests after three periods)"
     )
     follows = not must_follow or stay <= DEAR or found.to_stay(last) < stay
-    if not (changes and follows and found.share <= MOST_REGRET):  # what is no number is no proof
+    if not (changes and follows and found.share <= MOST_REGRET):  # NaN compares false, and proves nothing
         raise NotShownError(told)
     return f"{told}; all {verified} chunks that were read were right"

@@ -8,11 +8,11 @@ from acceptance.traffic import everyday
 from tiertune_agent.demo.world import HOSTS
 
 FROZEN_S = {True: 10.0, False: 30.0}
-"""How long nothing may change although a change is wished, in short and in full."""
+"""By ``short``: how long nothing may change although the agent wishes a change."""
 
 
 def prove(*, short: bool) -> str:
-    """The freeze by command; the bypass of one store, straight, after kill -9 of the agent."""
+    """Freeze by command; then kill the agent and bypass one store directly."""
     with fleet(SETUP, everyday()) as made:
         made.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
         made.serving(20)
@@ -28,7 +28,7 @@ def prove(*, short: bool) -> str:
 
 
 def _frozen(made: Fleet, seconds: float) -> str:
-    """What was wished meanwhile, and why it was not made."""
+    """Freeze, slow the remote, expect no change; returns the change that the agent wished."""
     command("freeze", "--reason", "acceptance", "--agent", made.world.page)
     versions = [made.tuning(host)["version"] for host in HOSTS]
     made.world.limit(SLOW_BYTES_PER_S)
@@ -46,7 +46,7 @@ def _frozen(made: Fleet, seconds: float) -> str:
 
 
 def _thawed(made: Fleet) -> float:
-    """Seconds from the command until what was wished is made."""
+    """Seconds from the command to unfreeze until the wished change is made."""
     started = time.monotonic()
     command("unfreeze", "--agent", made.world.page)
     made.until(lambda: not any(made.fetching()), "what was wished is made after the freeze", WITHIN_S)
@@ -54,7 +54,7 @@ def _thawed(made: Fleet) -> float:
 
 
 def _bypassed(made: Fleet) -> str:
-    """What the bypass of one host did, without an agent."""
+    """Bypass one host without an agent; returns what that did."""
     made.world.kill("agent")
     host, other = HOSTS
     started = time.monotonic()

@@ -9,7 +9,7 @@ from tiertune_agent.replay.traces import Trace
 
 BLOCK_TOKENS = 64
 DOCUMENT = 16
-"""Blocks of a document; every prompt is one, with a question that nobody asked before."""
+"""Blocks of a document. Every prompt is a document and a question that nobody asked before."""
 QUESTION = 2
 SKEW = 0.7
 """Exponent of the documents' popularity (Zipf)."""
@@ -49,5 +49,5 @@ def shifting(phases: Sequence[Phase], requests_per_s: float, seed: int) -> Trace
 
 
 def everyday() -> Trace:
-    """More documents than DRAM holds, others after a while: much is found in the remote."""
+    """More documents than DRAM holds, and later others: many chunks are found in the remote."""
     return shifting([Phase(400, 24), Phase(400, 48)], 10.0, seed=2)

@@ -1,7 +1,7 @@
 """The alerts: of processes, of tiers, of what the tiers earn, of what the agent changed.
 
-Every name here has a page in ``docs/runbooks``. Averages and rates are asked for, not the state of a moment, where a
-thing that comes and goes would begin its ``for`` anew each time.
+Every name here has a page in ``docs/runbooks``. A state that comes and goes would begin its ``for`` anew each time, so
+alerts on such states use averages and rates.
 """
 
 from dashboards.recording import STORE_INFO
@@ -22,14 +22,14 @@ def _rate(counter: str, window: str, by: str = TIER) -> str:
 
 
 _DROPPED = _rate('write_behind_dropped_total{reason!~"dead|flushed|closing|backpressure"}', "10m")
-"""Not of sources that are only observed either, of which nobody tells how many were written."""
+"""Without sources that are only observed (``backpressure``): nobody reports how many chunks they write."""
 _WRITTEN = _rate('tier_operation_seconds_count{operation="write", outcome="ok"}', "10m")
 _FOUND = grown(f'{PREFIX}tier_lookup_tokens_total{{result="hit"}}', "1h", TIER).replace("\n", "\n  ")
 _REMOTE = f'{PREFIX}tier_lookup_tokens_total{{tier="remote", namespace!=""'
 _FOUND_ANYWHERE = grown(f'{_REMOTE}, result="hit"}}', "1h", "tier, namespace").replace("\n", "\n    ")
 """In the remote, by any store: what one only writes there, as prefill's do, others may read.
 
-Not by sources that are only observed: they tell no namespace, so nobody knows what they share.
+Sources that are only observed are left out: they report no namespace, so nobody knows what they share.
 """
 _SILENT = f"""\
 sum by (store, tier) (increase({PREFIX}tier_transfer_bytes_total{{operation="write"}}[1h])) > {_MUCH}
@@ -43,7 +43,7 @@ _YOUNG = f"""\
 histogram_quantile(0.5, sum by (store, tier, le) (rate({PREFIX}tier_evicted_idle_seconds_bucket[30m]))) < {_YOUNG_S}
   and sum by (store, tier) (increase({PREFIX}tier_evicted_idle_seconds_count[30m])) >= 20"""
 _BELOW = {"dram": "disk|remote", "disk": "remote"}
-"""Tiers in which what left a tier is found again."""
+"""Tiers in which chunks that left a tier are found again."""
 
 
 def _found_below(tier: str) -> str:

@@ -29,7 +29,7 @@ Rows = Sequence[tuple[str, Sequence[AnyPanel]]]
 
 
 def board(name: str, title: str, description: str, rows: Rows) -> Dashboard:
-    """One dashboard. Its uid follows from ``name`` and never changes: links and provisioning rest on it.
+    """One dashboard. Its uid follows from ``name`` and never changes: links and provisioning depend on it.
 
     Ids are 100 per row, so that a new panel leaves the links to other rows' panels alone.
     """
@@ -50,7 +50,7 @@ def board(name: str, title: str, description: str, rows: Rows) -> Dashboard:
 
 
 def _choice(name: str, title: str, matcher: str = "") -> QueryVariable:
-    """Several or all of the values that the label ``name`` has wherever prompts came."""
+    """A choice of several or all values that the label ``name`` has on the counter of prompt tokens."""
     selector = f"{PREFIX}prompt_tokens_total" + (f"{{{matcher}}}" if matcher else "")
     everything = VariableOption(text="All", value="$__all", selected=True)
     variable = QueryVariable(name).label(title).datasource(DATASOURCE).query(f"label_values({selector}, {name})")
@@ -59,9 +59,9 @@ def _choice(name: str, title: str, matcher: str = "") -> QueryVariable:
 
 
 def _moments(name: str, state: str, colour: str) -> AnnotationQuery:
-    """A mark at the time that the metric's value says, in milliseconds: not when it was scraped.
+    """Marks at the times that are the metric's values, in milliseconds, not at the times of scrapes.
 
-    The query stands twice, for Grafana has read it from ``target`` only lately.
+    The query is given twice, as only recent versions of Grafana read it from ``target``.
     """
     expr = f'max by ({CHANGE}) ({PREFIX}agent_change_timestamp_seconds{{{AGENT_STORE}, state="{state}"}}) * 1000'
     query = AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).icon_color(colour)

@@ -25,7 +25,7 @@ def dashboard() -> Dashboard:
 
 
 def in_force() -> str:
-    """1 for the value that the agent last gave to each setting, 2 where it came by a roll back."""
+    """1 for the value that the agent last gave to each setting, 2 if that was by a rollback."""
     made = f"{PREFIX}agent_change_timestamp_seconds{{{AGENT_STORE}}}"
     last = f"max by ({SETTING}) ({made})"
 

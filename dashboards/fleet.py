@@ -53,7 +53,7 @@ def net_money(by: str = "") -> str:
 
 
 def first_token(share: float) -> str:
-    """Of all engines: vLLM's own metrics know no store."""
+    """Of all engines: vLLM's own metrics have no store."""
     name = "vllm:time_to_first_token_seconds"
     return quantile_of(share, f"{name}_bucket", f"{name}_count", by="model_name")
 
@@ -81,7 +81,7 @@ def last_success(span: int) -> AnyPanel:
 
 
 def incidents(span: int) -> AnyPanel:
-    # A kind is exported from its first incident on: none yet is zero beside an agent that runs.
+    # A kind is exported only from its first incident on: before that, count zero if an agent runs.
     beside = f"sum({of_agent('agent_leader')})"
     return steps(
         "Open incidents",
@@ -155,7 +155,7 @@ def _paying() -> list[AnyPanel]:
 def _tokens() -> list[AnyPanel]:
     hits, prompts = rate("tier_lookup_tokens_total", HIT, POOL, FIRST), rate("prompt_tokens_total", POOL, FIRST)
     each = f"rate({select('prompt_tokens_total', POOL, FIRST)}[$__rate_interval])"
-    of_stores = total(f"{each} and on (store) {select('tuning_version')}")  # what is only observed does not tell
+    of_stores = total(f"{each} and on (store) {select('tuning_version')}")  # observed sources do not report it
     return [
         stacked(
             "Prompt tokens by tier",

@@ -24,10 +24,10 @@ def dashboard() -> Dashboard:
 
 
 def break_even() -> str:
-    """Tokens from which on fetching beats recomputing; no value where no length does.
+    """Tokens from which on fetching beats recomputing; no value if it does at no length.
 
-    A fetch of n tokens takes t0 + n * bytes of a token / bandwidth, recomputing them n * seconds of a token: those of
-    the mean request that knows them, by the tokens of the mean request.
+    A fetch of n tokens takes t0 + n * bytes of a token / bandwidth, recomputing them n * seconds of a token. A token's
+    seconds are the mean prediction per request, divided by the tokens of the mean request.
     """
     tokens = f"({rate('gate_candidate_tokens_total', by=PLACE)} > 0)"
     request_s, requests = mean("gate_predicted_seconds", RECOMPUTE, by=PLACE), "gate_candidate_requests_total"

@@ -1,4 +1,4 @@
-"""Files that are written from code and committed: written anew where they differ, or only told of."""
+"""Updates committed files that are generated from code, or only names those that differ."""
 
 import argparse
 from collections.abc import Callable, Collection, Mapping
@@ -12,8 +12,8 @@ def update(
 ) -> int:
     """Write the texts of ``files``; with ``--check`` only name those that differ. Exit status: 0, or 1 to be mended.
 
-    ``there``: files where only generated ones belong; those that nobody makes are named. ``module`` is what makes them,
-    ``about`` what its ``--help`` says.
+    ``there``: files where only generated ones belong; those that are not in ``files`` are named. ``module`` makes them,
+    ``about`` is what its ``--help`` says.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file is not up to date")

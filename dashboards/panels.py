@@ -34,7 +34,7 @@ DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 HEIGHT, NUMBER_HEIGHT, WIDE = 8, 5, 12
 CALM, GOOD, BAD = "text", "green", "red"
 Colours = Sequence[tuple[float | None, str]]
-"""From which value on which colour; the first one's is None."""
+"""From which value on which colour; the first value is None."""
 PLAIN: Colours = ((None, CALM),)
 GAIN: Colours = ((None, BAD), (0, GOOD))
 """Below 0 something is lost."""
@@ -58,7 +58,7 @@ def _target(ref_id: str, expression: str, legend: str) -> Dataquery:
 
 
 def _whole(query: Query) -> Dataquery:
-    """One value of all the time shown."""
+    """A target with one value for all the time shown."""
     return _target("A", query.expr.replace("$__rate_interval", "$__range"), query.legend).instant()
 
 
@@ -84,14 +84,14 @@ def stacked(title: str, unit: str, description: str, *queries: Query, span: int 
 
 
 def steps(title: str, unit: str, description: str, *queries: Query, span: int = WIDE) -> timeseries.Panel:
-    """Lines of what changes seldom and at once."""
+    """Stepped lines, for what changes seldom and abruptly."""
     return lines(title, unit, description, *queries, span=span).line_interpolation(LineInterpolation.STEP_AFTER)
 
 
 def states(
     title: str, description: str, words: Mapping[str, str], *queries: Query, span: int = WIDE
 ) -> statetimeline.Panel:
-    """A row per series; the values 1, 2, ... are called by ``words``, which have their colours."""
+    """A row per series; ``words`` are the names of the values 1, 2, ... and their colours."""
     panel = _filled(statetimeline.Panel(), title, "none", description, queries, span=span, colours=PLAIN)
     told = {
         str(value): ValueMappingResult(text=word, color=colour, index=value - 1)
@@ -111,7 +111,7 @@ def bars(title: str, unit: str, description: str, query: Query) -> bargauge.Pane
 
 
 def curve(title: str, unit: str, description: str, query: Query, *, x_label: str) -> trend.Panel:
-    """A line over the numbers that a label has, over all the time shown. The query has that label alone."""
+    """A line over all the time shown; x is the number in a label, the only one that the query has."""
     panel = _filled(trend.Panel(), title, unit, description, (), span=WIDE, colours=PLAIN)
     panel.with_target(_whole(query).format(PromQueryFormat.TABLE)).x_field(x_label)
     number = {"targetField": x_label, "destinationType": "number"}

@@ -1,7 +1,7 @@
 """PromQL of the dashboards, from a few words: names without prefix, ratios and differences that survive absent series.
 
-A counter appears with its first event. Hence ``or``: no event of one kind is zero beside events of the other kind, but
-where neither was reported the answer stays empty. Unknown is not zero.
+A counter appears with its first event. Hence ``or``: a kind without events is zero beside events of the other kind, but
+if neither was reported the answer stays empty. Unknown is not zero.
 """
 
 from dataclasses import dataclass
@@ -52,12 +52,12 @@ def ratio(part: str, whole: str) -> str:
 
 
 def portion(part: str, whole: str) -> str:
-    """``ratio`` of what other counters count a little later, or from a later scrape on: for moments more than all."""
+    """``ratio``, at most 1: a part counted later than the whole, or in a later scrape, may briefly exceed it."""
     return f"clamp_max({ratio(part, whole)}, 1)"
 
 
 def share(part: str, whole: str, by: str) -> str:
-    """Of each part, its share of the one that has the labels ``by`` alone; empty without any whole."""
+    """Each part's share of the whole, which has the labels ``by`` alone; empty without any whole."""
     return f"{part} / on ({by}) group_left () ({whole} > 0)"
 
 
@@ -67,7 +67,7 @@ def difference(left: str, right: str) -> str:
 
 
 def counted(part: str, beside: str) -> str:
-    """What was counted, 0 where something ``beside`` it was. Both have the same labels."""
+    """What was counted; 0 if only ``beside`` was. Both have the same labels."""
     return f"{part} or {beside} * 0"
 
 
@@ -78,7 +78,7 @@ def mean(histogram: str, *matchers: str, by: str) -> str:
 
 
 def quantile(share: float, histogram: str, *matchers: str, by: str = "") -> str:
-    """As ``mean``: of nothing observed a quantile would be no number."""
+    """A quantile; empty where nothing was observed, as it would be NaN."""
     return quantile_of(share, select(f"{histogram}_bucket", *matchers), select(f"{histogram}_count", *matchers), by)
 
 

@@ -4,17 +4,17 @@ from dashboards.rules import Group, Record
 from tiertune_connector.catalogue import PREFIX
 
 FIRST = 'stage!="decode"'
-"""Where prefill and decode are apart, both stages' engines look up the same prompt: it counts at the first."""
+"""If prefill and decode are separate, engines of both stages look up the same prompt: it counts at the first."""
 STORE_INFO = "tiertune:store_info"
 _PROMPTED = f"rate({PREFIX}prompt_tokens_total{{{FIRST}}}[5m])"
 _TOLD = f'{_PROMPTED} unless on (store) {PREFIX}tier_lookup_tokens_total{{origin="unknown"}}'
-"""Not of sources that do not tell who computed what they find."""
+"""Without sources that do not report who computed what they find."""
 
 
 def _share(prompted: str, *matchers: str) -> str:
-    """Of the prompt tokens, those found so: 0 where none was, nothing (not NaN) where there are no prompts.
+    """Share of the prompt tokens that were found so: 0 if none was, empty (not NaN) without prompts.
 
-    What is found is counted after its prompt, and from another scrape on: for moments it would be more than all.
+    Hits are counted after their prompt, perhaps in a later scrape: without the bound they would briefly be over 1.
     """
     found = ", ".join(('result="hit"', *matchers, FIRST))
     prompts = f"sum({prompted})"

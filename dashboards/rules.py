@@ -1,4 +1,4 @@
-"""Prometheus rules as typed values. What they say stands in ``alerting`` and ``recording``."""
+"""Prometheus rules as typed values; ``alerting`` and ``recording`` have the rules themselves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 RUNBOOKS = "docs/runbooks"
 LOOK_BACK = "6h"
-"""For what a counter was before: longer than most gaps in scraping."""
+"""To look for a counter's earlier value: longer than most gaps in scraping."""
 Severity = Literal["critical", "warning", "info"]
 """Somebody is needed now; somebody is needed in working hours; good to know."""
 
@@ -51,7 +51,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Group:
-    """Rules that are evaluated one after the other, at the same time."""
+    """Rules that are evaluated one after the other, for the same moment."""
 
     name: str
     rules: Sequence[Alert | Record]
@@ -61,11 +61,11 @@ class Group:
 
 
 def grown(counter: str, window: str, by: str) -> str:
-    """How much a counter grew, summed by labels, where it did; also where it appeared with its first event.
+    """How much a counter grew, summed by labels, if it did; also if it appeared with its first event.
 
     ``increase`` alone takes the first value that it sees for the start: it misses a single event, and of a burst all
-    that the first scrape brought. What a counter had before is looked for further back, so that it does not look new
-    where a scrape failed; in steps, as there are many series.
+    that the first scrape brought. A counter's earlier value is looked for further back, so that it does not look new
+    after a failed scrape; in steps, as there are many series.
     """
     before = f"last_over_time({counter}[{LOOK_BACK}:5m] offset {window})"
     appeared, anew = f"({counter} unless {before})", f"{counter} < {before}"

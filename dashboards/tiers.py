@@ -10,7 +10,7 @@ from dashboards.queries import POOL, Query, counted, portion, quantile, rate, ra
 NAME = "tiers"
 EFFECTIVE = 'state="effective"'
 TELLING = 'tier=~"dram|disk"'
-"""Tiers that tell whether what leaves was used."""
+"""Tiers that report whether evicted chunks were used."""
 
 
 def dashboard() -> Dashboard:
@@ -73,7 +73,7 @@ def _finding() -> list[AnyPanel]:
 
 def _leaving() -> list[AnyPanel]:
     unused = rate("tier_evicted_unused_total", POOL, TELLING, by="tier")
-    evicted = rate("tier_evictions_total", POOL, TELLING, 'algorithm!=""', by="tier")  # else of an observed source
+    evicted = rate("tier_evictions_total", POOL, TELLING, 'algorithm!=""', by="tier")  # "": of an observed source
     return [
         lines(
             "Evictions",

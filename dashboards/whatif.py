@@ -22,14 +22,14 @@ def dashboard() -> Dashboard:
 
 
 def hit_ratio(by: str, *matchers: str) -> str:
-    """Of tokens asked of a simulated pool."""
+    """Share of the tokens asked of simulated pools."""
     return ratio(rate(SIZES, HIT, POOL, *matchers, by=by), rate(SIZES, POOL, *matchers, by=by))
 
 
 def at_own_size(by: str, *matchers: str) -> str:
-    """As ``hit_ratio``, of the sizes that pools have: only there algorithms other than LRU are simulated.
+    """As ``hit_ratio``, at the sizes that pools have: only there are algorithms other than LRU simulated.
 
-    Those that a pool had before are told on, and LRU is simulated there as at any other size.
+    Other sizes are filtered out: a pool's former ones are still exported, and LRU is simulated at any.
     """
     desired = select("tier_capacity_bytes", POOL, DRAM, 'state="desired"')
     own = f'count_values by (store, namespace) ("{SIZE}", {desired})'
@@ -42,9 +42,9 @@ def at_own_size(by: str, *matchers: str) -> str:
 
 
 def as_it_is() -> str:
-    """Of what simulated pools are asked, what DRAM had: they are asked for what engines found in their own memory too.
+    """Share that DRAM had of the tokens asked of simulated pools; finds in engines' own memory count, too.
 
-    DRAM is not, but has most of it, as engines store all that they compute.
+    DRAM is not asked for these, but has most of them, as engines store all that they compute.
     """
     lookups = "tier_lookup_tokens_total"
     found, missed = (

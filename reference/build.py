@@ -34,7 +34,7 @@ UNITS = (
 
 
 def files() -> dict[Path, str]:
-    """Every page and its text: a text by hand, with tables where it says so."""
+    """Every page and its text: written by hand, with tables where it says so."""
     tables = {
         "store-metrics": _metrics(of_store.METRICS),
         "agent-metrics": _metrics(of_agent.METRICS),
@@ -60,7 +60,7 @@ def files() -> dict[Path, str]:
 
 
 def unit(name: str) -> str:
-    """By the name, as Prometheus wants it; empty: a number of what the name says."""
+    """The unit in a metric's name, as Prometheus wants it; empty: a number of what the name says."""
     bare = name.removesuffix("_total")
     return next((unit.replace("_", " ") for unit in UNITS if bare.endswith(unit)), "")
 

@@ -31,7 +31,7 @@ class Row:
 
 
 def rows(model: type[BaseModel], prefix: str = "") -> Iterator[Row]:
-    """Every field of a document, in order, those of the documents in it after it."""
+    """Every field of a document, in order; the fields of a document in it follow it."""
     for name, field in model.model_fields.items():
         place = f"{prefix}{field.alias or name}"
         inner, place_within = _documents(field.annotation), place
@@ -48,7 +48,7 @@ def rows(model: type[BaseModel], prefix: str = "") -> Iterator[Row]:
 
 
 def _repeats(outer: type[BaseModel], inner: type[BaseModel], row: Row, place: str) -> bool:
-    """Whether an entry may say again what its document says: that is told once."""
+    """Whether an entry's field repeats one of its document, which has its row already."""
     own = row.name.removeprefix(f"{place}.").partition(".")[0].removesuffix("[]")
     bases = set(outer.__mro__) & set(inner.__mro__)
     return any(own in getattr(base, "model_fields", {}) for base in bases)
@@ -77,7 +77,7 @@ def _meaning(model: type[BaseModel], name: str) -> str:
 
 
 def _kind(annotation: Any, metadata: Sequence[Any]) -> tuple[str, list[Any]]:  # noqa: ANN401 (a type)
-    """What one writes, and what bounds it; an empty kind is a document."""
+    """A value's kind, and what bounds it; an empty kind is a document."""
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         return _kind(inner, [*more, *metadata])

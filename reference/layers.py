@@ -38,7 +38,7 @@ class Part:
 
 
 def parts(package: str) -> dict[str, Part]:
-    """By name; the package's own ``__init__`` is none."""
+    """A package's parts by name; its own ``__init__`` is none."""
     root = PACKAGES[package] / package
     named = dict[str, set[Path]]()
     for path in sorted(root.rglob("*.py")):
@@ -66,7 +66,7 @@ def imported(path: Path) -> Iterator[str]:
 def layers(found: Mapping[str, Part]) -> list[list[str]]:
     """Names from the lowest layer up: each part stands one above the highest that it imports.
 
-    Raises ValueError, which names the circle, where parts import each other.
+    Raises ValueError, which names the circle, if parts import each other.
     """
     level = dict[str, int]()
     try:
@@ -121,7 +121,7 @@ def _wide(name: str) -> float:
 
 
 def _direct(found: Mapping[str, Part], name: str) -> set[str]:
-    """What a part imports, and would not import by way of another."""
+    """What a part imports, without what it also reaches by way of another."""
     below = dict[str, set[str]]()
 
     def reached(one: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Figures that have a goal, from what is committed: as benchmarks print them, in a page or from the rows they keep."""
+"""Figures with a goal, from committed results: as the benchmarks print them, read in a page or made from their rows."""
 
 import re
 from collections.abc import Iterator

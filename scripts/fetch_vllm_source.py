@@ -1,7 +1,7 @@
 """``fetch_vllm_source.py VERSION FOLDER``: vLLM's Python source, not installed and not importable, for the probes.
 
-pip has no command that only unpacks: it also wants to know what a source depends on, for which vLLM needs its whole
-build environment. So pip is let fail there, and told not to clean up.
+pip has no command that only unpacks: it also asks a source for its dependencies, for which vLLM needs its whole build
+environment. So pip is left to fail there, and told not to clean up.
 """
 
 import os

@@ -1,16 +1,16 @@
-"""``mutmut results --all true`` in a few lines: killed and not by module, then the names of those that were not."""
+"""Sums up ``mutmut results --all true``: how many mutants were killed, by module, then the names of the others."""
 
 import sys
 from collections import Counter
 
 KILLED = {"killed", "timeout"}
-"""A mutant that never ends is seen, too."""
+"""A mutant that never ends counts as killed, too."""
 LEAST = 0.8
 """Share of each module's mutants that must be killed."""
 
 
 def main() -> int:
-    """1 if too few of a module's are killed, 2 if there are none."""
+    """Exit status: 1 if too few mutants of a module are killed, 2 if there are none."""
     told = [line.strip().rsplit(": ", 1) for line in sys.stdin if ": " in line]
     if not told:
         print("mutmut told of no mutant", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Every metric of the agent in one place. Declared is registered."""
+"""Every metric of the agent in one place. Declaring one registers it."""
 
 from collections.abc import Container
 from contextlib import suppress
@@ -70,16 +70,16 @@ class AgentMetrics:
         (family.labels(*labels) if labels else family).set(value)
 
     def unset(self, name: str, *labels: str) -> None:
-        """Export no such sample any more."""
+        """Remove the metric's sample with these labels."""
         with suppress(KeyError):  # none was
             self._families[name].remove(*labels)
 
     def clear(self, name: str) -> None:
-        """Export no sample of it."""
+        """Remove all samples of a metric."""
         self._families[name].clear()
 
     def keep(self, name: str, label: str, values: Container[str]) -> None:
-        """Export no sample of it whose label has none of these values."""
+        """Remove the metric's samples whose ``label`` has none of these values."""
         order = next(metric.labels for metric in METRICS if metric.name == name)
         told = {tuple(sample.labels.items()) for one in self._families[name].collect() for sample in one.samples}
         for labels in map(dict, told):

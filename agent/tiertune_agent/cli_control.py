@@ -131,7 +131,7 @@ def bypass(
 
 
 def _digest(text: str | None) -> str | None:
-    """Told before engines are emptied, which no store's refusal would undo."""
+    """Checks a digest before engines are emptied, which no store's refusal would undo."""
     if text is not None and not re.fullmatch(r"[0-9a-f]{32}", text):
         raise typer.BadParameter(f"{text!r} is no digest, which has 32 characters of 0-9 and a-f: see /v1/status")
     return text

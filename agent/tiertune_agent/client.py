@@ -1,4 +1,4 @@
-"""The command line's way to an agent, or straight to a store."""
+"""The command line's calls to an agent, or directly to a store."""
 
 import os
 from typing import Any
@@ -11,7 +11,7 @@ from tiertune_agent.terminal.options import InputError, printable
 from tiertune_connector.documents import DocumentError
 
 NO_PATH = {"detail": "Not Found"}
-"""What a web framework answers to a path that it does not serve: this is somebody else's."""
+"""What a web framework answers for a path that it does not serve: then the server is not ours."""
 ASKED_WRONGLY = (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY)
 
 
@@ -20,9 +20,9 @@ class CallError(RuntimeError):
 
 
 def call(method: str, url: str, path: str, body: object = None, *, what: str = "agent", timeout_s: float = 30.0) -> Any:  # noqa: ANN401 (JSON)
-    """The JSON that ``url`` answers. InputError or CallError where that is a refusal, or nobody answers in time.
+    """The JSON that ``url`` answers. InputError or CallError if it refuses, or nobody answers in time.
 
-    ``timeout_s`` is that of one operation; the whole answer has twice as long.
+    ``timeout_s`` bounds one operation; the whole answer may take twice as long.
     """
     try:
         access = from_environment(os.environ)

@@ -1,4 +1,4 @@
-"""What is shown to a server, and whom it is believed to be: a bearer token and certificate authorities, from files."""
+"""Credentials from files: a bearer token to send to a server, and certificate authorities to check it by."""
 
 import ssl
 from collections.abc import Generator, Mapping
@@ -11,7 +11,7 @@ import httpx
 from tiertune_connector.documents import DocumentError, plain_file, read_text
 
 TOKEN_FILE, CA_FILE = "TIERTUNE_TOKEN_FILE", "TIERTUNE_CA_FILE"
-"""Variables that name the files to the command line."""
+"""Environment variables that name the command line's files."""
 
 
 class Bearer(httpx.Auth):
@@ -23,7 +23,7 @@ class Bearer(httpx.Auth):
         self._token = _token(path)
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response]:
-        """As httpx asks for it."""
+        """Hook of httpx: sends the token; if that is refused, a newer one from the file."""
         shown = self._token
         request.headers["Authorization"] = f"Bearer {shown}"
         answer = yield request
@@ -36,7 +36,7 @@ class Bearer(httpx.Auth):
 
 
 def options(token_file: Path | None, ca_file: Path | None) -> dict[str, Any]:
-    """Of an httpx client. DocumentError names a file that is not what it should be."""
+    """Options of an httpx client. DocumentError names a file that is not what it should be."""
     made: dict[str, Any] = {"auth": Bearer(token_file)} if token_file else {}
     if ca_file:
         try:
@@ -47,7 +47,7 @@ def options(token_file: Path | None, ca_file: Path | None) -> dict[str, Any]:
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Of the command line's client."""
+    """Options of the command line's client."""
     token, authority = (Path(path) if (path := environment.get(name)) else None for name in (TOKEN_FILE, CA_FILE))
     return options(token, authority)
 

@@ -1,4 +1,4 @@
-"""Engines as their own HTTP shows them (vLLM's OpenAI server): their prefix caches are reset here."""
+"""Resets the prefix caches of engines by their own HTTP (vLLM's OpenAI server)."""
 
 import os
 import time
@@ -11,24 +11,24 @@ from tiertune_agent.network import asked_whole, at_once, http_client, json_of, s
 from tiertune_agent.terminal.options import InputError
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
-"""Variables of the environment with what engines want to be shown (``--api-key``)."""
+"""Environment variables with the engines' API key (``--api-key``)."""
 RESET_TIMEOUT_S = 15.0
-"""Of one operation of a call, which has twice as long: the engine first waits for its transfers under way."""
+"""Of one operation; a call may take twice as long: the engine first waits for its transfers under way."""
 PATIENCE_S = 5.0
-"""A reset is refused while requests run: it is tried again for so long."""
+"""An engine refuses a reset while requests run: it is tried again for this long."""
 AGAIN_S = 0.25
 NO_ENDPOINT = "has no such endpoint: start it with VLLM_SERVER_DEV_MODE=1"
 BUSY = "still computes requests: take it out of the routing, or try again"
 
 
 def address(url: str) -> str:
-    """The same without a slash at the end; ValueError unless it is ``http://host:port``, with a path at most."""
+    """``url`` without a slash at the end; ValueError unless it is ``http://host:port``, with a path or none."""
     such_as = "an engine's address as http://host:port"
     return web_address(url, such_as, login=f"the key stands in {KEYS[0]}").rstrip("/")
 
 
 def addresses(urls: Iterable[str]) -> tuple[str, ...]:
-    """Those of a command; InputError says what is wrong with one."""
+    """The addresses given to a command; InputError says what is wrong with one."""
     try:
         return tuple(map(address, urls))
     except ValueError as error:
@@ -59,12 +59,12 @@ class Engines:
         self._sleep = sleep
 
     def reset(self) -> dict[str, dict[str, Any]]:
-        """Empty the GPU's prefix cache and staging of each: by address whether it acknowledged, or why not."""
+        """Empty each one's GPU prefix cache and staging; by address whether it acknowledged, or why not."""
         reasons = at_once(self._reset, self.urls)
         return {url: {"ok": not why, "reason": why or "ok"} for url, why in zip(self.urls, reasons, strict=True)}
 
     def _reset(self, url: str) -> str:
-        """Why not; empty: it did."""
+        """Why it did not reset; empty: it did."""
         until, asked = self._clock() + PATIENCE_S, f"{url}/reset_prefix_cache?reset_external=true"
         with http_client(transport=self._transport, timeout=RESET_TIMEOUT_S, headers=shown()) as http:
             while True:
@@ -85,7 +85,7 @@ def _refused(answer: httpx.Response) -> str:
     if not answer.is_success:
         return f"answered {answer.status_code}"
     try:
-        told = json_of(answer) if answer.content else {"success": True}  # older ones answer nothing
+        told = json_of(answer) if answer.content else {"success": True}  # older engines send no body
     except ValueError:
         return "answers what no engine answers"
     done = told.get("success") if isinstance(told, dict) else None

@@ -9,13 +9,13 @@ from tiertune_connector.documents import read_text
 
 Content = TypeVar("Content")
 SETTLED_S = 0.1
-"""What is read of a file that changed must be there still so much later."""
+"""A changed file is taken only if it still reads the same this much later."""
 
 
 class Followed(Generic[Content]):
-    """``look`` gives the newest sound content; a bad edit keeps the last good one.
+    """``look`` returns the newest valid content; a bad edit keeps the last good one.
 
-    Raises DocumentError only when made.
+    Only the constructor raises DocumentError.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class Followed(Generic[Content]):
         without: Content,
         wait: Callable[[float], None] = sleep,
     ) -> None:
-        """``parse`` makes the content of a text, or raises DocumentError; ``without`` a path it is another one."""
+        """``parse`` makes the content of a text, or raises DocumentError; ``without`` is the content without a path."""
         self._path = path
         self._parse = parse
         self._wait = wait
@@ -35,14 +35,14 @@ class Followed(Generic[Content]):
         """Why the file as it is now is not in force; empty: it is."""
 
     def look(self) -> Content:
-        """Read the file again where it changed; what is being written just now is looked at the next time."""
+        """Read the file again if it changed; a file that is just being written is read the next time."""
         if self._path is None:
             return self.content
         try:
             text = read_text(self._path)
             if text != self._text or self.problem:
                 self._wait(SETTLED_S)
-                if read_text(self._path) == text:  # the first half of a document may be one, too
+                if read_text(self._path) == text:  # half a document may be valid, too
                     self.content, self._text, self.problem = self._parse(self._path, text), text, ""
         except ValueError as error:
             self.problem = str(error)

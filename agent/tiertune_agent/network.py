@@ -1,4 +1,4 @@
-"""How the agent talks to what stands on the fleet's own network."""
+"""HTTP to servers on the fleet's own network."""
 
 import json
 import re
@@ -12,26 +12,26 @@ from urllib.parse import urlsplit
 import httpx
 
 SERVERS_AT_ONCE = 64
-"""So many silent servers take no longer than one: a round over hundreds of stores that lost 64 is within its window.
-Of more, all of which answer, each would wait long for its turn."""
+"""This many silent servers take no longer than one: a round over hundreds of stores that lost 64 is within its window.
+With more at once, all of which answer, each would wait long for its turn."""
 MOST_BYTES = 64 << 20
 """Of an answer."""
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Of a character that takes two: alone it is none, and no database takes it; somebody may call himself so."""
+"""An escaped surrogate, half of a character: no database takes it alone, but a name may contain one."""
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
 
 
 def http_client(**options: Any) -> httpx.Client:  # noqa: ANN401 (httpx's own)
-    """No proxy of the environment lies in between."""
+    """A client that uses no proxy of the environment."""
     return httpx.Client(trust_env=False, **options)
 
 
 def web_address(url: str, such_as: str, *, login: str, path: bool | None = None, query: bool = False) -> str:
-    """The address of a server. ValueError unless it is ``http://`` or ``https://`` with a host, and a port or none.
+    """Returns ``url``; ValueError unless it is ``http://`` or ``https://`` with a host, and a port or none.
 
-    ``path``: whether one must follow; None: it may. ``query``: whether one may. Addresses are shown to whoever looks,
-    so none may hold a password: ``login`` says where that belongs, or why not.
+    ``path``: whether a path must or must not follow; None: it may. ``query``: whether one may. Everybody sees
+    addresses, so none may hold a password: ``login`` says where that belongs, or why not.
     """
     parts = urlsplit(url)
     whole = parts.scheme in ("http", "https") and parts.hostname
@@ -47,7 +47,7 @@ def web_address(url: str, such_as: str, *, login: str, path: bool | None = None,
 
 
 def at_once(ask: Callable[[Asked], Told], those: Collection[Asked]) -> list[Told]:
-    """What each tells, in their order: one that is slow holds up no other."""
+    """Ask all at once; the answers in their order. A slow one holds up no other."""
     if not those:
         return []
     with ThreadPoolExecutor(max_workers=min(SERVERS_AT_ONCE, len(those))) as pool:
@@ -55,7 +55,7 @@ def at_once(ask: Callable[[Asked], Told], those: Collection[Asked]) -> list[Told
 
 
 def read_whole(http: httpx.Client, url: str, **options: Any) -> httpx.Response:  # noqa: ANN401 (of ``asked_whole``)
-    """GET ``url``; httpx.HTTPError also where the answer says that something is wrong."""
+    """GET ``url``; httpx.HTTPError also if the answer's status is an error."""
     return asked_whole(http, "GET", url, **options).raise_for_status()
 
 
@@ -67,10 +67,10 @@ def asked_whole(
     within_s: float | None = None,
     **options: Any,  # noqa: ANN401 (httpx's own)
 ) -> httpx.Response:
-    """Whatever is answered. httpx.HTTPError where nothing is, takes longer in all, or has more than MOST_BYTES.
+    """The answer, whatever its status. httpx.HTTPError if there is none, or it takes too long or exceeds MOST_BYTES.
 
-    The timeout is each operation's, and of a body that trickles it never ends: the whole has ``within_s``, else twice
-    as long. Headers that trickle have no other bound.
+    The timeout bounds each operation, so a body that trickles would never end: the whole answer has ``within_s``, else
+    twice the timeout. Headers that trickle have no bound but the timeout.
     """
     if within_s is None:
         within_s = 2 * (httpx.Timeout(options.get("timeout", http.timeout)).read or inf)
@@ -89,7 +89,7 @@ def asked_whole(
 
 
 def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
-    """The JSON of an answer, a ``?`` for half a character; ValueError where it is none: ``NaN`` is not."""
+    """The JSON of an answer, with ``?`` for half a character; ValueError if it is none: ``NaN`` is not."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no number")
@@ -104,5 +104,5 @@ def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
 
 
 def said(error: Exception) -> str:
-    """Its message; its kind where it has none."""
+    """The error's message; its type if it has none."""
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Sources that keep their own connector: remembered, watched and advised on as stores are, and never changed."""
+"""Sources that keep their own connector: remembered, watched and advised on as stores are, but never changed."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -17,7 +17,7 @@ LATELY = timedelta(minutes=10)
 
 
 class Observing:
-    """What the loop needs of them. Nothing here knows how to send anything but a question."""
+    """What the loop needs of observed sources. Nothing here can send them anything but questions."""
 
     def __init__(
         self, observer: Observer, history: History, exported: ObservedRows, now: Callable[[], datetime]
@@ -31,11 +31,11 @@ class Observing:
 
     @property
     def addresses(self) -> Mapping[str, str]:
-        """How the source at each is called."""
+        """The sources' names, by address."""
         return self._observer.addresses
 
     def collect(self, taken: Collection[str]) -> list[Snapshot | Trouble]:
-        """One answer per source; ``taken`` are names that stores bear. What they told is exported from now on."""
+        """One answer per source; ``taken``: names that stores have. What a source reports is exported from now on."""
         answers = self._observer.collect(taken)
         for answer in answers:
             if isinstance(answer, Snapshot):
@@ -45,14 +45,14 @@ class Observing:
         return answers
 
     def forget(self) -> None:
-        """Another agent leads, or did meanwhile."""
+        """Drop it all: another agent leads, or did meanwhile."""
         self._observer.forget()
         self._exported.forget()
         self._hour.forget()
         self._lately.clear()
 
     def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble]) -> None:
-        """Open and close incidents, once history has what the sources told."""
+        """Open and close incidents; history must already have the snapshots."""
         hours = self._hour.heard(snapshots)
         found = {one.store: incidents(one, hours.get(one.store, ()), self._recent(one)) for one in snapshots}
         self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())

@@ -1,17 +1,17 @@
 """Is sharing worth it here? A closed form, before anything is installed. Pure; speeds are assumptions as in the replay.
 
-A prompt that is asked R times in all hits R - 1 times where there is one cache: the share of hits is h = 1 - 1/R. N
-replicas with a cache each, under random routing, compute it once on every replica that it meets: N (1 - (1 - 1/N)^R) of
-them. What is left to be won by sharing is the difference; with R = 2 it is h (1 - 1/N). It is the most that can be won:
-where some prompts are asked more often than others, those are soon in every cache (``benchmarks/fleet_hit_rate.py``).
-``popularity: skewed`` takes R as geometric instead, of the same mean 1/(1 - h): whatever was asked is asked again with
-chance h, however often it was; then (1 - 1/N)^R is (1 - h)(N - 1) / (N - h (N - 1)) in the mean.
+A prompt that is asked R times in all hits R - 1 times in one cache: the share of hits is h = 1 - 1/R. N replicas with a
+cache each, under random routing, compute it once on every replica that it reaches: N (1 - (1 - 1/N)^R) of them. Sharing
+can win the difference; with R = 2 it is h (1 - 1/N). That is an upper bound: prompts that are asked more often than
+others are soon in every cache (``benchmarks/fleet_hit_rate.py``). ``popularity: skewed`` takes R as geometric instead,
+of the same mean 1/(1 - h): whatever was asked is asked again with chance h, however often it was; then the mean of
+(1 - 1/N)^R is (1 - h)(N - 1) / (N - h (N - 1)).
 
 Sharing is worth it if all of these hold:
 
 1. there is something to win: more than one replica, and requests that do not come back to the replica they know;
-2. a fetch of the prefix is shorter than its recomputing, the wait for the link included (M/D/1);
-3. the links can carry it, their load being under 1, and the remote tier can hold it: one prompt's at least;
+2. fetching the prefix, the wait for the link (M/D/1) included, takes less time than recomputing it;
+3. the links can carry the fetches (load under 1), and the remote tier can hold the hits of one prompt at least;
 4. it frees at least one whole replica, because GPU time is bought by the replica: less saves time, but no money;
 5. those replicas cost more than the rent of the remote tier, which does not shrink with the traffic, and the network.
 """
@@ -45,7 +45,7 @@ _ASSUMED = {
 
 
 UNWEIGHED = ("link.probe_s", "link.fluctuation", "prices.dram_gib_month", "prices.disk_gib_month")
-"""Keys of a scenario and a policy that a closed form of means has no use for."""
+"""Keys of a scenario and a policy that a closed form of means does not use."""
 
 
 class PlannedFleet(Document):
@@ -57,7 +57,7 @@ class PlannedFleet(Document):
     requests_per_s: Annotated[float, Field(ge=1e-9, le=1e6)]
     """Of each replica."""
     hit_share: Annotated[float, Field(ge=0, lt=1)]
-    """Of the prompts' tokens that were asked before: what one cache that keeps everything would hit."""
+    """Share of the prompts' tokens that were asked before: what one cache that keeps everything would hit."""
     prompt_tokens: Count | None = None
     """Mean. Or give ``request_kv``."""
     request_kv: Annotated[Size | None, Field(gt=0, le=2**60)] = None
@@ -65,19 +65,19 @@ class PlannedFleet(Document):
     popularity: Literal["equal", "skewed"] = "equal"
     """Equal: every prompt is asked equally often, the best case for sharing; skewed: some are asked far more often."""
     routing: Literal["random", "sticky"] = "random"
-    """Sticky: what comes again goes to the replica that has it."""
+    """Sticky: a repeated prompt goes to the replica that has it."""
     model: Model
     gpu: Gpu
     """All GPUs of one replica."""
     link: LinkSpec
     """To the remote tier."""
     links: Count = 1
-    """Of that kind, among which the fleet's fetches are spread evenly: one for each server of the remote tier."""
+    """Links of that kind, one for each server of the remote tier; the fleet's fetches are spread evenly over them."""
     codec_ratio: Annotated[float, Field(ge=1, le=1e6)] = 1.0
     """Bytes of KV for one byte that is stored and sent."""
     chunk_tokens: Count = 512
     remote: Annotated[Size, Field(le=2**60)] = 512 * GIB
-    """What would be rented for the remote tier: a machine at least, however little traffic there is."""
+    """Bytes to rent for the remote tier: a machine's at least, however little traffic there is."""
     prices: Prices = Prices()
 
     @model_validator(mode="after")
@@ -97,7 +97,7 @@ class PlannedFleet(Document):
 
     @property
     def hit_bytes(self) -> float:
-        """Of what hits, on the link and in the remote tier."""
+        """Of the tokens that hit, on the link and in the remote tier."""
         return self.hit_tokens * self.token_bytes
 
     @property
@@ -118,16 +118,16 @@ class BreakEven:
     recompute_ms_per_token: float
     """At the head of a prompt."""
     recompute_ms_per_token_per_10k: float
-    """By how much it gets dearer with every 10,000 tokens of h0 + h1, where the span from h0 to h1 is computed."""
+    """Increase per 10,000 tokens of h0 + h1, for computing the span from h0 to h1."""
     tokens: float
-    """From this length on the fetch of a prefix is shorter, the time per chunk left out."""
+    """From this length on, fetching a prefix is faster; the time per chunk is left out."""
     gb_per_s: float
-    """Above this bandwidth the fetch of this fleet's mean prefix is shorter, latencies left out."""
+    """Above this bandwidth, fetching this fleet's mean prefix is faster; latencies are left out."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """``load`` and the first figure: if every hit is fetched; the others: if each replica also keeps what it had."""
+    """``needed_gb_per_s`` and ``load``: if every hit is fetched; others: if each replica also keeps what it had."""
 
     needed_gb_per_s: float
     fetched_gb_per_s: float
@@ -143,7 +143,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Compute:
-    """Prefill, if each replica has a cache for itself, and if they share."""
+    """Prefill if each replica has its own cache (isolated), and if they share."""
 
     isolated_hit_share: float
     shared_hit_share: float
@@ -159,7 +159,7 @@ class Compute:
     saved_gpu_s_per_hour: float
     """Of the fleet, by sharing."""
     freed_replicas: float
-    """What these seconds are worth in replicas; those that are left are no busier than all were, nor than ``BUSY``."""
+    """Replicas that these seconds are worth; the rest is then no busier than all were, nor than ``BUSY``."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class Plan:
         return asdict(self)
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """What the verdict rests on: names, and what is told of each."""
+        """The figures behind the verdict: a name and a text of each."""
         even, network, compute, money = self.break_even, self.network, self.compute, self.money
         yield "prompt", f"{self.prompt_tokens:.0f} tokens, {self.hit_tokens:.0f} of which were asked before"
         yield "fetch", f"{even.fetch_ms_per_token:.4f} ms per token; {1e3 * network.fetch_s:.1f} ms for what hits"
@@ -251,11 +251,11 @@ def plan(fleet: PlannedFleet) -> Plan:
 
 
 def isolated_hit_share(hit_share: float, caches: int, *, skewed: bool = False) -> float:
-    """What of a hit share of one cache is left to ``caches`` under random routing, each of which keeps everything."""
+    """Hit share of ``caches`` under random routing, where one cache has ``hit_share``; each keeps everything."""
     asked, others = 1 / (1 - hit_share), 1 - 1 / caches
-    # That a cache meets none of them: of a geometric number, by its generating function.
+    # Chance that a cache gets none of the R requests; for geometric R by its generating function.
     never: float = (1 - hit_share) * others / (1 - hit_share * others) if skewed else others**asked
-    return min(hit_share, max(0.0, 1 - caches * (1 - never) / asked))  # whatever is rounded
+    return min(hit_share, max(0.0, 1 - caches * (1 - never) / asked))  # despite rounding
 
 
 def _break_even(fleet: PlannedFleet) -> BreakEven:

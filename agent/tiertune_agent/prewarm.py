@@ -34,12 +34,12 @@ class Warming:
 
 @dataclass
 class Warmed:
-    """What became of the documents at one engine."""
+    """Results of the documents at one engine."""
 
     documents: int = 0
     prompt_tokens: int = 0
     cached_tokens: int | None = None
-    """Of these the engine had already; None: it does not tell (--enable-prompt-tokens-details)."""
+    """Of these the engine already had; None: it does not report that (--enable-prompt-tokens-details)."""
     failures: list[dict[str, str]] = field(default_factory=list)
 
     def add(self, usage: Mapping[str, Any]) -> None:
@@ -51,15 +51,15 @@ class Warmed:
 
 
 def _count(usage: Any, name: str) -> int | None:  # noqa: ANN401 (JSON)
-    """None where it is not told."""
+    """A count of the usage; None if it has none."""
     told = usage.get(name) if isinstance(usage, dict) else None
     return told if type(told) is int else None
 
 
 def documents(path: Path) -> list[Warming]:
-    """Those of a file: ``.jsonl`` has one a line, as ``{"prompt": text}`` or ``{"token_ids": [...]}``; else it is one.
+    """A file's documents: in ``.jsonl`` one a line, ``{"prompt": text}`` or ``{"token_ids": [...]}``; else it is one.
 
-    DocumentError names the lines that are none.
+    DocumentError names the lines that are no documents.
     """
     text = read_text(path)
     if path.suffix != ".jsonl":
@@ -97,7 +97,7 @@ class Warmer:
     """Sends documents to one engine."""
 
     def __init__(self, url: str, *, model: str, salt: str) -> None:
-        """``model`` empty: the first that the engine names. CallError where it does not answer, or names none."""
+        """``model`` empty: the first that the engine names. CallError if it does not answer, or names none."""
         self.url = url
         self._http = http_client(base_url=url, timeout=TIMEOUT_S, headers=shown())
         try:
@@ -109,7 +109,7 @@ class Warmer:
             self._body["cache_salt"] = salt
 
     def send(self, prompt: Prompt) -> dict[str, Any]:
-        """What the engine used for it. CallError says why it is not warm."""
+        """Warm a document; returns the usage that the engine reports. CallError says why it failed."""
         told = self._asked("POST", "/v1/completions", json={**self._body, "prompt": prompt})
         usage = told.get("usage")
         return usage if isinstance(usage, dict) else {}
@@ -145,7 +145,7 @@ def _reason(code: int, document: Any) -> str:  # noqa: ANN401 (JSON)
 
 
 def warm(warmers: Iterable[Warmer], wanted: Sequence[Warming], concurrency: int, step: Step) -> dict[str, Warmed]:
-    """Every document at every engine, so many at once of each; ``step`` after each. One that fails stops none."""
+    """Send each document to each engine, ``concurrency`` at once to each; ``step`` after each. A failure stops none."""
     warmers = list(warmers)
     made = {warmer.url: Warmed() for warmer in warmers}
     with ExitStack() as stack:
@@ -167,7 +167,7 @@ def warm(warmers: Iterable[Warmer], wanted: Sequence[Warming], concurrency: int,
 def prewarm_command(
     files: Sequence[Path], engines: Sequence[str], *, model: str, salt: str, concurrency: int
 ) -> dict[str, Any]:
-    """Warm, with a progress bar; the document of ``--json``. InputError, DocumentError, CallError say what to mend.
+    """Warm with a progress bar; returns ``--json``'s document. InputError, DocumentError, CallError say what to mend.
 
     An engine that cannot be asked stops no other one.
     """

@@ -1,4 +1,4 @@
-"""What the agent's metrics tell of its own doing: changes as moments in time, and the ledger as counters."""
+"""The agent's metrics of its own work: times of its changes, and the ledger as counters."""
 
 from collections.abc import Container, Iterable
 from datetime import datetime
@@ -24,9 +24,9 @@ class Published:
             self._metrics.set(_CHANGED, at.timestamp(), *labels)
 
     def booked(self, windows: Iterable[Window], rates: Rates) -> None:
-        """Add what windows are worth: the same sums as the ledger's, and as counters.
+        """Add to counters what windows are worth: the same sums as the ledger's.
 
-        Where it is not known what was saved, costs alone would look like a loss: nothing is added.
+        If it is not known what was saved, nothing is added: costs alone would look like a loss.
         """
         for window in windows:
             booked = entry(window, rates)
@@ -36,18 +36,18 @@ class Published:
                 self._metrics.count(_MONEY, window.store, window.tier, kind, amount=max(0.0, amount or 0.0))
 
     def leave_out(self, stores: Container[str]) -> None:
-        """Of stores that are none of these nothing is told any more."""
+        """Export nothing more of stores other than these."""
         for name in (_CHANGED, _MONEY):
             self._metrics.keep(name, "store", stores)
 
     def forget(self) -> None:
-        """Another agent leads, and tells changes and incidents."""
+        """Drop changes and incidents: another agent leads and exports them."""
         self._metrics.clear(_CHANGED)
         self._metrics.clear("agent_incidents")
 
 
 def changes(decisions: Iterable[Decision]) -> dict[Labels, datetime]:
-    """When each kind of change was made last. What was rolled back was changed twice: there and back. Pure."""
+    """When each kind of change was last made. A change that was rolled back is two: there and back. Pure."""
     made: dict[Labels, datetime] = {}
     for decision in decisions:
         if decision.state not in CHANGED:
@@ -63,7 +63,7 @@ def changes(decisions: Iterable[Decision]) -> dict[Labels, datetime]:
 
 
 def _labels(part: Decision, state: State) -> Labels:
-    """Bounded: a setting's values are a few words, and figures only go up or down."""
+    """Label values are few: a setting's values are a few words, and figures only go up or down."""
     there = (part.before, part.after)
     was, became = there if state == State.APPLIED else there[::-1]
     moved = direction(was, became)

@@ -1,4 +1,4 @@
-"""What a GPU told in a window: columns of stage_windows, empty in rows of a phase."""
+"""Columns of stage_windows for what a GPU reported in a window, empty in rows of a phase."""
 
 import sqlalchemy as sa
 from alembic import op

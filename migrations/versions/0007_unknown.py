@@ -1,4 +1,4 @@
-"""What nobody told is null in the ledger: sources that are only observed do not tell all of it."""
+"""Unknown amounts are null in the ledger: sources that are only observed do not report all of them."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Why what is under way has not come to its end."""
+"""A column of decisions: why one under way has not ended yet."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What was commanded of stores that never answered."""
+"""The bypass, on or off, that was commanded to stores that never answered."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -50,7 +50,7 @@ class Hours:
         return now
 
     def of(self, at: datetime) -> datetime:
-        """When it was: a time that lies ahead was before the clock was set back, and stays so when it comes again."""
+        """When it was. A time ahead of the clock counts, from then on, as the time that the clock was set back to."""
         if self._now is not None and self._since is not None and at > self._now:
             self._earlier.setdefault(at, self._since)
         return self._earlier.get(at, at)

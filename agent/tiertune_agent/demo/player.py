@@ -1,6 +1,6 @@
-"""An engine without a GPU: real keys, real bytes, the real client and gate; only the prefill is slept.
+"""An engine without a GPU: real keys, real bytes, the real client and gate; only the prefill is a sleep.
 
-A chunk's bytes follow from its key, so that every chunk that comes back is compared bit for bit.
+A chunk's bytes are derived from its key, so that every loaded chunk is compared bit for bit.
 """
 
 import hashlib
@@ -33,20 +33,20 @@ Bytes = npt.NDArray[np.uint8]
 MAX_CHUNKS = 64
 """Longer prompts are cut: any trace then fits the demo's small tiers."""
 PATIENCE_S = 30.0
-"""A store that answers neither within this time, nor dies, ends its player."""
+"""A player ends if its store lives, but does not answer within this time."""
 UNKNOWN_DEADLINE_S = 0.5
 LEAST_DEADLINE_S = 0.1
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What a player is started with, as JSON in a file."""
+    """A player's arguments, as JSON in a file."""
 
     name: str
     index: int
     players: int
     socket: str
     requests: str
-    """File of ``save_requests``."""
+    """File that ``save_requests`` wrote."""
     tally: str
     model: str
     chunk_tokens: int
@@ -54,7 +54,7 @@ class Job(msgspec.Struct, frozen=True):
     requests_per_s: float
     """Of all players together."""
     prefill_step_s: float
-    """Seconds of a prefill whatever its length."""
+    """Fixed seconds of a prefill, whatever its length."""
     prefill_token_s: float
     journal: str = ""
     """File that gets a line for each request served: Unix time of its start, its id. Empty: none."""
@@ -73,9 +73,9 @@ class Tally:
     """What one player counted, shared through a file: the player adds, the demo reads."""
 
     CHUNKS = ("verified", "rejected", "wrong")
-    """Read and found right; refused by the client's own check; accepted, but not ours."""
+    """Read and right; refused by the client's own check; accepted by it, but with wrong bytes."""
     GATE = ("fetch", "recompute", "won", "lost", "late", "failed")
-    """Requests of which chunks were found, and what came of those that fetched some, from however many tiers."""
+    """Requests for which chunks were found, by decision; those that fetched also by outcome, once for all tiers."""
     FIELDS = ("requests", *CHUNKS, *GATE)
 
     def __init__(self, path: Path) -> None:
@@ -89,7 +89,7 @@ class Tally:
 
 
 def chunk_keys(chain: Sequence[int], salt: str) -> list[bytes]:
-    """32 bytes for each block of a chain, every one over all blocks before it, as engines hash prompts."""
+    """A 32-byte key per block, hashed over it and all blocks before it, as engines hash prompts."""
     keys, parent = [], salt.encode()
     for block in chain:
         parent = hashlib.sha256(parent + int(block).to_bytes(8, "little")).digest()
@@ -104,7 +104,7 @@ def payload(key: bytes, nbytes: int) -> Bytes:
 
 
 def save_requests(trace: "Trace", path: Path) -> None:
-    """What players replay of a trace: prompts cut to ``MAX_CHUNKS``, and only the chunks that they fill."""
+    """Write what players replay of a trace: prompts cut to ``MAX_CHUNKS``, and only their full chunks."""
     most = np.minimum(np.diff(trace.offsets), np.minimum(trace.input_len // trace.block_tokens, MAX_CHUNKS))
     chains = [chain[:length] for chain, length in zip(trace.chains, most.tolist(), strict=True)]
     offsets = np.concatenate([[0], np.cumsum(most)])
@@ -114,7 +114,7 @@ def save_requests(trace: "Trace", path: Path) -> None:
 
 
 def arrivals(t: npt.NDArray[np.float64], requests_per_s: float) -> npt.NDArray[np.float64]:
-    """Times of a trace, compressed to a mean rate; gaps over four times the mean are cut to that."""
+    """Arrival times of a trace, rescaled to a mean rate; gaps over four times the mean are cut to that."""
     gaps = np.diff(t, prepend=t[0])
     gaps = gaps / gaps.max() if gaps.any() else np.ones_like(gaps)  # of order one: no mean underflows
     gaps = np.minimum(gaps, 4 * gaps.mean())
@@ -123,9 +123,9 @@ def arrivals(t: npt.NDArray[np.float64], requests_per_s: float) -> npt.NDArray[n
 
 
 def prompts(path: Path, job: Job) -> Iterator[Prompt]:
-    """This player's share: every so manieth request, so that a session goes from engine to engine.
+    """This player's share: every ``job.players``-th request, so that a session goes from engine to engine.
 
-    When the trace ends it begins anew, as new prompts; a trace of fewer requests than players feeds them all, too.
+    The trace is repeated with new keys when it ends, so one of fewer requests than players feeds them all, too.
     """
     with np.load(path) as saved:
         t, offsets, ids, tokens = (saved[name] for name in ("t", "offsets", "ids", "tokens"))
@@ -158,7 +158,7 @@ class Player:
         client.prefill = partial(prefill_line, self._cost)
 
     def warm_up(self) -> None:
-        """Prefill for nobody, as engines do at their start: costs are known from then on, for long prompts too."""
+        """Prefill for no request, as engines do at their start: then costs are known, for long prompts too."""
         for chunks in (1, MAX_CHUNKS // 2, MAX_CHUNKS):
             self._prefill(0, chunks * self._job.chunk_tokens)
 
@@ -183,7 +183,7 @@ class Player:
         )
 
     def _fetch(self, prompt: Prompt, decision: GateDecision, reply: LookupReply) -> int:
-        """Leading chunks that are here and right."""
+        """Fetch; returns how many leading chunks came and are right."""
         if not decision.fetches:
             if decision.candidates:
                 self._tally.add("recompute")
@@ -211,7 +211,7 @@ class Player:
         return have
 
     def _count(self, reports: Sequence[TierReport], failure: str) -> None:
-        """One fetch, from however many tiers: it won where what they gained is more than what they lost."""
+        """Count one fetch, from however many tiers: it won if they gained more than they lost."""
         self._tally.add("fetch")
         gains = [gained_s(report) for report in reports if report.actual_s is not None]
         known = [gain for gain in gains if gain is not None]
@@ -230,7 +230,7 @@ class Player:
         return chunks
 
     def _verify(self, keys: Sequence[bytes], chunks: Sequence[Bytes]) -> int:
-        """How many leading chunks are what their keys say."""
+        """How many leading chunks have the bytes of their keys."""
         for position, (key, chunk) in enumerate(zip(keys, chunks, strict=False)):
             if not np.array_equal(chunk, payload(key, self._job.chunk_bytes)):
                 self._tally.add("wrong")

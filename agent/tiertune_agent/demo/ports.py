@@ -1,20 +1,20 @@
-"""TCP ports of this machine for servers that live for a while."""
+"""Free TCP ports of this machine for short-lived servers."""
 
 import random
 import socket
 from contextlib import ExitStack, suppress
 
 PORTS = range(16_384, 32_000)
-"""Below those that Linux gives to clients: who polls for a server there can neither take its port nor meet itself."""
+"""Below Linux's ephemeral ports: a client that polls a port for its server can neither take it nor meet itself."""
 
 
 def free_port() -> int:
-    """One on the loopback that was free a moment ago."""
+    """A loopback port that was free a moment ago."""
     return free_ports(1)
 
 
 def free_ports(count: int) -> int:
-    """The first of some consecutive ones."""
+    """The first of ``count`` consecutive ones."""
     while True:
         first = random.choice(PORTS)  # noqa: S311 (nobody gains by guessing it)
         with ExitStack() as probes, suppress(OSError):

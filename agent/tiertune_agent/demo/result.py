@@ -41,7 +41,7 @@ class DemoDecision:
     pool: str
     before: str | int
     after: str | int
-    """On or off; bytes."""
+    """``on`` or ``off``, or bytes."""
     state: str
     reason: str
     at_s: float
@@ -77,7 +77,7 @@ class Figures:
 
     @property
     def gate(self) -> dict[str, int]:
-        """Requests, by what the gates decided and what came of it; each once, however many tiers had its chunks."""
+        """Requests by the gates' decision and by outcome; each once, however many tiers had its chunks."""
         return {name: self.counted.get(name, 0) for name in Tally.GATE}
 
     def document(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Figures:
 
 
 def tiers(counters: Sequence[Document], statuses: Sequence[Document], *, one_remote: bool) -> dict[str, TierFigures]:
-    """From all stores' ``/v1/counters`` and ``/v1/status``; ``one_remote``: each tells the usage of the same remote."""
+    """From all stores' ``/v1/counters`` and ``/v1/status``; ``one_remote``: all report the usage of the same remote."""
     found = {name: TierFigures() for name in TIERS}
     for name, tier in found.items():
         for part in COUNTED:
@@ -138,7 +138,7 @@ def _decision(document: Document, started: datetime) -> DemoDecision:
 
 
 def shortfall(figures: Figures, slowed: tuple[float, float]) -> list[str]:
-    """What was not shown; empty: all was. ``slowed``: when the remote was, seconds after the start."""
+    """What was not shown; empty: all was. ``slowed``: start and end of the slow remote, in seconds of the run."""
     start, end = slowed
     made = [decision for decision in figures.decisions if decision.tuner == "remote_fetch" and decision.applied]
     off = [d.at_s for d in made if d.after == "off" and start <= d.at_s <= end]

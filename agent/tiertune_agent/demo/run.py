@@ -28,11 +28,11 @@ ABOUT = """Engines fetch cached chunks of a prompt where that beats recomputing 
 Every two seconds the agent asks: does the remote still pay? It switches fetching."""
 ASK_TIMEOUT_S = 3.0
 MOST_WINDOWS = 6000
-"""That an agent tells at a time: more than three hours of them."""
+"""Windows that one request asks for, at most: more than three hours."""
 
 
 def run(seconds: int, trace: Path | None, port: int, json_path: Path | None) -> int:
-    """The exit status: 0 shown or ended early by the user, 1 not shown. InputError, TraceError of what cannot be used.
+    """The exit status: 0 shown or ended early by the user, 1 not shown. InputError, TraceError for unusable input.
 
     ``trace`` None takes a shipped one, ``port`` 0 a free one for the page; ``json_path`` gets the result.
     """
@@ -45,7 +45,7 @@ def run(seconds: int, trace: Path | None, port: int, json_path: Path | None) -> 
 
 
 class Run:
-    """``ended`` is set when the user wants no more."""
+    """``ended`` is set when the user ends the demo."""
 
     def __init__(self, trace: Trace, seconds: int, ended: Ending) -> None:
         self._trace = trace
@@ -102,7 +102,7 @@ class Run:
 
 
 class Watch:
-    """Looks at what the stores, the agent and the players tell; its making is the start of the run."""
+    """Reads figures from the stores, the agent and the players; the run starts when it is made."""
 
     def __init__(self, made: World) -> None:
         self._made = made
@@ -123,7 +123,7 @@ class Watch:
         return time.monotonic() - self._started
 
     def look(self, *, windows: bool = False) -> Figures:
-        """The figures now; of one that does not answer in time, those of the last look. ``windows``: count them too."""
+        """The figures now; those of the last look if somebody does not answer in time. ``windows``: count them."""
         try:
             self._last = self._ask()
             if windows:
@@ -149,7 +149,7 @@ class Watch:
         )
 
     def _windows(self) -> int:
-        """That the agent remembers, of the store with the most."""
+        """How many windows the agent has of the store with the most."""
         page = f"{self._made.page}api/v1/windows?tier=dram&limit={MOST_WINDOWS}"
         return max(len(self._get(f"{page}&store={store}")["windows"]) for store in self._made.stores)
 

@@ -1,4 +1,4 @@
-"""How the demo is told: live in a terminal, in plain lines elsewhere."""
+"""The demo's output: a live view in a terminal, plain lines elsewhere."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ class Scene:
         return self.slowed[0] <= now_s < self.slowed[1]
 
     def weather(self, now_s: float) -> str:
-        """How the remote is at a moment."""
+        """The remote's speed at a moment, in words."""
         start, end = (clock(at) for at in self.slowed)
         if self.slow(now_s):
             return f"THE REMOTE IS SLOWED to {format_size(self.slow_bytes_per_s)}/s per host, from {start} to {end}"
@@ -46,12 +46,12 @@ class Scene:
 
 
 Tell = Callable[[Figures], None]
-"""Called every time that the demo has looked."""
+"""Shows the figures of a look."""
 
 
 @contextmanager
 def teller(console: Console, scene: Scene) -> Iterator[Tell]:
-    """Tells on the console until the end of the context."""
+    """Shows figures on the console until the context ends."""
     if not console.is_terminal:
         yield Lines(console, scene).tell
         return
@@ -60,7 +60,7 @@ def teller(console: Console, scene: Scene) -> Iterator[Tell]:
 
 
 class Lines:
-    """One every few seconds, one for each decision and each change of the remote."""
+    """A line every few seconds, and for each decision and change of the remote's speed."""
 
     def __init__(self, console: Console, scene: Scene) -> None:
         self._console = console
@@ -76,7 +76,7 @@ class Lines:
             self._weather = weather
             self._say(f"{clock(figures.seconds)}  {weather}")
         for decision in figures.decisions[self._decisions :]:
-            if decision.state == State.APPROVED:  # what becomes of it is not known yet
+            if decision.state == State.APPROVED:  # its outcome is not known yet
                 break
             self._say(f"{clock(decision.at_s)}  {decided(decision)}: {decision.reason}")
             self._decisions += 1
@@ -109,7 +109,7 @@ def live(scene: Scene, figures: Figures) -> RenderableType:
 
 
 def progress(figures: Figures) -> str:
-    """Where the run stands, in one line."""
+    """The figures so far, in one line."""
     prompts = figures.prompt_tokens
     shares = ", ".join(f"{name} {_share(tier.hit_tokens, prompts)}" for name, tier in figures.tiers.items())
     fetch = ", ".join(f"{store} {'on' if on else 'off'}" for store, on in figures.fetching.items())
@@ -137,7 +137,7 @@ def decided(decision: DemoDecision) -> str:
 
 
 def ending(figures: Figures) -> list[str]:
-    """The last words."""
+    """The closing lines."""
     gate = figures.gate
     gates = f"{gate['won']} won, {gate['lost']} lost, {gate['late'] + gate['failed']} came too late or not at all"
     return [

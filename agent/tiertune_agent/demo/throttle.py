@@ -1,4 +1,4 @@
-"""Slows the remote down: a link of bounded bandwidth in front of the real tier, switched while it runs."""
+"""Slows the remote down: a link in front of the real tier, whose bandwidth can change while it runs."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,14 +11,14 @@ from tiertune_connector.tiers.base import Came, Outcome, Tier, Usage, unheard
 
 
 class LinkRate:
-    """Bytes per second of a host's way to the remote, shared through a file: the demo sets it, the host follows."""
+    """Bytes per second of a host's link to the remote, shared through a file: the demo sets it, the host follows."""
 
     def __init__(self, path: Path) -> None:
         self._rate = np.memmap(path, np.float64, "r+" if path.exists() else "w+", shape=(1,))
 
     @property
     def bytes_per_s(self) -> float:
-        """0: as fast as the remote itself is."""
+        """0: no limit."""
         return float(self._rate[0])
 
     @bytes_per_s.setter
@@ -27,9 +27,9 @@ class LinkRate:
 
 
 class ThrottledTier:
-    """Passes every call on; payloads, of probes too, wait in turn for the link, each way for itself.
+    """Passes every call on. Payloads (of probes, too) queue for the link, reads and writes separately.
 
-    Asking what is there moves hardly a byte, and is not slowed.
+    ``present`` moves hardly a byte and is not slowed.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ThrottledTier:
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
-        """``rate`` gives bytes per second or 0 for no bound, ``clock`` monotonic seconds."""
+        """``rate`` returns bytes per second, 0 for no limit; ``clock`` monotonic seconds."""
         self.name = inner.name
         self._inner = inner
         self._rate = rate

@@ -1,4 +1,4 @@
-"""The demo's processes and files: all of them in one folder, all of them gone with it."""
+"""The demo's processes and the folder with all their files; both are gone afterwards."""
 
 import ctypes
 import json
@@ -49,7 +49,7 @@ class Child:
     log: Path
 
     def check(self) -> None:
-        """DemoError, with the last it said, if it is gone."""
+        """DemoError, with the last lines of its log, if it has ended."""
         if self.process.poll() is not None:
             told = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
             raise DemoError(f"{self.name} ended by itself with status {self.process.returncode}:\n{told}")
@@ -57,7 +57,7 @@ class Child:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a world is made of; left as it is, it is the demo's."""
+    """What a world is made of; the defaults are the demo's."""
 
     players: int = 4
     window_s: float = 2
@@ -65,27 +65,27 @@ class Setup:
     dram_bytes: int = 10 << 20
     """Per host: small, so that chunks leave and come back through the remote."""
     remote_bytes: int = 320 << 20
-    """Of the fleet."""
+    """For the whole fleet."""
     requests_per_s: float = 20.0
     prefill_step_s: float = 0.01
     prefill_chunk_s: float = 0.005
-    """Recomputing a chunk; fetching it takes about 1 ms, and 21 ms over the slowed link."""
+    """Seconds to recompute a chunk; fetching one takes about 1 ms, and 21 ms over the slowed link."""
     policy: str = ""
     """YAML; empty: the demo's."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What a host's settings have besides, by host."""
+    """By host, settings that extend or replace the demo's."""
     agent: Sequence[str] = ("-c", _COMMAND_LINE)
-    """What Python runs as ``tiertune``."""
+    """Python's arguments that run ``tiertune``."""
 
 
 DEMO = Setup()
 
 
 class World:
-    """Started by ``start``, ended by ``stop``: exactly the processes that it started."""
+    """A demo's processes: ``stop`` ends exactly those that were started here."""
 
     def __init__(self, folder: Path, ended: Ending, port: int, setup: Setup = DEMO) -> None:
-        """``ended`` is set when the user wants no more; ``port`` is the page's."""
+        """``ended`` is set when the user ends the demo; ``port`` is the page's."""
         self.folder = folder
         self.setup = setup
         self.page = f"http://127.0.0.1:{port}/"
@@ -100,12 +100,12 @@ class World:
         self._children: list[Child] = []
 
     def start(self, trace: Trace) -> None:
-        """Returns when all work: DemoError if they do not, EndedError if the user ended it meanwhile."""
+        """Start all and wait until they work; DemoError if they do not, EndedError if the user ends it meanwhile."""
         self.serve(trace)
         self.play(trace)
 
     def serve(self, trace: Trace) -> None:
-        """All but the players."""
+        """Start all but the players."""
         save_requests(trace, self.folder / "requests.npz")
         remote = self._start_remote()
         for host in HOSTS:
@@ -116,42 +116,42 @@ class World:
         self.start_agent()
 
     def play(self, trace: Trace) -> None:
-        """The players begin."""
+        """Start the players; returns when all have served."""
         for index in range(self.setup.players):
             self._start_player(index, trace)
         self._await(lambda: all(tally.read()["requests"] for tally in self.tallies), "every player works")
 
     def check(self) -> None:
-        """DemoError if one of the processes is gone."""
+        """DemoError if one of the processes has ended."""
         for child in self._children:
             child.check()
 
     def limit(self, bytes_per_s: float, *hosts: str) -> None:
-        """These hosts' way to the remote, each its own; of none: that of all. 0: as fast as the remote itself is."""
+        """Limit the own link to the remote of each of these hosts, or of all if none is named. 0: no limit."""
         for host in hosts or HOSTS:
             self._links[host].bytes_per_s = bytes_per_s
 
     def stop(self, prefix: str = "") -> None:
-        """End the children whose names begin so, latest first, and wait until they are gone."""
+        """End the children whose names start with ``prefix``, latest first, and wait until they are gone."""
         leaving = [child for child in reversed(self._children) if child.name.startswith(prefix)]
         for stage in ("player", "agent", "host", "remote"):  # those that use others first
             _end([child for child in leaving if child.name.startswith(stage)])
         self._children = [child for child in self._children if child not in leaving]
 
     def kill(self, name: str) -> None:
-        """As the kernel does it when memory is short."""
+        """SIGKILL, as the kernel does when memory is short."""
         killed = next(child for child in self._children if child.name == name)
         killed.process.kill()
         self.lost(name)
 
     def lost(self, name: str) -> None:
-        """A child that is killed, by whomever, is waited for and no longer missed."""
+        """Wait for the end of a child that was killed; ``check`` no longer looks for it."""
         gone = next(child for child in self._children if child.name == name)
         gone.process.wait(END_S)
         self._children.remove(gone)
 
     def start_agent(self) -> None:
-        """On its history, if it has one; returns when it answers."""
+        """Start the agent, on its history if it has one; returns when it answers."""
         policy = _PACKAGED_POLICY if _PACKAGED_POLICY.is_file() else _REPOSITORY_POLICY
         if self.setup.policy:
             policy = self.folder / "policy.yaml"
@@ -174,7 +174,7 @@ class World:
         return {field: sum(count[field] for count in counts) for field in Tally.FIELDS}
 
     def _start_remote(self) -> dict[str, Any]:
-        """What hosts are told of the remote."""
+        """Start the remote; returns the hosts' settings of it."""
         if self.remote == "directory":
             (self.folder / "remote").mkdir()
             return {"url": f"file://{self.folder}/remote", "capacity": self.setup.remote_bytes // len(HOSTS)}
@@ -270,7 +270,7 @@ def world(ended: Ending, port: int, setup: Setup = DEMO) -> Iterator[World]:
 
 
 def _die_with_parent() -> None:
-    """In a new child: the kernel ends it should the demo be killed and not come to ending it."""
+    """In a new child: have the kernel kill it if the demo is killed and cannot end it."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -1,1 +1,1 @@
-"""What is wrong with a deployment, and how to mend it: facts are gathered, checks read them, a report tells."""
+"""Says what is wrong with a deployment and how to mend it: gathers facts, checks them, reports findings."""

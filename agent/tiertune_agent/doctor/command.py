@@ -1,4 +1,4 @@
-"""``tiertune doctor``: puts together what is named, asks it, and tells what is wrong."""
+"""``tiertune doctor``: collects the named endpoints, asks them, and reports what is wrong."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,11 +27,11 @@ from tiertune_connector.documents import read_text
 from tiertune_connector.units import format_size, parse_size
 
 LEAST_MEASURED_BYTES, MOST_MEASURED_BYTES = 64 << 10, 4 << 30
-"""Of a chunk that a storage is measured with: it is held in memory."""
+"""Bounds of the chunk that a storage is measured with: it is held in memory."""
 
 
 class Timed(Protocol):
-    """What measuring a storage gave; None where ``problem`` says what failed."""
+    """What measuring a storage gave; a value is None if ``problem`` says what failed."""
 
     @property
     def storage(self) -> str: ...
@@ -53,16 +53,16 @@ class Endpoints:
 
     agent: str | None = None
     stores: dict[str, str] = field(default_factory=dict)
-    """By address how the settings call it."""
+    """Name in the settings, by address."""
     access: dict[str, Any] | None = None
-    """What the agent shows to stores; None: what the command line shows."""
+    """The agent's credentials for stores; None: the command line's."""
     engines: list[str] = field(default_factory=list)
     servers: list[ServerFacts] = field(default_factory=list)
     database: DatabaseFacts | None = None
     unknown: list[str] = field(default_factory=list)
 
     def add_agent(self, settings: AgentSettings) -> None:
-        """What an agent's file names. DocumentError where a token, a certificate or its stores cannot be read."""
+        """Add what an agent's file names. DocumentError if a token, a certificate or its stores cannot be read."""
         roster = settings.roster(lambda: datetime.now(UTC))
         self.stores |= {url: store.name for url, store in roster.stores.items()}
         self.unknown += [f"stores: {problem}" for problem in roster.problems().values() if problem]
@@ -76,7 +76,7 @@ class Endpoints:
             self.add_remote(settings.remote.url, settings.remote, settings.remote.timeout)
 
     def add_store(self, name: str, state_dir: Path) -> None:
-        """The store of a file, if it was ever started here."""
+        """Add the store of a file, if it was ever started here."""
         told = state_dir / "http"
         try:
             self.stores[told.read_text(encoding="utf-8").strip()] = name
@@ -84,13 +84,13 @@ class Endpoints:
             self.unknown.append(f"store {name or state_dir}: it has not served on this host ({told}: {error.strerror})")
 
     def add_remote(self, url: Urls, login: Login, timeout_s: float) -> None:
-        """A Redis that a file names."""
+        """Add the Redis that a file names."""
         known = {one.server for one in self.servers}
         self.servers += [one for one in gathered.servers(url, login, timeout_s) if one.server not in known]
 
 
 def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathered.Reader | None = None) -> AllFacts:
-    """Ask all of them. DocumentError where the environment names no token."""
+    """Ask all of them. DocumentError if the environment names an unusable token or CA file."""
     reader = reader or gathered.Reader(credentials.from_environment(os.environ))
     agent = reader.agent(asked.agent) if asked.agent else None
     stores, named = dict(asked.stores), list(asked.servers)
@@ -112,18 +112,18 @@ def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathe
 
 
 def _stores(reader: gathered.Reader, asked: Endpoints, stores: Mapping[str, str]) -> list[StoreFacts]:
-    """A token is shown to those alone that the settings name: an agent's list may have addresses of others by now."""
+    """Only stores that the settings name get a token: the agent's list may hold addresses of others by now."""
     strangers = {url: name for url, name in stores.items() if url not in asked.stores}
     return [*reader.stores(asked.stores, asked.access), *reader.stores(strangers, {})]
 
 
 def _with(store: StoreFacts, told: Mapping[str, Any] | None) -> StoreFacts:
-    """And how the agent knows it."""
+    """The store, and how the agent knows it."""
     return replace(store, known=str(told["name"]), heard=bool(told.get("reachable"))) if told else store
 
 
 def _once(stores: Iterable[StoreFacts]) -> list[StoreFacts]:
-    """One process may be named by several addresses, such as by its host's name and by 127.0.0.1."""
+    """Merge one process's facts: it may have several addresses, such as its host's name and 127.0.0.1."""
     found: dict[tuple[str, ...], StoreFacts] = {}
     for one in stores:
         boot = str(one.status.get("boot_id") or "")
@@ -135,13 +135,13 @@ def _once(stores: Iterable[StoreFacts]) -> list[StoreFacts]:
 
 
 def agent_address(url: str) -> str:
-    """The same; InputError unless it is an address."""
+    """Returns ``url``; InputError unless it is an address."""
     such_as, login = "the agent's address as http://host:port", "a token stands in a file of its own"
     return parsed("--agent", lambda url: web_address(url, such_as, login=login), url)
 
 
 def chunk_size(text: str) -> int:
-    """Bytes to measure a storage with; InputError of so few that only latency is seen, or of too many for memory."""
+    """Bytes to measure a storage with; InputError if too few to see more than latency, or too many for memory."""
     size = parsed("--chunk", parse_size, text)
     if not LEAST_MEASURED_BYTES <= size <= MOST_MEASURED_BYTES:
         least, most = format_size(LEAST_MEASURED_BYTES), format_size(MOST_MEASURED_BYTES)
@@ -150,14 +150,14 @@ def chunk_size(text: str) -> int:
 
 
 def known(*, model: str, gpu: str) -> None:
-    """InputError of a name that no table has."""
+    """InputError for a name that is in no table."""
     for option, name, table in (("--model", model, MODELS), ("--gpu", gpu, GPUS)):
         if name not in table:
             raise InputError(f"{option}: unknown name {name!r}: use one of {', '.join(table)}")
 
 
 def weighed(timed: Timed, *, model: str, gpu: str, prompt_tokens: int) -> StorageFacts:
-    """What was measured against recomputing, by the closed form of ``tiertune plan``; the names are `known`."""
+    """Compare the measurement with recomputing, by the closed form of ``tiertune plan``; the names are `known`."""
     rate, first_s = timed.read_bytes_per_s, timed.latency_s
     if not rate or first_s is None:
         return StorageFacts(timed.storage, problem=timed.problem)
@@ -184,19 +184,19 @@ def is_store(path: Path) -> bool:
     try:
         keys = yaml.safe_load(read_text(path))
     except yaml.YAMLError:
-        return False  # told with its place by whoever reads it
+        return False  # whoever reads it reports the error with its place
     return isinstance(keys, dict) and not {"dram", "socket", "state_dir"}.isdisjoint(keys)
 
 
 def tell(facts: AllFacts, json_path: Path | None) -> bool:
-    """Show what was found; whether nothing is wrong."""
+    """Show the findings; returns whether nothing is wrong."""
     found = findings(facts)
     result(report.document(facts, found), json_path, lambda: report.show(facts, found))
     return report.healthy(found)
 
 
 def _unknown(facts: AllFacts) -> Iterator[str]:
-    """What nobody was asked for, and what they could not tell yet."""
+    """What was not checked: nobody was named to ask, or those who were do not tell it yet."""
     if facts.storage and not (facts.agent or facts.stores or facts.engines or facts.database):
         return
     if facts.agent is None:

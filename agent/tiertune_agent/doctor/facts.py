@@ -1,4 +1,4 @@
-"""What is known of a deployment. Values alone; ``gathered`` reads them. What is not known is None or empty."""
+"""What is known of a deployment: plain values that ``gathered`` reads. An unknown value is None or empty."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,24 +21,24 @@ class Clock:
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """One store, asked by its own HTTP."""
+    """One store, as its own HTTP answers."""
 
     url: str
     called: str = ""
-    """In the settings; empty: however it calls itself."""
+    """Its name in the settings; empty: they give none."""
     problem: str = ""
-    """Why it is not known; empty: it answers."""
+    """Why asking it failed; empty: it answers."""
     status: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
     rows: Rows = field(default_factory=dict)
     """Its counters since it started."""
     clock: Clock | None = None
     known: str = ""
-    """As which the agent heard it last; empty: never."""
+    """Its name in the agent's list; empty: it is not listed."""
     heard: bool = False
-    """By the agent, lately: it is well, though it may not answer us."""
+    """The agent reaches it, so it is well, even if we cannot."""
     closed: bool = False
-    """It answers, and wants a token that we have not."""
+    """It answers, but wants a token that we do not have."""
 
     @property
     def answers(self) -> bool:
@@ -49,7 +49,7 @@ class StoreFacts:
         return str(self.status.get("store") or self.called or self.known or self.url)
 
     def total(self, name: str, **labels: str) -> float:
-        """Of a counter, over all series with these labels."""
+        """A counter's sum over all series with these labels."""
         return sum(value for _, value in self._matching(name, labels) if not isinstance(value, Histogram))
 
     def count(self, name: str, **labels: str) -> float:
@@ -57,7 +57,7 @@ class StoreFacts:
         return sum(value.count for _, value in self._matching(name, labels) if isinstance(value, Histogram))
 
     def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """Of a counter, over all series with these labels, by the values of another; those that are 0 left out."""
+        """A counter's sums over all series with these labels, by the values of ``label``; zeros are left out."""
         sums: dict[str, float] = {}
         for its, value in self._matching(name, labels):
             if value and not isinstance(value, Histogram):
@@ -66,7 +66,7 @@ class StoreFacts:
         return sums
 
     def gauge(self, name: str, **labels: str) -> float | None:
-        """None: not told."""
+        """Sum of a gauge's series with these labels; None: no such series."""
         return self.total(name, **labels) if self._matching(name, labels) else None
 
     @property
@@ -78,7 +78,7 @@ class StoreFacts:
         return self.status.get("clients") or ()
 
     def prefill(self, namespace: str) -> Prefill | None:
-        """What computing costs its engines; None: they have not told."""
+        """The prefill cost that its engines reported; None: none yet."""
         return Prefill.told(self.pools.get(namespace) or {})
 
     def _matching(self, name: str, labels: Mapping[str, str]) -> list[tuple[dict[str, str], Value]]:
@@ -89,7 +89,7 @@ class StoreFacts:
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """The agent, by its API."""
+    """The agent, as its API answers."""
 
     url: str
     problem: str = ""
@@ -105,7 +105,7 @@ class AgentFacts:
 
     @property
     def stores(self) -> Sequence[Mapping[str, Any]]:
-        """Stores as the agent saw them last; without sources that are only observed."""
+        """Stores as the agent last saw them, without sources that are only observed."""
         return [store for store in self.fleet.get("stores") or () if not store.get("observed")]
 
 
@@ -119,13 +119,13 @@ class EngineFacts:
     told: Exposition | None = None
 
     def total(self, name: str, **labels: str) -> float:
-        """0 where it is not told."""
+        """A metric's sum; 0 if the engine does not export it."""
         return (self.told.total(name, **labels) if self.told else None) or 0.0
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """One server of the remote tier: asked, or as the agent tells it."""
+    """One server of the remote tier, by its own answer or by the agent's."""
 
     server: str
     problem: str = ""
@@ -137,7 +137,7 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class DatabaseFacts:
-    """The agent's history; ``have`` None: it is empty."""
+    """The agent's database; ``have``: its schema's revision, None: it is empty."""
 
     shown: str
     problem: str = ""
@@ -147,7 +147,7 @@ class DatabaseFacts:
 
 @dataclass(frozen=True)
 class StorageFacts:
-    """A storage that was measured, and what it is compared with."""
+    """A measured storage, compared with recomputing."""
 
     storage: str
     problem: str = ""
@@ -156,12 +156,12 @@ class StorageFacts:
     present_s: float = 0.0
     """Of asking which chunks are there."""
     bytes_per_s: float = 0.0
-    """Read; one chunk at a time."""
+    """Reading, one chunk at a time."""
     write_bytes_per_s: float = 0.0
     model: str = ""
     gpu: str = ""
     prompt_tokens: int = 0
-    """Of the prefix that is weighed."""
+    """Length of the compared prefix."""
     fetch_s: float = 0.0
     recompute_s: float = 0.0
     break_even_tokens: float = 0.0
@@ -170,7 +170,7 @@ class StorageFacts:
 @dataclass(frozen=True)
 class AllFacts:
     version: str
-    """Ours."""
+    """Of this command."""
     agent: AgentFacts | None = None
     stores: Sequence[StoreFacts] = ()
     engines: Sequence[EngineFacts] = ()

@@ -7,7 +7,7 @@ from typing import Literal
 from tiertune_agent.doctor.facts import AllFacts
 
 Severity = Literal["error", "warning", "note"]
-"""Something does not work; it works, but costs or hides; worth knowing, nothing is wrong."""
+"""Something does not work; it works, but costs or hides something; worth knowing, nothing is wrong."""
 OFTEN = 0.05
 """Share of requests or chunks that is worth a finding."""
 
@@ -27,7 +27,7 @@ class Found:
 @dataclass(frozen=True)
 class Check:
     name: str
-    """Where the agent has an incident of the same kind, its name."""
+    """That of the agent's incident of the same kind, if there is one."""
     severity: Severity
     look: Callable[[AllFacts], Iterator[Found]]
 

@@ -25,18 +25,18 @@ from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
 
 TIMEOUT_S = 5.0
-"""Of one operation; a whole answer has twice as long."""
+"""Of one operation; a whole answer may take twice as long."""
 FAILED = (httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError, AttributeError)
-"""What asking raises where nobody answers, or what no store, agent or engine does."""
+"""Errors if nobody answers, or if the answer is not one of a store, agent or engine."""
 
 
 class _ClosedError(ValueError):
-    """It wants a token that we have not."""
+    """It wants a token that we do not have."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How others are asked."""
+    """Asks others over HTTP."""
 
     access: Mapping[str, Any]
     """Options of httpx for agent and stores, as ``credentials`` makes them."""
@@ -58,7 +58,7 @@ class Reader:
         return AgentFacts(url, fleet=fleet, incidents=opened, policies=policies, clock=clock)
 
     def stores(self, urls: Mapping[str, str], access: Mapping[str, Any] | None) -> list[StoreFacts]:
-        """``urls``: each with how the settings call it. ``access``: None is the command line's."""
+        """``urls``: addresses, each with its name in the settings. ``access``: None is the command line's."""
         own = self.access if access is None else access
         return at_once(lambda url: self._store(url, urls[url], own), urls)
 
@@ -93,13 +93,13 @@ class Reader:
 
 
 def servers(urls: Urls, login: Login, timeout_s: float) -> list[ServerFacts]:
-    """Of a remote that is a Redis, each asked for its bound and policy."""
+    """Ask each Redis server of the remote for its bound and eviction policy."""
     addresses = parse_addresses(listed(urls))
     return at_once(lambda one: _server(RedisServer(one, login, timeout_s, os.environ)), addresses)
 
 
 def told_servers(agent: AgentFacts) -> list[ServerFacts]:
-    """The same, as the agent tells them of the remote among its settings."""
+    """The servers of the remote in the agent's settings, as the agent reports them."""
     told = (agent.fleet.get("remote") or {}).get("servers") or ()
     return [
         ServerFacts(
@@ -113,12 +113,12 @@ def told_servers(agent: AgentFacts) -> list[ServerFacts]:
 
 
 def _maxmemory(capacity: int | None) -> int:
-    """As the server has it: 0 is no bound."""
+    """As the server's maxmemory, where 0 is no bound."""
     return 0 if capacity is None else max(1, capacity)
 
 
 def database(url: str, password_file: Path | None) -> DatabaseFacts:
-    """Which schema it has; nothing is changed, and no file is made."""
+    """Read its schema's revision; changes nothing, and creates no file."""
     name = shown(url)
     try:
         engine, path = connect(url, password_file), sqlite_path(url)
@@ -154,7 +154,7 @@ def _document(http: httpx.Client, path: str) -> dict[str, Any]:
 
 
 def _clock(told_s: float, asked_s: float, answered_s: float) -> Clock:
-    """It was read between the question and the answer."""
+    """The other clock was read between question and answer."""
     return Clock(told_s - (asked_s + answered_s) / 2, (answered_s - asked_s) / 2)
 
 

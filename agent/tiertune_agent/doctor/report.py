@@ -1,4 +1,4 @@
-"""What was found, for people and as a document."""
+"""Reports the findings to people and as a document."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def document(facts: AllFacts, findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def looked_at(facts: AllFacts) -> dict[str, int]:
-    """How many of what answered."""
+    """By kind, how many answered."""
     return {
         "agents": int(bool(facts.agent and facts.agent.answers)),
         "stores": len(facts.answering),

@@ -62,13 +62,13 @@ class Prices(Document):
 
 class Guard(Document):
     changes_per_hour: int = Field(default=12, ge=0)
-    """Per store; a split counts for each. Remote fetch off protects requests: it counts and does not wait; 0: none."""
+    """Per store; a split counts for each. Remote fetch off protects requests: it counts, but does not wait. 0: none."""
     min_requests: int = Field(default=500, ge=0)
     """Evidence on fewer requests changes nothing."""
     soak: Duration = 600.0
     """How long a change is watched before it is judged."""
     roll_back_if_worse_by: float = Field(default=0.02, ge=0)
-    """Share of the cost; and by two standard errors. By itself only in mode auto."""
+    """Share of the cost by which a change must be worse, and by two standard errors. Automatic only in mode auto."""
     freeze: tuple[FreezeTimes, ...] = ()
     """Hours of the week in which nothing changes."""
     holdout: float = Field(default=0.0, ge=0, le=0.5)
@@ -127,15 +127,15 @@ class Policy(Rule):
 
 
 class Rulings:
-    """The rules of one policy by target; what many targets have in common is laid over once."""
+    """The rules of one policy by target; targets with the same overrides share them."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._laid: dict[tuple[int, ...], Rule] = {}
-        """By the numbers of the overrides that fit."""
+        """Rules by the numbers of the overrides that fit."""
 
     def for_target(self, target: Target) -> Rule:
-        """As the policy says it, which takes its time to lay overrides over."""
+        """As ``Policy.for_target``, which is slow; here each set of overrides is laid over once."""
         fitting = tuple(number for number, each in enumerate(self._policy.overrides) if each.match.fits(target))
         if fitting not in self._laid:
             self._laid[fitting] = self._policy.for_target(target)
@@ -166,13 +166,13 @@ def frozen_by(rule: Rule, now: datetime) -> str:
 
 
 SETTINGS = {**{key: key for key in Tuners.model_fields}, **{tuner.name: getattr(tuner, "key", "") for tuner in TUNERS}}
-"""By tuner, under which key its settings are; and by the keys themselves. A tuner without one is refused at start."""
+"""The key of each tuner's settings, by tuner and by key. A tuner without one is refused at start."""
 
 
 def mode_of(rule: Rule, tuner: str) -> Mode:
-    """A tuner's own mode, else the policy's; what only advises never acts.
+    """A tuner's own mode, else the policy's; a tuner that only advises never acts.
 
-    What is no tuner any more, and whose change may soak still, has the policy's.
+    A former tuner, whose change may still soak, has the policy's.
     """
     if tuner not in SETTINGS:
         return rule.mode
@@ -182,7 +182,7 @@ def mode_of(rule: Rule, tuner: str) -> Mode:
 
 
 def advises(tuner: str) -> bool:
-    """Whether it only ever does; what is no tuner any more does not."""
+    """Whether the tuner only ever advises; a former tuner does not."""
     return tuner in SETTINGS and settings_of(DEFAULT.policy, tuner).advisory
 
 
@@ -192,7 +192,7 @@ def settable() -> list[str]:
 
 
 def settings_of(rule: Rule, tuner: str) -> TunerSettings:
-    """What the rules say to a tuner, by its name."""
+    """A tuner's settings in the rules, by its name."""
     settings: TunerSettings = getattr(rule.tuners, SETTINGS[tuner])
     return settings
 
@@ -226,7 +226,7 @@ def rules_for(rule: Rule, tuner: str, tier: str, *, elsewhere: Mapping[str, int]
 
 
 def split_rules(rules: Rules, sizes: TierSizeSettings, budget: int, hosts: int) -> Rules:
-    """The same for one host's DRAM, where so many bytes are split between DRAM of all hosts and the remote."""
+    """The rules for one host's DRAM, if ``budget`` is split between the DRAM of all hosts and the remote."""
     most = max(0, budget - (sizes.min.remote or 0)) / hosts
     least = 0.0 if sizes.max.remote is None else max(0, budget - sizes.max.remote) / hosts
     return replace(
@@ -235,7 +235,7 @@ def split_rules(rules: Rules, sizes: TierSizeSettings, budget: int, hosts: int) 
 
 
 def rates(prices: Prices) -> Rates:
-    """The same per GiB and hour."""
+    """The prices, with rents per GiB and hour."""
     months = {"dram": prices.dram_gib_month, "disk": prices.disk_gib_month, "remote": prices.remote_gib_month}
     per_hour = {tier: price / HOURS_PER_MONTH for tier, price in months.items()}
     return Rates(prices.gpu_hour, per_hour, prices.network_gib)

@@ -1,1 +1,1 @@
-"""What the commands have in common: options, tables, a bar that shows how far work has come."""
+"""What the commands share: options, tables, a progress bar."""

@@ -20,7 +20,7 @@ AgentUrl = Annotated[
     ),
 ]
 _COMMANDS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
-"""Control characters but a tab and a line's end."""
+"""Control characters except tab and newline."""
 
 
 class InputError(ValueError):
@@ -28,7 +28,7 @@ class InputError(ValueError):
 
 
 def writable(path: Path | None) -> Path | None:
-    """Told before the work, not after it."""
+    """Refuses a path that cannot be written: before the work, not after it."""
     if path and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise typer.BadParameter(f"{path} is a folder" if path.is_dir() else f"the folder of {path} does not exist")
     if path and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
@@ -42,7 +42,7 @@ Json = Annotated[
 
 
 def parsed(option: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
-    """What ``parse`` makes of an option's text; where it raises ValueError, InputError that names the option."""
+    """What ``parse`` makes of an option's text; its ValueError becomes an InputError that names the option."""
     try:
         return parse(text)
     except ValueError as error:
@@ -55,14 +55,14 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def result(document: object, json_path: Path | None, say: Callable[[], object] = lambda: None) -> None:
-    """Tell it, and write it to the path of ``--json``."""
+    """Call ``say``, and write the document to the path of ``--json``."""
     say()
     if json_path:
         json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def printable(told: Any) -> Any:  # noqa: ANN401 (JSON)
-    """What others wrote, without what a terminal would take for a command: reasons, names, messages, at any depth."""
+    """What others wrote, at any depth, without control characters that a terminal would obey."""
     if isinstance(told, str):
         return told.translate(_COMMANDS)
     if isinstance(told, dict):

@@ -1,4 +1,4 @@
-"""How far long work has come: a bar on standard error, and nothing where that is no terminal."""
+"""A progress bar on standard error; nothing if that is no terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,15 +10,15 @@ Step = Callable[[], object]
 
 
 def unseen() -> None:
-    """A step that nobody looks at."""
+    """A step that is not shown."""
 
 
 class Bar:
-    """What the work tells."""
+    """The bar, as the work uses it."""
 
     def __init__(self, progress: Progress, what: str, total: int) -> None:
         self._progress = progress
-        # One step tells nothing before its end: the bar moves to and fro.
+        # One step alone shows no progress before its end: the bar moves to and fro.
         self._task = progress.add_task(what, total=total if total > 1 else None)
 
     def step(self) -> None:

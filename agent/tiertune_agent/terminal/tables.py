@@ -1,4 +1,4 @@
-"""Tables of the command line. What others wrote is `Text`: rich would take what stands in brackets for its markup."""
+"""Tables of the command line. What others wrote is `Text`: in a str, rich would take brackets for its markup."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +14,8 @@ PIPE_WIDTH = 200
 
 
 def terminal() -> Console:
-    """Standard output; a file or a pipe has room for the sentences."""
-    console = Console(emoji=False)  # else line 100 of a file, :100:, would be a drawing
+    """Standard output; a file or a pipe is wide enough for the sentences."""
+    console = Console(emoji=False)  # else rich would draw :100:, line 100 of a file, as an emoji
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     return console
@@ -26,7 +26,7 @@ def show(table: Table) -> None:
 
 
 def pairs(rows: Iterable[tuple[str, str | Text]]) -> Table:
-    """Names, and what is told of each."""
+    """A table of names and their texts."""
     table = Table(box=None, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -36,7 +36,7 @@ def pairs(rows: Iterable[tuple[str, str | Text]]) -> Table:
 
 
 def _listing(names: Iterable[str], *folded: str) -> Table:
-    """Columns of one line each where there is room, and those that take more; in a narrow terminal all are folded."""
+    """Columns of one line if there is room, then ``folded`` ones of several; in a narrow terminal all are folded."""
     table = Table(box=None, header_style="bold")
     for place, name in enumerate(names):
         table.add_column(name, no_wrap=place == 0, overflow="fold")
@@ -73,7 +73,7 @@ def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def decision_table(decision: dict[str, Any]) -> Table:
-    """All that is known of it; values as in the list, and nothing of what has not come yet."""
+    """All that is known of a decision; values as in the list, without those that are still empty."""
     values = {name: decision[name] for name in ("from", "to") if not isinstance(decision[name], dict)}
     change = {name: shown(decision["field"], value) for name, value in values.items()}
     return pairs(

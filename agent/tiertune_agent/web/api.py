@@ -46,7 +46,7 @@ class FlushBody(Document, strict=True):
     tenant: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
     epoch: int | None = Field(default=None, ge=0)
     engines: bool = False
-    """Also the prefix caches of the engines in the agent's settings, whole: they know no namespaces."""
+    """Also flush the engines in the agent's settings: their whole prefix caches, as they know no namespaces."""
 
 
 def _caller(request: Request) -> Caller:
@@ -54,7 +54,7 @@ def _caller(request: Request) -> Caller:
 
 
 Number = Annotated[int, Path(ge=1, lt=2**63)]
-"""Of a decision; what the database can hold."""
+"""Of a decision, as large as the database can hold."""
 CallerOf = Annotated[Caller, Depends(_caller)]
 
 
@@ -69,7 +69,7 @@ def application(
     unwell: Callable[[], Sequence[str]],
     hosts: Sequence[str] = LOOPBACK_NAMES,
 ) -> FastAPI:
-    """The ASGI application; ``unwell`` tells `/healthz` what is, ``hosts`` are the names that it may be called by."""
+    """The ASGI application; ``unwell`` returns what `/healthz` is to report, ``hosts`` are names that it may have."""
     app = FastAPI(title="TierTune agent", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
     app.add_middleware(Bounded)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
@@ -100,7 +100,7 @@ def _reading(views: Views, metrics: AgentMetrics, unwell: Callable[[], Sequence[
 
     @api.get("/healthz", response_class=PlainTextResponse)
     def healthz() -> Response:
-        """Alive; a round that fails is told, and is no reason to end the agent."""
+        """Alive; a round that fails is reported, but is no reason to end the agent."""
         return PlainTextResponse("".join(f"{line}\n" for line in ("ok", *unwell())))
 
     @api.get("/api/v1/decisions")
@@ -132,18 +132,18 @@ def _reading(views: Views, metrics: AgentMetrics, unwell: Callable[[], Sequence[
 
 
 def _seen(looks: Looks) -> APIRouter:
-    """What the page works out of the last windows."""
+    """What the page computes from the last windows."""
     api = APIRouter(prefix="/api/v1")
 
     @api.get("/curves")
     def curves() -> dict[str, Any]:
-        """What each pool would have hit at other sizes and with other algorithms, and what of it is to be read."""
+        """What each pool would have hit at other sizes and with other algorithms, and what follows, in a sentence."""
         seen = looks.seen()
         return {"since": seen.since.isoformat(), "curves": [one.document() for one in seen.curves]}
 
     @api.get("/auto")
     def auto() -> dict[str, Any]:
-        """What TierTune would have changed by itself where the policy has it wait, or only observe."""
+        """What TierTune would have changed by itself where the policy lets it only recommend or observe."""
         return unmade(looks.seen()).document()
 
     return api

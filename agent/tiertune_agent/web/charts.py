@@ -114,7 +114,7 @@ def joined(runs: Iterable[Iterable[Point]]) -> tuple[Point | None, ...]:
 
 
 def stepped(points: Sequence[Point]) -> list[Point]:
-    """Points of a line that goes from each point first along, then up to the next."""
+    """Points of a line that goes from each point horizontally, then vertically to the next."""
     corners = (corner for (_, before), (at, after) in pairwise(points) for corner in ((at, before), (at, after)))
     return [*points[:1], *corners]
 

@@ -98,7 +98,7 @@ def ghosts(seen: Iterable[Counted]) -> tuple[Ghosts, ...]:
 
 @dataclass(frozen=True)
 class Curve:
-    """One pool's, with what is in force."""
+    """One pool's curve, with what is in force."""
 
     store: str
     ghosts: Ghosts

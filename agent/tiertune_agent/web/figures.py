@@ -186,7 +186,7 @@ def _before(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetim
 
 
 def _together(each: Sequence[Served]) -> Served:
-    """Of one tier."""
+    """Parts of one tier as one."""
     hits, gate = dict[tuple[datetime, float], float](), dict[str, list[Value]]()
     for one in each:
         for when, found in one.hits.items():

@@ -1,4 +1,4 @@
-"""What TierTune is doing, in one sentence, and the few facts that it rests on. Pure."""
+"""What TierTune is doing, in one sentence, and the few facts behind it. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,9 +34,9 @@ class Headline:
 def headline(
     fleet: Json, modes: Mapping[str, str], *, traffic: bool, waiting: int, switched_off: Collection[str]
 ) -> Headline:
-    """``modes``: of the tuners that may change something, by name; ``traffic``: any request lately.
+    """``modes``: of the tuners that may change something, by name; ``traffic``: whether requests came lately.
 
-    ``waiting``: open proposals; ``switched_off``: stores, by a decision.
+    ``waiting``: open proposals; ``switched_off``: stores where a decision switched fetching off.
     """
     stores, sources = [
         [store for store in fleet["stores"] if bool(store["observed"]) == observed] for observed in (False, True)

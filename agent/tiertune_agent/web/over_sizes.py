@@ -30,14 +30,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines over bytes, by their powers of ten."""
+    """Lines over bytes, on a logarithmic axis."""
 
     chart: Chart
     lines: tuple[Line, ...]
 
 
 def curve_chart(lines: Sequence[Line], now: float | None, label: str) -> Curves | None:
-    """Shares. ``now``: the present size, None: not known. None where fewer than two sizes are known."""
+    """The chart of shares; None if fewer than two sizes are known. ``now``: the present size, None: not known."""
     sizes = sorted({size for line in lines for size, _ in line.points})
     if len(sizes) < 2:
         return None
@@ -61,7 +61,7 @@ def curve_chart(lines: Sequence[Line], now: float | None, label: str) -> Curves 
 
 
 def _band(line: Line, place: int, top: float) -> tuple[Series, ...]:
-    """What it may be off by."""
+    """The area that the line may be off by."""
     if not line.doubted:
         return ()
     edges = [

@@ -14,9 +14,9 @@ OFF = "off"
 
 
 def cost_chart(store: str, costs: Sequence[Cost], off: Sequence[Span], now: datetime, fresh: timedelta) -> Chart | None:
-    """Two lines up to the newest cost, seconds by their powers of ten. None with fewer than two: there is no line.
+    """Two lines up to the newest cost, seconds on a logarithmic axis. None with fewer than two costs: there is no line.
 
-    It stays the same until something new is told; what is not ``fresh`` is not called now.
+    The chart stays the same until there is a new cost; one that is not ``fresh`` is not called now.
     """
     known = [one for one in costs if 0 < one.fetch_s < inf and 0 < one.recompute_s < inf]
     if len(known) < 2:
@@ -47,13 +47,13 @@ def cost_chart(store: str, costs: Sequence[Cost], off: Sequence[Span], now: date
 
 
 def _spans(spans: Sequence[tuple[float, float]], low: float, high: float) -> tuple[Series, ...]:
-    """As areas of one series, over the whole height."""
+    """The spans as areas of one series, over the whole height."""
     points = joined([(start, low), (start, high), (end, high), (end, low)] for start, end in spans)
     return (Series(OFF, points, "fetch off", filled=True),) if points else ()
 
 
 def step_chart(steps: Sequence[Point], until_s: float, marks: Sequence[tuple[float, str]]) -> Chart:
-    """A share (0 to 1) that holds until its next value. ``steps``: from when on, which; ``marks``: when, and what."""
+    """A share (0 to 1) that holds until its next value. ``steps``: start and share; ``marks``: time and text."""
     until_s = max(until_s, *(at for at, _ in steps), *(at for at, _ in marks), 1.0)
     corners = [*stepped(steps), (until_s, steps[-1][1])]
     found = tuple((at, _held(steps, at)) for at, _ in marks)

@@ -25,7 +25,7 @@ from tiertune_agent.web.unmade import Unmade, unmade
 DRAWN = 8
 """Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
 FRESH = 3
-"""Windows; anything older is not called now."""
+"""Age in windows; anything older is not called now."""
 Switches = Mapping[str, Sequence[tuple[datetime, str]]]
 """By store, when fetching was switched there, and to what; oldest first."""
 

@@ -40,7 +40,7 @@ def router(looks: Looks) -> APIRouter:
 
     @once
     def figures(seen: Seen) -> str:
-        """The same for every reader: who reads shows in the frame alone."""
+        """The live part, the same for every reader: only the frame depends on who reads."""
         shown = overview(seen)
         known = {"page": shown, "ago": partial(text.ago, now=shown.now)}
         return templates.get_template("live.html").render(known)

@@ -1,4 +1,4 @@
-"""The policy as the agent reads it: what lint says of it, whom it lets act, what its last questions came to. Pure."""
+"""The policy as the agent reads it: what lint says of it, which tuners it lets act, and their last answers. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

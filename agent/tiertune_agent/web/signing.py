@@ -130,7 +130,7 @@ def router(
 
 
 async def _token(request: Request) -> str:
-    """Of the form."""
+    """The token in the form."""
     body = bytearray()
     async for part in request.stream():
         body += part

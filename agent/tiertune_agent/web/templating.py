@@ -5,11 +5,11 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 STYLES = Path(__file__).parent / "static"
-"""What pages that stand alone include."""
+"""Styles that self-contained pages include."""
 
 
 def environment(*folders: Path) -> Environment:
-    """Of the templates in these folders: everything is escaped, and an unknown name is an error."""
+    """Environment of the templates in these folders: everything is escaped, and an unknown name is an error."""
     return Environment(
         loader=FileSystemLoader(folders),
         autoescape=True,

@@ -8,7 +8,7 @@ from tiertune_connector.units import format_duration, format_size
 NOTHING = "\u2013"
 SOON_S = 10.0
 POWERS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
-"""Of a thousand, and what stands behind a number for them."""
+"""Powers of a thousand, and their suffixes."""
 
 
 def count(number: float | None) -> str:
@@ -39,7 +39,7 @@ def seconds(value: float | None) -> str:
 
 
 def money(value: float) -> str:
-    """In whatever currency: two figures at least of what is not hardly anything, and no power of ten."""
+    """In any currency: at least two digits, unless it is hardly anything, and no power of ten."""
     return f"{value:,.0f}" if abs(value) >= 10 else f"{round(value, 4) + 0.0:.2g}"  # 0.0: else "-0"
 
 
@@ -91,7 +91,7 @@ def figure(name: str, value: Any) -> str:  # noqa: ANN401 (JSON)
 
 
 def title(name: str) -> str:
-    """A field's name as a column's: its unit stands at the values."""
+    """A field's name as a column's, without its unit, which stands at the values."""
     for suffix in ("_bytes", "_s"):
         name = name.removesuffix(suffix)
     return name.replace("_", " ")

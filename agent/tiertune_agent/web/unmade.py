@@ -110,7 +110,7 @@ class Unmade:
 
 @lru_cache(maxsize=1)  # who looks within a second sees the same
 def unmade(seen: Seen) -> Unmade:
-    """Of several wishes of one field the newest alone counts; seconds are those of the last windows."""
+    """Of several wishes of one field only the newest counts; seconds are those of the last windows."""
     newest: dict[tuple[str, Target, str], Decision] = {}
     for decision in seen.waited:
         if not advises(decision.tuner) and not decision.field.startswith(ADVICE):  # also for former tuners
@@ -139,7 +139,7 @@ def _won(decision: Decision, seen: Seen, start: datetime, until: datetime, by_si
     if kind == "size":
         there, hosts = _served(decision.target.store, seen.fleet["stores"])
         won = by_size(there, shapes(decision), start, until)
-        # A shape is that of every host: what one of them would win is its even part.
+        # A shape applies to every host, so one host would win an even part.
         return (won / hosts, "") if won is not None else (None, "no simulation of both sizes was told since")
     windows = [one for one in store.windows if start <= one.start < until]
     if kind == "fetch":

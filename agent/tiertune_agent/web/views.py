@@ -24,7 +24,7 @@ SHOWN_PER_WINDOW = {
 
 @dataclass(frozen=True)
 class Named:
-    """By address, how each store is called that there is now, and each source that is only observed."""
+    """Names of the present stores, and of the sources that are only observed, by address."""
 
     stores: Callable[[], Mapping[str, str]] = dict
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Named:
         return {*self.stores(), *self.sources}
 
     def unheard(self, known: Collection[str]) -> dict[str, list[str]]:
-        """Those at none of the ``known`` addresses."""
+        """Names of those at none of the ``known`` addresses."""
         named = {"stores": self.stores(), "sources": self.sources}
         return {kind: [name for url, name in at.items() if url not in known] for kind, at in named.items()}
 
@@ -63,9 +63,9 @@ class Views:
     def fleet(self) -> dict[str, Any]:
         """Every store with its tiers, counters since its boot, tuning; what tuners last answered; what is frozen.
 
-        A source that is only observed stands among them: ``observed`` is its kind, null is what it does not tell.
-        ``unheard`` are those of the settings of which nothing is known yet, stores and sources; ``bypass_unheard`` what
-        is commanded of such stores, until they hear it.
+        A source that is only observed is among the stores: ``observed`` is its kind, what it does not report is null.
+        ``unheard``: stores and sources of the settings of which nothing is known yet; ``bypass_unheard``: the
+        bypass, on or off, that was commanded to such stores, until they hear it.
         """
         stores, named = self._history.stores(), self._named.stores()
         return {
@@ -107,7 +107,7 @@ class Views:
         return {**decision.document(), **told}
 
     def ledger(self, hours: float) -> dict[str, Any]:
-        """Rows by hour, store, namespace and tier, and their sums by tier, from the hour on that ``since`` tells."""
+        """Rows by hour, store, namespace and tier, and their sums by tier, from the hour ``since`` on."""
         since = hour_of(self._now() - timedelta(hours=hours))
         return {
             "hours": hours,
@@ -119,7 +119,7 @@ class Views:
     def windows(self, store: str, tier: str, namespace: str, limit: int) -> dict[str, Any]:
         """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first.
 
-        What lies ahead was counted before the clock was set back.
+        None that lie ahead: they were counted before the clock was set back.
         """
         read, now = self._history.measured.windows, self._now()
         windows = read(store, tier=tier, namespace=namespace, limit=limit, histograms=False, until=now)
@@ -128,7 +128,7 @@ class Views:
     def policies(self) -> dict[str, Any]:
         """The policy in force, what lint says of its file, why a newer one is not in force; earlier revisions.
 
-        ``modes``: of each tuner, overrides aside.
+        ``modes``: of each tuner, without overrides.
         """
         loaded, _, noted = self._in_force()
         return {
@@ -152,7 +152,7 @@ class Views:
         return {"audit": self._history.journal.audited(limit)}
 
     def _answers(self, stores: Sequence[StoreRecord]) -> list[dict[str, Any]]:
-        """What each tuner said last of each target, and its mode there by the policy; null of one that is no more."""
+        """Each tuner's last answer on each target, and its mode there by the policy; null if the tuner is no more."""
         status, rulings = {store.name: store.status for store in stores}, self._in_force()[1]
 
         def mode(answer: Mapping[str, Any]) -> str | None:
@@ -164,14 +164,14 @@ class Views:
         return [{**answer, "mode": mode(answer)} for answer in self._history.answers.newest()]
 
     def _in_force(self) -> tuple[LoadedPolicy, Rulings, list[Finding]]:
-        """The policy, its rules and what is noted of it: worked out once."""
+        """The policy, its rulings and lint's notes, computed once per policy."""
         loaded = self._policy.content
         if self._studied is None or self._studied[0] is not loaded:
             self._studied = loaded, Rulings(loaded.policy), notes(loaded)
         return self._studied
 
     def _remote(self) -> dict[str, Any] | None:
-        """The Redis of the fleet where it is managed: what it holds and is set to."""
+        """The Redis of the fleet, if it is managed: what it holds and is set to."""
         found = self._history.store(FLEET)
         if found is None:
             return None
@@ -187,7 +187,7 @@ class Views:
             "version": store.version,
             "last_seen": store.last_seen.isoformat(),
             "age_s": age,
-            "reachable": abs(age) <= 3 * self._window_s,  # an hour that lies ahead was before the clock was set back
+            "reachable": abs(age) <= 3 * self._window_s,  # a time that lies ahead is from before the clock was set back
             "observed": store.status.get(OBSERVED),
             "unknown": store.status.get("unknown") or [],
             "bypass": bool(store.tuning.get("bypass")),
@@ -203,13 +203,13 @@ class Views:
 
 
 def _overlaid(override: Override) -> dict[str, Any]:
-    """Where it fits, and what it says there: only what is written."""
+    """Where an override matches, and what it says there: only what is written."""
     said = override.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return {"match": said.pop("match"), "says": said}
 
 
 def _shown(window: Window) -> dict[str, Any]:
-    """Hits are counted by pool, all that comes of a fetch by tier: the other kind of window tells null."""
+    """Hits are counted by pool, a fetch's figures by tier: they are null in the other kind of window."""
     figures = {title: window.known(name, **labels) for title, (name, labels) in SHOWN_PER_WINDOW.items()}
     if not window.observed:
         others = set(figures) - {"hit_tokens"} if window.namespace else {"hit_tokens"}

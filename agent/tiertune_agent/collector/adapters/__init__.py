@@ -1,4 +1,4 @@
-"""What others' connectors tell of themselves, as a store's counters: read only, and what is not told stays unknown."""
+"""Turns other connectors' metrics into a store's counters, read-only; what they do not report stays unknown."""
 
 from collections.abc import Callable
 from typing import Protocol

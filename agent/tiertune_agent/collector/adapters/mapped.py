@@ -30,7 +30,7 @@ class Mapped:
     """What is not reported, in words for people."""
 
     def put(self, name: str, value: float | None, **labels: str) -> None:
-        """Add a row, unless the value is None or cannot be a count, like a gauge that fell below 0 without a sign."""
+        """Add a row, unless the value is None or cannot be a count, such as an unsigned gauge that fell below 0."""
         if value is not None and 0 <= value < MOST:
             self.rows[name, tuple(labels.items())] = float(value)
 

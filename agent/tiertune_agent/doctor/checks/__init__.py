@@ -1,4 +1,4 @@
-"""Every check, in the order in which findings are told. Pure: facts in, findings out."""
+"""Every check, in the order of the report. Pure: facts in, findings out."""
 
 from collections.abc import Iterable, Iterator
 

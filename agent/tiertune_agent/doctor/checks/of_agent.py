@@ -1,4 +1,4 @@
-"""What the agent tells: who leads, what is frozen or bypassed, its policy, its incidents. Pure."""
+"""Checks of what the agent reports: who leads, freezes, bypasses, its policy, its incidents. Pure."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from tiertune_connector.units import format_duration
 
 MEND_POLICY = "mend the file: tiertune policy check names line and column"
 SILENT_WINDOWS = 3
-"""A round that is late by so many windows is missing."""
+"""A round that is late by more windows than this is missing."""
 INCIDENTS = {
     "stale_counters": "look at the host's clock and at the store's log: its counters stand still, so nothing is tuned",
     "store_nonsense": "write the store's own address into the agent's stores: another program answers there",
@@ -21,7 +21,7 @@ INCIDENTS = {
     "stores_unresolved": "mend the name in stores_dns, or the resolver of the agent's host",
     "remote_unmanaged": "name the remote in the agent's settings and let its user run CONFIG, or set manage: false",
 }
-"""What is open there and no other check looks for, each with its mend."""
+"""Kinds of open incidents that no other check looks for, each with its mend."""
 ALSO_LOOKED_FOR = {
     "store_unreachable": "start the store, or mend its address or the token among the agent's settings",
     "store_misnamed": "write the store's own name, or none, into the agent's stores",
@@ -29,7 +29,7 @@ ALSO_LOOKED_FOR = {
     "tier_dead": "look at what the tier stands on: its reason says what failed",
     "unsalted_traffic": "have the front set cache_salt on every request, or set isolation: require_salt at the engines",
 }
-"""Incidents that a check of the same name finds, too, where it can ask the store."""
+"""Incidents that a check of the same name also finds, if it can ask the store."""
 
 
 def unreachable(facts: AllFacts) -> Iterator[Found]:
@@ -53,7 +53,7 @@ def stuck(facts: AllFacts) -> Iterator[Found]:
 
 
 def _late_s(facts: AllFacts) -> float | None:
-    """How long ago the last store was collected, if that is too long."""
+    """Seconds since any store was last collected, if that is too long."""
     agent = facts.agent
     if agent is None or not agent.stores:
         return None
@@ -75,7 +75,7 @@ def policy_without_effect(facts: AllFacts) -> Iterator[Found]:
 
 
 def frozen(facts: AllFacts) -> Iterator[Found]:
-    """A freeze that ends by itself is meant."""
+    """A freeze that ends by itself is intended: no finding."""
     told = (facts.agent and facts.agent.fleet.get("frozen")) or {}
     if facts.agent and told.get("who") not in (None, "policy") and not told.get("until"):
         since = str(told.get("since"))[:16].replace("T", " ")

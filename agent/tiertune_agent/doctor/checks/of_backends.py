@@ -1,4 +1,4 @@
-"""What stores and agent stand on: the remote's servers, the database, a storage that was measured. Pure."""
+"""Checks of what stores and agent depend on: the remote's servers, the database, a measured storage. Pure."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What engines tell on vLLM's own ``/metrics``. Pure."""
+"""Checks of what engines export on vLLM's own ``/metrics``. Pure."""
 
 from collections.abc import Iterator
 
@@ -16,9 +16,9 @@ NO_ROOM = (
     "vllm:kv_offload_tiering_promotion_allocation_failures_total",
 )
 WANTED = (INFO, REQUESTS, CONNECTED, LATE, STORED, *NO_ROOM)
-"""What is read of an engine's metrics."""
+"""The metrics that are read of an engine."""
 LOST = ("unreachable", "late", "failed", "full")
-"""Results of a chunk that its store never had; one that is ``busy`` another engine is storing."""
+"""Results of chunks that their store never got; a ``busy`` chunk is not lost, another engine stores it."""
 
 
 def unreachable(facts: AllFacts) -> Iterator[Found]:

@@ -1,4 +1,4 @@
-"""What stores tell of themselves: reachable, named, timed, of one version, with tiers that work. Pure."""
+"""Checks of what stores report of themselves: reachable, names, clocks, versions, health of tiers. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,15 +13,15 @@ from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import format_duration, format_size
 
 SKEW_S = 2.0
-"""Clocks that differ by less are in step, as far as anybody needs it."""
+"""Smaller differences between clocks do no harm."""
 SETTLED_S = 120.0
 """A younger store may still be taking its memory, and its engines may still be starting."""
 SHORT_BY = 0.1
-"""Share of a capacity that may lack: slots are whole chunks."""
+"""Share of a capacity that may be missing, as slots are whole chunks."""
 
 
 def unreachable(facts: AllFacts) -> Iterator[Found]:
-    """One that only wants a token, or that the agent hears from where it is, is no fault: it is told as not checked."""
+    """A store that only wants a token, or that the agent reaches, is no fault: the report lists it as not checked."""
     for store in facts.stores:
         if not (store.answers or store.closed or store.heard):
             yield Found(
@@ -110,7 +110,7 @@ _FULL = "make room (df -h; Redis: maxmemory-policy allkeys-lru), or lower its ca
 
 
 def tier_empty(facts: AllFacts) -> Iterator[Found]:
-    """A tier that is configured and may hold nothing. Where the agent decided so, it is meant: it has no incident."""
+    """A configured tier of capacity 0. The agent's stores are left to its incidents: none if it decided so itself."""
     heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent and facts.agent.answers else set()
     for store, tier, _ in _tiers(facts):
         if store.name not in heard and read(store.tuning, capacity_field(tier)) == 0:

@@ -1,4 +1,4 @@
-"""What the stores' counters say of the traffic: who shares with whom, what a fetch costs, what is dropped. Pure."""
+"""Checks of the traffic by the stores' counters: who shares with whom, what fetches cost, what is dropped. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ MENDS = {
 MEANT = ("dead", "flushed", "closing")
 """Why chunks are not written behind though nothing is too slow: the tier was dead, a flush, the end of a store."""
 FAILED = ("error", "full", "timeout")
-"""The same where the tier was asked, and did not take them."""
+"""The same if the tier was asked, and did not take them."""
 MEND_WRITES = "look at its room, its permissions and its time-outs (df -h; Redis: maxmemory-policy allkeys-lru)"
 
 
@@ -63,7 +63,7 @@ def _differing(parts: list[Mapping[str, str]]) -> list[str]:
 
 
 def unsalted_traffic(facts: AllFacts) -> Iterator[Found]:
-    """As the agent's incident of the name, since the store's start instead of in the last hour."""
+    """As the agent's incident of this name, but since the store's start instead of in the last hour."""
     for store in facts.answering:
         counts = store.split("requests_total", "salted")
         quotas = len(store.tuning.get("tenants") or {})
@@ -72,7 +72,7 @@ def unsalted_traffic(facts: AllFacts) -> Iterator[Found]:
 
 
 def remote_slow(facts: AllFacts) -> Iterator[Found]:
-    """A remote whose chunks would be recomputed sooner than they come, by the gate's own predictions."""
+    """A remote whose chunks would be recomputed faster than fetched, by the gate's own predictions."""
     for store in facts.answering:
         found = store.total("gate_candidate_requests_total", tier="remote")
         kinds = "fetch", "recompute"
@@ -86,7 +86,7 @@ def remote_slow(facts: AllFacts) -> Iterator[Found]:
 
 
 def _break_even(store: StoreFacts) -> Iterator[str]:
-    """For each model whose engines told what computing costs, at the speed that the remote has now."""
+    """For each model whose engines reported their prefill cost, at the remote's present speed."""
     first_s = store.gauge("fetch_estimate_t0_seconds", tier="remote")
     rate = store.gauge("fetch_estimate_bytes_per_second", tier="remote")
     if first_s is None or not rate:
