@@ -212,6 +212,17 @@ def test_a_step_further_waits_for_the_period(seconds_ago, passes):
     assert isinstance(answer, Proposal) is passes
 
 
+@pytest.mark.parametrize(("into_s", "next_s"), [(0, 300), (100, 200), (149, 151), (150, 150), (200, 150), (299, 150)])
+def test_a_target_changes_once_in_a_period_of_the_clock(into_s, next_s):
+    """What was wrong is mended when the next period begins, but not before half of one is over."""
+    assert START.timestamp() % 300 == 0
+    made = Made(FIELD, 500, 350, START + timedelta(seconds=into_s))
+    for seconds, passes in ((next_s - 1, False), (next_s, True)):
+        recent = Recent(made.at + timedelta(seconds=seconds), last=made)
+        answer = sized(350, 500, recent, mode="auto", period=300.0, spacing=300.0)
+        assert isinstance(answer, Proposal) is passes
+
+
 def test_a_step_remembers_its_goal():
     """What is cut short says where it was to go; what arrives does not."""
     assert sized(100, 500).evidence == {"goal": 500}

@@ -215,6 +215,7 @@ def rules_for(rule: Rule, tuner: str, tier: str, *, elsewhere: Mapping[str, int]
         mode=mode_of(rule, tuner),
         min_requests=rule.guard.min_requests,
         changes_per_hour=rule.guard.changes_per_hour,
+        period=settings.period,
         spacing=settings.period - settings.look_s / 2,  # rounds are not punctual
         hold_off=settings.hold_off,
         soak=rule.guard.soak,

@@ -22,6 +22,9 @@ class Rules:
     min_requests: int
     changes_per_hour: int
     """Per store. A change that protects requests counts, but does not wait for it, unless it is 0."""
+    period: float = 0.0
+    """Seconds of a period of the clock: in the next one a target may change again, half of one after its last change
+    at least, whatever the ``spacing``; 0: there are none."""
     spacing: float = 0.0
     """Seconds from one change of a target to the next, also between steps towards the same goal."""
     hold_off: float = 0.0
@@ -97,7 +100,7 @@ def _untimely(proposal: Proposal, rules: Rules, recent: Recent) -> str:
             return f"waits for the soak of {recent.soaking}"
         if (rest_s := _rest_s(recent, rules.hold_off)) > 0:
             return f"held off for another {format_duration(rest_s)} after the last change"
-    if (rest_s := _rest_s(recent, rules.spacing)) > 0:
+    if (rest_s := _rest_s(recent, _spacing_s(rules, recent))) > 0:
         return f"changes once in a period: not for {format_duration(rest_s)}"
     if _spent(rules, recent) and not (rules.changes_per_hour and protects(proposal.field, proposal.after)):
         return _told(rules)
@@ -110,6 +113,14 @@ def _spent(rules: Rules, recent: Recent) -> bool:
 
 def _told(rules: Rules) -> str:
     return f"the budget of {rules.changes_per_hour} changes per hour is spent"
+
+
+def _spacing_s(rules: Rules, recent: Recent) -> float:
+    """Seconds from the last change to the next one that may be made."""
+    if recent.last is None or not rules.period:
+        return rules.spacing
+    over = rules.period - recent.last.at.timestamp() % rules.period
+    return min(rules.spacing, max(rules.period / 2, over))
 
 
 def _rest_s(recent: Recent, quiet_s: float) -> float:
