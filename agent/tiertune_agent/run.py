@@ -89,6 +89,8 @@ class Agent:
         self.history = History(engine, self.leader.fence)
         self._mutex = threading.Lock()
         self._led = self._lost = False
+        self._away = ""
+        """Why the database could not tell who leads, when it was last asked."""
         self._failing: dict[str, datetime] = {}
         """Jobs whose last run ended in an error, and since when."""
         self.metrics = AgentMetrics()
@@ -157,6 +159,8 @@ class Agent:
     def unwell(self) -> list[str]:
         """Why nothing is tuned, summed up or pruned here now, without what only the log may say."""
         if not self.leader.leading:
+            if self.leader.away:
+                return ["stands by: the database is away: see the log"]
             return ["stands by: another agent leads, or the database is away"]
         failing = self._failing.copy()
         return [f"{name} fails since {at:%Y-%m-%d %H:%M:%S} UTC: see the log" for name, at in failing.items()]
@@ -167,6 +171,7 @@ class Agent:
             led, self._led = self._led, self.leader.leads()
             begins, lost = self._led and not led, led and not self._led
             self._lost = self._lost or lost
+            known, self._away = self._away, self.leader.away
         self.metrics.set("agent_leader", self._led)
         if not self._led:
             self.policy.look()  # the page shows what would be in force here
@@ -176,6 +181,8 @@ class Agent:
             self._failing.clear()
         if led != self._led:
             log.info("this agent leads" if self._led else "this agent stands by: it lost the lead, or the database")
+        if self._away and not known:
+            log.warning("this agent cannot lead while the database is away; it is tried again: %s", self._away)
         return begins
 
     def tick(self) -> None:
@@ -183,6 +190,8 @@ class Agent:
         self.stand()
         if not self._led:
             self.collector.look()  # the page shows which stores there are, also here
+            if self._away:
+                self.metrics.count("agent_job_errors_total", "lead")
             return
         if self._lost:
             self._lost = False

@@ -133,7 +133,7 @@ def test_windows_that_became_longer_are_no_silence(agents, store, clock, tmp_pat
         agent.loop.run_once()
         agent.history.measured.remember_prospects(seen)
     told = record(agent.history, 86400, 60.0)
-    later = timedelta(milliseconds=20)
+    later = timedelta(seconds=8)
     windows = [replace(one, start=one.start + later) if one.store == "host-b" else one for one in told.windows]
     path = tmp_path / "policy.yaml"
     path.write_text(BUDGETED)
@@ -141,6 +141,29 @@ def test_windows_that_became_longer_are_no_silence(agents, store, clock, tmp_pat
     found = rehearse(replace(told, windows=sorted(windows, key=ended)), load(path), scratch)
     scratch.close()
     assert "host-a" in {one.target.store for one in found.would if one.tuner == "tier_size"}
+
+
+def test_the_first_round_knows_the_whole_fleet(agents, store, clock, tmp_path):
+    """What is asked once an hour is asked of all stores, though each told of itself at a moment of its own."""
+    other = FakeStore(clock, "host-b")
+    agent = agents(store, other)
+    agent.leader.leads()
+    agent.loop.run_once()
+    for _ in range(3):
+        clock.advance(15)
+        for each in (store, other):
+            each.traffic()
+        agent.loop.run_once()
+    told = record(agent.history, 86400, 300.0)
+    later = timedelta(milliseconds=20)
+    windows = [replace(one, start=one.start + later) if one.store == "host-b" else one for one in told.windows]
+    path = tmp_path / "policy.yaml"
+    path.write_text("version: 1")
+    scratch = History(open_current(f"sqlite:///{tmp_path / 'scratch.sqlite'}"))
+    found = rehearse(replace(told, windows=sorted(windows, key=ended)), load(path), scratch)
+    scratch.close()
+    (routing,) = (answer["reason"] for answer in found.answers if answer["tuner"] == "routing")
+    assert "no samples tell yet what routing by prefix would do" in routing
 
 
 @pytest.mark.usefixtures("day")

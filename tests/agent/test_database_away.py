@@ -113,6 +113,24 @@ def test_a_change_that_was_made_when_it_went_is_recorded_when_it_is_back(run, pl
     assert (store.tuning["version"], len(store.keys)) == (2, 1)
 
 
+def test_while_it_is_away_the_agent_says_so(run, place, caplog):
+    """Each window counts an error, the log and `/healthz` name the database, and no other agent is blamed."""
+    agent, windows = run
+    windows(2)
+    place.leave()
+    windows(1)
+    before = errors(agent)
+    with caplog.at_level(logging.INFO):
+        windows(3)
+    assert errors(agent) == before + 3
+    assert "database" in caplog.text
+    assert "fails since" in agent.unwell()[0] or agent.unwell() == ["stands by: the database is away: see the log"]
+    place.come_back()
+    windows(2)
+    assert agent.unwell() == []
+    assert errors(agent) == before + 3
+
+
 def test_nothing_is_changed_without_it_and_windows_are_a_gap(run, place, store, clock):
     """A decision is written before it is made. No window is longer than ever, and none is counted twice."""
     agent, windows = run

@@ -3,6 +3,7 @@
 import itertools
 import json
 from threading import Barrier
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -14,15 +15,16 @@ from agent.sources import VLLM
 from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.command import Endpoints, examine
-from tiertune_agent.doctor.facts import ServerFacts
+from tiertune_agent.doctor.facts import AgentFacts, ServerFacts, StoreFacts
 from tiertune_agent.doctor.gathered import Reader, servers
 from tiertune_agent.doctor.report import document
+from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.records import FLEET
 from tiertune_agent.remote.managed import KIND, Remote
 from tiertune_agent.settings import RemoteAccess
 from tiertune_connector.access import Login
 
-AGENT = "http://agent:7420"
+AGENT, STORE = "http://agent:7420", "http://host-a:7410"
 
 
 def test_a_server_that_only_speaks_as_a_redis_is_told(monkeypatch):
@@ -144,12 +146,31 @@ class TestGathering:
         assert any(why.startswith("host-a: what it tells by itself: connection refused") for why in facts.unknown)
 
     def test_a_store_that_wants_a_token_is_not_checked(self, look, rounds, store):
-        """The command line has none; the store is well."""
+        """The store is well. A token helps where settings name the store: to the agent's list none is shown."""
         rounds(2)
         store.get_status = lambda _request: httpx.Response(401, json={"message": "no"})
-        facts = look(agent=AGENT)
-        assert names(facts) == set()
-        assert any("TIERTUNE_TOKEN_FILE" in why for why in facts.unknown)
+        for asked, mend in ((look(agent=AGENT), "--config"), (look(stores={STORE: ""}), "TIERTUNE_TOKEN_FILE")):
+            assert names(asked) == set()
+            assert any("it asks for a token" in why and mend in why for why in asked.unknown)
+
+    def test_who_signed_a_stores_certificate_is_no_secret(self, monkeypatch):
+        """A store that only the agent names is believed by the authorities of the command line, without its token."""
+        shown = []
+        monkeypatch.setattr(
+            Reader, "_store", lambda _self, url, called, access: shown.append(access) or StoreFacts(url)
+        )
+        fleet = {"stores": [{"name": "host-a", "url": STORE}]}
+        monkeypatch.setattr(Reader, "agent", lambda _self, url: AgentFacts(url, fleet=fleet))
+        examine(Endpoints(agent=AGENT), reader=Reader({"auth": "token", "verify": "authorities"}))
+        assert shown == [{"verify": "authorities"}]
+
+    def test_an_agent_whose_database_is_away_is_there(self, look, agent, monkeypatch):
+        """It is told what the agent says, and not to start what runs."""
+        fails = DatabaseError("database: postgresql://host/name: connection refused")
+        monkeypatch.setattr(agent.history, "stores", Mock(side_effect=fails))
+        (found,) = findings(look(agent=AGENT))
+        assert (found.check, str(fails) in found.wrong) == ("agent_unreachable", True)
+        assert "database" in found.mend
 
     def test_a_token_is_shown_to_stores_of_the_settings_alone(self, network, rounds, clock):
         """An address that only the agent names may be somebody else's by now."""

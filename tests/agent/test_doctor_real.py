@@ -8,9 +8,10 @@ import redis
 
 from connector.stores import eventually, short_folder
 from e2e.servers import redis_server
-from tiertune_agent.doctor.command import is_store, weighed
+from tiertune_agent.doctor.command import Endpoints, is_store, weighed
 from tiertune_agent.doctor.gathered import database
 from tiertune_agent.history.database import open_current
+from tiertune_agent.settings import AgentSettings, HttpSettings
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.keys import Namespace
@@ -68,6 +69,19 @@ class TestFiles:
         assert f"this version needs {newest}" in told["database"]["wrong"]
         assert "schema is at revision 0001" in " ".join(out.split())
         assert sql(bare, "select version_num from alembic_version") == [("0001",)]
+
+    @pytest.mark.parametrize(("everywhere", "here"), [("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")])
+    def test_what_serves_on_all_addresses_is_asked_on_this_host(self, tmp_path, everywhere, here):
+        """No certificate names all of them."""
+        (tmp_path / "http").write_text(f"https://{everywhere}:7410\n")
+        (tmp_path / "tokens").write_text(f"read a {32 * 'x'}\n")
+        endpoints = Endpoints()
+        endpoints.add_store("host-a", tmp_path)
+        assert endpoints.stores == {f"https://{here}:7410": "host-a"}
+        http = HttpSettings(host=everywhere.strip("[]"), tokens_file=tmp_path / "tokens")
+        stores = [{"url": "http://127.0.0.1:9"}]
+        endpoints.add_agent(AgentSettings(database=f"sqlite:///{tmp_path}/a.sqlite", stores=stores, http=http))
+        assert endpoints.agent == f"http://{here}:7420"
 
     def test_a_store_that_never_ran_is_not_checked(self, tiertune, tmp_path):
         """Its file alone tells no address; nothing is wrong with it, as far as one can see."""

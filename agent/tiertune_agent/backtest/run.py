@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
@@ -166,7 +165,7 @@ class _Rehearsal:
         self._told = Backtest(loaded.source, recording)
 
     def run(self, step: Step) -> Backtest:
-        for at, windows in _moments(self._recording.windows):
+        for at, windows in _moments(self._recording.windows, timedelta(seconds=self._window_s / 2)):
             self._at = at
             self._collect(windows)
             this = self._round()
@@ -261,12 +260,21 @@ def _before(tuning: Mapping[str, Any], decisions: Sequence[Decision], store: str
     return tuning
 
 
-def _moments(windows: Sequence[Window]) -> Iterator[tuple[datetime, dict[str, list[Window]]]]:
-    """Windows by the time of their end, and by store."""
-    for at, group in groupby(windows, key=ended):
-        stores: dict[str, list[Window]] = {}
-        for window in group:
-            stores.setdefault(window.store, []).append(window)
+def _moments(windows: Sequence[Window], apart: timedelta) -> Iterator[tuple[datetime, dict[str, list[Window]]]]:
+    """Windows by the round that collected them, and by store; with the time of the last end.
+
+    A round hears each store once, one a moment after another: ends that lie this far ``apart`` are of other rounds.
+    """
+    stores: dict[str, list[Window]] = {}
+    first = at = datetime.max.replace(tzinfo=UTC)
+    for window in windows:
+        end, known = ended(window), stores.get(window.store)
+        if stores and (end - first >= apart or (known and ended(known[0]) != end)):
+            yield at, stores
+            stores = {}
+        first, at = (first if stores else end), end
+        stores.setdefault(window.store, []).append(window)
+    if stores:
         yield at, stores
 
 

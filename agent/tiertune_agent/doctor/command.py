@@ -29,6 +29,8 @@ from tiertune_connector.units import format_size, parse_size
 LEAST_MEASURED_BYTES, MOST_MEASURED_BYTES = 64 << 10, 4 << 30
 """Bounds of the chunk that a storage is measured with: it is held in memory."""
 
+UNSHOWN = "it asks for a token, which is shown to stores of a file alone: name the agent's, or its own, by --config"
+
 
 class Timed(Protocol):
     """What measuring a storage gave; a value is None if ``problem`` says what failed."""
@@ -71,7 +73,7 @@ class Endpoints:
         self.database = gathered.database(settings.database, settings.database_password_file)
         if settings.http.port and self.agent is None:
             host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host
-            self.agent = f"{settings.http.scheme}://{host}:{settings.http.port}"
+            self.agent = _here(f"{settings.http.scheme}://{host}:{settings.http.port}")
         if settings.remote:
             self.add_remote(settings.remote.url, settings.remote, settings.remote.timeout)
 
@@ -79,7 +81,7 @@ class Endpoints:
         """Add the store of a file, if it was ever started here."""
         told = state_dir / "http"
         try:
-            self.stores[told.read_text(encoding="utf-8").strip()] = name
+            self.stores[_here(told.read_text(encoding="utf-8").strip())] = name
         except OSError as error:
             self.unknown.append(f"store {name or state_dir}: it has not served on this host ({told}: {error.strerror})")
 
@@ -87,6 +89,11 @@ class Endpoints:
         """Add the Redis that a file names."""
         known = {one.server for one in self.servers}
         self.servers += [one for one in gathered.servers(url, login, timeout_s) if one.server not in known]
+
+
+def _here(url: str) -> str:
+    """Where this host reaches what serves there: all addresses together are none that a certificate can name."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathered.Reader | None = None) -> AllFacts:
@@ -114,7 +121,12 @@ def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathe
 def _stores(reader: gathered.Reader, asked: Endpoints, stores: Mapping[str, str]) -> list[StoreFacts]:
     """Only stores that the settings name get a token: the agent's list may hold addresses of others by now."""
     strangers = {url: name for url, name in stores.items() if url not in asked.stores}
-    return [*reader.stores(asked.stores, asked.access), *reader.stores(strangers, {})]
+    own = reader.access if asked.access is None else asked.access
+    told = reader.stores(strangers, {name: value for name, value in own.items() if name == "verify"})
+    return [
+        *reader.stores(asked.stores, asked.access),
+        *(replace(one, problem=UNSHOWN) if one.closed else one for one in told),
+    ]
 
 
 def _with(store: StoreFacts, told: Mapping[str, Any] | None) -> StoreFacts:

@@ -98,6 +98,8 @@ class AgentFacts:
     """Open ones."""
     policies: Mapping[str, Any] = field(default_factory=dict)
     clock: Clock | None = None
+    away: bool = False
+    """It is there, but its database is not."""
 
     @property
     def answers(self) -> bool:

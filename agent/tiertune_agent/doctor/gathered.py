@@ -34,6 +34,10 @@ class _ClosedError(ValueError):
     """It wants a token that we do not have."""
 
 
+class _AwayError(ValueError):
+    """An agent's database is away; the message is the agent's."""
+
+
 @dataclass(frozen=True)
 class Reader:
     """Asks others over HTTP."""
@@ -52,6 +56,8 @@ class Reader:
                 clock = _clock(datetime.fromisoformat(str(fleet["time"])).timestamp(), asked, self.now())
                 incidents = _document(http, "/api/v1/incidents")["incidents"]
                 policies = _document(http, "/api/v1/policies")
+        except _AwayError as error:
+            return AgentFacts(url, problem=str(error), away=True)
         except FAILED as error:
             return AgentFacts(url, problem=_why(error))
         opened = [one for one in incidents if not one.get("closed_at")]
@@ -147,6 +153,8 @@ def _document(http: httpx.Client, path: str) -> dict[str, Any]:
     answer = asked_whole(http, "GET", path)
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise _ClosedError("it asks for a token: name a file that has one in TIERTUNE_TOKEN_FILE")
+    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        raise _AwayError(str(json_of(answer)["detail"]))
     document = json_of(answer.raise_for_status())
     if not isinstance(document, dict):
         raise TypeError(f"{path}: an object was expected")

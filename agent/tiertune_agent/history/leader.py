@@ -10,7 +10,7 @@ from typing import Protocol
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from tiertune_agent.history.database import DatabaseError, sqlite_path
+from tiertune_agent.history.database import DatabaseError, cause, shown, sqlite_path
 
 _KEY, _LEADS, _WRITES = 0x74696572, 1, 2
 """Advisory locks ``(key, number)``: the holder of the first leads; writers share the second while they write."""
@@ -39,6 +39,8 @@ class NotLeadingError(DatabaseError):
 class Leader(Protocol):
     leading: bool
     """Whether it led when it was last checked."""
+    away: str
+    """Why the database did not answer then; empty where it did, or is not asked."""
 
     def leads(self) -> bool:
         """Whether this agent leads now; tries to take the lead if not. Never raises."""
@@ -66,7 +68,7 @@ class FileLeader:
         self._path = database.with_name(database.name + ".lock")
         self._handle: int | None = None
         self._mutex = threading.Lock()
-        self.leading = False
+        self.leading, self.away = False, ""
 
     def leads(self) -> bool:
         with self._mutex:
@@ -118,13 +120,14 @@ class SessionLeader:
         self._pid: int | None = None
         """PID of the server's process that holds the lock."""
         self._mutex = threading.Lock()
-        self.leading = False
+        self.leading, self.away = False, ""
 
     def leads(self) -> bool:
         with self._mutex:
             try:
-                self.leading = self._holds() or self._take()
-            except (SQLAlchemyError, DatabaseError):
+                self.leading, self.away = self._holds() or self._take(), ""
+            except (SQLAlchemyError, DatabaseError) as error:
+                self.away = f"{shown(self._engine.url)}: {cause(error)}"
                 self._drop()
             return self.leading
 

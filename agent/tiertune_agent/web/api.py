@@ -76,7 +76,7 @@ def application(
 
     def leading() -> None:
         if not leads():
-            raise HTTPException(409, "this agent stands by: another one leads on this database")
+            raise HTTPException(409, "this agent stands by: another one leads, or the database is away")
 
     app.include_router(_reading(views, metrics, unwell))
     app.include_router(_seen(looks))

@@ -33,7 +33,10 @@ ALSO_LOOKED_FOR = {
 
 
 def unreachable(facts: AllFacts) -> Iterator[Found]:
-    if facts.agent and not facts.agent.answers:
+    if facts.agent and facts.agent.away:
+        mend = "see to its database: the agent goes on by itself when that is back"
+        yield Found(facts.agent.url, f"the agent cannot tell anything: {facts.agent.problem}", mend)
+    elif facts.agent and not facts.agent.answers:
         mend = "start it (tiertune agent run), or name where it serves by --agent, and a token in TIERTUNE_TOKEN_FILE"
         yield Found(facts.agent.url, f"no agent answers: {facts.agent.problem}", mend)
 
