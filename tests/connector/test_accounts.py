@@ -39,15 +39,18 @@ def report(
     [
         (report("won"), 0.3, None),
         (report("lost", actual=0.9), None, 0.4),
-        (report("late"), None, 0.2),
-        (report("failed", actual=0.05), None, 0.05),
+        (report("late", vain=48), None, 0.2),
+        (report("failed", actual=0.05, vain=48), None, 0.05),
+        (report("late", vain=16), 0.5 * 2 / 3 - 0.2, None),
+        (report("failed", actual=0.4, vain=32), None, 0.4 - 0.5 / 3),
+        (report("failed", recompute=None, vain=16), None, 0.2),
         (report("won", recompute=None), None, 0.2),
         (report("unknown"), None, None),
         (report("skipped", fetched=0, actual=None), None, None),
     ],
 )  # fmt: skip
 def test_seconds_saved_and_lost(accounts, counters, what, saved, lost):
-    """Predicted recompute less what the fetch took; a fetch that came to nothing cost all its time."""
+    """Predicted recompute of what came, less what the fetch took; one that came to nothing cost all its time."""
     accounts.gate(what, chunk_bytes=100)
     row = told(counters)
     assert row.get("saved_seconds", None) == (pytest.approx(saved) if saved else None)

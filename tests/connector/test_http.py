@@ -50,7 +50,7 @@ def traffic(store, http):
         engine.find(keys)
         engine.get(keys[:10])
         report = TierReport("remote", 3, 48, 48, "cheaper", 0.1, 0.5, 0.2, "won")
-        lost = TierReport("disk", 3, 48, 48, "cheaper", 0.1, 0.15, 0.2, "late")
+        lost = TierReport("disk", 3, 48, 48, "cheaper", 0.1, 0.15, 0.2, "late", vain_tokens=48)
         engine.client.report([report, lost])
         engine.client.report_steps([StepReport("all", "prefill", 0.25, 100)])
         engine.find(keys)

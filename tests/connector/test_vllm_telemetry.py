@@ -9,7 +9,7 @@ from tiertune_connector.cost import Candidate, GateDecision, Reason
 from tiertune_connector.profile import steps as steps_module
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.protocol.messages import LookupReply
-from tiertune_connector.protocol.reporting import recomputed
+from tiertune_connector.protocol.reporting import gained_s, recomputed
 from tiertune_connector.vllm import telemetry
 from tiertune_connector.vllm.lookups import Ask
 from tiertune_connector.vllm.transfers import Job
@@ -173,6 +173,22 @@ def test_what_a_failed_load_brought_is_not_computed_again(told, client, done, ag
     told.settled(request, len(done) * CHUNK)
     told.finished("r", request)
     assert reported(client) == {"dram": ("failed", again[0] * CHUNK), "remote": ("failed", again[1] * CHUNK)}
+
+
+@pytest.mark.parametrize(("done", "gained"), [([], -0.5), ([b"b"], -0.3), ([b"b", b"c"], -0.2), ([b"c", b"d"], -0.5)])
+def test_what_a_failed_load_brought_is_saved(told, client, done, gained):
+    """Else a store whose DRAM holds only the head of a prompt would seem to lose with each fetch."""
+    request = fetching()
+    told.loaded(request, load(*done))
+    (reports,) = client.reports
+    assert sum(gained_s(report) for report in reports) == pytest.approx(gained)
+
+
+def test_a_head_without_the_chunks_of_another_group_saves_nothing(told, client):
+    """vLLM goes no further than all groups do."""
+    request = fetching()
+    told.loaded(request, load(b"b", b"c", b"d", keys=(b"b", b"c", b"d", b"window")))
+    assert reported(client) == {"dram": ("failed", CHUNK), "remote": ("failed", 2 * CHUNK)}
 
 
 @pytest.mark.parametrize(("had", "again"), [(None, (0, 0)), (0, (1, 2)), (3, (0, 1)), (4, (0, 0))])

@@ -204,6 +204,7 @@ class Player:
             actual_s=actual_s,
             seconds=loaded.seconds,
             failure=failure,
+            used=decision.cut_to(have, range(decision.cut), reply.tiers),
         )
         self._client.report(reports)
         self._count(reports, failure)

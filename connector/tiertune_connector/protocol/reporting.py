@@ -30,14 +30,15 @@ def tier_reports(
     ``actual_s`` is how long the request waited for all that was fetched, None if nothing was; ``seconds`` is each
     slower tier's part, from the load's reply. A load may have begun before the request waited: its seconds count no
     further than that wait. The rest is the copy of what was not copied meanwhile, charged to DRAM, or to the last tier
-    fetched from if DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if the fetch came to nothing. ``used`` is
-    what is left of the decision if the engine computed some of it anyway.
+    fetched from if DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if not all of the fetch came. ``used`` is
+    what is left of the decision if the engine computed some of it anyway; without it a failed fetch came to nothing.
     """
+    kept = used or (decision.cut_to(0, (), ()) if failure else decision)
     fetched = [candidate.tier for candidate in decision.candidates if candidate.fetched]
     took = _seconds(fetched, actual_s, seconds or {}) if actual_s is not None else {}
     return [
         _report(candidate, chunk_tokens, took.get(candidate.tier), failure, vain=candidate.fetched - left.fetched)
-        for candidate, left in zip(decision.candidates, (used or decision).candidates, strict=True)
+        for candidate, left in zip(decision.candidates, kept.candidates, strict=True)
     ]
 
 
@@ -45,9 +46,12 @@ def gained_s(report: TierReport) -> float | None:
     """Seconds of prefill that a fetch saved, negative if it lost, as in ``gain_s``; None if unknown."""
     if report.actual_s is None or report.outcome == "unknown":
         return None
-    if report.outcome in ("late", "failed"):
-        return -waited_s(report.actual_s, report.backlog_s, report.prefills)  # and recomputed anyway
-    return gain_s(report.fetch_s, report.recompute_s, report.actual_s, report.backlog_s, report.prefills)
+    if report.outcome not in ("late", "failed"):
+        return gain_s(report.fetch_s, report.recompute_s, report.actual_s, report.backlog_s, report.prefills)
+    came = max(0, report.fetched_tokens - report.vain_tokens)  # the rest is recomputed anyway
+    whole_s = gain_s(report.fetch_s, report.recompute_s, 0.0, report.backlog_s) if report.recompute_s else 0.0
+    came_s = whole_s * came / report.fetched_tokens if came else 0.0
+    return came_s - waited_s(report.actual_s, report.backlog_s, report.prefills)
 
 
 def recomputed(report: TierReport) -> int:

@@ -161,6 +161,8 @@ class Telemetry:
         loaded = [place for place, key in enumerate(ask.chain) if key in keys]
         end = loaded[-1] + 1 if loaded else 0
         came = next((place for place in loaded if ask.chain[place] not in done), end) if had is None else had
+        if had is None and not done.issuperset(keys.difference(ask.chain)):
+            came = 0
         asked, used = (ask.decision.cut_to(until, set(loaded), tiers) for until in (end, came))
         if used.fetches and job.succeeded:
             self._report(ask, used, job)
