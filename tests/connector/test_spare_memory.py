@@ -16,7 +16,7 @@ def v2(folder, limit, used, cached=0):
     """Limit, what is used of it, and how much of that only caches files, in GiB."""
     return {
         f"{folder}memory.max": f"{limit if limit == 'max' else limit * GIB}\n",
-        f"{folder}memory.current": f"{used * GIB}\n",
+        f"{folder}memory.current": f"{int(used * GIB)}\n",
         f"{folder}memory.stat": f"anon 5\nactive_file {7 * GIB}\ninactive_file {cached * GIB}\n",
     }
 
@@ -33,26 +33,31 @@ def v1(folder, limit, used, cached=0):
 @pytest.mark.parametrize(
     ("groups", "files", "spare"),
     [
-        (V2.format("/"), {}, 64),
-        (V2.format("/"), v2("", 10, 4, 1), 7),
-        (V2.format("/host/name"), v2("", 10, 4), 6),
-        (V2.format("/pod/one"), v2("pod/one/", "max", 3) | v2("pod/", 10, 8, 1), 3),
-        (V2.format("/pod/one"), v2("pod/one/", 5, 3) | v2("pod/", 100, 8), 2),
-        (V2.format("/a/b/c"), v2("a/b/c/", 50, 1) | v2("a/b/", "max", 9) | v2("a/", 20, 15), 5),
-        (V2.format("/pod/one"), v2("other/", 1, 1), 64),
-        (V2.format("/pod/one"), v2("pod/one/", 900, 1), 64),
-        (V1.format("/"), v1("", 10, 4, 2), 8),
-        (V1.format("/pod/one"), v1("pod/one/", 1 << 33, 3) | v1("pod/", 10, 8) | v1("", 1 << 33, 9), 2),
-        ("", {}, 64),
-        ("", v2("", 10, 4, 1), 7),
-        ("", v1("", 10, 4, 2), 8),
+        (V2.format("/"), {}, 63.5),
+        (V2.format("/"), v2("", 10, 4, 1), 6.5),
+        (V2.format("/"), v2("", 1, 0.25), 0.5),
+        (V2.format("/"), v2("", 1, 1), -0.25),
+        (V2.format("/host/name"), v2("", 10, 4), 5.5),
+        (V2.format("/pod/one"), v2("pod/one/", "max", 3) | v2("pod/", 10, 8, 1), 2.5),
+        (V2.format("/pod/one"), v2("pod/one/", 5, 3) | v2("pod/", 100, 8), 1.5),
+        (V2.format("/a/b/c"), v2("a/b/c/", 50, 1) | v2("a/b/", "max", 9) | v2("a/", 20, 15), 4.5),
+        (V2.format("/pod/one"), v2("other/", 1, 1), 63.5),
+        (V2.format("/pod/one"), v2("pod/one/", 900, 1), 63.5),
+        (V1.format("/"), v1("", 10, 4, 2), 7.5),
+        (V1.format("/pod/one"), v1("pod/one/", 1 << 33, 3) | v1("pod/", 10, 8) | v1("", 1 << 33, 9), 1.5),
+        ("", {}, 63.5),
+        ("", v2("", 10, 4, 1), 6.5),
+        ("", v1("", 10, 4, 2), 7.5),
     ],
 )
 def test_a_limit_of_any_group_around_us_counts(tmp_path, groups, files, spare):
-    """Of both versions of control groups: who exceeds one is killed, though the own group has no limit."""
+    """Of both versions of control groups: who exceeds one is killed, though the own group has no limit.
+
+    A quarter of each stays free, half a GiB at most: a store that took all but a segment of it was killed by a burst.
+    """
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: {128 << 20} kB\nMemAvailable: {64 << 20} kB\n")
-    assert spare_memory(system(tmp_path, groups, **files)) == spare * GIB
+    assert spare_memory(system(tmp_path, groups, **files)) == pytest.approx(spare * GIB, abs=1)
 
 
 def test_it_is_what_the_machine_tells():

@@ -38,20 +38,28 @@ def populate(address: int, length: int) -> bool:
 
 
 def spare_memory(system: Path = Path("/")) -> int:
-    """Bytes that the machine and each of our control groups still have; what only caches files counts as spare.
+    """Bytes that a cache may still take of what the machine and each of our control groups have; 0 or less: none.
 
-    The kernel does not refuse shared memory that is not there: it kills a process when that is touched.
-    ``system`` has ``proc`` and ``sys``.
+    A part of each limit stays free. What only caches files counts as spare. The kernel does not refuse shared memory
+    that is not there: it kills a process when that is touched. ``system`` has ``proc`` and ``sys``.
     """
-    spare = _fields(system / "proc/meminfo").get("MemAvailable:", 1 << 50) * 1024
+    machine = _fields(system / "proc/meminfo")
+    spare = machine.get("MemAvailable:", 1 << 50) * 1024 - _kept_free(machine.get("MemTotal:", 0) * 1024)
     for folder in groups("memory", system):
         for limit, usage, cached in _FILES:
             most, used = number(folder / limit), number(folder / usage)
             if most is not None and used is not None:
-                spare = min(spare, most - used + _fields(folder / "memory.stat").get(cached, 0))
+                spare = min(spare, most - _kept_free(most) - used + _fields(folder / "memory.stat").get(cached, 0))
     return spare
 
 
+def _kept_free(limit: int) -> int:
+    """Bytes of a limit that a cache leaves free: nobody else in it, nor the store itself, must be killed for one."""
+    return min(_MOST_KEPT_FREE, limit // 4)
+
+
+_MOST_KEPT_FREE = 512 << 20
+"""A burst of lookups by forty clients took 220 MiB."""
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

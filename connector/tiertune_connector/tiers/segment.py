@@ -18,8 +18,6 @@ from tiertune_connector.chunk import Bytes
 from tiertune_connector.tiers.linux import keep_size, populate, punch_hole, spare_memory
 
 PAGE = mmap.PAGESIZE
-_SPARE_SHARE = 0.9
-"""Most to take at once of what the machine has left: engines on the host must not be killed for a cache."""
 
 
 def slot_stride(chunk_bytes: int) -> int:
@@ -129,6 +127,6 @@ class Segment:
 
 
 def spared(nbytes: int) -> None:
-    """OSError if nearly all that the machine has left would go."""
-    if nbytes > _SPARE_SHARE * spare_memory():
+    """OSError if the machine has not that much to spare."""
+    if nbytes > spare_memory():
         raise OSError(errno.ENOMEM, "the machine has not so much memory left")
