@@ -172,6 +172,14 @@ class TestGathering:
         assert (found.check, str(fails) in found.wrong) == ("agent_unreachable", True)
         assert "database" in found.mend
 
+    @pytest.mark.parametrize("said", [{"text": "<html>"}, {"json": ["detail"]}, {"json": {"message": "busy"}}])
+    def test_a_proxy_that_reaches_no_agent_is_no_agent(self, said):
+        """What it answers is its own, not an agent's word about its database."""
+        transport = httpx.MockTransport(lambda _request: httpx.Response(503, **said))
+        told = Reader({}, transport).agent(AGENT)
+        assert not told.away
+        assert "503" in told.problem
+
     def test_a_token_is_shown_to_stores_of_the_settings_alone(self, network, rounds, clock):
         """An address that only the agent names may be somebody else's by now."""
         rounds(2)

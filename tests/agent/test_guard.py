@@ -223,6 +223,17 @@ def test_a_target_changes_once_in_a_period_of_the_clock(into_s, next_s):
         assert isinstance(answer, Proposal) is passes
 
 
+@pytest.mark.parametrize(
+    ("into_s", "at_s", "passes"), [(150.4, 300.2, True), (180.4, 300.2, False), (0.4, 270.2, False)]
+)
+def test_a_round_a_moment_early_is_in_time(into_s, at_s, passes):
+    """Rounds are not punctual: the one that begins a period must not wait for the next because of that."""
+    made = Made(FIELD, 500, 350, START + timedelta(seconds=into_s))
+    recent = Recent(START + timedelta(seconds=at_s), last=made)
+    answer = sized(350, 500, recent, mode="auto", period=300.0, spacing=285.0)
+    assert isinstance(answer, Proposal) is passes
+
+
 def test_a_step_remembers_its_goal():
     """What is cut short says where it was to go; what arrives does not."""
     assert sized(100, 500).evidence == {"goal": 500}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tiertune_connector.tiers.index import SharedIndex
-from tiertune_connector.tiers.linux import spare_memory
+from tiertune_connector.tiers.linux import memory_bytes
 from tiertune_connector.tiers.segment import PAGE, Geometry, Segment, slot_stride
 
 F_SEAL_FUTURE_WRITE = 0x10
@@ -117,5 +117,5 @@ def test_memory_that_the_machine_lacks_is_an_error_and_leaves_nothing():
     """No descriptor stays behind."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(OSError, match="memory"):
-        Segment.create(1, Geometry(slots=1, chunk_bytes=spare_memory()))
+        Segment.create(1, Geometry(slots=1, chunk_bytes=memory_bytes()))
     assert len(list(Path("/proc/self/fd").iterdir())) == before

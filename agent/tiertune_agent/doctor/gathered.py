@@ -153,12 +153,21 @@ def _document(http: httpx.Client, path: str) -> dict[str, Any]:
     answer = asked_whole(http, "GET", path)
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise _ClosedError("it asks for a token: name a file that has one in TIERTUNE_TOKEN_FILE")
-    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-        raise _AwayError(str(json_of(answer)["detail"]))
+    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and (why := _detail(answer)):
+        raise _AwayError(why)
     document = json_of(answer.raise_for_status())
     if not isinstance(document, dict):
         raise TypeError(f"{path}: an object was expected")
     return document
+
+
+def _detail(answer: httpx.Response) -> str:
+    """An agent's reason; empty if the answer is not an agent's: a proxy that reaches none says so in its own words."""
+    try:
+        told = json_of(answer)
+    except ValueError:
+        return ""
+    return str(told.get("detail") or "") if isinstance(told, dict) else ""
 
 
 def _clock(told_s: float, asked_s: float, answered_s: float) -> Clock:

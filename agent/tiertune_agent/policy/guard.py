@@ -120,7 +120,7 @@ def _spacing_s(rules: Rules, recent: Recent) -> float:
     if recent.last is None or not rules.period:
         return rules.spacing
     over = rules.period - recent.last.at.timestamp() % rules.period
-    return min(rules.spacing, max(rules.period / 2, over))
+    return min(rules.spacing, max(rules.spacing / 2, over))
 
 
 def _rest_s(recent: Recent, quiet_s: float) -> float:
