@@ -23,8 +23,8 @@ class Rules:
     changes_per_hour: int
     """Per store. A change that protects requests counts, but does not wait for it, unless it is 0."""
     period: float = 0.0
-    """Seconds of a period of the clock: in the next one a target may change again, half of one after its last change
-    at least, whatever the ``spacing``; 0: there are none."""
+    """Seconds of a period of the clock: in the next one a target may change again, half the ``spacing`` after its last
+    change at least; 0: there are none."""
     spacing: float = 0.0
     """Seconds from one change of a target to the next, also between steps towards the same goal."""
     hold_off: float = 0.0
