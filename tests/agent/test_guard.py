@@ -208,7 +208,7 @@ def test_only_a_step_further_waits_for_nothing(before, wish, recent, passes):
 def test_a_step_further_waits_for_the_period(seconds_ago, passes):
     """However often sizes are looked at, they move a step in a period; rounds may be half a look early."""
     recent = last(100, 350, 500, seconds_ago)
-    answer = sized(350, 500, recent, mode="auto", spacing=262.5, hold_off=900.0)
+    answer = sized(350, 500, recent, mode="auto", period=300.0, spacing=262.5, hold_off=900.0)
     assert isinstance(answer, Proposal) is passes
 
 

@@ -24,7 +24,7 @@ class Rules:
     """Per store. A change that protects requests counts, but does not wait for it, unless it is 0."""
     period: float = 0.0
     """Seconds of a period of the clock: in the next one a target may change again, half the ``spacing`` after its last
-    change at least; 0: there are none."""
+    change at least, unless it is a step towards the same goal; 0: there are none."""
     spacing: float = 0.0
     """Seconds from one change of a target to the next, also between steps towards the same goal."""
     hold_off: float = 0.0
@@ -95,12 +95,14 @@ def _untimely(proposal: Proposal, rules: Rules, recent: Recent) -> str:
     """Why it may not be made now; empty: it may."""
     if recent.frozen:
         return f"frozen: {recent.frozen}"
+    spacing_s = rules.spacing
     if not _further(proposal, recent.last):
+        spacing_s = _spacing_s(rules, recent)
         if recent.soaking and rules.waits:
             return f"waits for the soak of {recent.soaking}"
         if (rest_s := _rest_s(recent, rules.hold_off)) > 0:
             return f"held off for another {format_duration(rest_s)} after the last change"
-    if (rest_s := _rest_s(recent, _spacing_s(rules, recent))) > 0:
+    if (rest_s := _rest_s(recent, spacing_s)) > 0:
         return f"changes once in a period: not for {format_duration(rest_s)}"
     if _spent(rules, recent) and not (rules.changes_per_hour and protects(proposal.field, proposal.after)):
         return _told(rules)
@@ -116,7 +118,7 @@ def _told(rules: Rules) -> str:
 
 
 def _spacing_s(rules: Rules, recent: Recent) -> float:
-    """Seconds from the last change to the next one that may be made."""
+    """Seconds from the last change to the next one that is no step towards the same goal."""
     if recent.last is None or not rules.period:
         return rules.spacing
     over = rules.period - recent.last.at.timestamp() % rules.period

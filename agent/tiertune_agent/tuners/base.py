@@ -33,7 +33,8 @@ class TunerSettings(Document):
     mode: Mode | None = None
     """None: the policy's."""
     period: Period
-    """A target is changed at most once in a period of the clock, with at least half of one between two changes."""
+    """A target is changed at most once in a period of the clock, with at least half of one between two changes, and a
+    whole one between two steps of a size the same way."""
     hold_off: Duration = 0.0
     """How long a target is left alone after a change, but for further steps the same way."""
 
