@@ -1,12 +1,16 @@
 """Tokens: who they belong to, what they allow, and how often one may try."""
 
+import asyncio
+
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.responses import PlainTextResponse
 
 from connector.stores import NAMESPACE, Http, running
 from tiertune_connector.documents import DocumentError
-from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, Limit
+from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, WRITES_AT_ONCE, Guarded, Limit
 from tiertune_connector.httpd.tokens import ROLES, Holder, TokenFile, parse
 
 READ, APPROVE, TUNE = (f"{role}-{'x' * 30}" for role in ROLES)
@@ -144,6 +148,27 @@ def test_trying_tokens_is_slowed_down(http, name):
     assert [answer.status_code for answer in answers] == [401] * int(ERRORS_AT_ONCE) + [429] * 2
     assert answers[-1].headers["retry-after"] == str(round(1 / ERRORS_PER_S))
     assert http.get("/v1/samples", headers=bearer(READ)).status_code == 200
+
+
+def test_who_writes_too_often_is_asked_to_wait_a_second():
+    """Not for as long as who tries tokens."""
+    ok = PlainTextResponse("done")
+    app = Guarded(
+        ok,
+        holder_of=lambda _: Holder("agent", "tune"),
+        role_of=lambda *_: "tune",
+        refuse=lambda _, status, message: PlainTextResponse(message, status),
+        clock=lambda: 0.0,
+    )
+
+    async def write():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://store") as http:
+            return [await http.put("/v1/tuning") for _ in range(int(WRITES_AT_ONCE) + 1)]
+
+    *answers, refused = asyncio.run(write())
+    assert {answer.status_code for answer in answers} == {200}
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert refused.text == "more than 10 writing calls a second of agent"
 
 
 @pytest.mark.parametrize("host", ["x/healthz?", "x/healthz#", "healthz"])

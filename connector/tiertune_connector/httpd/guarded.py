@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -94,7 +95,7 @@ class Guarded:
         holder = self._holder_of(request)
         if holder is None:
             if self._errors.exceeded(source):
-                return self._slow(request, "too many calls without a token that is one: wait a minute")
+                return self._slow(request, ERRORS_PER_S, "too many calls without a token that is one: wait a moment")
             self._errors.take(source)
             answer = self._refuse(request, 401, "send a token: Authorization: Bearer ...")
             answer.headers.setdefault("WWW-Authenticate", "Bearer")
@@ -103,14 +104,15 @@ class Guarded:
             return self._refuse(request, 403, f"{holder.name} has the role {holder.role}; this asks for {role}")
         if request.method not in READING:
             if self._writes.exceeded(holder.name):
-                return self._slow(request, f"more than {WRITES_PER_S:g} writing calls a second of {holder.name}")
+                told = f"more than {WRITES_PER_S:g} writing calls a second of {holder.name}"
+                return self._slow(request, WRITES_PER_S, told)
             self._writes.take(holder.name)
         request.scope[HOLDER] = holder
         return None
 
-    def _slow(self, request: Request, message: str) -> Response:
+    def _slow(self, request: Request, per_s: float, message: str) -> Response:
         answer = self._refuse(request, 429, message)
-        answer.headers["Retry-After"] = str(round(1 / ERRORS_PER_S))
+        answer.headers["Retry-After"] = str(ceil(1 / per_s))
         return answer
 
 
