@@ -268,7 +268,7 @@ def auto(policy_file):
     """All tuners may change by themselves; none of them is asked within the test."""
     policy_file.write_text(
         POLICY.replace("version: 1", "version: 1\nmode: auto").replace(
-            "tuners: {", "tuners: {tier_size: {period: 30d}, eviction: {period: 30d, hold_off: 5m}, "
+            "tuners: {", "tuners: {tier_size: {period: 90d}, eviction: {period: 90d, hold_off: 5m}, "
         )
     )
 
