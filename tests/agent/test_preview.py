@@ -179,6 +179,17 @@ def test_a_panel_without_data_says_so_and_one_that_is_refused_says_why():
     assert empty.said == "no data"
 
 
+def test_panels_are_drawn_without_an_annotation_that_is_refused():
+    """The page says which one could not be read, and why."""
+    marks = tuple(Mark(name, "blue", expr, name, "") for name, expr in (("Steps", "bad("), ("Changes", "good")))
+    fake = FakePrometheus([({"tier": "dram"}, [1, (NOW - 60) * 1000])], refuses="bad(")
+    board = Board("b", "b", "", (panel(),), marks)
+    made = page(board, fake.source(), CHOICE, 15.0)
+    assert made.panels[0].chart
+    assert [one.title for one in made.moments] == ["Changes"]
+    assert "Not marked: Steps: parse error: it is refused" in rendered(made, [board])
+
+
 @pytest.mark.parametrize("kind", ["timeseries", "stat", "state-timeline", "bargauge"])
 def test_labels_cannot_write_into_the_page(kind):
     """A store's or tenant's name is text, whatever is in it."""

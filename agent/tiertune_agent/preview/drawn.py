@@ -75,6 +75,8 @@ class Page:
     panels: tuple[Drawn, ...]
     moments: tuple[Moment, ...]
     """Newest first."""
+    unread: tuple[str, ...] = ()
+    """Annotations whose query is refused, and why."""
 
     @property
     def until(self) -> str:
@@ -90,10 +92,10 @@ class Page:
 
 
 def page(board: Board, source: Prometheus, choice: Selection, scrape_s: float) -> Page:
-    """Run all queries and draw them. PrometheusError if nobody answers; a panel tells why its query is refused."""
-    moments = _moments(board.marks, source, choice, scrape_s)
+    """Run all queries and draw them. PrometheusError if nobody answers; the page tells which are refused, and why."""
+    moments, unread = _moments(board.marks, source, choice, scrape_s)
     panels = tuple(_panel(panel, source, choice, scrape_s, moments) for panel in board.panels)
-    return Page(board, choice, panels, tuple(sorted(moments, key=lambda one: -one.at)))
+    return Page(board, choice, panels, tuple(sorted(moments, key=lambda one: -one.at)), tuple(unread))
 
 
 def variables(choice: Selection, step_s: float, scrape_s: float) -> dict[str, str]:
@@ -103,19 +105,27 @@ def variables(choice: Selection, step_s: float, scrape_s: float) -> dict[str, st
     return {"store": choice.store, "namespace": choice.namespace, **times}
 
 
-def _moments(marks: Iterable[Mark], source: Prometheus, choice: Selection, scrape_s: float) -> list[Moment]:
-    """Every moment once, however often it was scraped."""
+def _moments(
+    marks: Iterable[Mark], source: Prometheus, choice: Selection, scrape_s: float
+) -> tuple[list[Moment], list[str]]:
+    """Every moment once, however often it was scraped; and which marks' queries are refused."""
     found: dict[tuple[float, str], Moment] = {}
+    unread = []
     start = choice.now - choice.last_s
     step_s = max(scrape_s, choice.last_s / 500)
     for mark in marks:
         expression = filled(mark.expr, variables(choice, step_s, scrape_s))
-        for series in source.over(expression, start, choice.now, step_s):
+        try:
+            marked = source.over(expression, start, choice.now, step_s)
+        except QueryError as error:
+            unread.append(f"{mark.name}: {error}")
+            continue
+        for series in marked:
             title, text = named(mark.title, series.labels), named(mark.text, series.labels)
             for _, milliseconds in series.points:
                 if start <= milliseconds / 1000 <= choice.now:
                     found[milliseconds, title] = Moment(milliseconds / 1000, mark.colour, title, text)
-    return list(found.values())
+    return list(found.values()), unread
 
 
 def _panel(panel: Panel, source: Prometheus, choice: Selection, scrape_s: float, moments: Sequence[Moment]) -> Drawn:
