@@ -1,5 +1,7 @@
 """Change of a running store: whole or not at all, once, and kept."""
 
+import os
+import re
 from unittest.mock import Mock
 
 import pytest
@@ -89,6 +91,16 @@ def test_no_tier_grows_beyond_the_machine(control, store, monkeypatch):
     with pytest.raises(TuningError, match="the machine has 10 in all"):
         control.put(with_capacity(41), expected_version=3, key="d")
     assert store.tuning.version == 3
+
+
+def test_the_most_memory_that_is_named_is_accepted_and_fits(control):
+    """What always stays free of the machine, and of control groups' limits, is not a part of it."""
+    with pytest.raises(TuningError) as refused:
+        control.put(with_capacity(1 << 59), expected_version=1, key="a")
+    (most,) = re.findall(r"(\d+)MiB are the most", str(refused.value))
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert total - (int(most) << 20) >= min(512 << 20, total // 4)
+    control.put(with_capacity(int(most) << 20), expected_version=1, key="b")
 
 
 def test_a_change_for_another_version_is_refused(control, store):

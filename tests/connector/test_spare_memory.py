@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from connector.control_groups import system
-from tiertune_connector.tiers.linux import spare_memory
+from tiertune_connector.tiers.linux import most_memory, spare_memory
 
 GIB = 1 << 30
 V1 = "12:cpuset:/\n4:memory:{0}\n0::/unified\n"
@@ -60,7 +60,23 @@ def test_a_limit_of_any_group_around_us_counts(tmp_path, groups, files, spare):
     assert spare_memory(system(tmp_path, groups, **files)) == pytest.approx(spare * GIB, abs=1)
 
 
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({}, 127.5),
+        (v2("pod/one/", "max", 3) | v2("pod/", 10, 8, 1), 9.5),
+        (v2("pod/one/", 1, 1) | v2("pod/", 10, 8, 1), 0.75),
+        (v2("pod/one/", 900, 1), 127.5),
+    ],
+)
+def test_the_most_is_what_nobody_else_could_leave_less_of(tmp_path, files, most):
+    """Of the machine and every group, without what stays free: more than that no store ever has."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {128 << 20} kB\nMemAvailable: {64 << 20} kB\n")
+    assert most_memory(system(tmp_path, V2.format("/pod/one"), **files)) == most * GIB
+
+
 def test_it_is_what_the_machine_tells():
     """It is positive, and not more than the machine has."""
     total = next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line)
-    assert 0 < spare_memory() <= total * 1024
+    assert 0 < spare_memory() <= most_memory() <= total * 1024

@@ -83,6 +83,13 @@ def test_every_key_may_be_left_out(monkeypatch, tmp_path):
     assert settings.staging is None
 
 
+@pytest.mark.parametrize(("fits", "dram"), [(3, 0.75), (12, 3), (500, 4)])
+def test_an_embedded_store_leaves_most_of_a_small_limit(monkeypatch, fits, dram):
+    """It lies in the engine's own control group: what counts is its limit, not the host's memory."""
+    monkeypatch.setattr(embedded, "most_memory", lambda: fits << 30)
+    assert parse({}).store_dram == dram * 2**30
+
+
 @pytest.mark.parametrize(
     ("extra", "dram"), [({"socket": "x"}, 0), ({"socket": "x", "store_dram": "1GiB"}, 2**30), ({"store_dram": 0}, 0)]
 )

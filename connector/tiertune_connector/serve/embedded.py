@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tiertune_connector import locks
-from tiertune_connector.tiers.linux import memory_bytes
+from tiertune_connector.tiers.linux import most_memory
 
 logger = logging.getLogger(f"vllm.{__name__}")
 IDLE_EXIT_S = 60.0
@@ -56,9 +56,8 @@ def owner(path: Path) -> int | None:
 
 
 def default_dram_bytes() -> int:
-    """4 GiB, but at most a quarter of the host's memory."""
-    total = memory_bytes()
-    return min(MOST_DRAM_BYTES, total // MOST_DRAM_SHARE)
+    """4 GiB, but at most a quarter of what the host and our control groups let a store have."""
+    return min(MOST_DRAM_BYTES, most_memory() // MOST_DRAM_SHARE)
 
 
 def lock_path(path: Path) -> Path:

@@ -9,7 +9,7 @@ from tiertune_connector.documents import differences
 from tiertune_connector.state import StateDir, body_digest, latest
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.linux import memory_bytes
+from tiertune_connector.tiers.linux import memory_bytes, most_memory
 from tiertune_connector.tuning import LOCAL, SLOWER, Tuning, TuningError, parse_tuning
 
 
@@ -132,5 +132,6 @@ def too_large(asked: int, disk: DiskTier | None) -> str:
         room = memory_bytes() if disk is None else disk.room_bytes
     except OSError as error:
         return f"nobody knows what {place} has: {error.strerror}"
-    told = f"{asked} bytes are asked, {place} has {room} in all: {room >> 20}MiB are the most that fit"
+    most = most_memory() if disk is None else room
+    told = f"{asked} bytes are asked, {place} has {room} in all: {most >> 20}MiB are the most that fit"
     return told if asked > room else ""

@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from tiertune_connector.cgroups import groups, number, text
@@ -43,19 +44,29 @@ def spare_memory(system: Path = Path("/")) -> int:
     A part of each limit stays free. What only caches files counts as spare. The kernel does not refuse shared memory
     that is not there: it kills a process when that is touched. ``system`` has ``proc`` and ``sys``.
     """
+    return min(_without_free(limit) - used for limit, used in _limits(system))
+
+
+def most_memory(system: Path = Path("/")) -> int:
+    """As ``spare_memory`` if nobody else took any."""
+    return min(_without_free(limit) for limit, _ in _limits(system))
+
+
+def _limits(system: Path) -> Iterator[tuple[int, int]]:
+    """What the machine and each of our control groups have, and what of it is in use, in bytes."""
     machine = _fields(system / "proc/meminfo")
-    spare = machine.get("MemAvailable:", 1 << 50) * 1024 - _kept_free(machine.get("MemTotal:", 0) * 1024)
+    total, available = (machine.get(name, 1 << 50) * 1024 for name in ("MemTotal:", "MemAvailable:"))
+    yield total, total - available
     for folder in groups("memory", system):
         for limit, usage, cached in _FILES:
             most, used = number(folder / limit), number(folder / usage)
             if most is not None and used is not None:
-                spare = min(spare, most - _kept_free(most) - used + _fields(folder / "memory.stat").get(cached, 0))
-    return spare
+                yield most, used - _fields(folder / "memory.stat").get(cached, 0)
 
 
-def _kept_free(limit: int) -> int:
-    """Bytes of a limit that a cache leaves free: nobody else in it, nor the store itself, must be killed for one."""
-    return min(_MOST_KEPT_FREE, limit // 4)
+def _without_free(limit: int) -> int:
+    """Bytes of a limit that a cache may take: nobody else in it, nor the store itself, must be killed for one."""
+    return limit - min(_MOST_KEPT_FREE, limit // 4)
 
 
 _MOST_KEPT_FREE = 512 << 20

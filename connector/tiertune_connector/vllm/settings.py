@@ -46,8 +46,8 @@ class EngineSettings(Document):
     store_dram: Size = 0
     """DRAM of the embedded store that the engine starts if no store listens; 0: never start one.
 
-    Default without `socket`: 4 GiB, at most a quarter of the host's memory. Default with `socket`: 0, because a store
-    of your own is expected there, and may merely start late.
+    Default without `socket`: 4 GiB, at most a quarter of what host and control groups let a store have. Default with
+    `socket`: 0, because a store of your own is expected there, and may merely start late.
     """
     lookup_deadline: Duration = 0.1
     """How long the engine waits for the store's answer; then the prompt is recomputed."""
