@@ -305,6 +305,7 @@ def test_a_load_may_take_as_long_as_the_request_waits_anyway():
     assert deadline_s(hidden, settings, unknown_s=9.0, floor_s=0.1) == 1.0
     alone = choose(["remote"] * 60)
     assert deadline_s(alone, settings, unknown_s=9.0, floor_s=0.1) == pytest.approx(2.5 * alone.fetch_s)
+    assert deadline_s(replace(hidden, fetch_s=None), settings, unknown_s=0.5, floor_s=0.1) == 1.0
 
 
 def test_a_deadline_is_never_too_short_to_try():
@@ -312,7 +313,8 @@ def test_a_deadline_is_never_too_short_to_try():
     alone = choose(["remote"] * 60)
     assert deadline_s(alone, {}, unknown_s=9.0, floor_s=0.0) == GateSettings().deadline_factor * alone.fetch_s
     assert deadline_s(alone, {}, unknown_s=9.0, floor_s=8.0) == 8.0
-    assert deadline_s(replace(alone, fetch_s=None), {}, unknown_s=9.0, floor_s=10.0) == 9.0
+    assert deadline_s(replace(alone, fetch_s=None), {}, unknown_s=9.0, floor_s=0.1) == 9.0
+    assert deadline_s(replace(alone, fetch_s=None), {}, unknown_s=9.0, floor_s=10.0) == 10.0
     nothing = choose([])
     assert deadline_s(replace(nothing, fetch_s=2.0), {}, unknown_s=9.0, floor_s=0.0) == 2.0
 

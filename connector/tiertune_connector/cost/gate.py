@@ -147,13 +147,12 @@ def deadline_s(
 ) -> float:
     """Seconds that the load may take: its prediction times the largest factor of the tiers fetched from.
 
-    ``unknown_s`` if there is no prediction; else never less than ``floor_s``, nor than the request waits anyway.
+    ``unknown_s`` if there is no prediction. Never less than ``floor_s``, nor than the request waits anyway.
     """
-    if decision.fetch_s is None:
-        return unknown_s
     tuned = [settings.get(candidate.tier, _DEFAULT) for candidate in decision.candidates if candidate.fetched]
     factor = max((bounds.deadline_factor for bounds in tuned), default=1.0)
-    return max(floor_s, factor * decision.fetch_s, decision.backlog_s)
+    allowed_s = unknown_s if decision.fetch_s is None else factor * decision.fetch_s
+    return max(floor_s, allowed_s, decision.backlog_s)
 
 
 def decide(
