@@ -46,6 +46,38 @@ def test_where_nothing_can_be_locked_an_engine_starts_all_the_same(tmp_path, reg
         assert path.exists()
 
 
+def test_where_nothing_may_be_opened_an_engine_starts_all_the_same(tmp_path, region, monkeypatch):
+    """Whoever else's folder or file it is: who may write there need not be able to read it."""
+    path, opened = region(regions.engine_id("a", 4096)), os.open
+
+    def refused(path, *arguments, **named):
+        if Path(path).is_relative_to(tmp_path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", refused)
+    assert regions.sweep(tmp_path) == []
+    assert regions.held("a", tmp_path) == [path]
+    with regions.making(tmp_path):
+        assert path.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_users_file_beside_a_dead_engines_region_stays(tmp_path):
+    """Its name makes it look like a part of the region; in /dev/shm nobody may remove it but who made it."""
+    tmp_path.chmod(0o1777)
+    path = tmp_path / f"vllm_offload_{regions.engine_id('a', 4096)}.mmap"
+    others = Path(f"{path}.1")
+    others.touch()
+    code = "import os, sys; from pathlib import Path; from tiertune_connector.vllm import regions\n"
+    code += "folder, path = map(Path, sys.argv[1:]); descriptor = os.open(folder, os.O_RDONLY); os.fchdir(descriptor)\n"
+    code += "os.setgid(65534); os.setuid(65534); Path(path.name).touch(); print(regions.sweep(Path()))"
+    command = [sys.executable, "-c", code, str(tmp_path), str(path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.stdout == f"[PosixPath('{path.name}')]\n", told.stderr
+    assert list(tmp_path.iterdir()) == [others]
+
+
 def test_a_dead_engines_region_is_removed_and_a_live_ones_stays(tmp_path, region):
     """It is held until its process is gone, however that ends; the region may have several files."""
     path = region(regions.engine_id("a", 4096))

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tiertune_connector import locks
@@ -31,7 +31,7 @@ def engine_id(own: str, row_bytes: int) -> str:
 def held(own: str, folder: Path = SHARED_MEMORY) -> list[Path]:
     """The regions of an engine that its ranks hold: more than one if their rows differ in size."""
     name = re.compile(rf"vllm_offload_{MARK}{re.escape(own)}-\d+\.mmap")
-    return [path for path in folder.iterdir() if name.fullmatch(path.name) and not _is_stale(path)]
+    return [path for path in folder.glob(PATTERN) if name.fullmatch(path.name) and not _is_stale(path)]
 
 
 def hold(descriptor: int) -> None:
@@ -52,7 +52,8 @@ def sweep(folder: Path = SHARED_MEMORY) -> list[Path]:
         for path in stale:
             logger.info("TierTune: removing %s, which a dead engine left", path)
             for part in (path, *folder.glob(f"{path.name}.*")):  # 0.33 may cut a region into several files
-                part.unlink(missing_ok=True)
+                with suppress(OSError):  # gone meanwhile, or somebody else's
+                    part.unlink()
     return stale
 
 
@@ -75,12 +76,12 @@ def _is_stale(path: Path) -> bool:
 def _locked(path: Path, *, patience_s: float = 0.0, shared: bool = False) -> Iterator[bool]:
     """Lock a file, or a folder itself, which leaves nothing behind; yields whether the lock was had in time.
 
-    If nothing can be locked it was not had: an engine starts all the same.
+    If nothing can be opened or locked it was not had: an engine starts all the same.
     """
-    descriptor, had = os.open(path, os.O_RDONLY), False
-    try:
+    had = False
+    with ExitStack() as undo:
         with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            undo.callback(os.close, descriptor)
             had = locks.had(descriptor, patience_s=patience_s, shared=shared)
         yield had
-    finally:
-        os.close(descriptor)
