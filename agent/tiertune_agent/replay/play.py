@@ -120,29 +120,22 @@ class Play:
             decision = self._decide(found, tiers)
             cut, ready_s, remote_s = self._fetch(found, tiers[: decision.cut])
             if self._report is not None and decision.candidates:
-                self._tell(self._report, found, decision, ready_s, remote_s, failed=cut < decision.cut)
+                self._report(found.at_s + ready_s, self._told(decision, tiers, cut, ready_s, remote_s))
         self._prefill(found, cut, ready_s)
         self._count(found, tiers[:cut])
 
-    def _tell(
-        self,
-        report: Report,
-        found: ReplayedRequest,
-        decision: GateDecision,
-        ready_s: float,
-        remote_s: float,
-        *,
-        failed: bool,
-    ) -> None:
-        """Report as an engine's adapter does to its store."""
-        told = tier_reports(
+    def _told(
+        self, decision: GateDecision, tiers: Sequence[str], cut: int, ready_s: float, remote_s: float
+    ) -> list[TierReport]:
+        """What an engine's adapter would report to its store; ``cut`` leading chunks were there ``ready_s`` later."""
+        return tier_reports(
             decision,
             chunk_tokens=self._world.chunk_tokens,
             actual_s=ready_s if decision.fetches else None,
             seconds={"remote": remote_s},
-            failure="failed" if failed else "",
+            failure="failed" if cut < decision.cut else "",
+            used=decision.cut_to(cut, range(cut), tiers),
         )
-        report(found.at_s + ready_s, told)
 
     def _decide(self, found: ReplayedRequest, tiers: Sequence[str]) -> GateDecision:
         """How many leading chunks the request has before its prefill."""
