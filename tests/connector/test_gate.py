@@ -20,6 +20,7 @@ from tiertune_connector.cost import (
     decide,
     gain_s,
 )
+from tiertune_connector.cost.gate import MANY
 
 LLAMA_8B = ModelShape(params=8.03e9, layers=32, width=4096)
 TOKENS = 512
@@ -36,7 +37,17 @@ def link(gbps, doubt=0.0, queue_s=0.0):
 
 
 def choose(
-    tiers, *, prompt=None, computed=0, fetch=None, cost=prefill, backlog_s=0.0, others=ALONE, copy_s=0.0, **remote
+    tiers,
+    *,
+    prompt=None,
+    computed=0,
+    fetch=None,
+    cost=prefill,
+    backlog_s=0.0,
+    others=ALONE,
+    copy_s=0.0,
+    most=MANY,
+    **remote,
 ):
     return decide(
         tiers,
@@ -50,6 +61,7 @@ def choose(
         backlog_s=backlog_s,
         others=others,
         copy_s=copy_s,
+        most=most,
     )
 
 
@@ -102,15 +114,16 @@ requests = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("cost", [prefill, hiding])
-@given(request=requests, copy_s=st.sampled_from([0.0, 0.001, 0.01]))
-def test_the_choice_is_the_best_of_all_cuts(cost, request, copy_s):
+@given(request=requests, copy_s=st.sampled_from([0.0, 0.001, 0.01]), room=st.sampled_from([MANY, 300, 50, 7, 0]))
+def test_the_choice_is_the_best_of_all_cuts(cost, request, copy_s, room):
     """With margin 1 no cut at all, not only no end of a run, is predicted faster than the chosen one.
 
-    What a fetch takes may be in doubt, what its copy to the device takes is not.
+    What a fetch takes may be in doubt, what its copy to the device takes is not. No cut is tried that has no room.
     """
     request = request | {"cost": cost, "copy_s": copy_s}
-    first, last = request["computed"] // TOKENS, len(request["tiers"])
-    decision = choose(**request)
+    first = request["computed"] // TOKENS
+    last = min(len(request["tiers"]), first + room)
+    decision = choose(**request, most=first + room)
     assert first <= decision.cut <= last
     best = min(total(cut=cut, **request) for cut in range(first, last + 1))
     assert total(cut=decision.cut, **request) <= best + 1e-9
@@ -220,6 +233,18 @@ def test_off_ends_at_the_first_remote_chunk():
     decision = choose(["dram", "remote", "dram"], fetch={"dram": FREE, "remote": FREE}, fetch_on=False)
     assert decision.cut == 1
     assert [entry.reason for entry in decision.candidates] == [Reason.CHEAPER, Reason.OFF]
+
+
+def test_what_finds_no_room_is_not_fetched():
+    """The prediction is that of the chunks which can come; of a tier from which none can, the reason is told."""
+    fast = {"fetch": {"disk": FREE, "remote": link(400)}}
+    whole, part = (choose(["remote"] * 12 + ["disk"] * 4, most=most, **fast) for most in (MANY, 9))
+    assert (whole.cut, part.cut) == (16, 9)
+    remote, disk = part.candidates
+    assert (remote.chunks, remote.fetched, remote.fetch_s) == (12, 9, choose(["remote"] * 9, **fast).fetch_s)
+    assert (disk.chunks, disk.fetched, disk.reason) == (4, 0, Reason.NO_ROOM)
+    assert choose(["remote"] * 12, most=0).reason == Reason.NO_ROOM
+    assert choose(["remote"] * 12, most=0, fetch_on=False).reason == Reason.OFF
 
 
 def test_a_short_run_is_not_worth_a_fetch():

@@ -82,6 +82,12 @@ def test_every_message_survives_the_way():
     assert through(REPLIES, Reply) == REPLIES
 
 
+def test_a_store_that_does_not_tell_its_room_is_taken_at_its_word():
+    """One of before: its replies are shorter, and all that it found may be fetched."""
+    found = msgspec.msgpack.decode(msgspec.msgpack.encode(["looked", 1, ["remote"] * 40, {}, {}, "", ""]), type=Reply)
+    assert found.reach(0) == found.reach(9) == 40
+
+
 def test_large_and_small_frames_mix():
     """A frame of megabytes among small ones."""
     messages = [Abort([b"k"]), Abort([b"%064d" % number for number in range(50_000)]), Release(1)]

@@ -68,10 +68,10 @@ def choosing(client, gate, backlog):
     return Choosing(client, gate, backlog, Telemetry(), chunk_tokens=CHUNK)
 
 
-def arrives(backlog, request, tiers, costs=COSTS):
+def arrives(backlog, request, tiers, costs=COSTS, room=None):
     backlog.arrived(request, PROMPT)
     reply = Future()
-    reply.set_result(LookupReply(1, list(tiers), costs, {}))
+    reply.set_result(LookupReply(1, list(tiers), costs, {}, room=room))
     return Ask(request, PROMPT, [bytes([place]) for place in range(10)], [], reply, monotonic())
 
 
@@ -97,6 +97,20 @@ def test_what_is_fetched_is_ahead_of_others_and_what_is_not_is_not(choosing, bac
     assert queues(gate) == {"dram": 0, "remote": 0}
     assert choosing.choose(arrives(backlog, "b", PARTS), 0).cut == 10
     assert queues(gate) == {"dram": 3 * DRAM_S, "remote": 7 * REMOTE_S}
+
+
+def test_what_dram_has_no_room_for_is_computed(choosing, backlog, gate, client):
+    """Neither is it predicted to come, nor do others believe so; what the engine has itself needs no room."""
+    first = arrives(backlog, "a", ["remote"] * 10, room=(8, 6))
+    arrives(backlog, "b", ())
+    choosing.prefetch(first, room=100)
+    assert [len(keys) for keys, _ in client.loads] == [6]
+    decision = choosing.choose(first, 0)
+    assert (decision.cut, decision.fetch_s) == (6, 6 * REMOTE_S)
+    assert backlog.seconds("b") == pytest.approx(4 * CHUNK * TOKEN_S)
+    assert choosing.choose(arrives(backlog, "c", PARTS, room=(8, 6)), 0).cut == 8
+    assert choosing.choose(arrives(backlog, "d", PARTS, room=(8, 6)), 2).cut == 9
+    assert choosing.choose(arrives(backlog, "e", PARTS, room=(8, 6)), 4).cut == 10
 
 
 def test_a_prefetch_keeps_no_chunks_of_dram_on_their_way(choosing, backlog, gate, client):

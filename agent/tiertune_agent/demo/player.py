@@ -180,6 +180,7 @@ class Player:
             fetch=reply.costs,
             prefill=self._cost.seconds,
             settings=reply.gate,
+            most=reply.reach(0),
         )
 
     def _fetch(self, prompt: Prompt, decision: GateDecision, reply: LookupReply) -> int:

@@ -42,6 +42,7 @@ class Reason(StrEnum):
     SLOWER = "slower"
     TOO_SHORT = "too_short"
     OFF = "off"
+    NO_ROOM = "no_room"
     UNKNOWN_COST = "unknown_cost"
 
 
@@ -168,6 +169,7 @@ def decide(
     backlog_s: float = 0.0,
     others: Others = ALONE,
     copy_s: float = 0.0,
+    most: int = MANY,
 ) -> GateDecision:
     """Choose how many leading chunks to have; ``tiers[i]`` holds chunk i of the prompt, from its head, without gaps.
 
@@ -176,6 +178,7 @@ def decide(
     a prefill and of the link to the remote; local tiers have none. ``copy_s``: seconds of copying a fetched chunk to
     the engine's device, whatever its tier. A tier that ``fetch`` does not name has an unknown cost, one that
     ``settings`` does not name the default settings. If a cost is unknown, local chunks are fetched and remote ones not.
+    At ``most`` so many leading chunks can be had: there is no room for more.
     """
     first = computed_tokens // chunk_tokens
     if first >= len(tiers):
@@ -194,10 +197,14 @@ def decide(
             least = -(-bounds.min_fetch_tokens // chunk_tokens)
             costs = estimate, chunk_bytes, others.transfer_price if tier == REMOTE else 1.0
             offer = offers[tier] = _Offer(tier, bounds, *costs, copy_s=copy_s, unknown=unknown, least=least)
+            if start >= most:
+                offer.refusal = offer.refusal or Reason.NO_ROOM
         offer.runs.append((start, end))
-        for cut in (*(cut for cut in bends if start < cut < end), end):
-            runs.append((offer, start, cut))
-            start = cut
+        room = min(end, most)
+        for cut in (*(cut for cut in bends if cut < room), room):
+            if start < cut:
+                runs.append((offer, start, cut))
+                start = cut
     cut = _best_cut(first, runs, left_s, backlog_s, others.prefill_price)
     last = tiers[cut - 1 if cut > first else -1]
     return _decision(cut, last, offers, left_s, backlog_s=backlog_s, prefills=others.prefills)
@@ -233,20 +240,9 @@ class _Offer:
     """One tier's chunks of one request."""
 
     __slots__ = (
-        "_chunk_bytes",
-        "_chunk_s",
-        "_copy_s",
-        "_estimate",
-        "_fixed_s",
-        "copy_s",
-        "least",
-        "quick",
-        "refusal",
-        "runs",
-        "slow",
-        "tier",
-        "unknown",
-    )
+        "_chunk_bytes", "_chunk_s", "_copy_s", "_estimate", "_fixed_s",
+        "copy_s", "least", "quick", "refusal", "runs", "slow", "tier", "unknown",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -168,6 +168,20 @@ class LookupReply(Message, tag="looked", frozen=True):
     """Why nothing is found, if not plain absence."""
     group: GroupName = ""
     """The request's holdout group until it ends: the store wants to know how long it took."""
+    room: tuple[Count, Count] | None = None
+    """The most chunks that a load can bring, and the most of these from one slower tier; None: as many as are found."""
+
+    def reach(self, own: int) -> int:
+        """How many leading chunks an engine can have that has the first ``own`` itself."""
+        end = len(self.tiers)
+        if self.room is None or end - own <= min(self.room):
+            return end
+        most, share = self.room
+        end = min(end, own + most)
+        for tier in {*self.tiers} - {"dram"}:
+            places = [place for place in range(own, end) if self.tiers[place] == tier]
+            end = places[share] if len(places) > share else end
+        return end
 
 
 class Load(Message, tag="load", frozen=True):

@@ -89,7 +89,8 @@ class Arrivals:
         if arrival is not None and self.lanes[arrival.tier].breaker.open:
             return None
         if arrival is None:
-            slot = self.dram.reserve(*place, NOBODY) if self._has_share(place[0], tier) else None
+            _, share = self.room(place[0])
+            slot = self.dram.reserve(*place, NOBODY) if self._numbers[place[0], tier] < share else None
             if slot is None:
                 return None
             predicted_s = self.lanes[tier].transit.asked(slot.nbytes)
@@ -105,6 +106,12 @@ class Arrivals:
         """How many of these chunks are on their way already, by tier."""
         found = [self._coming.get((namespace, key)) for key in keys] if self._coming else []
         return Counter(arrival.tier for arrival in found if arrival is not None)
+
+    def room(self, namespace: str) -> tuple[int, int]:
+        """Chunks that DRAM can hold for loads at once, and how many of them one slower tier may be bringing."""
+        pool = self.dram.pools.get(namespace)
+        capacity = pool.pool.capacity if pool else 0
+        return capacity, capacity - capacity // LEFT_SHARE
 
     def give_up(self, tier: str, *, hangs: bool) -> None:
         """Call off what waits its turn at a tier that died; its loads hear of it at their deadline.
@@ -143,13 +150,6 @@ class Arrivals:
             elif None in outcomes and not lane.breaker.open:  # else: how long it hangs is not what a fetch costs
                 lane.transit.given_up(told, took)
         return seconds
-
-    def _has_share(self, namespace: str, tier: str) -> bool:
-        pool = self.dram.pools.get(namespace)
-        if pool is None:
-            return False
-        capacity = pool.pool.capacity
-        return self._numbers[namespace, tier] < capacity - capacity // LEFT_SHARE
 
     def _asked(self, place: Place, arrival: Arrival) -> bool:
         """Have a thread read the chunk; False if none can be had, though the chunk may still be queued."""

@@ -68,6 +68,7 @@ class Lookups:
             coming = self.arrivals.coming(
                 digest, (key for key, tier in zip(keys, tiers, strict=False) if tier != "dram")
             )
+            room = self.arrivals.room(digest)
             session.chains.put(asked.request, Chain(keys, len(tiers)))
             if asked.defer:
                 session.uncounted.put(asked.request, self._found(asked, tiers))
@@ -75,7 +76,7 @@ class Lookups:
         group = group_of(asked.request, remote.holdout)
         told = group if "remote" in tiers else ""
         costs = self.health.costs(coming, session.chunk_bytes)
-        return LookupReply(asked.id, tiers, costs, {"remote": bounds(group, remote)}, group=told)
+        return LookupReply(asked.id, tiers, costs, {"remote": bounds(group, remote)}, group=told, room=room)
 
     def looked_up(self, session: Session, asked: Lookup, reply: LookupReply) -> None:
         """Note and count an answered lookup; if it is deferred, ``own`` counts its hits.

@@ -103,6 +103,7 @@ class Choosing:
             settings=found.gate,
             backlog_s=backlog_s,
             prefills=self._backlog.others(ask.request),
+            most=found.reach(own_chunks),
         )
 
     def _costs(self, ask: Ask, found: LookupReply) -> Mapping[str, FetchEstimate]:

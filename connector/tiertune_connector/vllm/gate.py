@@ -9,7 +9,7 @@ from math import ceil
 from msgspec.structs import replace
 
 from tiertune_connector.cost import FetchEstimate, GateDecision, GateSettings, Others, PrefillCost, deadline_s, decide
-from tiertune_connector.cost.gate import REMOTE
+from tiertune_connector.cost.gate import MANY, REMOTE
 
 FADE = 0.9
 """Weight that earlier copies keep with each new one."""
@@ -100,12 +100,13 @@ class EngineGate:
         settings: Mapping[str, GateSettings],
         backlog_s: float = 0.0,
         prefills: int = 0,
+        most: int = MANY,
     ) -> GateDecision:
         """Decide how many leading chunks of the prompt to have; ``tiers`` says where each is, from the prompt's head.
 
         Those within the first ``computed_tokens`` are on the device or in staging: their tiers do not matter.
         ``backlog_s`` is the prefill work ahead of the request; ``prefills`` counts the engine's other unfinished
-        requests. The remote's cost says how many transfers are under way.
+        requests. The remote's cost says how many transfers are under way. There is room for ``most`` leading chunks.
         """
         remote = costs.get(REMOTE)
         nbytes, seconds = self._copied
@@ -121,6 +122,7 @@ class EngineGate:
             backlog_s=backlog_s,
             others=Others(prefills, remote.transfers if remote else 0),
             copy_s=self._chunk_bytes * seconds / nbytes if nbytes else 0.0,
+            most=most,
         )
         if decision.candidates and not decision.fetches:
             self._copied = nbytes, DECLINED * seconds

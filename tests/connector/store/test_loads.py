@@ -6,6 +6,7 @@ import pytest
 
 from connector.store.serving import DIGEST, Reads, evict_all, joined, put_remote, serving, used, written
 from connector.stores import (
+    CHUNK_TOKENS,
     STRIDE,
     Engine,
     at_best,
@@ -140,6 +141,24 @@ def test_a_load_does_not_evict_its_own_head(home, remote):
             other.put(chain("other", 3))
         written(store)
         assert engine.load(keys).outcomes == ["hit"] * 8
+
+
+@pytest.mark.parametrize("near", [0, 1, 3])
+@pytest.mark.parametrize("own", [0, 2, 5])
+def test_a_lookup_tells_how_much_of_a_prompt_can_come(home, remote, near, own):
+    """No more than DRAM holds, and of one slower tier three quarters of it; what an engine has itself needs no room."""
+    keys = chain("k", 14)
+    with serving(home, remote, dram=8 * STRIDE) as store, joined(store) as engine:
+        engine.put(keys[:near])
+        put_remote(remote, keys[near:])
+        written(store)
+        found = engine.client.lookup("r", keys, prompt_tokens=14 * CHUNK_TOKENS).result(10)
+        assert found.tiers == ["dram"] * near + ["remote"] * (14 - near)
+        loaded = engine.load(keys[own:])
+        assert loaded.outcomes.count("hit") == found.reach(own) - own < 14 - own
+        engine.client.release(loaded)
+        whole = engine.client.lookup("r", keys[: 6 + own], prompt_tokens=(6 + own) * CHUNK_TOKENS).result(10)
+        assert whole.reach(own) == 6 + own
 
 
 def test_chunks_that_came_cannot_leave_before_their_load_has_them(home, remote):
