@@ -132,6 +132,17 @@ def test_what_was_prefetched_is_copied_out_of_dram(choosing, backlog, gate, clie
     assert queues(gate) == {"dram": 10 * DRAM_S, "remote": 0}
 
 
+def test_all_that_had_room_was_prefetched(choosing, backlog, gate, client):
+    """It comes out of DRAM, whatever lies in its tier beyond; with chunks of its own, the engine may have more."""
+    for request, own, queued in (("a", 0, {"dram": 6 * DRAM_S, "remote": 0}), ("b", 2, {"dram": 0, "remote": 60})):
+        waiting = arrives(backlog, request, ["remote"] * 10, room=(8, 6))
+        choosing.prefetch(waiting, room=100)
+        client.come(6)
+        assert choosing.choose(waiting, own).cut == 6 + own
+        assert queues(gate) == queued
+        choosing.ended(waiting)
+
+
 def test_nobody_is_behind_what_is_over(choosing, backlog, gate, client):
     """A load whose end the engine was told, sooner than predicted; a prefetch that came while its request waits."""
     loading, waiting = arrives(backlog, "a", PARTS), arrives(backlog, "b", PARTS)

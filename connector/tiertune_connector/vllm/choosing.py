@@ -42,7 +42,7 @@ class Choosing:
         self._telemetry.decided(ask, decision, backlog_s)
         parts = _parts(decision)
         if ask.prefetch is not None:  # what is missing is on its way already
-            copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, ask.reply.result()))
+            copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, ask.reply.result(), own_chunks))
             parts = {DRAM: copied_s, **(parts if ask.prefetch.done() else {})}
             if ask.prefetch.done():
                 self.ended(ask)
@@ -99,17 +99,17 @@ class Choosing:
             found.tiers,
             computed_tokens=own_chunks * self._chunk_tokens,
             prompt_tokens=ask.prompt_tokens,
-            costs=self._costs(ask, found),
+            costs=self._costs(ask, found, own_chunks),
             settings=found.gate,
             backlog_s=backlog_s,
             prefills=self._backlog.others(ask.request),
             most=found.reach(own_chunks),
         )
 
-    def _costs(self, ask: Ask, found: LookupReply) -> Mapping[str, FetchEstimate]:
+    def _costs(self, ask: Ask, found: LookupReply, own_chunks: int) -> Mapping[str, FetchEstimate]:
         """What a fetch costs now: behind other loads, but not behind the request's own prefetch."""
         if ask.prefetch is not None:
-            return _prefetched(ask.prefetch, found)
+            return _prefetched(ask.prefetch, found, own_chunks)
         return self._gate.behind(found.costs, ask.sent_at, time.monotonic())
 
 
@@ -122,13 +122,14 @@ def _parts(decision: GateDecision) -> dict[str, float]:
     }
 
 
-def _prefetched(prefetch: "Future[Loaded]", found: LookupReply) -> Mapping[str, FetchEstimate]:
+def _prefetched(prefetch: "Future[Loaded]", found: LookupReply, own_chunks: int) -> Mapping[str, FetchEstimate]:
     """Tiers whose chunks were all prefetched cost what DRAM costs."""
-    near = _near(prefetch, found)
+    near = _near(prefetch, found, own_chunks)
     return {tier: found.costs.get(DRAM, cost) if tier in near else cost for tier, cost in found.costs.items()}
 
 
-def _near(prefetch: "Future[Loaded]", found: LookupReply) -> set[str]:
-    """Tiers whose chunks are all in DRAM by now, DRAM among them."""
-    beyond = found.tiers[len(prefetch.result().slots) :] if prefetch.done() else found.tiers
-    return (set(found.tiers) - set(beyond)) | {DRAM}
+def _near(prefetch: "Future[Loaded]", found: LookupReply, own_chunks: int) -> set[str]:
+    """Tiers whose chunks, as far as they have room, are all in DRAM by now, DRAM among them."""
+    tiers = found.tiers[: found.reach(own_chunks)]
+    beyond = tiers[len(prefetch.result().slots) :] if prefetch.done() else tiers
+    return (set(tiers) - set(beyond)) | {DRAM}
