@@ -190,6 +190,29 @@ def test_what_a_request_may_not_load_is_not_told_as_fetched(engines):
     assert gated(second)["fetched_tokens_total", ("dram",)] == 128
 
 
+def test_a_prompt_longer_than_dram_is_fetched_as_far_as_dram_has_room(engines, store, remote):
+    """Of ten chunks in the remote six come into a DRAM of eight. That was the plan: it is no load that failed."""
+    first, second = engines(), engines()
+    prompt = tokens(64 * 10 + 20)
+    first.compute(first.request("a", prompt))
+    wait_until(lambda: len(remote._chunks) >= 10)
+    (pool,) = store.store.dram.pools.values()
+    store.store.dram.flush(None, None)
+    store.store.dram.retune(8 * pool.stride, {})
+    wait_until(lambda: pool.pool.capacity == 8)
+    for _ in range(6):
+        second.tier._choosing._gate._prefill.observe_step([(0, 1000)], 10_000.0)
+    store.store.lanes["remote"].transit.estimate = lambda *_: FetchEstimate(0.0, 0.001, 1e9)
+    asked = second.request("b", prompt)
+    assert second.matched(asked)[0] == 64 * 6
+    second.done(asked)
+    counts = gated(second)
+    assert counts["loads_total", ("remote", "won")] == 1
+    assert counts["fetched_tokens_total", ("remote",)] == 64 * 6
+    assert ("loads_total", ("remote", "failed")) not in counts
+    wait_until(lambda: told(store, "duplicate_prefill_tokens_total") == 64 * 4)
+
+
 def test_what_staging_lost_before_it_was_taken_is_not_told_as_saved(engines, store):
     """It came in time, and in vain: a load that failed, of what is computed again."""
     first, second = engines(), engines()
