@@ -295,7 +295,6 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
         timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 30}
     )
     rounds = scheduler.add_job(agent.tick, "interval", seconds=settings.window, next_run_time=utc_now())
-
     scheduler.add_job(agent.sum_up, "interval", minutes=5)
     scheduler.add_job(agent.prune, "interval", hours=1)
     clock = SetBack(utc_now, steady_s)

@@ -127,25 +127,21 @@ class ChangeControl:
         by the policy meanwhile is neither made nor set back. Stores that were ``silent`` just now are not asked again.
         Returns the decisions as they were: earlier readings of their stores may be outdated.
         """
-        making, undoing = self._decisions.in_state(State.APPROVED), self._decisions.undoing()
-        for decision in making:
-            by_itself = _by(decision) == POLICY
+        unsettled = [*self._decisions.in_state(State.APPROVED), *self._decisions.undoing()]
+        for decision in unsettled:
+            making = decision.state == State.APPROVED
+            by_itself = _by(decision) == (POLICY if making else VERDICT)
             if why := _held_up(decision, frozen if by_itself else _none, silent):
                 self._decisions.wait(decision, why)
-                continue
-            if decision.undo:
-                self._given_up(decision)
-                continue
-            in_time = decision.approved_at is not None and abs(self._now() - decision.approved_at) <= LATE
-            late = (disallowed(decision) if by_itself else "") if in_time else TOO_LATE
-            self._end(decision, self._actuator.resume(decision, late=late))
-        for decision in undoing:
-            by_itself = _by(decision) == VERDICT
-            if why := _held_up(decision, frozen if by_itself else _none, silent):
-                self._decisions.wait(decision, why)
-            else:
+            elif not making:
                 self._undo(decision, disallowed(decision) if by_itself else "")
-        return [*making, *undoing]
+            elif decision.undo:
+                self._given_up(decision)
+            else:
+                in_time = decision.approved_at is not None and abs(self._now() - decision.approved_at) <= LATE
+                late = (disallowed(decision) if by_itself else "") if in_time else TOO_LATE
+                self._end(decision, self._actuator.resume(decision, late=late))
+        return unsettled
 
     def _undo(self, decision: Decision, late: str = "") -> tuple[Decision, str]:
         wish, outcome, now = decision.undo or {}, self._actuator.undo(decision, late=late), self._now()

@@ -45,7 +45,6 @@ class StoreHttp:
         self, url: str, transport: httpx.BaseTransport | None = None, access: Mapping[str, Any] = NO_ACCESS
     ) -> None:
         """``access``: further options of httpx, as ``credentials`` makes them."""
-        self.url = url
         kept, headers = httpx.Limits(keepalive_expiry=KEPT_S), {"User-Agent": AGENT}
         self._http = http_client(
             base_url=url, headers=headers, timeout=TIMEOUT_S, limits=kept, transport=transport, **access

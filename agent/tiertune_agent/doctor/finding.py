@@ -1,8 +1,9 @@
 """What a check says."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 from tiertune_agent.doctor.facts import AllFacts
 
@@ -10,6 +11,9 @@ Severity = Literal["error", "warning", "note"]
 """Something does not work; it works, but costs or hides something; worth knowing, nothing is wrong."""
 OFTEN = 0.05
 """Share of requests or chunks that is worth a finding."""
+Subject = TypeVar("Subject")
+Told = Iterator[tuple[str, str]]
+"""What is wrong with a subject, and what to do about it, as in ``Found``."""
 
 
 @dataclass(frozen=True)
@@ -39,3 +43,32 @@ class Finding:
     where: str
     wrong: str
     mend: str
+
+
+def check(name: str, severity: Severity) -> Callable[[Callable[[AllFacts], Iterator[Found]]], Check]:
+    """Decorator: makes a check of a function of all facts."""
+    return partial(Check, name, severity)
+
+
+def of_each(
+    subjects: Callable[[AllFacts], Iterable[Subject]], where: str
+) -> Callable[[str, Severity], Callable[[Callable[[Subject], Told]], Check]]:
+    """Decorator like ``check``, for a function of one subject; ``where`` is the attribute that says where it is."""
+
+    def named(name: str, severity: Severity) -> Callable[[Callable[[Subject], Told]], Check]:
+        def made(look_at: Callable[[Subject], Told]) -> Check:
+            def look(facts: AllFacts) -> Iterator[Found]:
+                return (Found(getattr(one, where), *told) for one in subjects(facts) for told in look_at(one))
+
+            return Check(name, severity, look)
+
+        return made
+
+    return named
+
+
+of_agent = of_each(lambda facts: [facts.agent] if facts.agent else [], "url")
+of_store = of_each(lambda facts: facts.answering, "name")
+of_engine = of_each(lambda facts: facts.engines, "url")
+of_server = of_each(lambda facts: facts.servers, "server")
+of_storage = of_each(lambda facts: [facts.storage] if facts.storage else [], "storage")

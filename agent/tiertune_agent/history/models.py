@@ -107,7 +107,20 @@ WITH_CANDIDATES = text("requests > 0")
 """Literal, because an index for it serves no query that binds the number."""
 
 
-class WindowRow(Base):
+class _Counted:
+    """What was counted in a stretch of time. ``seconds``: those that its windows covered."""
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    store: Mapped[str]
+    namespace: Mapped[str]
+    model: Mapped[str]
+    tier: Mapped[str]
+    start: Mapped[datetime]
+    seconds: Mapped[float]
+    counters: Mapped[dict[str, Any]]
+
+
+class WindowRow(_Counted, Base):
     __tablename__ = "windows"
     __table_args__ = (
         Index("windows_by_tier", "store", "tier", "namespace", "start"),
@@ -120,19 +133,11 @@ class WindowRow(Base):
         ),
     )
 
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    store: Mapped[str]
-    namespace: Mapped[str]
-    model: Mapped[str]
-    tier: Mapped[str]
-    start: Mapped[datetime]
-    seconds: Mapped[float]
     requests: Mapped[int]
     """Requests that found chunks in the tier; makes finding the last window with candidates quick."""
-    counters: Mapped[dict[str, Any]]
 
 
-class HourRow(Base):
+class HourRow(_Counted, Base):
     """All windows of one tier or pool that began within an hour: counters add up, gauges are means.
 
     After a fortnight hours are summed up once more, into rows of a day.
@@ -140,16 +145,6 @@ class HourRow(Base):
 
     __tablename__ = "hours"
     __table_args__ = (Index("hours_by_tier", "store", "tier", "namespace", "start"),)
-
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    store: Mapped[str]
-    namespace: Mapped[str]
-    model: Mapped[str]
-    tier: Mapped[str]
-    start: Mapped[datetime]
-    seconds: Mapped[float]
-    """Seconds that the windows covered."""
-    counters: Mapped[dict[str, Any]]
 
 
 class StageWindowRow(Base):

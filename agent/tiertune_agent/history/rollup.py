@@ -16,6 +16,7 @@ from tiertune_agent.history.ledger import fold_ledger
 from tiertune_agent.history.models import HourRow, LedgerRow, StoreRow, WindowRow
 from tiertune_agent.history.rows import hour_row, window_of
 from tiertune_agent.records import Histogram, Value, Window, sum_of
+from tiertune_agent.verdicts.ledger import hour_of
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LATE = timedelta(minutes=5)
@@ -32,7 +33,7 @@ def sum_up(session: Session, store: StoreRow, now: datetime) -> bool:
         return False
     if not over(first, now):
         return False
-    end = _hour(first) + HOUR
+    end = hour_of(first.start) + HOUR
     rows = mine.where(WindowRow.start < end).order_by(WindowRow.tier, WindowRow.namespace, WindowRow.start)
     for _, group in groupby(session.scalars(rows), key=lambda row: (row.tier, row.namespace)):
         session.add_all(hour_row(hour) for hour in hourly(window_of(row) for row in group))
@@ -43,7 +44,7 @@ def sum_up(session: Session, store: StoreRow, now: datetime) -> bool:
 def add_late(session: Session, windows: Iterable[Window]) -> None:
     """Add windows to hours that are summed up already: those of a store that comes back began when last seen."""
     for window in windows:
-        hour = _hour(window)
+        hour = hour_of(window.start)
         place = (HourRow.store == window.store, HourRow.tier == window.tier, HourRow.namespace == window.namespace)
         row = session.scalars(select(HourRow).where(*place, HourRow.start == hour)).first()
         if row is None:
@@ -85,17 +86,12 @@ def fold(session: Session, store: StoreRow, before: datetime) -> bool:
 
 def hourly(windows: Iterable[Window]) -> list[Window]:
     """Windows of one tier or pool, oldest first, summed by hour."""
-    return [summed(list(group), start) for start, group in groupby(windows, key=_hour)]
+    return [summed(list(group), start) for start, group in groupby(windows, key=lambda window: hour_of(window.start))]
 
 
 def over(window: Window | WindowRow, now: datetime) -> bool:
     """Whether its hour may be summed up, or is already."""
-    return _hour(window) + HOUR + LATE <= now
-
-
-def _hour(window: Window | WindowRow) -> datetime:
-    """Start of the hour in which it began."""
-    return window.start.replace(minute=0, second=0, microsecond=0)
+    return hour_of(window.start) + HOUR + LATE <= now
 
 
 def summed(windows: Sequence[Window], start: datetime) -> Window:

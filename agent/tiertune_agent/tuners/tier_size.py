@@ -112,44 +112,46 @@ class TierSize:
         return tier_targets(store, LOCAL, status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
-        tier = current.target.tier
-        shapes = candidates(current)
-        now = present_shape(current)
+        tier, now, shapes = current.target.tier, present_shape(current), candidates(current)
+        stays = f"{tier} stays at {format_size(size_of(now, tier))}"
         prospects, seconds = _telling(current.prospects, shapes)
         if len(shapes) < 2 or seconds < ENOUGH * self.settings.period - self.settings.look_s / 2:
-            stays = f"{tier} stays at {format_size(size_of(now, tier))}"
             return NoChange(f"{stays}: no samples of half a period tell of another size yet")
         splits = _splits(current)
         rates = Rates() if splits else current.rates
         if not rates.gpu_hour and rates.gib_hour.get(tier):
-            stays = f"{tier} stays at {format_size(size_of(now, tier))}"
             return NoChange(f"{stays}: prices.gpu_hour is 0, so its rent cannot be weighed against seconds of requests")
         prospects, shapes = _with_bounds(prospects, shapes, current)
         stands = standing(shapes, now, splits=splits)
         allowed = [shape for shape in shapes if shape == stands or _within(size_of(shape, tier), current)]
         best = choose(prospects, stands, allowed, period_s=self.settings.period, rates=rates, hosts=current.hosts)
         if best is None:
-            return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no request came")
+            return NoChange(f"{stays}: no request came")
         told = _told(tier, now, best, splits=splits, money=bool(rates.gpu_hour))
         if size_of(best.shape, tier) == size_of(now, tier):
             other = "other size of it" if allowed == shapes else "other size within its bounds"
-            return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no {other} costs less; {told}")
-        doubt = self._doubt(best)
-        unused = _unused(now, current) if splits else 0
-        spare = unused > REMNANT * (current.budget_bytes or 0) and best.shape.dram > now.dram
+            return NoChange(f"{stays}: no {other} costs less; {told}")
+        at = now if splits else replace(stands, **{tier: size_of(now, tier)})  # other tiers have their simulated sizes
+        return self._step(at, best, told, current)
+
+    def _step(self, at: Shape, best: Choice, told: str, current: Current) -> Answer:
+        """The step from the present shape, ``at``, towards the best one; none if it is not sure to pay."""
+        tier, splits, doubt = current.target.tier, _splits(current), self._doubt(best)
+        size, goal = size_of(at, tier), size_of(best.shape, tier)
+        unused = _unused(at, current) if splits else 0
+        spare = unused > REMNANT * (current.budget_bytes or 0) and goal > size
         if doubt and not spare:
             return NoChange(f"{tier} stays: {doubt}; {told}")
-        goal = wanted = size_of(best.shape, tier)
-        at = now if splits else replace(stands, **{tier: size_of(now, tier)})  # other tiers have their simulated sizes
-        evidence = {**asdict(best), "shape": str(at), "best": str(best.shape)}
-        if splits:
+        wanted, evidence = goal, {**asdict(best), "shape": str(at), "best": str(best.shape)}
+        if splits and goal > size:
             given = 0 if doubt else self._given(current)
-            wanted = goal if goal <= now.dram else min(goal, now.dram + (unused + given) // current.hosts)
-            told += f"; {format_size(unused)} of the budget are unused" if spare else ""
+            wanted = min(goal, size + (unused + given) // current.hosts)
         if wanted != goal:
             evidence["goal"] = goal
+        if spare:
+            told += f"; {format_size(unused)} of the budget are unused"
         field = REMOTE_CAPACITY if tier == "remote" else capacity_field(tier)
-        return Proposal(field, size_of(now, tier), wanted, told, evidence, best.requests)
+        return Proposal(field, size, wanted, told, evidence, best.requests)
 
     def _doubt(self, best: Choice) -> str:
         """Why the change is not sure to pay; empty: it is."""

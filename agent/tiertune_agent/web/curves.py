@@ -58,9 +58,10 @@ class Ghosts:
         """Names of the algorithms, the one with most sizes first."""
         return tuple(sorted({name for name, _ in self.told}, key=lambda name: (-len(self.sizes(name)), name)))
 
-    def nearest(self, algorithm: str, size: float) -> int | None:
-        """The simulated size nearest to ``size``; None if none is near."""
-        return nearest(self.sizes(algorithm), size)
+    def near(self, algorithm: str, size: float | None) -> Which | None:
+        """The ghost of this algorithm whose size is nearest to ``size``; None if none is near, or that is not known."""
+        found = nearest(self.sizes(algorithm), size) if size else None
+        return None if found is None else (algorithm, found)
 
     def tokens(self, which: Which) -> float:
         """Tokens that were asked for."""
@@ -161,19 +162,19 @@ def curve(store: Json, pool: Ghosts) -> Curve:
 def reading(pool: Ghosts, algorithm: str, capacity: float | None) -> tuple[str, float]:
     """What the curve says, and the most by which the hit ratio would have been higher."""
     drawn = algorithm if len(pool.sizes(algorithm)) > 1 else pool.algorithms[0]
-    own = pool.nearest(drawn, capacity) if capacity else None
+    own = pool.near(drawn, capacity)
     if own is None:
         return "Its ghosts tell of no size near its own, so there is nothing to set them against yet.", 0.0
-    has = pool.share((drawn, own)).value
-    steps = [(size, pool.gain((drawn, size), (drawn, own))) for size in pool.sizes(drawn)]
-    larger, smaller = [step for step in steps if step[0] > own], [step for step in steps if step[0] < own]
-    sentences = [_larger(drawn, has, own, larger), _smaller(has, own, smaller)]
+    has, held = pool.share(own).value, own[1]
+    steps = [(size, pool.gain((drawn, size), own)) for size in pool.sizes(drawn)]
+    larger, smaller = [step for step in steps if step[0] > held], [step for step in steps if step[0] < held]
+    sentences = [_larger(drawn, has, held, larger), _smaller(has, held, smaller)]
     best = max((step.value for _, step in larger), default=0.0)
-    now = pool.nearest(algorithm, capacity) if capacity else None
+    now = pool.near(algorithm, capacity)
     if now is not None:
-        rivals = {name: pool.nearest(name, now) for name in pool.algorithms if name != algorithm}
-        more = {name: pool.gain((name, size), (algorithm, now)) for name, size in rivals.items() if size}
-        sentences.append(_rival(algorithm, pool.share((algorithm, now)).value, more))
+        rivals = [pool.near(name, now[1]) for name in pool.algorithms if name != algorithm]
+        more = {rival[0]: pool.gain(rival, now) for rival in rivals if rival}
+        sentences.append(_rival(algorithm, pool.share(now).value, more))
         best = max([best, *(each.value for each in more.values())])
     return " ".join(filter(None, sentences)), best
 

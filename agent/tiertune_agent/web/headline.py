@@ -114,13 +114,15 @@ def _sharing(up: Sequence[Json], *, traffic: bool, switched_off: Collection[str]
         return f"{subject}; there is no remote tier."
     dead = [store for store in remote if read(store, "tiers.remote.health") == "dead"]
     if dead:
-        where = "everywhere" if len(dead) == len(remote) else f"on {names(dead)}"
-        return f"{subject}; the remote tier is dead {where}, and what it holds is recomputed."
+        return f"{subject}; the remote tier is dead {_where(dead, remote)}, and what it holds is recomputed."
     if not off:
         return f"{subject}; fetching from the remote tier is on."
-    where = "everywhere" if len(off) == len(remote) else f"on {names(off)}"
     because = ", because recomputing is faster now" if all(store["name"] in switched_off for store in off) else ""
-    return f"{subject}; fetching from the remote tier is off {where}{because}."
+    return f"{subject}; fetching from the remote tier is off {_where(off, remote)}{because}."
+
+
+def _where(some: Sequence[Json], every: Sequence[Json]) -> str:
+    return "everywhere" if len(some) == len(every) else f"on {names(some)}"
 
 
 def _serving(number: int, *, traffic: bool) -> str:

@@ -176,19 +176,8 @@ class Looks:
         if read.answered and not told and len(before) == len(read.steps):
             return replace(read, answered=store["last_seen"])
         steps = [*before, *_steps(window for window in told if window.start >= since)]
-        candidates = self._candidates(store["name"], read, told)
-        typical = typical_candidate(candidates)
-        counts = (one for step in steps for one in step.counted)
-        return SeenStore(
-            store["last_seen"],
-            steps,
-            candidates,
-            ghosts(counts) if told or not steps else read.ghosts,
-            [window for step in steps for window in step.windows],
-            added(step.sums for step in steps),
-            [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
-            typical,
-        )
+        pools = ghosts(one for step in steps for one in step.counted) if told or not steps else read.ghosts
+        return _summed_up(store["last_seen"], steps, self._candidates(store["name"], read, told), pools)
 
     def _candidates(self, store: str, read: SeenStore, told: Sequence[Window]) -> Sequence[Window]:
         if not read.answered:
@@ -196,6 +185,22 @@ class Looks:
         again = {window.start for window in told}
         more = (one for one in told if one.tier == "remote" and one.total("gate_candidate_requests_total"))
         return [*(one for one in read.candidates if one.start not in again), *more][-KEPT_CANDIDATE_WINDOWS:]
+
+
+def _summed_up(
+    answered: str, steps: Sequence[_Step], candidates: Sequence[Window], pools: tuple[Ghosts, ...]
+) -> SeenStore:
+    typical = typical_candidate(candidates)
+    return SeenStore(
+        answered,
+        steps,
+        candidates,
+        pools,
+        [window for step in steps for window in step.windows],
+        added(step.sums for step in steps),
+        [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
+        typical,
+    )
 
 
 def approvable(decision: Decision) -> bool:

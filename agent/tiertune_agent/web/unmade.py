@@ -190,18 +190,14 @@ def _by_ghosts(decision: Decision, pool: Ghosts | None, windows: Sequence[Window
 
     This is the most that it would have won: tokens in a slower tier only cost a fetch.
     """
-    size = decision.evidence.get("capacity_bytes")
-    before, after = str(decision.before), str(decision.after)
-    sizes = [pool.nearest(name, size) for name in (before, after)] if pool and size else []
-    if pool is None or len(sizes) != 2 or sizes[0] is None or sizes[1] is None:
+    size, within = decision.evidence.get("capacity_bytes"), {window.start for window in windows}
+    before, after = (pool and pool.near(str(name), size) for name in (decision.before, decision.after))
+    more = [tokens for at, tokens, _ in pool.more(after, before) if at in within] if pool and before and after else []
+    if not more:
         return None, "no simulation of both algorithms was told since"
-    within = {window.start for window in windows}
-    more = [tokens for at, tokens, _ in pool.more((after, sizes[1]), (before, sizes[0])) if at in within]
     tiers = [window for window in windows if not window.namespace]
     tokens = total(tiers, "gate_candidate_tokens_total")
     recompute_s = total(tiers, "gate_candidate_seconds_total", kind="recompute")
-    if not more:
-        return None, "no simulation of both algorithms was told since"
     if not tokens or not recompute_s:
         return None, "nobody told what computing a token takes"
     return sum(more) * recompute_s / tokens, ""

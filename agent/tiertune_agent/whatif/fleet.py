@@ -156,32 +156,32 @@ class FleetWhatif:
         """
         if not fleet:
             return []
-        for snapshot in fleet:
-            self._known.hear(snapshot)
-        if gone := self._known.forget(at - FORGOTTEN_AFTER):
-            for known in self._namespaces.values():
-                known.ghosts.forget(gone)
+        self._learn(fleet, at)
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
         now = self._now = median_shape(fleet, self._now.remote if self._now else None)
         self._hand_out(fleet, answers, at, now)
         now_s = self._steady_s() if self._steady_s else at.timestamp()
         since_s, self._now_s = now_s if self._now_s is None else self._now_s, now_s
-        stores = {snapshot.store: snapshot for snapshot in fleet}
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
-        tiers = local_tiers(fleet) + ("remote",) * managed
-        shapes = self._grid.around(now, tiers, split)
+        shapes = tuple(self._grid.around(now, local_tiers(fleet) + ("remote",) * managed, split))
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
-            self._plan(namespace, fleet, tuple(shapes), now=now, at=at, since_s=since_s)
-        for digest, grown in chain.from_iterable(answer.grown.items() for answer in agreeing):
-            if digest in self._namespaces:  # it may have come after the store told its state
-                self._namespaces[digest].came(grown, at)
-        self._play(agreeing, stores)
+            self._plan(namespace, fleet, shapes, now=now, at=at, since_s=since_s)
+        self._count(agreeing, at)
+        self._play(agreeing, fleet)
         self._namespaces = {name: one for name, one in self._namespaces.items() if at - one.asked < FORGOTTEN_AFTER}
         if self._resumed:
             self._resumed = False
             for known in self._namespaces.values():
                 known.forget(now_s)
         return [told for told in (self._prospect(name, at, now_s, every_s) for name in self._namespaces) if told]
+
+    def _learn(self, fleet: Sequence[Snapshot], at: datetime) -> None:
+        """Take the costs that stores report; forget those of stores and namespaces long gone."""
+        for snapshot in fleet:
+            self._known.hear(snapshot)
+        if gone := self._known.forget(at - FORGOTTEN_AFTER):
+            for known in self._namespaces.values():
+                known.ghosts.forget(gone)
 
     def _hand_out(self, fleet: Sequence[Snapshot], answers: Sequence[Answer], at: datetime, shape: Shape) -> None:
         nbytes = len(fleet) * (shape.dram + shape.disk) + shape.remote
@@ -218,8 +218,15 @@ class FleetWhatif:
         elif _differs(known.plan, plan):
             known.replan(plan)
 
-    def _play(self, answers: Sequence[Answer], stores: Mapping[str, Snapshot]) -> None:
+    def _count(self, answers: Sequence[Answer], at: datetime) -> None:
+        """Count all lookups since the last answers."""
+        for digest, grown in chain.from_iterable(answer.grown.items() for answer in answers):
+            if digest in self._namespaces:  # it may have come after the store told its state
+                self._namespaces[digest].came(grown, at)
+
+    def _play(self, answers: Sequence[Answer], fleet: Sequence[Snapshot]) -> None:
         """Play all stores' requests in order of arrival. An earlier agent may have reported a store's first ones."""
+        stores = {snapshot.store: snapshot for snapshot in fleet}
         came = [(request, answer.store) for answer in answers for request in answer.requests]
         first = {answer.store for answer in answers if not answer.grown}
         terms: dict[tuple[str, str], Terms | None] = {}

@@ -53,17 +53,15 @@ def remote_bytes(fleet: Sequence[Snapshot], before: int | None = None) -> int:
     if not there:
         return 0
     bounds = [int(tier["capacity_bytes"]) for tier in there if tier.get("capacity_bytes")]
-    if bounds and any(tier.get("chunks") is not None for tier in there):  # a directory: each reports its own part
-        whole = sum(bounds)
-        away = before is not None and before / 2 < whole < before  # the part of a store that does not answer is there
-        return before if before and away else whole
-    if bounds:
-        return max(bounds) if max(bounds) > EMPTY else 0
-    if before and not any(tier.get("health") == "ok" and tier.get("resident_bytes") is not None for tier in there):
-        return before
-    held = sum(int(tier.get("resident_bytes") or 0) for tier in there)
-    local = sum(capacity_of(snapshot.tuning, tier) for snapshot in fleet for tier in LOCAL)
-    return 1 << max(held, 4 * local, 1).bit_length()
+    if not bounds:
+        told = any(tier.get("health") == "ok" and tier.get("resident_bytes") is not None for tier in there)
+        stored = sum(int(tier.get("resident_bytes") or 0) for tier in there)
+        local = sum(held(fleet, tier) for tier in LOCAL)
+        return before if before and not told else 1 << max(stored, 4 * local, 1).bit_length()
+    if any(tier.get("chunks") is not None for tier in there):  # a directory: each reports its own part
+        whole = sum(bounds)  # less the part of a store that does not answer, which is there
+        return before if before and before / 2 < whole < before else whole
+    return max(bounds) if max(bounds) > EMPTY else 0
 
 
 def local_tiers(fleet: Sequence[Snapshot]) -> tuple[str, ...]:

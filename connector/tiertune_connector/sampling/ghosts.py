@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from tiertune_connector.counters import Gauge
 from tiertune_connector.whatif.pool_ghosts import PoolGhosts
 from tiertune_connector.whatif.sampler import Hashes
-
-Row = tuple[str, tuple[str, ...], float]
 
 
 class Room(NamedTuple):
@@ -71,7 +70,7 @@ class Ghosts:
         """Its pool is gone, and so are its series."""
         self._pools.pop(namespace, None)
 
-    def rows(self, namespace: str, model: str, chunk_tokens: int) -> Iterator[Row]:
+    def rows(self, namespace: str, model: str, chunk_tokens: int) -> Iterator[Gauge]:
         """Series of ``whatif_tokens_total`` of one namespace."""
         if (pool := self._pools.get(namespace)) is None:
             return

@@ -11,9 +11,9 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from tiertune_connector.counters import Counters
+from tiertune_connector.counters import Counters, Gauge
 from tiertune_connector.protocol.messages import PrefillLine
-from tiertune_connector.sampling.ghosts import Ghosts, Room, Row
+from tiertune_connector.sampling.ghosts import Ghosts, Room
 from tiertune_connector.sampling.samples import PAGE, LookupRecord, Samples
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.whatif.sampler import Frequent, Sampler, hashes
@@ -171,7 +171,7 @@ class Observer:
         line = known.prefill if known else None
         return {"chunk_tokens": known.chunk_tokens if known else 0, "prefill": line.document() if line else None}
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Gauge]:
         """Series of ``whatif_tokens_total``."""
         with self._study:
             self.settle()

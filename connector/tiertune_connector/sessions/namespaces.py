@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping
 
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.state import Served, StateDir
-from tiertune_connector.tiers.shares import Held, crowds, needs_room
+from tiertune_connector.tiers.shares import Held, crowded
 from tiertune_connector.tuning import LocalTier, Tuning
 
 log = logging.getLogger(__name__)
@@ -87,9 +87,7 @@ class Namespaces:
                     anew |= lends is not held.lends or (lends and held.allowed > 0 and not len(held.pool))
                     held.lends = lends
                     held.found = held.found and name not in self._users
-                shares = [held for name, held in pools.items() if name not in own and not (held.lends or held.found)]
-                short = list(filter(needs_room, shares))
-                anew |= any(crowds(held, one) for held in pools.values() for one in short)
+                anew |= crowded(pools, own)
             return anew
 
     def over(self, held: Container[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """How a local tier's capacity is shared by its pools."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -42,15 +42,15 @@ def retune(held: Mapping[str, Held], capacity_bytes: int, asked: Mapping[str, tu
             each.pool.switch(algorithm, whole=False)
 
 
-def needs_room(held: Held) -> bool:
-    """Whether a pool is all but full."""
-    return len(held.pool) * 10 >= held.allowed * 9
-
-
-def crowds(held: Held, other: Held) -> bool:
-    """Whether a pool has room that ``other``, if short of it, should have."""
-    more = held.found and held.allowed * held.stride > other.allowed * other.stride
-    return held.allowed > 0 and (held.lends or more)
+def crowded(held: Mapping[str, Held], own: Container[str]) -> bool:
+    """Whether a pool in use, all but full and without ``own`` bytes, should have room that another one has."""
+    shares = [each for name, each in held.items() if name not in own and not (each.lends or each.found)]
+    short = [each.allowed * each.stride for each in shares if len(each.pool) * 10 >= each.allowed * 9]
+    least = min(short, default=None)
+    return least is not None and any(
+        each.allowed > 0 and (each.lends or (each.found and each.allowed * each.stride > least))
+        for each in held.values()
+    )
 
 
 def _bytes(held: Held) -> int:

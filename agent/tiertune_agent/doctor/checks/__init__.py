@@ -6,13 +6,8 @@ from tiertune_agent.doctor.checks import of_agent, of_backends, of_engines, of_s
 from tiertune_agent.doctor.facts import AllFacts
 from tiertune_agent.doctor.finding import Check, Finding, Severity
 
-SEEN: tuple[Check, ...] = (
-    *of_agent.CHECKS,
-    *of_stores.CHECKS,
-    *of_backends.CHECKS,
-    *of_traffic.CHECKS,
-    *of_engines.CHECKS,
-)
+MODULES = (of_agent, of_stores, of_backends, of_traffic, of_engines)
+SEEN = tuple(each for module in MODULES for each in vars(module).values() if isinstance(each, Check))
 CHECKS: tuple[Check, ...] = (*SEEN, *of_agent.OF_INCIDENTS)
 ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 

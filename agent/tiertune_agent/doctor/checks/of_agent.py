@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tiertune_agent.doctor.facts import AllFacts
-from tiertune_agent.doctor.finding import Check, Found
+from tiertune_agent.doctor.facts import AgentFacts, AllFacts
+from tiertune_agent.doctor.finding import Check, Found, Told, check, of_agent
 from tiertune_connector.units import format_duration
 
 MEND_POLICY = "mend the file: tiertune policy check names line and column"
@@ -32,38 +32,41 @@ ALSO_LOOKED_FOR = {
 """Incidents that a check of the same name also finds, if it can ask the store."""
 
 
-def unreachable(facts: AllFacts) -> Iterator[Found]:
-    if facts.agent and facts.agent.away:
+@of_agent("agent_unreachable", "error")
+def unreachable(agent: AgentFacts) -> Told:
+    if agent.away:
         mend = "see to its database: the agent goes on by itself when that is back"
-        yield Found(facts.agent.url, f"the agent cannot tell anything: {facts.agent.problem}", mend)
-    elif facts.agent and not facts.agent.answers:
+        yield f"the agent cannot tell anything: {agent.problem}", mend
+    elif not agent.answers:
         mend = "start it (tiertune agent run), or name where it serves by --agent, and a token in TIERTUNE_TOKEN_FILE"
-        yield Found(facts.agent.url, f"no agent answers: {facts.agent.problem}", mend)
+        yield f"no agent answers: {agent.problem}", mend
 
 
-def nobody_leads(facts: AllFacts) -> Iterator[Found]:
-    late_s = _late_s(facts)
-    if facts.agent and late_s is not None and not facts.agent.fleet.get("leader"):
+@of_agent("nobody_leads", "error")
+def nobody_leads(agent: AgentFacts) -> Told:
+    late_s = _late_s(agent)
+    if late_s is not None and not agent.fleet.get("leader"):
         wrong = f"this agent stands by, and no other one collected anything for {format_duration(late_s)}"
-        yield Found(facts.agent.url, wrong, "look at the other agents and at the database's lock: none of them leads")
+        yield wrong, "look at the other agents and at the database's lock: none of them leads"
 
 
+@check("agent_stuck", "error")
 def stuck(facts: AllFacts) -> Iterator[Found]:
-    late_s = _late_s(facts)
+    late_s = _late_s(facts.agent) if facts.agent else None
     if facts.agent and late_s is not None and facts.agent.fleet.get("leader") and facts.answering:
         wrong = f"it leads, but has heard no store for {format_duration(late_s)}, though one answers here"
         yield Found(facts.agent.url, wrong, "look at its log: the database may be away, or a round fails")
 
 
-def _late_s(facts: AllFacts) -> float | None:
+def _late_s(agent: AgentFacts) -> float | None:
     """Seconds since any store was last collected, if that is too long."""
-    agent = facts.agent
-    if agent is None or not agent.stores:
+    if not agent.stores:
         return None
     late_s = min(float(store.get("age_s") or 0.0) for store in agent.stores)
     return late_s if late_s > SILENT_WINDOWS * float(agent.fleet.get("window_s") or 0.0) else None
 
 
+@check("policy_invalid", "error")
 def policy_invalid(facts: AllFacts) -> Iterator[Found]:
     problem = facts.agent and facts.agent.policies.get("problem")
     if facts.agent and problem:
@@ -71,21 +74,24 @@ def policy_invalid(facts: AllFacts) -> Iterator[Found]:
         yield Found(str(facts.agent.policies.get("source") or facts.agent.url), wrong, MEND_POLICY)
 
 
+@check("policy_without_effect", "warning")
 def policy_without_effect(facts: AllFacts) -> Iterator[Found]:
     for note in (facts.agent.policies.get("notes") or ()) if facts.agent else ():
         where = str(facts.agent.policies.get("source") or facts.agent.url) if facts.agent else ""
         yield Found(where, f"a key of the policy has no effect: {note}", "take the key out, or set what it lacks")
 
 
-def frozen(facts: AllFacts) -> Iterator[Found]:
+@of_agent("frozen", "warning")
+def frozen(agent: AgentFacts) -> Told:
     """A freeze that ends by itself is intended: no finding."""
-    told = (facts.agent and facts.agent.fleet.get("frozen")) or {}
-    if facts.agent and told.get("who") not in (None, "policy") and not told.get("until"):
+    told = agent.fleet.get("frozen") or {}
+    if told.get("who") not in (None, "policy") and not told.get("until"):
         since = str(told.get("since"))[:16].replace("T", " ")
         wrong = f"nothing changes since {since} UTC: {told['who']} froze it without an end ({told.get('reason')})"
-        yield Found(facts.agent.url, wrong, "tiertune unfreeze, or freeze --for a time")
+        yield wrong, "tiertune unfreeze, or freeze --for a time"
 
 
+@check("bypassed", "warning")
 def bypassed(facts: AllFacts) -> Iterator[Found]:
     off = {store.name for store in facts.answering if store.tuning.get("bypass")}
     if facts.agent:
@@ -96,6 +102,7 @@ def bypassed(facts: AllFacts) -> Iterator[Found]:
         yield Found(name, wrong, f"tiertune bypass off --store {name}")
 
 
+@check("bypass_not_acknowledged", "error")
 def bypass_not_acknowledged(facts: AllFacts) -> Iterator[Found]:
     agent = facts.agent
     pending = [(store, store.get("pending_bypass")) for store in agent.stores] if agent else []
@@ -119,14 +126,4 @@ def _incident(kind: str, mend: str) -> Check:
     return Check(kind, "warning", look)
 
 
-CHECKS = (
-    Check("agent_unreachable", "error", unreachable),
-    Check("nobody_leads", "error", nobody_leads),
-    Check("agent_stuck", "error", stuck),
-    Check("policy_invalid", "error", policy_invalid),
-    Check("policy_without_effect", "warning", policy_without_effect),
-    Check("frozen", "warning", frozen),
-    Check("bypassed", "warning", bypassed),
-    Check("bypass_not_acknowledged", "error", bypass_not_acknowledged),
-)
 OF_INCIDENTS = tuple(_incident(*told) for told in (INCIDENTS | ALSO_LOOKED_FOR).items())

@@ -2,32 +2,33 @@
 
 from collections.abc import Iterator
 
-from tiertune_agent.doctor.facts import AllFacts
-from tiertune_agent.doctor.finding import Check, Found
+from tiertune_agent.doctor.facts import AllFacts, ServerFacts, StorageFacts
+from tiertune_agent.doctor.finding import Found, Told, check, of_server, of_storage
 from tiertune_connector.units import format_size
 
 
-def server_unreachable(facts: AllFacts) -> Iterator[Found]:
-    for server in facts.servers:
-        if server.problem:
-            mend = "start it, or mend address, user or password (TIERTUNE_REMOTE_PASSWORD, password_file)"
-            yield Found(server.server, f"the remote does not answer: {server.problem}", mend)
+@of_server("remote_unreachable", "error")
+def server_unreachable(server: ServerFacts) -> Told:
+    if server.problem:
+        mend = "start it, or mend address, user or password (TIERTUNE_REMOTE_PASSWORD, password_file)"
+        yield f"the remote does not answer: {server.problem}", mend
 
 
-def server_unbounded(facts: AllFacts) -> Iterator[Found]:
-    for server in facts.servers:
-        if server.maxmemory == 0:
-            wrong = f"maxmemory is 0: it holds {format_size(server.used_bytes)}, and grows until its host has no memory"
-            yield Found(server.server, wrong, "set maxmemory, or let the agent (remote: {manage: true} in the policy)")
+@of_server("remote_unbounded", "warning")
+def server_unbounded(server: ServerFacts) -> Told:
+    if server.maxmemory == 0:
+        wrong = f"maxmemory is 0: it holds {format_size(server.used_bytes)}, and grows until its host has no memory"
+        yield wrong, "set maxmemory, or let the agent (remote: {manage: true} in the policy)"
 
 
-def server_keeps_all(facts: AllFacts) -> Iterator[Found]:
-    for server in facts.servers:
-        if server.policy == "noeviction" or server.policy.startswith("volatile-"):
-            wrong = f"maxmemory-policy is {server.policy}: chunks never leave, and when it is full nothing new is kept"
-            yield Found(server.server, wrong, "set maxmemory-policy allkeys-lru, or let the agent (remote.manage)")
+@of_server("remote_keeps_all", "warning")
+def server_keeps_all(server: ServerFacts) -> Told:
+    if server.policy == "noeviction" or server.policy.startswith("volatile-"):
+        wrong = f"maxmemory-policy is {server.policy}: chunks never leave, and when it is full nothing new is kept"
+        yield wrong, "set maxmemory-policy allkeys-lru, or let the agent (remote.manage)"
 
 
+@check("database", "error")
 def database(facts: AllFacts) -> Iterator[Found]:
     base = facts.database
     if base is None:
@@ -40,31 +41,22 @@ def database(facts: AllFacts) -> Iterator[Found]:
         yield Found(base.shown, wrong, newer if base.have > base.newest else "tiertune db upgrade --config FILE")
 
 
-def storage_failed(facts: AllFacts) -> Iterator[Found]:
-    if facts.storage and facts.storage.problem:
+@of_storage("storage_failed", "error")
+def storage_failed(storage: StorageFacts) -> Told:
+    if storage.problem:
         mend = (
             "is it there, has it room, may we write? A directory is not made; a Redis's password is read from "
             "TIERTUNE_REMOTE_PASSWORD, or by --config from a store's settings"
         )
-        yield Found(facts.storage.storage, f"it could not be measured: {facts.storage.problem}", mend)
+        yield f"it could not be measured: {storage.problem}", mend
 
 
-def storage_slow(facts: AllFacts) -> Iterator[Found]:
-    one = facts.storage
-    if one and not one.problem and one.fetch_s >= one.recompute_s:
+@of_storage("storage_slow", "warning")
+def storage_slow(one: StorageFacts) -> Told:
+    if not one.problem and one.fetch_s >= one.recompute_s:
         wrong = (
             f"fetching {one.prompt_tokens:,} tokens of {one.model} takes {1e3 * one.fetch_s:.0f} ms at "
             f"{one.bytes_per_s / 1e6:.0f} MB/s, recomputing them on {one.gpu} {1e3 * one.recompute_s:.0f} ms: "
             f"it breaks even at {one.break_even_tokens:,.0f} tokens"
         )
-        yield Found(one.storage, wrong, "a faster storage or link; for shorter prompts than that leave the tier out")
-
-
-CHECKS = (
-    Check("remote_unreachable", "error", server_unreachable),
-    Check("remote_unbounded", "warning", server_unbounded),
-    Check("remote_keeps_all", "warning", server_keeps_all),
-    Check("database", "error", database),
-    Check("storage_failed", "error", storage_failed),
-    Check("storage_slow", "warning", storage_slow),
-)
+        yield wrong, "a faster storage or link; for shorter prompts than that leave the tier out"

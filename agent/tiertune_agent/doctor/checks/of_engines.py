@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tiertune_agent.doctor.facts import AllFacts
-from tiertune_agent.doctor.finding import OFTEN, Check, Found
+from tiertune_agent.doctor.facts import AllFacts, EngineFacts
+from tiertune_agent.doctor.finding import OFTEN, Found, Told, check, of_engine
 from tiertune_agent.incidents.detectors import FEW
 
 INFO = "vllm:cache_config_info"
@@ -21,60 +21,53 @@ LOST = ("unreachable", "late", "failed", "full")
 """Results of chunks that their store never got; a ``busy`` chunk is not lost, another engine stores it."""
 
 
-def unreachable(facts: AllFacts) -> Iterator[Found]:
-    for engine in facts.engines:
-        if engine.problem:
-            yield Found(engine.url, f"no engine answers: {engine.problem}", "start it, or mend its address or its key")
+@of_engine("engine_unreachable", "error")
+def unreachable(engine: EngineFacts) -> Told:
+    if engine.problem:
+        yield f"no engine answers: {engine.problem}", "start it, or mend its address or its key"
 
 
-def silent(facts: AllFacts) -> Iterator[Found]:
-    for engine in facts.engines:
-        if engine.told and not engine.told.declares(INFO):
-            yield Found(engine.url, "it tells no metrics of vLLM", "start it without --disable-log-stats")
+@of_engine("engine_silent", "warning")
+def silent(engine: EngineFacts) -> Told:
+    if engine.told and not engine.told.declares(INFO):
+        yield "it tells no metrics of vLLM", "start it without --disable-log-stats"
 
 
-def without_store(facts: AllFacts) -> Iterator[Found]:
-    for engine in facts.engines:
-        ranks = engine.told.split(CONNECTED, "engine") if engine.told else {}
-        away = [rank for rank, on in ranks.items() if not on]
-        if away:
-            wrong = f"{len(away)} of {len(ranks)} ranks have no store ({', '.join(away)}): they recompute"
-            yield Found(
-                engine.url, wrong, "start the store of that host at the socket that the engine names; same user"
-            )
+@of_engine("engine_without_store", "error")
+def without_store(engine: EngineFacts) -> Told:
+    ranks = engine.told.split(CONNECTED, "engine") if engine.told else {}
+    away = [rank for rank, on in ranks.items() if not on]
+    if away:
+        wrong = f"{len(away)} of {len(ranks)} ranks have no store ({', '.join(away)}): they recompute"
+        yield wrong, "start the store of that host at the socket that the engine names; same user"
 
 
-def staging_small(facts: AllFacts) -> Iterator[Found]:
-    for engine in facts.engines:
-        failures = sum(engine.total(name) for name in NO_ROOM)
-        if failures >= FEW and failures > OFTEN * engine.total(REQUESTS):
-            wrong = (
-                f"staging had no room {failures:.0f} times in {engine.total(REQUESTS):.0f} requests: chunks were missed"
-            )
-            mend = (
-                "raise staging, or leave it out (then it fits two steps and two longest prompts); and shm_size with it"
-            )
-            yield Found(engine.url, wrong, mend)
+@of_engine("staging_small", "warning")
+def staging_small(engine: EngineFacts) -> Told:
+    failures = sum(engine.total(name) for name in NO_ROOM)
+    if failures >= FEW and failures > OFTEN * engine.total(REQUESTS):
+        wrong = f"staging had no room {failures:.0f} times in {engine.total(REQUESTS):.0f} requests: chunks were missed"
+        mend = "raise staging, or leave it out (then it fits two steps and two longest prompts); and shm_size with it"
+        yield wrong, mend
 
 
-def no_prefix_cache(facts: AllFacts) -> Iterator[Found]:
-    for engine in facts.engines:
-        if engine.told and engine.told.total(INFO, enable_prefix_caching="False"):
-            wrong = "prefix caching is off: chunks have no keys, and nothing is shared"
-            yield Found(engine.url, wrong, "start it without --no-enable-prefix-caching")
+@of_engine("no_prefix_cache", "error")
+def no_prefix_cache(engine: EngineFacts) -> Told:
+    if engine.told and engine.told.total(INFO, enable_prefix_caching="False"):
+        wrong = "prefix caching is off: chunks have no keys, and nothing is shared"
+        yield wrong, "start it without --no-enable-prefix-caching"
 
 
-def random_seed(facts: AllFacts) -> Iterator[Found]:
-    for engine in facts.engines:
-        algorithms = engine.told.split(INFO, "prefix_caching_hash_algo") if engine.told else {}
-        for name in algorithms:
-            if name.startswith("xxhash"):
-                wrong = f"it hashes by {name}: without PYTHONHASHSEED its keys are its own, and change when it restarts"
-                yield Found(
-                    engine.url, wrong, "set --prefix-caching-hash-algo sha256_cbor, or one PYTHONHASHSEED everywhere"
-                )
+@of_engine("random_hash_seed", "warning")
+def random_seed(engine: EngineFacts) -> Told:
+    algorithms = engine.told.split(INFO, "prefix_caching_hash_algo") if engine.told else {}
+    for name in algorithms:
+        if name.startswith("xxhash"):
+            wrong = f"it hashes by {name}: without PYTHONHASHSEED its keys are its own, and change when it restarts"
+            yield wrong, "set --prefix-caching-hash-algo sha256_cbor, or one PYTHONHASHSEED everywhere"
 
 
+@check("engine_versions_differ", "warning")
 def versions_differ(facts: AllFacts) -> Iterator[Found]:
     versions = sorted({engine.version for engine in facts.engines if engine.version})
     if len(versions) > 1:
@@ -83,32 +76,19 @@ def versions_differ(facts: AllFacts) -> Iterator[Found]:
         yield Found("engines", f"{len(versions)} versions of vLLM run: {urls}", mend)
 
 
-def lookups_late(facts: AllFacts) -> Iterator[Found]:
-    for engine in facts.engines:
-        late, requests = engine.total(LATE), engine.total(REQUESTS)
-        if late >= FEW and late > OFTEN * requests:
-            wrong = f"the store did not answer {late:.0f} of {requests:.0f} requests within lookup_deadline"
-            yield Found(engine.url, wrong, "give the store its own cores, or raise lookup_deadline")
+@of_engine("lookups_late", "warning")
+def lookups_late(engine: EngineFacts) -> Told:
+    late, requests = engine.total(LATE), engine.total(REQUESTS)
+    if late >= FEW and late > OFTEN * requests:
+        wrong = f"the store did not answer {late:.0f} of {requests:.0f} requests within lookup_deadline"
+        yield wrong, "give the store its own cores, or raise lookup_deadline"
 
 
-def chunks_lost(facts: AllFacts) -> Iterator[Found]:
-    for engine in facts.engines:
-        results = engine.told.split(STORED, "result") if engine.told else {}
-        lost, every = sum(results.get(one, 0.0) for one in LOST), sum(results.values())
-        if lost >= FEW and lost > OFTEN * every:
-            why = ", ".join(f"{results[one]:.0f} {one}" for one in LOST if results.get(one))
-            wrong = f"{lost:.0f} of {every:.0f} chunks that it finished reached no store ({why})"
-            yield Found(engine.url, wrong, "look at the store: is it there, has its DRAM room, are its cores free")
-
-
-CHECKS = (
-    Check("engine_unreachable", "error", unreachable),
-    Check("engine_silent", "warning", silent),
-    Check("engine_without_store", "error", without_store),
-    Check("staging_small", "warning", staging_small),
-    Check("no_prefix_cache", "error", no_prefix_cache),
-    Check("random_hash_seed", "warning", random_seed),
-    Check("engine_versions_differ", "warning", versions_differ),
-    Check("lookups_late", "warning", lookups_late),
-    Check("chunks_lost", "warning", chunks_lost),
-)
+@of_engine("chunks_lost", "warning")
+def chunks_lost(engine: EngineFacts) -> Told:
+    results = engine.told.split(STORED, "result") if engine.told else {}
+    lost, every = sum(results.get(one, 0.0) for one in LOST), sum(results.values())
+    if lost >= FEW and lost > OFTEN * every:
+        why = ", ".join(f"{results[one]:.0f} {one}" for one in LOST if results.get(one))
+        wrong = f"{lost:.0f} of {every:.0f} chunks that it finished reached no store ({why})"
+        yield wrong, "look at the store: is it there, has its DRAM room, are its cores free"

@@ -6,7 +6,7 @@ from typing import Any
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import AllFacts, Clock, StoreFacts
-from tiertune_agent.doctor.finding import Check, Found
+from tiertune_agent.doctor.finding import Found, Told, check, of_store
 from tiertune_agent.fields import capacity_field, read
 from tiertune_agent.tuners.base import present
 from tiertune_connector.tuning import TIERS
@@ -20,6 +20,7 @@ SHORT_BY = 0.1
 """Share of a capacity that may be missing, as slots are whole chunks."""
 
 
+@check("store_unreachable", "error")
 def unreachable(facts: AllFacts) -> Iterator[Found]:
     """A store that only wants a token, or that the agent reaches, is no fault: the report lists it as not checked."""
     for store in facts.stores:
@@ -29,14 +30,15 @@ def unreachable(facts: AllFacts) -> Iterator[Found]:
             )
 
 
-def misnamed(facts: AllFacts) -> Iterator[Found]:
-    for store in facts.answering:
-        own = store.status.get("store")
-        if store.called and own and store.called != own:
-            wrong = f"{store.url} is called {store.called} in the settings, and {own} by itself"
-            yield Found(store.name, wrong, ALSO_LOOKED_FOR["store_misnamed"])
+@of_store("store_misnamed", "error")
+def misnamed(store: StoreFacts) -> Told:
+    own = store.status.get("store")
+    if store.called and own and store.called != own:
+        wrong = f"{store.url} is called {store.called} in the settings, and {own} by itself"
+        yield wrong, ALSO_LOOKED_FOR["store_misnamed"]
 
 
+@check("duplicate_store", "error")
 def duplicate(facts: AllFacts) -> Iterator[Found]:
     named: dict[str, dict[str, str]] = defaultdict(dict)
     for store in facts.answering:
@@ -47,6 +49,7 @@ def duplicate(facts: AllFacts) -> Iterator[Found]:
             yield Found(name, wrong, ALSO_LOOKED_FOR["duplicate_store"])
 
 
+@check("clock_skew", "warning")
 def clock_skew(facts: AllFacts) -> Iterator[Found]:
     """Against the agent's clock; without one, against this host's."""
     agent = facts.agent.clock if facts.agent else None
@@ -61,6 +64,7 @@ def clock_skew(facts: AllFacts) -> Iterator[Found]:
             yield Found(store.name, wrong, "run a time service (chrony, systemd-timesyncd) on both hosts")
 
 
+@check("version_mismatch", "warning")
 def version_mismatch(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         own = str(store.status.get("version") or "")
@@ -69,17 +73,18 @@ def version_mismatch(facts: AllFacts) -> Iterator[Found]:
             yield Found(store.name, wrong, "install one version everywhere: agents first, then stores, then engines")
 
 
-def engines_refused(facts: AllFacts) -> Iterator[Found]:
-    why = {
+@of_store("engines_refused", "error")
+def engines_refused(store: StoreFacts) -> Told:
+    mends = {
         "protocol": "install one version of tiertune beside the engines and at the store",
         "chunk_size": "set the same chunk_tokens at all engines of the model, and restart them",
     }
-    for store in facts.answering:
-        for reason, count in store.split("rejected_hellos_total", "reason").items():
-            wrong = f"engines were turned away {count:.0f} times since it started ({reason}): they recompute everything"
-            yield Found(store.name, wrong, why.get(reason, "look at the engines' logs: they tell why"))
+    for reason, count in store.split("rejected_hellos_total", "reason").items():
+        wrong = f"engines were turned away {count:.0f} times since it started ({reason}): they recompute everything"
+        yield wrong, mends.get(reason, "look at the engines' logs: they tell why")
 
 
+@check("tier_dead", "error")
 def tier_dead(facts: AllFacts) -> Iterator[Found]:
     for store, tier, state in _tiers(facts):
         servers = [
@@ -97,6 +102,7 @@ _DEAD = {
 }
 
 
+@check("tier_slow", "warning")
 def tier_slow(facts: AllFacts) -> Iterator[Found]:
     for store, tier, state in _tiers(facts):
         dead = any(one.get("health") == "dead" for one in state.get("servers") or ())
@@ -109,6 +115,7 @@ _SLOW = "look at its host and at the network between; measure it: doctor --stora
 _FULL = "make room (df -h; Redis: maxmemory-policy allkeys-lru), or lower its capacity; what it has is read meanwhile"
 
 
+@check("tier_unused", "warning")
 def tier_empty(facts: AllFacts) -> Iterator[Found]:
     """A configured tier of capacity 0. The agent's stores are left to its incidents: none if it decided so itself."""
     heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent and facts.agent.answers else set()
@@ -120,44 +127,42 @@ def tier_empty(facts: AllFacts) -> Iterator[Found]:
             )
 
 
-def capacity_not_effective(facts: AllFacts) -> Iterator[Found]:
-    for store in facts.answering:
-        if float(store.status.get("uptime_s") or 0.0) < SETTLED_S:
-            continue
-        for pool in store.pools.values():
-            wanted = read(pool, "dram.applied.capacity_bytes") or 0
-            has = read(pool, "dram.effective.capacity_bytes")
-            if has is not None and has < (1 - SHORT_BY) * wanted:
-                wrong = f"dram has {format_size(has)} of {format_size(wanted)} for {pool.get('model') or 'a pool'}"
-                mend = "the host has no more memory: lower the capacity, or raise the container's limit"
-                yield Found(store.name, wrong, mend)
+@of_store("capacity_not_effective", "warning")
+def capacity_not_effective(store: StoreFacts) -> Told:
+    if float(store.status.get("uptime_s") or 0.0) < SETTLED_S:
+        return
+    for pool in store.pools.values():
+        wanted = read(pool, "dram.applied.capacity_bytes") or 0
+        has = read(pool, "dram.effective.capacity_bytes")
+        if has is not None and has < (1 - SHORT_BY) * wanted:
+            wrong = f"dram has {format_size(has)} of {format_size(wanted)} for {pool.get('model') or 'a pool'}"
+            mend = "the host has no more memory: lower the capacity, or raise the container's limit"
+            yield wrong, mend
 
 
-def no_engine(facts: AllFacts) -> Iterator[Found]:
-    for store in facts.answering:
-        uptime_s = float(store.status.get("uptime_s") or 0.0)
-        if "clients" in store.status and not store.clients and uptime_s > SETTLED_S:
-            wrong = f"no engine is connected; it has been up for {format_duration(uptime_s)}"
-            yield Found(
-                store.name, wrong, "name its socket in kv_connector_extra_config, under the same user, on the same host"
-            )
+@of_store("no_engine", "warning")
+def no_engine(store: StoreFacts) -> Told:
+    uptime_s = float(store.status.get("uptime_s") or 0.0)
+    if "clients" in store.status and not store.clients and uptime_s > SETTLED_S:
+        wrong = f"no engine is connected; it has been up for {format_duration(uptime_s)}"
+        yield wrong, "name its socket in kv_connector_extra_config, under the same user, on the same host"
 
 
-def gpus_unseen(facts: AllFacts) -> Iterator[Found]:
-    for store in facts.answering:
-        told = str(store.status.get("gpus") or "")
-        if told.startswith("absent") and "not installed" in told:
-            yield Found(store.name, f"GPUs are not watched: {told}", "pip install 'tiertune[gpu]' at the store")
-        elif told and not told.startswith("absent") and not told.startswith("ok"):
-            yield Found(store.name, f"GPUs are not watched: {told}", "look at the driver (nvidia-smi)")
+@of_store("gpus_unseen", "note")
+def gpus_unseen(store: StoreFacts) -> Told:
+    told = str(store.status.get("gpus") or "")
+    if told.startswith("absent") and "not installed" in told:
+        yield f"GPUs are not watched: {told}", "pip install 'tiertune[gpu]' at the store"
+    elif told and not told.startswith("absent") and not told.startswith("ok"):
+        yield f"GPUs are not watched: {told}", "look at the driver (nvidia-smi)"
 
 
-def internal_errors(facts: AllFacts) -> Iterator[Found]:
-    for store in facts.answering:
-        if places := store.split("internal_errors_total", "place"):
-            counts = ", ".join(f"{count:.0f} in {place}" for place, count in places.items())
-            wrong = f"unexpected failures since it started: {counts}"
-            yield Found(store.name, wrong, "its log has their tracebacks: please report them")
+@of_store("internal_errors", "warning")
+def internal_errors(store: StoreFacts) -> Told:
+    if places := store.split("internal_errors_total", "place"):
+        counts = ", ".join(f"{count:.0f} in {place}" for place, count in places.items())
+        wrong = f"unexpected failures since it started: {counts}"
+        yield wrong, "its log has their tracebacks: please report them"
 
 
 def _tiers(facts: AllFacts) -> Iterator[tuple[StoreFacts, str, Mapping[str, Any]]]:
@@ -166,20 +171,3 @@ def _tiers(facts: AllFacts) -> Iterator[tuple[StoreFacts, str, Mapping[str, Any]
         for tier in TIERS:
             if present(store.status, tier):
                 yield store, tier, read(store.status, f"tiers.{tier}")
-
-
-CHECKS = (
-    Check("store_unreachable", "error", unreachable),
-    Check("store_misnamed", "error", misnamed),
-    Check("duplicate_store", "error", duplicate),
-    Check("clock_skew", "warning", clock_skew),
-    Check("version_mismatch", "warning", version_mismatch),
-    Check("engines_refused", "error", engines_refused),
-    Check("tier_dead", "error", tier_dead),
-    Check("tier_slow", "warning", tier_slow),
-    Check("tier_unused", "warning", tier_empty),
-    Check("capacity_not_effective", "warning", capacity_not_effective),
-    Check("no_engine", "warning", no_engine),
-    Check("gpus_unseen", "note", gpus_unseen),
-    Check("internal_errors", "warning", internal_errors),
-)

@@ -2,11 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from itertools import product
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import AllFacts, StoreFacts
-from tiertune_agent.doctor.finding import OFTEN, Check, Found
+from tiertune_agent.doctor.finding import OFTEN, Found, Told, check, of_store
 from tiertune_agent.fields import read
 from tiertune_agent.incidents.detectors import FEW, among_tenants
 from tiertune_agent.replay.engine import break_even_tokens
@@ -31,6 +30,7 @@ FAILED = ("error", "full", "timeout")
 MEND_WRITES = "look at its room, its permissions and its time-outs (df -h; Redis: maxmemory-policy allkeys-lru)"
 
 
+@check("namespaces_differ", "error")
 def namespaces_differ(facts: AllFacts) -> Iterator[Found]:
     """Engines of one model that cannot read each other's chunks."""
     engines: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -62,27 +62,27 @@ def _differing(parts: list[Mapping[str, str]]) -> list[str]:
     return [name for name in names if len({own.get(name) for own in parts}) > 1]
 
 
-def unsalted_traffic(facts: AllFacts) -> Iterator[Found]:
+@of_store("unsalted_traffic", "warning")
+def unsalted_traffic(store: StoreFacts) -> Told:
     """As the agent's incident of this name, but since the store's start instead of in the last hour."""
-    for store in facts.answering:
-        counts = store.split("requests_total", "salted")
-        quotas = len(store.tuning.get("tenants") or {})
-        for wrong in among_tenants(counts.get("no", 0.0), counts.get("yes", 0.0), quotas):
-            yield Found(store.name, wrong, ALSO_LOOKED_FOR["unsalted_traffic"])
+    counts = store.split("requests_total", "salted")
+    quotas = len(store.tuning.get("tenants") or {})
+    for wrong in among_tenants(counts.get("no", 0.0), counts.get("yes", 0.0), quotas):
+        yield wrong, ALSO_LOOKED_FOR["unsalted_traffic"]
 
 
-def remote_slow(facts: AllFacts) -> Iterator[Found]:
+@of_store("remote_slow", "warning")
+def remote_slow(store: StoreFacts) -> Told:
     """A remote whose chunks would be recomputed faster than fetched, by the gate's own predictions."""
-    for store in facts.answering:
-        found = store.total("gate_candidate_requests_total", tier="remote")
-        kinds = "fetch", "recompute"
-        known = min(store.count("gate_predicted_seconds", tier="remote", kind=kind) for kind in kinds)
-        fetch_s, recompute_s = (store.total("gate_candidate_seconds_total", tier="remote", kind=kind) for kind in kinds)
-        if known >= FEW and fetch_s > recompute_s:
-            tokens = store.total("gate_candidate_tokens_total", tier="remote")
-            times = f"{1e3 * fetch_s / known:.0f} ms to fetch, {1e3 * recompute_s / known:.0f} ms to recompute"
-            wrong = f"the {tokens / found:,.0f} tokens that a request finds in remote on average take {times}"
-            yield Found(store.name, "; ".join((wrong, *_break_even(store))), _mend(store))
+    found = store.total("gate_candidate_requests_total", tier="remote")
+    kinds = "fetch", "recompute"
+    known = min(store.count("gate_predicted_seconds", tier="remote", kind=kind) for kind in kinds)
+    fetch_s, recompute_s = (store.total("gate_candidate_seconds_total", tier="remote", kind=kind) for kind in kinds)
+    if known >= FEW and fetch_s > recompute_s:
+        tokens = store.total("gate_candidate_tokens_total", tier="remote")
+        times = f"{1e3 * fetch_s / known:.0f} ms to fetch, {1e3 * recompute_s / known:.0f} ms to recompute"
+        wrong = f"the {tokens / found:,.0f} tokens that a request finds in remote on average take {times}"
+        yield "; ".join((wrong, *_break_even(store))), _mend(store)
 
 
 def _break_even(store: StoreFacts) -> Iterator[str]:
@@ -109,8 +109,9 @@ def _mend(store: StoreFacts) -> str:
     )
 
 
-def write_behind_drops(facts: AllFacts) -> Iterator[Found]:
-    for store, tier in product(facts.answering, SLOWER):
+@of_store("write_behind_drops", "warning")
+def write_behind_drops(store: StoreFacts) -> Told:
+    for tier in SLOWER:
         told = store.split("write_behind_dropped_total", "reason", tier=tier)
         lost = {reason: count for reason, count in told.items() if reason not in MEANT}
         written = store.count("tier_operation_seconds", tier=tier, operation="write", outcome="ok")
@@ -119,48 +120,37 @@ def write_behind_drops(facts: AllFacts) -> Iterator[Found]:
             wrong = f"{dropped:.0f} of {dropped + written:.0f} chunks never reached {tier} ({', '.join(sorted(lost))})"
             slow = 2 * sum(lost.get(reason, 0.0) for reason in FAILED) <= dropped
             mend = f"{tier} takes less than engines make: admit fewer (second_access), or a faster one"
-            yield Found(store.name, wrong, mend if slow else f"writes to {tier} fail: {MEND_WRITES}")
+            yield wrong, mend if slow else f"writes to {tier} fail: {MEND_WRITES}"
 
 
-def loads_late(facts: AllFacts) -> Iterator[Found]:
-    for store in facts.answering:
-        for tier in TIERS:
-            all_ = sum(
-                store.total("gate_outcomes_total", tier=tier, outcome=one) for one in ("won", "lost", "late", "failed")
-            )
-            bad = sum(store.total("gate_outcomes_total", tier=tier, outcome=one) for one in ("late", "failed"))
-            if bad >= FEW and bad > OFTEN * all_:
-                wrong = f"{bad:.0f} of {all_:.0f} fetches from {tier} came too late or failed"
-                yield Found(store.name, wrong, "look at the tier's load and link; a higher margin fetches less, surer")
+@of_store("loads_late", "warning")
+def loads_late(store: StoreFacts) -> Told:
+    for tier in TIERS:
+        all_ = sum(
+            store.total("gate_outcomes_total", tier=tier, outcome=one) for one in ("won", "lost", "late", "failed")
+        )
+        bad = sum(store.total("gate_outcomes_total", tier=tier, outcome=one) for one in ("late", "failed"))
+        if bad >= FEW and bad > OFTEN * all_:
+            wrong = f"{bad:.0f} of {all_:.0f} fetches from {tier} came too late or failed"
+            yield wrong, "look at the tier's load and link; a higher margin fetches less, surer"
 
 
-def corrupt_chunks(facts: AllFacts) -> Iterator[Found]:
-    for store in facts.answering:
-        for tier in TIERS:
-            if found := store.total("tier_errors_total", tier=tier, reason="corrupt"):
-                wrong = f"{found:.0f} chunks in {tier} were not what was written; they were recomputed"
-                yield Found(store.name, wrong, "look at who else writes there, at the disk, and at the host's memory")
+@of_store("corrupt_chunks", "warning")
+def corrupt_chunks(store: StoreFacts) -> Told:
+    for tier in TIERS:
+        if found := store.total("tier_errors_total", tier=tier, reason="corrupt"):
+            wrong = f"{found:.0f} chunks in {tier} were not what was written; they were recomputed"
+            yield wrong, "look at who else writes there, at the disk, and at the host's memory"
 
 
-def quotas_full(facts: AllFacts) -> Iterator[Found]:
-    for store in facts.answering:
-        refused = store.total("quota_refused_chunks_total")
-        if refused >= FEW:
-            full = [who for who, told in (store.status.get("tenants") or {}).items() if _full(told)]
-            wrong = f"{refused:.0f} chunks were refused: {', '.join(full) or 'a tenant'} has used its quota up"
-            yield Found(store.name, wrong, "raise the tenant's quota_bytes in the tuning, or leave it so")
+@of_store("quotas_full", "note")
+def quotas_full(store: StoreFacts) -> Told:
+    refused = store.total("quota_refused_chunks_total")
+    if refused >= FEW:
+        full = [who for who, told in (store.status.get("tenants") or {}).items() if _full(told)]
+        wrong = f"{refused:.0f} chunks were refused: {', '.join(full) or 'a tenant'} has used its quota up"
+        yield wrong, "raise the tenant's quota_bytes in the tuning, or leave it so"
 
 
 def _full(told: Mapping[str, int]) -> bool:
     return told.get("resident_bytes", 0) >= (1 - OFTEN) * told.get("quota_bytes", 0)
-
-
-CHECKS = (
-    Check("namespaces_differ", "error", namespaces_differ),
-    Check("unsalted_traffic", "warning", unsalted_traffic),
-    Check("remote_slow", "warning", remote_slow),
-    Check("write_behind_drops", "warning", write_behind_drops),
-    Check("loads_late", "warning", loads_late),
-    Check("corrupt_chunks", "warning", corrupt_chunks),
-    Check("quotas_full", "note", quotas_full),
-)
