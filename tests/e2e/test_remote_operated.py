@@ -145,6 +145,26 @@ def test_a_failover_leaves_no_partial_chunk():
             assert {read(patient, key) for key in keys} == {Outcome.OK}
 
 
+@pytest.mark.slow
+def test_why_there_is_no_master_is_told_sentinel_by_sentinel():
+    """One is not there, one is no Sentinel, one watches no such service, or says that the master is down."""
+    with redis_watched() as watched:
+        (absent, sentinel), *_ = re.findall(r"//(.*),(.*)/chunks", watched.url)
+        plain = f"127.0.0.1:{watched.replica.port}"
+        with opened(f"redis+sentinel://{absent},{plain},{sentinel}/others/0") as tier:
+            assert write(tier, b"key") is Outcome.ERROR
+            assert re.fullmatch(
+                rf"no master of 'others': Sentinel {absent}: Error 111 connecting to {absent}\. Connection refused\.; "
+                rf"Sentinel {plain}: unknown command 'SENTINEL'.*; Sentinel {sentinel} watches no such service",
+                tier.why,
+            )
+        watched.replica.process.kill()
+        watched.master.process.kill()
+        with opened(f"redis+sentinel://{sentinel}/chunks/0") as tier:
+            down = f"no master of 'chunks': Sentinel {sentinel} says that 127.0.0.1:{watched.master.port} is down"
+            eventually(lambda: write(tier, b"key") is Outcome.ERROR and tier.why == down)
+
+
 # -- several servers
 
 
