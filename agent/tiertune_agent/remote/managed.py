@@ -72,6 +72,8 @@ class Remote:
         self._steady_s = steady_s
         self._asked_s: float | None = None
         """When it was last asked, whether it answered or not."""
+        self._permits = False
+        """Whether no server refused when ``unmanaged`` last asked."""
 
     def forget(self) -> None:
         """Treat the next reading as the first one."""
@@ -80,6 +82,12 @@ class Remote:
     def refusal(self) -> str:
         """Why a server does not allow tuning; empty: all do, or are away now."""
         return next(filter(None, (server.refusal() for server in self._servers)), "")
+
+    def unmanaged(self) -> str:
+        """``refusal`` of a remote that has just answered; not asked again once there is none."""
+        refusal = "" if self._permits else self.refusal()
+        self._permits = not refusal
+        return refusal
 
     def read(self, at: datetime) -> Snapshot | Trouble:
         """What it is set to and holds now, as a store would tell it; Trouble if one server does not answer.
