@@ -63,6 +63,15 @@ class Login(Document):
         if self.tls:
             _check_tls(self.tls, f"{field}.tls")
 
+    def why(self, error: redis.RedisError) -> str:
+        """Why a server cannot be used: if one of the files is no longer as it should be, the library names none."""
+        if isinstance(error, redis.ConnectionError):
+            try:
+                self.check()
+            except DocumentError as wrong:
+                return str(wrong)
+        return str(error) or type(error).__name__
+
     def fits(self, urls: Urls) -> None:
         """ValueError if something is to be shown that no address asks for."""
         addresses = parse_addresses(listed(urls))

@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
+from shutil import copy
 
 import pytest
 import redis
@@ -276,6 +277,19 @@ def test_files_that_are_not_what_they_should_be_are_told_at_the_start(files, tmp
     more = {name: getattr(files, value) if isinstance(value, str) else value for name, value in more.items()}
     with pytest.raises(DocumentError, match=told):
         login(files, tmp_path, **more).check()
+
+
+@pytest.mark.parametrize("field", ["ca_file", "key_file"])
+def test_a_file_that_vanishes_later_is_named_until_it_is_back(files, by_tls, tmp_path, field):
+    """New connections read it again, as files that are exchanged must be: no restart is needed."""
+    source = {"ca_file": files.ca, "key_file": files.client_key}[field]
+    own = Path(copy(source, tmp_path))
+    with opened(f"rediss://localhost:{by_tls}/0", login(files, tmp_path, **{field: own})) as tier:
+        own.unlink()
+        assert write(tier, b"key") is Outcome.ERROR
+        assert re.fullmatch(rf"remote\.tls\.\w+_file: {re.escape(str(own))} cannot be read: No such file.*", tier.why)
+        copy(source, tmp_path)
+        assert write(tier, b"key") is Outcome.OK
 
 
 # -- users

@@ -66,6 +66,7 @@ class Remote:
         ``steady_s`` returns seconds of a clock that nobody sets; None: the times given to ``read``.
         """
         access.check()
+        self._login = access
         addresses = parse_addresses(listed(access.url))
         self.url = ", ".join(map(str, addresses))
         self._servers = [RedisServer(address, access, access.timeout, environment) for address in addresses]
@@ -152,7 +153,7 @@ class Remote:
             try:
                 found.append(server.held())
             except redis.RedisError as error:
-                raise _away(error, f"{server.name}: {said(error)}") from error
+                raise _away(error, f"{server.name}: {self._login.why(error)}") from error
         return found
 
 

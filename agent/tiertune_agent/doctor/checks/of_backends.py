@@ -10,7 +10,7 @@ from tiertune_connector.units import format_size
 def server_unreachable(facts: AllFacts) -> Iterator[Found]:
     for server in facts.servers:
         if server.problem:
-            mend = "start it, or mend address, user or password (TIERTUNE_REMOTE_PASSWORD, password_file)"
+            mend = "start it, or mend address, user, rights, password (TIERTUNE_REMOTE_PASSWORD, password_file) or tls"
             yield Found(server.server, f"the remote does not answer: {server.problem}", mend)
 
 
