@@ -206,15 +206,19 @@ def encrypted(tmp_path, tokens):
 
 
 def test_a_command_shows_the_token_that_the_environment_names(monkeypatch, tmp_path, encrypted):
-    """Straight to a store over HTTPS: refused without a token, and the message names the variable."""
+    """Straight to a store over HTTPS: refused without a token, or with a wrong one; messages name what to mend."""
     monkeypatch.setenv(CA_FILE, str(encrypted.files.ca))
     with pytest.raises(InputError, match=TOKEN_FILE):
+        command.call("POST", encrypted.url, "/v1/bypass", {"on": True})
+    (tmp_path / "old-token").write_text("w" * 20)
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "old-token"))
+    with pytest.raises(InputError, match=r"refuses the token in .*old-token$"):
         command.call("POST", encrypted.url, "/v1/bypass", {"on": True})
     (tmp_path / "token").write_text(TUNE)
     monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
     assert command.call("POST", encrypted.url, "/v1/bypass", {"on": True})["bypass"] is True
     monkeypatch.delenv(CA_FILE)
-    with pytest.raises(command.CallError, match="certificate"):
+    with pytest.raises(command.CallError, match=rf"certificate.*{CA_FILE}"):
         command.call("POST", encrypted.url, "/v1/bypass", {"on": False})
 
 
