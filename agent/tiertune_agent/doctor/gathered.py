@@ -15,8 +15,8 @@ import redis
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import parse
 from tiertune_agent.collector.schema import STATUS, TUNING, check
-from tiertune_agent.doctor.checks.of_engines import WANTED
 from tiertune_agent.credentials import turned_away
+from tiertune_agent.doctor.checks.of_engines import WANTED
 from tiertune_agent.doctor.facts import AgentFacts, Clock, DatabaseFacts, EngineFacts, ServerFacts, StoreFacts
 from tiertune_agent.engines import shown as engine_key
 from tiertune_agent.history.database import DatabaseError, connect, revisions, shown, sqlite_path
