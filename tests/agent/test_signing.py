@@ -1,7 +1,9 @@
 """Who may call the agent: tokens by role, browsers that sign in, audit rows with names, HTTPS to stores that ask."""
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copy
 
 import httpx
 import pytest
@@ -220,6 +222,23 @@ def test_a_command_shows_the_token_that_the_environment_names(monkeypatch, tmp_p
     monkeypatch.delenv(CA_FILE)
     with pytest.raises(command.CallError, match=rf"certificate.*{CA_FILE}"):
         command.call("POST", encrypted.url, "/v1/bypass", {"on": False})
+
+
+def test_a_certificate_that_is_exchanged_is_served_at_the_next_connection(encrypted, tmp_path):
+    """Without a restart, which would cost the DRAM; while only one of both files is new, the former pair is served."""
+
+    def served():
+        return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("localhost", httpx.URL(encrypted.url).port)))
+
+    (tmp_path / "new").mkdir()
+    files, new = encrypted.files, certificates(tmp_path / "new")
+    was = served()
+    copy(new.server, files.server)
+    assert served() == was
+    copy(new.server_key, files.server_key)
+    assert served() == ssl.PEM_cert_to_DER_cert(new.server.read_text()) != was
+    files.server_key.unlink()
+    assert served() != was
 
 
 def test_an_agent_reads_and_tunes_stores_that_ask(database, policy_file, tmp_path, encrypted):
