@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from tiertune_agent.credentials import TOKEN_FILE, from_environment
+from tiertune_agent.credentials import CA_FILE, from_environment, turned_away
 from tiertune_agent.network import asked_whole, http_client, json_of, said
 from tiertune_agent.terminal.options import InputError, printable
 from tiertune_connector.documents import DocumentError
@@ -13,6 +13,7 @@ from tiertune_connector.documents import DocumentError
 NO_PATH = {"detail": "Not Found"}
 """What a web framework answers for a path that it does not serve: then the server is not ours."""
 ASKED_WRONGLY = (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY)
+TRUST = f"name the authority that signed its certificate in {CA_FILE}"
 
 
 class CallError(RuntimeError):
@@ -32,13 +33,14 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InputError(f"{url!r} is no address such as http://127.0.0.1:7420") from error
     except httpx.HTTPError as error:
-        raise CallError(f"no {what} answers at {url}: {said(error)}") from error
+        mend = "" if CA_FILE in os.environ or "CERTIFICATE_VERIFY_FAILED" not in str(error) else f"; {TRUST}"
+        raise CallError(f"no {what} answers at {url}: {said(error)}{mend}") from error
     except DocumentError:
         raise
     except ValueError as error:
         raise CallError(f"what answers at {url} is no {what} of TierTune") from error
     if answer.status_code == httpx.codes.UNAUTHORIZED:
-        raise InputError(f"{url} asks for a token: name a file that has one in {TOKEN_FILE}")
+        raise InputError(f"{url} {turned_away(http)}")
     if answer.status_code == httpx.codes.NOT_FOUND and document == NO_PATH:
         raise InputError(f"what answers at {url} is no {what} of TierTune")
     if answer.is_error:

@@ -19,7 +19,7 @@ class Bearer(httpx.Auth):
 
     def __init__(self, path: Path) -> None:
         """DocumentError where the file cannot be read or is empty."""
-        self._path = path
+        self.path = path
         self._token = _token(path)
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response]:
@@ -29,7 +29,7 @@ class Bearer(httpx.Auth):
         answer = yield request
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             with suppress(DocumentError):
-                self._token = _token(self._path)
+                self._token = _token(self.path)
             if self._token != shown:
                 request.headers["Authorization"] = f"Bearer {self._token}"
                 yield request
@@ -50,6 +50,13 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Options of the command line's client."""
     token, authority = (Path(path) if (path := environment.get(name)) else None for name in (TOKEN_FILE, CA_FILE))
     return options(token, authority)
+
+
+def turned_away(http: httpx.Client) -> str:
+    """What it means that a server answered this client with 401."""
+    if isinstance(http.auth, Bearer):
+        return f"refuses the token in {http.auth.path}"
+    return f"asks for a token: name a file that has one in {TOKEN_FILE}"
 
 
 def _token(path: Path) -> str:

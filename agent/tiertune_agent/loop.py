@@ -106,9 +106,11 @@ class Loop:
             self._let_go(policy)
             self.seen(remote, None)
             return False, None
+        if remote and self.remote and (refusal := self.remote.unmanaged()):
+            answer = Trouble(FLEET, KIND, refusal)
         if isinstance(answer, Trouble):
             self.watch.look([], [answer])
-            self.seen(None, None)
+            self.seen(remote, None)
             return True, None
         answer = replace(answer, windows=())  # they are booked by now, and kept nowhere else
         self.history.remember([(answer, Rates())])

@@ -104,5 +104,7 @@ def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
 
 
 def said(error: Exception) -> str:
-    """The error's message; its type if it has none."""
+    """The error's message; its type if it has none. Of an answer its status: httpx adds a link on a second line."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"it answers {error.response.status_code} {error.response.reason_phrase}".rstrip()
     return str(error) or type(error).__name__

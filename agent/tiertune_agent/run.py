@@ -47,6 +47,7 @@ from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.ending import until_told
 from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.httpd.renewal import renewing
 from tiertune_connector.httpd.sites import called
 
 log = logging.getLogger(__name__)
@@ -298,7 +299,8 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     scheduler.add_job(agent.sum_up, "interval", minutes=5)
     scheduler.add_job(agent.prune, "interval", hours=1)
     clock = SetBack(utc_now, steady_s)
-    server = uvicorn.Server(uvicorn.Config(agent.served, **serving))
+    config = uvicorn.Config(agent.served, **serving)
+    server = uvicorn.Server(renewing(config, settings.http.certificate_file, settings.http.key_file))
     failed: list[str] = []
     with until_told() as ending:
 

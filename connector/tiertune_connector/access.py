@@ -1,6 +1,5 @@
 """How a Redis lets us in: passwords from files, TLS, Sentinels. The same for a store's remote and for the agent's."""
 
-import copy
 import os
 import ssl
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from pydantic import model_validator
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
+from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from tiertune_connector.addresses import Address, Urls, listed, parse_addresses
 from tiertune_connector.documents import Document, DocumentError, plain_file
@@ -64,6 +63,15 @@ class Login(Document):
         if self.tls:
             _check_tls(self.tls, f"{field}.tls")
 
+    def why(self, error: redis.RedisError) -> str:
+        """Why a server cannot be used: if one of the files is no longer as it should be, the library names none."""
+        if isinstance(error, redis.ConnectionError):
+            try:
+                self.check()
+            except DocumentError as wrong:
+                return str(wrong)
+        return str(error) or type(error).__name__
+
     def fits(self, urls: Urls) -> None:
         """ValueError if something is to be shown that no address asks for."""
         addresses = parse_addresses(listed(urls))
@@ -88,14 +96,28 @@ class _Password(CredentialProvider):
 
 
 class _Sentinels(Sentinel):
-    """Threads may ask at the same time: the library moves the one that answered to the front, in place."""
+    """Says why there is no master. Threads may ask at the same time: the library reorders its list in place."""
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        own = copy.copy(self)
-        own.sentinels = list(self.sentinels)
-        found: tuple[str, int] = Sentinel.discover_master(own, service_name)  # type: ignore[no-untyped-call]
-        self.sentinels = own.sentinels
-        return found
+        """Where the master is; the Sentinel that answered is asked first from then on."""
+        told = []
+        for sentinel in self.sentinels:
+            try:
+                masters: Any = sentinel.sentinel_masters()
+            except redis.RedisError as error:
+                told.append(f"Sentinel {_place(sentinel)}: {error}")
+                continue
+            state = masters.get(service_name)
+            if state and self.check_master_state(state, service_name):  # type: ignore[no-untyped-call]
+                self.sentinels = [sentinel, *(other for other in self.sentinels if other is not sentinel)]
+                return state["ip"], state["port"]
+            known = f"says that {state['ip']}:{state['port']} is down" if state else "watches no such service"
+            told.append(f"Sentinel {_place(sentinel)} {known}")
+        raise MasterNotFoundError(f"no master of {service_name!r}: {'; '.join(told)}")
+
+
+def _place(server: redis.Redis) -> str:
+    return "{host}:{port}".format_map(server.connection_pool.connection_kwargs)
 
 
 class _MasterPool(SentinelConnectionPool, redis.BlockingConnectionPool):

@@ -179,6 +179,22 @@ def test_managing_what_the_settings_do_not_name_is_refused(world):
     assert "name no remote" in world.incidents()["remote_unmanaged", FLEET]
 
 
+def test_managing_a_redis_that_refuses_is_an_incident_until_it_permits(world):
+    """By an edit of the policy, while the agent runs; a restart would refuse to start with the same words."""
+    world.raw.execute_command("ACL", "SETUSER", "default", "-config|set")
+    world.policy.write_text(POLICY.replace("manage: true", "manage: false"))
+    world.start()
+    world.rounds()
+    assert world.incidents() == {}
+    world.policy.write_text(POLICY)
+    world.sampled(MORE_DRAM)
+    assert f"{world.url} refuses CONFIG: " in world.incidents()["remote_unmanaged", FLEET]
+    assert world.decisions() == []
+    world.raw.execute_command("ACL", "SETUSER", "default", "+config|set")
+    world.rounds()
+    assert world.incidents() == {}
+
+
 def test_a_backtest_splits_as_was_split(world, tmp_path):
     """Over the history of a split, its policy makes the same split once more, from the sizes before it."""
     world.prospects(MORE_DRAM)

@@ -3,6 +3,7 @@
 from threading import Barrier
 
 import httpx
+import pytest
 
 from tiertune_agent.network import at_once, said
 
@@ -23,3 +24,11 @@ def test_a_failure_without_a_message_is_told_by_its_kind():
     """An empty reason tells nobody anything."""
     assert said(httpx.ReadTimeout("")) == "ReadTimeout"
     assert said(httpx.ReadTimeout("too late")) == "too late"
+
+
+def test_an_answer_that_is_no_success_is_told_in_one_line():
+    """The library's own message links to a page about the status."""
+    asked = httpx.Request("GET", "http://host-a:8000/metrics")
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        httpx.Response(404, request=asked).raise_for_status()
+    assert said(caught.value) == "it answers 404 Not Found"

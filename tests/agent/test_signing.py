@@ -1,7 +1,9 @@
 """Who may call the agent: tokens by role, browsers that sign in, audit rows with names, HTTPS to stores that ask."""
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copy
 
 import httpx
 import pytest
@@ -206,16 +208,37 @@ def encrypted(tmp_path, tokens):
 
 
 def test_a_command_shows_the_token_that_the_environment_names(monkeypatch, tmp_path, encrypted):
-    """Straight to a store over HTTPS: refused without a token, and the message names the variable."""
+    """Straight to a store over HTTPS: refused without a token, or with a wrong one; messages name what to mend."""
     monkeypatch.setenv(CA_FILE, str(encrypted.files.ca))
     with pytest.raises(InputError, match=TOKEN_FILE):
+        command.call("POST", encrypted.url, "/v1/bypass", {"on": True})
+    (tmp_path / "old-token").write_text("w" * 20)
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "old-token"))
+    with pytest.raises(InputError, match=r"refuses the token in .*old-token$"):
         command.call("POST", encrypted.url, "/v1/bypass", {"on": True})
     (tmp_path / "token").write_text(TUNE)
     monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
     assert command.call("POST", encrypted.url, "/v1/bypass", {"on": True})["bypass"] is True
     monkeypatch.delenv(CA_FILE)
-    with pytest.raises(command.CallError, match="certificate"):
+    with pytest.raises(command.CallError, match=rf"certificate.*{CA_FILE}"):
         command.call("POST", encrypted.url, "/v1/bypass", {"on": False})
+
+
+def test_a_certificate_that_is_exchanged_is_served_at_the_next_connection(encrypted, tmp_path):
+    """Without a restart, which would cost the DRAM; while only one of both files is new, the former pair is served."""
+
+    def served():
+        return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("localhost", httpx.URL(encrypted.url).port)))
+
+    (tmp_path / "new").mkdir()
+    files, new = encrypted.files, certificates(tmp_path / "new")
+    was = served()
+    copy(new.server, files.server)
+    assert served() == was
+    copy(new.server_key, files.server_key)
+    assert served() == ssl.PEM_cert_to_DER_cert(new.server.read_text()) != was
+    files.server_key.unlink()
+    assert served() != was
 
 
 def test_an_agent_reads_and_tunes_stores_that_ask(database, policy_file, tmp_path, encrypted):

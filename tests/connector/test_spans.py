@@ -65,6 +65,18 @@ class TestTimes:
         assert (lookup.start_ns, lookup.end_ns) == (101 * SECOND, 101.25 * SECOND)
         assert (gate.start_ns, gate.end_ns) == (101.25 * SECOND, 102 * SECOND)
 
+    def test_where_no_tier_offered_anything_none_is_named_and_nothing_was_predicted(self):
+        """Zero seconds to recompute would be a lie about the tokens that were recomputed."""
+
+        def missed(tracing):
+            tracing.arrived("r", None, 1300, 10)
+            tracing.looked_up("r", [])
+            tracing.decided("r", GateDecision(0, "", Reason.NO_HIT, 0.0, 0.0))
+            tracing.finished("r")
+
+        (gate,) = (span for span in self.spans(missed) if span.name == "tiertune.gate")
+        assert set(gate.attributes) == {f"tiertune.{name}" for name in ("decision", "reason", "cut", "backlog_seconds")}
+
     def test_a_load_ends_when_it_ended_and_not_when_it_is_noticed(self):
         """It lies where it was, and the request has waited no longer for it."""
 

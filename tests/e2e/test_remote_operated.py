@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
+from shutil import copy
 
 import pytest
 import redis
@@ -145,6 +146,26 @@ def test_a_failover_leaves_no_partial_chunk():
             assert {read(patient, key) for key in keys} == {Outcome.OK}
 
 
+@pytest.mark.slow
+def test_why_there_is_no_master_is_told_sentinel_by_sentinel():
+    """One is not there, one is no Sentinel, one watches no such service, or says that the master is down."""
+    with redis_watched() as watched:
+        (absent, sentinel), *_ = re.findall(r"//(.*),(.*)/chunks", watched.url)
+        plain = f"127.0.0.1:{watched.replica.port}"
+        with opened(f"redis+sentinel://{absent},{plain},{sentinel}/others/0") as tier:
+            assert write(tier, b"key") is Outcome.ERROR
+            assert re.fullmatch(
+                rf"no master of 'others': Sentinel {absent}: Error 111 connecting to {absent}\. Connection refused\.; "
+                rf"Sentinel {plain}: unknown command 'SENTINEL'.*; Sentinel {sentinel} watches no such service",
+                tier.why,
+            )
+        watched.replica.process.kill()
+        watched.master.process.kill()
+        with opened(f"redis+sentinel://{sentinel}/chunks/0") as tier:
+            down = f"no master of 'chunks': Sentinel {sentinel} says that 127.0.0.1:{watched.master.port} is down"
+            eventually(lambda: write(tier, b"key") is Outcome.ERROR and tier.why == down)
+
+
 # -- several servers
 
 
@@ -256,6 +277,19 @@ def test_files_that_are_not_what_they_should_be_are_told_at_the_start(files, tmp
     more = {name: getattr(files, value) if isinstance(value, str) else value for name, value in more.items()}
     with pytest.raises(DocumentError, match=told):
         login(files, tmp_path, **more).check()
+
+
+@pytest.mark.parametrize("field", ["ca_file", "key_file"])
+def test_a_file_that_vanishes_later_is_named_until_it_is_back(files, by_tls, tmp_path, field):
+    """New connections read it again, as files that are exchanged must be: no restart is needed."""
+    source = {"ca_file": files.ca, "key_file": files.client_key}[field]
+    own = Path(copy(source, tmp_path))
+    with opened(f"rediss://localhost:{by_tls}/0", login(files, tmp_path, **{field: own})) as tier:
+        own.unlink()
+        assert write(tier, b"key") is Outcome.ERROR
+        assert re.fullmatch(rf"remote\.tls\.\w+_file: {re.escape(str(own))} cannot be read: No such file.*", tier.why)
+        copy(source, tmp_path)
+        assert write(tier, b"key") is Outcome.OK
 
 
 # -- users

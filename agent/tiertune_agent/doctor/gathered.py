@@ -15,6 +15,7 @@ import redis
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import parse
 from tiertune_agent.collector.schema import STATUS, TUNING, check
+from tiertune_agent.credentials import turned_away
 from tiertune_agent.doctor.checks.of_engines import WANTED
 from tiertune_agent.doctor.facts import AgentFacts, Clock, DatabaseFacts, EngineFacts, ServerFacts, StoreFacts
 from tiertune_agent.engines import shown as engine_key
@@ -152,7 +153,7 @@ def _server(server: RedisServer) -> ServerFacts:
 def _document(http: httpx.Client, path: str) -> dict[str, Any]:
     answer = asked_whole(http, "GET", path)
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise _ClosedError("it asks for a token: name a file that has one in TIERTUNE_TOKEN_FILE")
+        raise _ClosedError(f"it {turned_away(http)}")
     if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and (why := _detail(answer)):
         raise _AwayError(why)
     document = json_of(answer.raise_for_status())

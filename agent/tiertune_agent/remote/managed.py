@@ -66,12 +66,15 @@ class Remote:
         ``steady_s`` returns seconds of a clock that nobody sets; None: the times given to ``read``.
         """
         access.check()
+        self._login = access
         addresses = parse_addresses(listed(access.url))
         self.url = ", ".join(map(str, addresses))
         self._servers = [RedisServer(address, access, access.timeout, environment) for address in addresses]
         self._steady_s = steady_s
         self._asked_s: float | None = None
         """When it was last asked, whether it answered or not."""
+        self._permits = False
+        """Whether no server refused when ``unmanaged`` last asked."""
 
     def forget(self) -> None:
         """Treat the next reading as the first one."""
@@ -80,6 +83,12 @@ class Remote:
     def refusal(self) -> str:
         """Why a server does not allow tuning; empty: all do, or are away now."""
         return next(filter(None, (server.refusal() for server in self._servers)), "")
+
+    def unmanaged(self) -> str:
+        """``refusal`` of a remote that has just answered; not asked again once there is none."""
+        refusal = "" if self._permits else self.refusal()
+        self._permits = not refusal
+        return refusal
 
     def read(self, at: datetime) -> Snapshot | Trouble:
         """What it is set to and holds now, as a store would tell it; Trouble if one server does not answer.
@@ -144,7 +153,7 @@ class Remote:
             try:
                 found.append(server.held())
             except redis.RedisError as error:
-                raise _away(error, f"{server.name}: {said(error)}") from error
+                raise _away(error, f"{server.name}: {self._login.why(error)}") from error
         return found
 
 

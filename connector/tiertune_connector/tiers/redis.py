@@ -59,10 +59,11 @@ class RedisTier:
         self._codec = codec
         self._timeout_s = timeout_s
         self._clock = clock
+        self._login = login or Login()
         where = parse_address(address) if isinstance(address, str) else address
         pool = connection_pool(
             where,
-            login or Login(),
+            self._login,
             timeout_s=timeout_s,
             connections=connections,
             protocol=2,  # nothing comes unasked; a connection where something did is not used
@@ -186,7 +187,7 @@ class RedisTier:
             return Outcome.FULL
         if isinstance(error, redis.TimeoutError):
             return Outcome.TIMEOUT
-        self.why = str(error)
+        self.why = self._login.why(error)
         return Outcome.ERROR
 
     def _check(self, until: float) -> None:

@@ -125,11 +125,12 @@ def _gate(trace: RequestTrace) -> Iterator[Span]:
     attributes: dict[str, Value] = {
         "tiertune.decision": "fetch" if decision.fetches else "recompute",
         "tiertune.reason": str(decision.reason),
-        "tiertune.tier": decision.tier,
         "tiertune.cut": decision.cut,
         "tiertune.backlog_seconds": trace.backlog_s,
-        **_seconds(fetch=decision.fetch_s, recompute=decision.recompute_s),
     }
+    if decision.tier:  # else no tier offered anything: nothing was predicted
+        attributes["tiertune.tier"] = decision.tier
+        attributes |= _seconds(fetch=decision.fetch_s, recompute=decision.recompute_s)
     yield _span("tiertune.gate", trace.looked_up_ns or trace.decided_ns, trace.decided_ns, attributes)
 
 

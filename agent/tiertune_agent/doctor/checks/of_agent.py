@@ -78,7 +78,7 @@ def policy_invalid(facts: AllFacts) -> Iterator[Found]:
 def policy_without_effect(facts: AllFacts) -> Iterator[Found]:
     for note in (facts.agent.policies.get("notes") or ()) if facts.agent else ():
         where = str(facts.agent.policies.get("source") or facts.agent.url) if facts.agent else ""
-        yield Found(where, f"a key of the policy has no effect: {note}", "take the key out, or set what it lacks")
+        yield Found(where, f"the policy does less than it says: {note}", "take the key out, or set what it lacks")
 
 
 @of_agent("frozen", "warning")

@@ -10,7 +10,7 @@ from tiertune_connector.units import format_size
 @of_server("remote_unreachable", "error")
 def server_unreachable(server: ServerFacts) -> Told:
     if server.problem:
-        mend = "start it, or mend address, user or password (TIERTUNE_REMOTE_PASSWORD, password_file)"
+        mend = "start it, or mend address, user, rights, password (TIERTUNE_REMOTE_PASSWORD, password_file) or tls"
         yield f"the remote does not answer: {server.problem}", mend
 
 

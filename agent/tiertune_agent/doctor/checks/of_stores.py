@@ -97,7 +97,7 @@ def tier_dead(facts: AllFacts) -> Iterator[Found]:
 
 
 _DEAD = {
-    "remote": "start the remote, or mend its address, password or way; requests meanwhile recompute",
+    "remote": "start the remote, or mend its address, password, rights, tls or way; requests meanwhile recompute",
     "disk": "make room on the disk or mend it; the store tries again by itself",
 }
 

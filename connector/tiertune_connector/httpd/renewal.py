@@ -1,0 +1,57 @@
+"""A certificate that is exchanged in place while it is served."""
+
+import logging
+import ssl
+from pathlib import Path
+
+import uvicorn
+
+log = logging.getLogger(__name__)
+
+
+def renewing(config: uvicorn.Config, certificate: Path | None, key: Path | None) -> uvicorn.Config:
+    """The same ``config``; with HTTPS, every new connection is served what the files hold by then."""
+    config.load()
+    if config.ssl is not None and certificate and key:
+        config.ssl.sni_callback = _Renewal(certificate, key)  # called for each, whether it names a server or not
+    return config
+
+
+class _Renewal:
+    """What is no certificate and key, as while one of both is new, is logged; the former pair is served on."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._files = certificate, key
+        self._seen = self._stamps()
+        self._renewed: ssl.SSLContext | None = None
+        """None: nothing was exchanged since the start."""
+
+    def __call__(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        if (now := self._stamps()) != self._seen:
+            self._seen = now
+            self._read()
+        if self._renewed is not None:
+            connection.context = self._renewed
+
+    def _stamps(self) -> list[tuple[int, int]]:
+        """Of both files; zeros for one that is not there."""
+        told = []
+        for path in self._files:
+            try:
+                seen = path.stat()
+            except OSError:
+                told.append((0, 0))
+            else:
+                told.append((seen.st_mtime_ns, seen.st_ino))
+        return told
+
+    def _read(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(*self._files, password=lambda: "")
+        except (OSError, ssl.SSLError) as error:
+            told = f"{self._files[0]} and {self._files[1]}: {error.strerror or error}"
+            log.error("the certificate stays as it was: %s", told)  # noqa: TRY400 (its message says it all)
+            return
+        self._renewed = context
+        log.info("the certificate was read again from %s", self._files[0])
