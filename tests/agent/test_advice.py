@@ -1,5 +1,6 @@
 """Advice without a knob: routing, sharing as such, prefill against decode."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -8,9 +9,11 @@ from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
 from agent.fakes import DIGEST, START
-from tiertune_agent.records import Prospect, StageWindow, Target
+from tiertune_agent.records import OBSERVED, Prospect, StageWindow, Target, Window
 from tiertune_agent.tuners.advice import FLEET, AdviceSettings, Balance, Routing, Sharing
+from tiertune_agent.tuners.balance import demand
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
+from tiertune_agent.tuners.loading import COMPUTED, LOADED, PREFILL_S, WAIT_S, Loading
 
 GIB = 1 << 30
 NOW, UNSHARED = f"{GIB}/0/{4 * GIB}", f"{GIB}/0/0"
@@ -158,6 +161,25 @@ def test_gpus_stay_where_moving_helps_nobody(told, said):
     no_change(Balance(SETTINGS).evaluate([], current(stages=told)), said)
 
 
+def test_a_difference_that_may_be_chance_moves_no_gpu():
+    """Prefill is busy in every other window only: on average far more than decode, but four windows prove nothing."""
+    told = [
+        replace(each, gpu_seconds=each.gpu_seconds * 2 * (each.start.second // 15 % 2))
+        if each.stage == "prefill"
+        else each
+        for each in stages(0.92, 0.31, count=4)
+    ]
+    no_change(Balance(SETTINGS).evaluate([], current(stages=told)), "prefill GPUs are busy 9")
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_work_of_another_time_is_not_added(hours):
+    """What a store did an hour before the first one, or after it, is no work of the same windows."""
+    told = [each for each in stages(0.92, 0.31) if each.stage == "prefill"]
+    others = [replace(each, store="host-z", start=each.start + timedelta(hours=hours)) for each in told]
+    assert demand([*told, *others])["prefill"].work == demand(told)["prefill"].work
+
+
 @given(busy=st.tuples(st.floats(0, 1), st.floats(0, 1)), gpus=st.tuples(st.integers(1, 8), st.integers(1, 8)))
 def test_advice_to_move_is_never_followed_by_advice_to_move_back(busy, gpus):
     """With the same work, the fleet that followed the advice is not told to undo it."""
@@ -168,3 +190,28 @@ def test_advice_to_move_is_never_followed_by_advice_to_move_back(busy, gpus):
         shares = [each / many for each, many in zip(work, after, strict=True)]
         again = Balance(SETTINGS).evaluate([], current(stages=stages(*shares, count=4, gpus=after)))
         assert not isinstance(again, Proposal) or again.after != answer.before
+
+
+def loads(*waits_ms):
+    """Windows of a source in which requests waited so long for 1000 loaded tokens; 1000 computed ones take 100 ms."""
+    told = {OBSERVED: 1.0, LOADED: 1000.0, COMPUTED: 1000.0, PREFILL_S: 0.1}
+    return [
+        Window("engine-a", "", "", "", START + timedelta(seconds=15 * i), 15.0, {**told, WAIT_S: wait_ms / 1000})
+        for i, wait_ms in enumerate(waits_ms)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("waits_ms", "said"),
+    [
+        ([50, 51, 49, 50], "loading pays: requests waited 50 ms"),
+        ([102, 102, 102, 102], "loading stays: requests waited 102 ms"),
+        ([10, 500, 20, 400], "loading stays: requests waited 232 ms"),
+        ([10, 20, 200, 120], "loading stays: requests waited 88 ms"),
+        ([500, 500], "not enough data"),
+    ],
+    ids=["pays", "loses little", "may lose by chance", "may pay by chance", "few"],
+)
+def test_loading_is_advised_against_only_where_it_clearly_loses(waits_ms, said):
+    """By two standard errors, and by 3 % at least."""
+    no_change(Loading(SETTINGS).evaluate(loads(*waits_ms), current()), said)

@@ -88,7 +88,7 @@ class TestDifferences:
         assert window.gauge("tier_pinned_bytes") is None
 
     def test_histograms_are_differenced_by_bucket(self):
-        """Counts, sum and buckets are those of the window alone."""
+        """Counts, sum and buckets are those of the window alone; one that is new, or was reset, counts as a whole."""
 
         def idle(buckets, total):
             row = ["dram", DIGEST, "m", buckets, total, sum(buckets)]
@@ -96,6 +96,9 @@ class TestDifferences:
 
         (window,), _ = between(idle([1, 2, 0], 5.0), idle([1, 4, 1], 9.0))
         assert window.values["tier_evicted_idle_seconds"] == Histogram(3, 4.0, {1: 2, 2: 1})
+        for before in (lookups(), idle([9, 0, 0], 1.0)):
+            (window,), _ = between(before, idle([1, 4, 1], 9.0))
+            assert window.values["tier_evicted_idle_seconds"] == Histogram(6, 9.0, {0: 1, 1: 4, 2: 1})
 
     def test_a_new_boot_counts_from_zero(self):
         """After a restart everything counted since belongs to the window."""

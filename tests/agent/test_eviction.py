@@ -61,6 +61,13 @@ def test_a_window_in_which_the_ghosts_saw_nothing_says_nothing():
     assert answer([*windows, ghosts(20, {"lru": 0.1}, asked=50.0, size=GIB * 3 // 4)]) == answer(windows)
 
 
+def test_a_window_without_a_ghost_of_the_present_one_says_nothing():
+    """Ghosts of other algorithms alone compare nothing with what is in force: the windows that have both decide."""
+    windows = steady(lru=0.05, arc=0.095, s3fifo=0.06)
+    told = proposal(answer([ghosts(-1, {"arc": 0.5, "s3fifo": 0.1}), *windows]))
+    assert (told.after, rival(told)["windows"]) == ("arc", len(windows))
+
+
 def test_the_ghost_that_hits_clearly_more_is_proposed():
     """After one period of strong evidence, with both hit ratios, the gain, its error and the size in the sentence."""
     told = proposal(answer(steady(lru=0.05, arc=0.095, s3fifo=0.06)))

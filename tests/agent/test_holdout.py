@@ -30,10 +30,10 @@ def test_the_interval_holds_the_truth():
 
 @pytest.mark.parametrize("small", GROUPS)
 def test_few_requests_measure_nothing(small):
-    """Under the least number in either group there is no interval."""
+    """Under the least number in either group, or where one found no token, there is no interval."""
     groups = {name: drawn(random.Random(1), 100, 0.001) for name in GROUPS}
-    groups[small] = drawn(random.Random(2), ENOUGH_REQUESTS - 1, 0.001)
-    assert measured([groups]) is None
+    for group in (drawn(random.Random(2), ENOUGH_REQUESTS - 1, 0.001), GroupSums(requests=100.0, seconds=1.0)):
+        assert measured([{**groups, small: group}]) is None
 
 
 def test_a_share_that_changes_with_the_traffic_saves_nothing_by_itself():

@@ -174,6 +174,7 @@ def test_the_typical_candidate_is_a_mean_over_requests():
         remote_window(2, requests=5, nbytes=999),
     ]
     assert typical_candidate(windows) == TypicalCandidate(4, 100.0, 0.5)
+    assert typical_candidate(windows[:1]) == TypicalCandidate(1, 100.0, 1.0)
     assert typical_candidate([]) is None
 
 

@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 
 from agent.fakes import DIGEST, START, FakeStore, remote_window, snapshot
-from tiertune_agent.changes.survey import TierWindows
+from tiertune_agent.changes.survey import Hours, Survey, TierWindows
 from tiertune_agent.incidents import detectors as incidents
 from tiertune_agent.incidents.seen import READ_AT_ONCE, SeenWindows
 from tiertune_agent.policy.document import Policy, Rulings
-from tiertune_agent.records import OBSERVED, Histogram, Rates, State, Target, Window
+from tiertune_agent.records import OBSERVED, Histogram, Prospect, Rates, State, Target, Window
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.catalogue import METRICS
 
@@ -60,6 +60,17 @@ def test_nothing_is_kept_of_a_store_that_left(history):
         assert bool(kept._kept) is (minutes < 60)
     assert len(kept.of("host-a", "remote")) == 1
     assert set(seen.heard([*left, *told])) == {"host-a", "host-b"}
+
+
+def test_each_namespace_and_horizon_has_prospects_of_its_own(history):
+    """What one tuner was told in a round is no answer to another that looks further back, or at another pool."""
+    old, new = (Prospect(DIGEST, START + timedelta(minutes=minutes), 60.0, 1, {"0/0/0": 1.0}) for minutes in (0, 50))
+    other = replace(new, namespace="cd" * 16)
+    history.measured.remember_prospects([old, new, other])
+    survey = Survey(history, START + timedelta(minutes=55), Hours(), TierWindows(history))
+    assert survey.prospects(DIGEST, 600.0) == [new]
+    assert survey.prospects(DIGEST, 7200.0) == [old, new]
+    assert survey.prospects(other.namespace, 600.0) == [other]
 
 
 def test_what_was_proposed_for_a_pool_that_is_gone_is_wished_no_more(agent, rounds):

@@ -103,7 +103,7 @@ def test_the_cheapest_size_is_proposed_with_its_figures():
     assert (found.field, found.before, found.after) == ("tiers.dram.capacity_bytes", 64 * GIB, 128 * GIB)
     assert "400 ms" in found.reason
     assert "500" in found.reason
-    assert "20.0% less, standard error " in found.reason
+    assert "20.0% less, standard error 0.0%, 1000 requests" in found.reason
     assert found.requests == 1000
     assert found.evidence["shape"] == str(MIDDLE)
     assert found.evidence["best"] == str(LARGE)
@@ -272,6 +272,14 @@ def test_the_disk_is_sized_by_shapes_that_differ_in_it_alone():
     assert (found.field, found.after) == ("tiers.disk.capacity_bytes", GIB)
 
 
+def test_a_split_leaves_the_disk_as_it_is():
+    """Another disk would cost least of all, but the budget that is split between DRAM and the remote is not for it."""
+    isolated, even, shared = split_shapes()
+    told = prospects(*[{isolated: 0.2, even: 0.5, shared: 0.6, replace(even, disk=GIB): 0.1}] * 10)
+    found = proposal(answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB))
+    assert found.evidence["best"] == str(isolated)
+
+
 @given(st.lists(st.tuples(*[st.floats(0.01, 10)] * 3), min_size=3, max_size=30), st.floats(0.01, 100))
 def test_a_faster_gpu_changes_no_choice(costs, factor):
     """Without rent only ratios count: all seconds times a constant give the same answer."""
@@ -317,16 +325,18 @@ def test_a_burst_is_remembered_for_hours():
     assert proposal(later(200)).after == 0
 
 
-def test_namespaces_that_are_told_of_at_other_times_pay_one_rent():
-    """Two namespaces half a period apart: an hour of rent is an hour, as if they were told of together."""
+@pytest.mark.parametrize(("offset_s", "seconds"), [(150.0, 300.0), (100.0, 150.0)], ids=["overlapping", "within"])
+def test_namespaces_that_are_told_of_at_other_times_pay_one_rent(offset_s, seconds):
+    """An hour of rent is an hour, as if two namespaces were told of together."""
 
-    def rented(offset_s):
+    def rented(offset_s, seconds):
         mine = steady(2.0, 1.0, 0.9, seconds=300.0)
-        others = [replace(each, namespace="b", start=each.start + timedelta(seconds=offset_s)) for each in mine]
+        shift = timedelta(seconds=offset_s)
+        others = [replace(each, namespace="b", start=each.start + shift, seconds=seconds) for each in mine]
         told = choose(
             sorted([*mine, *others], key=lambda each: each.start), MIDDLE, [SMALL, MIDDLE, LARGE],
             period_s=300.0, rates=Rates(gpu_hour=2.0, gib_hour={"dram": 0.001}), hosts=1,
         )  # fmt: skip
         return told.before
 
-    assert rented(150.0) == pytest.approx(rented(0.0), rel=0.1)
+    assert rented(offset_s, seconds) == pytest.approx(rented(0.0, 300.0), rel=0.1)

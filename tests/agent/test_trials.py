@@ -175,8 +175,9 @@ def admitted(windows, *, tier="remote", rates=None):
         ((100, 200), (101, 50), 0.9, Rates(3.6), State.INCONCLUSIVE),
         ((100, 200), (99.5, 50), 0.01, Rates(3.6), State.INCONCLUSIVE),
         ((100, 200), (60, 50), 0.1, Rates(3.6, network_gib=0.001), State.KEPT),
+        ((100, 200), (60, 50), 0.1, Rates(36.0, network_gib=0.001), State.ROLLED_BACK),
     ],
-    ids=["fewer found", "more found", "noise", "under what the guard allows", "the network costs more"],
+    ids=["fewer found", "more found", "noise", "under what the guard allows", "the network costs more", "GPUs do"],
 )
 def test_an_admission_is_tried_by_what_is_found_and_what_is_written(before, after, spread, rates, state):
     """Windows before against windows after, per prompt token; a verdict says that they are not the same requests."""
@@ -298,6 +299,13 @@ def test_a_shape_between_those_simulated_costs_in_between():
     assert cost_of(prospect(0, 1, 1.0, 0.8), HALF) == 1.0
     assert 0.8 < cost_of(prospect(0, 1, 1.0, 0.8), MORE) < 1.0
     assert cost_of(Prospect(DIGEST, START, 300.0, 1, {str(HALF): 1.0}), MORE) is None
+
+
+def test_the_nearest_shapes_are_those_that_differ_least_by_their_own_size():
+    """Four times the DRAM is another tier; a remote half as large again, or two fifths smaller, is about the same."""
+    costs = {Shape(GIB, 0, 60 * GIB): 1.0, Shape(4 * GIB, 0, 100 * GIB): 9.0, Shape(GIB, 0, 150 * GIB): 2.0}
+    told = Prospect(DIGEST, START, 60.0, 10, {str(shape): cost for shape, cost in costs.items()})
+    assert cost_of(told, Shape(GIB, 0, 100 * GIB)) == pytest.approx((1.0 / 3 + 2.0 * 2 / 5) / (1 / 3 + 2 / 5))
 
 
 def test_what_each_decision_is_measured_by():

@@ -1,6 +1,7 @@
 """gate_settings, and what tuners read windows with."""
 
 from datetime import timedelta
+from math import sqrt
 
 import pytest
 
@@ -19,6 +20,7 @@ from tiertune_agent.tuners.base import (
     present,
     tier_targets,
 )
+from tiertune_agent.tuners.evidence import Summand, ratio
 from tiertune_agent.tuners.gate_settings import GateTuner
 from tiertune_agent.tuners.registry import TunerError
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
@@ -126,3 +128,15 @@ def test_the_median_of_a_histogram_is_its_middle_bucket():
     assert median(windows, name) == BY_NAME[name].buckets[2]
     assert median(windows[:1], name) == BY_NAME[name].buckets[0]
     assert median([], name) is None
+
+
+@pytest.mark.parametrize(
+    ("off", "squares"),
+    [((1, 1, 1, 1, -1, -1, -1, -1), 16), ((1, -1, 1, -1, 1, -1, 1, -1), 8)],
+    ids=["like their neighbours", "unlike them"],
+)
+def test_windows_that_are_like_their_neighbours_are_fewer_than_they_seem(off, squares):
+    """Newey and West with two lags: 8 + 2 (2/3 of 5, and 1/3 of 2) squares. Unlike neighbours make nothing surer."""
+    found = ratio([Summand(1.0, 10.0 + each, 1.0) for each in off])
+    assert (found.value, found.windows) == (10.0, 8)
+    assert found.error == pytest.approx(sqrt(squares) / 8 * sqrt(8 / 7))

@@ -24,6 +24,16 @@ def test_samples_that_were_pushed_out_are_counted():
     assert prospect.costs[str(now)] == pytest.approx(exact_cost(requests, now, 1), rel=0.1)
 
 
+def test_a_store_that_is_new_is_asked_once():
+    """What it tells first is all that it has: as many as its ring holds need not be sent twice."""
+    fleet, asked = Fleet(hosts=1), []
+    fleet.play(conversations(300, hosts=1))
+    read = fleet.hosts[0].samples
+    fleet.hosts[0].samples = lambda since: asked.append(since) or read(since)
+    fleet.round()
+    assert asked == [0]
+
+
 def test_a_store_that_is_slow_is_read_on_in_the_next_round():
     """Its samples come page by page: not all of them hold a round up, and none is lost."""
     fleet, requests = Fleet(hosts=1), list(conversations(3000, hosts=1))

@@ -128,11 +128,12 @@ class SampleReader:
         return answer
 
     def _pages(self, client: StoreHttp, store: str, url: str) -> Answer:
-        known, first, until = self._known.get(url), url not in self._known, self._clock() + PAGES_S
-        header, lines = _parse(client.samples(known.next if known else 0))
-        if known is None or header.boot_id != known.boot_id:
+        known, first, until = self._known.get(url, _Known("")), url not in self._known, self._clock() + PAGES_S
+        header, lines = _parse(client.samples(known.next))
+        if header.boot_id != known.boot_id:
+            if known.next:
+                header, lines = _parse(client.samples(0))
             known = _Known(header.boot_id)
-            header, lines = _parse(client.samples(0))
         missed = max(0, header.dropped - max(known.next, header.cleared))
         for _ in range(PAGES - 1):
             if not header.behind or self._clock() > until:

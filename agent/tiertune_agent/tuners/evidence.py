@@ -36,12 +36,12 @@ class Ratio:
     @property
     def above(self) -> bool:
         """Whether it is clearly above zero."""
-        return self.value > 0 and self.value > ERRORS * self.error
+        return self.value > ERRORS * self.error
 
     @property
     def below(self) -> bool:
         """Whether it is clearly below zero."""
-        return self.value < 0 and -self.value > ERRORS * self.error
+        return -self.value > ERRORS * self.error
 
 
 def ratio(parts: Sequence[Summand]) -> Ratio:
