@@ -241,8 +241,8 @@ def test_a_future_cannot_be_cancelled(store):
 
 
 @pytest.mark.parametrize("fails", ["a thread for it", "to make room for it"])
-def test_a_client_that_cannot_be_greeted_leaves_nothing_and_the_next_one_is_welcome(store, monkeypatch, fails):
-    """As where the process may have no more threads."""
+def test_a_client_that_cannot_be_greeted_leaves_nothing_and_the_next_one_is_welcome(store, http, monkeypatch, fails):
+    """As where the process may have no more threads; it is counted."""
 
     def failing(*_):
         monkeypatch.undo()
@@ -254,6 +254,7 @@ def test_a_client_that_cannot_be_greeted_leaves_nothing_and_the_next_one_is_welc
         assert engine.connected
         assert len(store.server._connections) == 1
     eventually(lambda: store.store.namespaces._users == {})
+    assert http.total("internal_errors_total", place="converse") == 1
 
 
 def test_clients_and_stores_leave_no_descriptors_threads_or_files(home):

@@ -243,3 +243,12 @@ def test_no_descriptor_is_left_after_close(tmp_path):
     write(tier, b"key")
     tier.close()
     assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_a_switch_of_algorithm_is_settled_step_by_step(tier, monkeypatch):
+    """It is under way as long as chunks are left to be handed over, and whoever settles it is told so."""
+    monkeypatch.setattr("tiertune_connector.tiers.disk.HANDED_OVER", 4)
+    fill(tier, chain("k", 10))
+    tier.retune(16 * SLOT, {A: (None, "arc")})
+    assert [tier.settle() for _ in range(3)] == [True, False, False]
+    assert tier.present(A, chain("k", 10)) == (Outcome.OK, 10)

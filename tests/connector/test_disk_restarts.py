@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from connector.local_disk import NBYTES, SLOT, TENANT, A, fill, intact, opened, slab_file, taken, write
+from connector.local_disk import NBYTES, SLOT, TENANT, A, B, fill, intact, opened, slab_file, taken, write
 from connector.stores import chain, view
 from tiertune_connector.chunk import HEADER_BYTES
 from tiertune_connector.tiers import slab as module
@@ -34,6 +34,19 @@ def test_chunks_that_changed_places_are_damage(tier, tmp_path):
     bytes_ = slab.read_bytes().ljust(2 * SLOT, b"\0")
     slab.write_bytes(bytes_[SLOT:] + bytes_[:SLOT])
     assert [tier.read(A, key, view(np.empty(NBYTES, np.uint8)))[0] for key in keys] == [Outcome.CORRUPT] * 2
+
+
+def test_a_file_under_the_name_of_another_namespace_has_nothing_for_it(tier, tmp_path):
+    """As from a copy that went wrong: the chunks are whole, and of other weights."""
+    keys = chain("k", 2)
+    fill(tier, keys)
+    tier.close()
+    slab = slab_file(tmp_path)
+    slab.rename(slab.with_name(slab.name.replace(A, B)))
+    again = opened(tmp_path)
+    assert again.attach(B, NBYTES, "lru") is Outcome.OK
+    assert again.present(B, keys) == (Outcome.OK, 0)
+    again.close()
 
 
 def test_what_leaves_tells_when_it_was_used(tmp_path, clock):

@@ -149,12 +149,14 @@ def test_a_store_that_cannot_start_is_told_of(path, caplog, monkeypatch):
     assert re.search(r"dram.segment: Input should be greater than 0", caplog.text)
 
 
-def test_another_users_folder_is_not_trusted(home, monkeypatch, caplog):
+@pytest.mark.parametrize(("mode", "user"), [(0o755, os.getuid()), (0o700, 4242)], ids=["open", "another's"])
+def test_another_users_folder_is_not_trusted(home, monkeypatch, caplog, mode, user):
     """A folder for temporary files is everybody's: what lies under our name there must be ours alone."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(home))
+    monkeypatch.setattr(os, "getuid", lambda: user)
     folder = home / "tiertune"
-    folder.mkdir(mode=0o755)
-    folder.chmod(0o755)
+    folder.mkdir()
+    folder.chmod(mode)
     assert not embedded.ensure(embedded.default_socket(), dram_bytes=DRAM)
     assert "is not a directory of this user's alone" in caplog.text
 

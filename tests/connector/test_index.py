@@ -69,6 +69,18 @@ def test_hardly_a_key_is_lost_in_a_full_tier(segments):
     index.close()
 
 
+def test_keys_looked_up_all_at_once_are_found_as_one_by_one(segments):
+    """Also the second and later of a bucket: each of 2000 has a generation of its own."""
+    names, index = chain("many", 2000), SharedIndex.create(2000)
+    for number, key in enumerate(names):
+        segments[1].generations[number % SLOTS] = number
+        index.put(key, (1, number % SLOTS, number))
+    last = names[-SLOTS:]
+    assert index.find(last, segments) == [index.place(key, segments) for key in last]
+    assert len(index.find(last, segments)) == SLOTS
+    index.close()
+
+
 def test_in_a_bucket_that_is_full_the_newest_is_found(index, segments, monkeypatch):
     """It takes the place of another one."""
     monkeypatch.setattr(index, "buckets", 1)

@@ -5,6 +5,7 @@ import struct
 import threading
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -169,6 +170,24 @@ def test_a_question_that_cannot_be_said_takes_nothing_with_it(ends):
         link.send(Release(object(), []))
     link.send()
     assert next(heard).lease == 1
+
+
+def test_a_question_of_a_lost_connection_is_not_asked_on_the_next(ends):
+    """It names slots that may be another's by now."""
+    link, heard = ends
+    asked = link.ask(lambda number: Commit(number, [], []), lambda reply, _: reply, link._connection - 1)
+    assert asked.result(0) is None
+    link.send(Release(1, []))
+    assert next(heard).lease == 1
+
+
+def test_a_link_whose_store_is_away_pauses_before_it_tries_again():
+    """Else an engine without a store would keep a processor busy."""
+    link = StoreLink("/nowhere/s", Hello(1, "test", "client", "engine", "all", NAMESPACE, 64, 16))
+    link._closed = Mock(**{"is_set.side_effect": [False, False, True]})
+    link._keep_connected()
+    link._closed.wait.assert_called_once_with(links._RECONNECT_S)
+    assert link.failure == "No such file or directory"
 
 
 def test_a_link_that_is_closed_before_it_has_connected_does_not_connect(ends):

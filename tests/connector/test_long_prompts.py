@@ -83,3 +83,15 @@ def test_no_more_of_them_wait_to_be_counted_than_are_bounded():
     waiters.later(Mock(), done.set)
     assert done.wait(10)
     waiters.close()
+
+
+def test_one_for_which_no_thread_can_be_had_is_counted_later(monkeypatch):
+    """It takes room meanwhile, and gives it back; its client, which has its answer, hears nothing of it."""
+    waiters, counted = Waiters(Counters()), list[str]()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        waiters.later(Mock(), lambda: counted.append("first"))
+    waiters.later(Mock(), lambda: counted.append("second"))
+    eventually(lambda: waiters._room._value == 8)
+    assert counted == ["first", "second"]
+    waiters.close()

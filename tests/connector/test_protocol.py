@@ -193,7 +193,7 @@ def test_what_was_taken_is_not_kept(pair):
 
 
 def test_descriptors_come_in_the_order_of_their_messages(pair):
-    """And those that nobody takes are closed."""
+    """No process that is started gets them, and those that nobody takes are closed."""
     left, right = pair
     sender, receiver = Frames(left, Reply), Frames(right, Reply)
     files = [os.memfd_create(f"f{number}") for number in range(3)]
@@ -205,6 +205,7 @@ def test_descriptors_come_in_the_order_of_their_messages(pair):
     inodes = [os.fstat(fd).st_ino for fd in files]
     assert [os.fstat(fd).st_ino for fd in receiver.descriptors] == inodes
     got = list(receiver.descriptors)
+    assert not any(os.get_inheritable(fd) for fd in got)
     receiver.close()
     for fd in got:
         with pytest.raises(OSError, match="Bad file"):

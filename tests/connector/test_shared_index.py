@@ -97,12 +97,13 @@ def test_the_store_hears_of_it_and_counts_it(store, engine, http):
     assert http.total("tier_lookup_tokens_total", tier="dram", result="hit") - before == 16 * len(KEYS)
 
 
-def test_a_chain_of_which_some_is_not_seen_is_asked(store, engine, monkeypatch):
+@pytest.mark.parametrize("at", [3, len(KEYS)], ids=["amid", "at the end"])
+def test_a_chain_of_which_some_is_not_seen_is_asked(store, engine, monkeypatch, at):
     """The store may have the rest on disk, or in the remote."""
     asked = []
     ask = StoreLink.ask
     monkeypatch.setattr(StoreLink, "ask", lambda self, *rest, **more: asked.append(rest) or ask(self, *rest, **more))
-    assert engine.find([*KEYS, *chain("other", 1)]) == ["dram"] * len(KEYS)
+    assert engine.find([*KEYS[:at], *chain("other", 1), *KEYS[at:]]) == ["dram"] * at
     assert len(asked) == 1
 
 

@@ -123,6 +123,14 @@ def test_a_prefetch_keeps_no_chunks_of_dram_on_their_way(choosing, backlog, gate
     assert queues(gate) == {"dram": 3 * DRAM_S, "remote": 7 * REMOTE_S}
 
 
+def test_what_was_chosen_already_is_not_prefetched(choosing, backlog, client):
+    """Its own load is under way: the same chunks would be fetched for nobody."""
+    chosen = arrives(backlog, "a", PARTS)
+    chosen.cut_tokens = PROMPT
+    choosing.prefetch(chosen, room=100)
+    assert client.loads == []
+
+
 def test_what_was_prefetched_is_copied_out_of_dram(choosing, backlog, gate, client):
     """All of it, whatever tier it came from: the next request waits for that."""
     waiting = arrives(backlog, "a", PARTS)

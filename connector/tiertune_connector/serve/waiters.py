@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 from tiertune_connector.counters import Counters
 from tiertune_connector.serve.connection import Connection
@@ -41,10 +42,18 @@ class Waiters:
 
     def later(self, connection: Connection, count: Callable[[], None]) -> None:
         """Do what takes long and nobody waits for: on another thread, or at once if too much waits there."""
-        if self._room.acquire(blocking=False):
-            self.run(connection, count, "long").add_done_callback(lambda _: self._room.release())
-        else:
+        if not self._room.acquire(blocking=False):
             count()
+            return
+
+        def counted() -> None:
+            try:
+                count()
+            finally:
+                self._room.release()
+
+        with suppress(RuntimeError):  # no thread can be had; the next one that comes does it
+            self.run(connection, counted, "long")
 
     def close(self) -> None:
         """Begin nothing any more."""

@@ -68,10 +68,6 @@ class Ask:
     timed: bool = False
     """Its first token has been seen, or it has ended."""
 
-    @property
-    def fetches(self) -> bool:
-        return self.decision is not None and self.decision.fetches
-
 
 class Lookups:
     """One lookup and one decision per request, each bounded in time."""

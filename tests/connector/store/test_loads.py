@@ -127,8 +127,24 @@ def test_a_chunk_on_its_way_is_fetched_once(remote, store, engine):
         assert reads.count == 4
         assert engine.read(loads[0]) == engine.read(loads[2]) == other.read(loads[1]) == 4
         for who, loaded in zip((engine, other, engine), loads, strict=True):
+            assert store.store.dram.pools[DIGEST].pool.pinned == 4
             who.client.release(loaded)
-        eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
+            who.heard()
+        assert store.store.dram.pools[DIGEST].pool.pinned == 0
+
+
+def test_a_load_holds_nothing_behind_a_chunk_that_cannot_come(store, engine, http):
+    """Nobody would give it back: its client is told of the leading chunks alone."""
+    keys = chain("k", 4)
+    assert engine.put([keys[0], *keys[2:]]) == [""] * 3
+    written(store)
+    assert http.retune(tiers__remote__fetch="off").status_code == 200
+    loaded = engine.load(keys)
+    assert loaded.outcomes == ["hit", "miss", "miss", "miss"]
+    assert store.store.dram.pools[DIGEST].pool.pinned == 1
+    engine.client.release(loaded)
+    engine.heard()
+    assert store.store.dram.pools[DIGEST].pool.pinned == 0
 
 
 def test_a_load_does_not_evict_its_own_head(home, remote):

@@ -2,9 +2,11 @@
 
 import time
 
+import pytest
+
 from connector.lanes import Gate
 from connector.stores import CHUNK_TOKENS, chain, eventually
-from tiertune_connector.protocol.messages import Side
+from tiertune_connector.protocol.messages import Lookup, Side
 
 
 def test_what_the_remote_has_not_told_by_the_deadline_is_not_waited_for(remote, store, engine, http):
@@ -58,3 +60,16 @@ def test_what_an_engine_has_itself_counts_also_while_the_store_is_bypassed(engin
         == http.total("tier_lookup_tokens_total", tier="remote")
         == 0
     )
+
+
+@pytest.mark.parametrize(("waited_s", "wait"), [(1.5, True), (0.0, False)], ids=["too late", "not to wait"])
+def test_a_lookup_that_cannot_wait_does_not_ask_the_remote(remote, store, engine, http, waited_s, wait):
+    """Its deadline has passed, or it is on the thread that serves all: what DRAM has is told at once."""
+    keys = chain("r", 6)
+    assert engine.put(keys[:3]) == [""] * 3
+    gate = remote.fault = Gate("present")
+    (session,) = store.server.sessions()
+    asked = Lookup(1, "a", keys, 6 * CHUNK_TOKENS, b"", [], deadline_s=1.0)
+    assert store.store.lookups.lookup(session, asked, waited_s, wait=wait).tiers == ["dram"] * 3
+    assert gate.entered == 0
+    assert http.total("tier_errors_total", tier="remote", operation="present", reason="late") == 0
