@@ -113,8 +113,8 @@ def test_a_copy_in_progress_is_not_reported_by_its_deadline(transfers, client, c
 
 @pytest.mark.parametrize("stores", [False, True])
 def test_chunks_of_a_job_are_copied_several_at_a_time(client, clock, staging, monkeypatch, stores):
-    """Each of three waits for the others: one after the other they would never end."""
-    together = threading.Barrier(3, timeout=10)
+    """Each of three waits for the others: one after the other they would never end. Closed, they leave no thread."""
+    together, before = threading.Barrier(3, timeout=10), set(threading.enumerate())
 
     def copy(*_):
         together.wait()
@@ -133,6 +133,7 @@ def test_chunks_of_a_job_are_copied_several_at_a_time(client, clock, staging, mo
         client.pending[0].set_result(loaded(slots(client, 3)))
     assert drained(transfers).succeeded
     transfers.close(0)
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_load_does_not_wait_for_what_copies_stores(client, clock, staging, monkeypatch):
@@ -393,18 +394,3 @@ def test_a_job_that_is_not_begun_is_over_at_once(transfers, client):
     assert {job.id: (job.loads, job.succeeded) for job in transfers.take()} == {1: (False, True), 2: (True, False)}
     assert transfers.take() == []
     assert not client.pending
-
-
-def test_closed_transfers_leave_no_thread(client, clock, staging):
-    """Neither those that copy loads, with their helpers, nor those that copy stores."""
-    before = set(threading.enumerate())
-    transfers = Transfers(client, staging, clock=clock, helpers=2)
-    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
-    client.pending[0].set_result(loaded(slots(client, 3)))
-    transfers.store(2, "a", KEYS, [0, 1, 2], deadline_s=1)
-    client.reservation().set_result(Reserved(slots(client, 3), [""] * 3))
-    eventually(lambda: len(client.pending) == 3)
-    client.pending[2].set_result([True] * 3)
-    transfers.close(10)
-    assert [job.succeeded for job in transfers.take()] == [True, True]
-    assert set(threading.enumerate()) <= before
