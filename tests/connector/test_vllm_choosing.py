@@ -113,6 +113,27 @@ def test_what_dram_has_no_room_for_is_computed(choosing, backlog, gate, client):
     assert choosing.choose(arrives(backlog, "e", PARTS, room=(8, 6)), 4).cut == 10
 
 
+@pytest.mark.parametrize(("needs", "cuts"), [(lambda n: 3 * n, (2, 4)), (lambda n: n + min(n, 2), (4, 6))])
+def test_other_groups_chunks_need_room_too(client, backlog, gate, needs, cuts):
+    """Of six chunks that can come, a prompt of three groups has two; one with a window has four, and the window's."""
+    choosing = Choosing(client, gate, backlog, Telemetry(), chunk_tokens=CHUNK, needs=needs)
+    waiting = arrives(backlog, "a", ["remote"] * 10, room=(8, 6))
+    choosing.prefetch(waiting, room=100)
+    assert [len(keys) for keys, _ in client.loads] == [cuts[0]]
+    client.come(cuts[0])
+    assert choosing.choose(waiting, 0).fetch_s == cuts[0] * DRAM_S
+    assert choosing.choose(arrives(backlog, "b", ["remote"] * 10, room=(8, 6)), 2).cut == cuts[1]
+    assert choosing.choose(arrives(backlog, "c", ["remote"] * 10, room=(0, 0)), 2).cut == 2
+    assert choosing.choose(arrives(backlog, "d", ["dram"] * 2, room=(6, 5)), 0).cut == 2
+
+
+def test_windows_alone_need_no_room_for_what_is_before_them(client, backlog, gate):
+    """Of a prompt as long as may be only the window comes, if there is room for that."""
+    choosing = Choosing(client, gate, backlog, Telemetry(), chunk_tokens=CHUNK, needs=lambda n: min(n, 3))
+    assert choosing.choose(arrives(backlog, "a", ["remote"] * 10, room=(2, 2)), 0).cut == 2
+    assert choosing.choose(arrives(backlog, "b", ["remote"] * 10, room=(4, 3)), 0).cut == 10
+
+
 def test_a_prefetch_keeps_no_chunks_of_dram_on_their_way(choosing, backlog, gate, client):
     """They lie there. They are copied when the request is chosen, and only these while the others still come."""
     waiting = arrives(backlog, "a", PARTS)

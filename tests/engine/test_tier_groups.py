@@ -30,6 +30,34 @@ def mostly_full():
     return layers | {name: full_attention() for name in list(layers)[:-1]}
 
 
+def all_sliding():
+    """All layers with a window: one group."""
+    layers = hybrid()
+    return dict.fromkeys(layers, list(layers.values())[-1])
+
+
+@pytest.mark.parametrize(("layers", "chunks"), [(hybrid, 4), (mostly_full, 1), (all_sliding, 10)])
+def test_all_groups_chunks_need_room_in_dram(engines, store, remote, layers, chunks):
+    """Six of the store's chunks come into a DRAM of eight: so many of the prompt's, with the window's last two."""
+    first, second = engines(layers=layers), engines(layers=layers)
+    prompt = tokens(64 * 10 + 20)
+    first.compute(first.request("a", prompt))
+    wait_until(lambda: len(remote._chunks) >= 10 * len(first.tier._groups))
+    (pool,) = store.store.dram.pools.values()
+    store.store.dram.flush(None, None)
+    store.store.dram.retune(8 * pool.stride, {})
+    wait_until(lambda: pool.pool.capacity == 8)
+    for _ in range(6):
+        second.tier._choosing._gate._prefill.observe_step([(0, 1000)], 10_000.0)
+    store.store.lanes["remote"].transit.estimate = lambda *_: FetchEstimate(0.0, 0.001, 1e9)
+    asked = second.request("b", prompt)
+    assert second.matched(asked)[0] == 64 * chunks
+    second.done(asked)
+    counts = gated(second)
+    assert counts["loads_total", ("remote", "won")] == 1
+    assert ("loads_total", ("remote", "failed")) not in counts
+
+
 def test_each_full_groups_chunks_are_handled(engines):
     """A prompt's chunk is one of the store's in each of them."""
     engine = engines(layers=mostly_full)

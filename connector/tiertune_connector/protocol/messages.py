@@ -5,6 +5,8 @@ same ``id``; replies come in any order. ``NewSegment`` carries one file descript
 part of one, that names the segment. So does ``NewIndex``, once, for a client that said it looks there itself.
 """
 
+from bisect import bisect_right
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -171,12 +173,15 @@ class LookupReply(Message, tag="looked", frozen=True):
     room: tuple[Count, Count] | None = None
     """The most chunks that a load can bring, and the most of these from one slower tier; None: as many as are found."""
 
-    def reach(self, own: int) -> int:
-        """How many leading chunks an engine can have that has the first ``own`` itself."""
+    def reach(self, own: int, needs: Callable[[int], int] = int) -> int:
+        """How many leading chunks an engine can have that has the first ``own`` itself.
+
+        ``needs``: the store's chunks, of all groups, that a fetch of so many takes.
+        """
         end = len(self.tiers)
-        if self.room is None or end - own <= min(self.room):
+        if self.room is None or needs(end - own) <= min(self.room):
             return end
-        most, share = self.room
+        most, share = (bisect_right(range(end + 1), bound, key=needs) - 1 for bound in self.room)
         end = min(end, own + most)
         for tier in {*self.tiers} - {"dram"}:
             places = [place for place in range(own, end) if self.tiers[place] == tier]

@@ -1,7 +1,7 @@
 """How far to fetch a prompt, and what to bring near while it waits. Imports no vLLM; scheduler thread."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tiertune_connector.client.store_client import StoreClient
@@ -25,13 +25,22 @@ class Choosing:
     """The gate's answer for a request, given what the engine knows of those before it."""
 
     def __init__(
-        self, client: StoreClient, gate: EngineGate, backlog: Backlog, telemetry: Telemetry, *, chunk_tokens: int
+        self,
+        client: StoreClient,
+        gate: EngineGate,
+        backlog: Backlog,
+        telemetry: Telemetry,
+        *,
+        chunk_tokens: int,
+        needs: Callable[[int], int] = int,
     ) -> None:
+        """``needs``: the store's chunks that a fetch of so many of the prompt's takes."""
         self._client = client
         self._gate = gate
         self._backlog = backlog
         self._telemetry = telemetry
         self._chunk_tokens = chunk_tokens
+        self._needs = needs
         self._prefetching: list[Ask] = []
 
     def choose(self, ask: Ask, own_chunks: int) -> GateDecision:
@@ -42,7 +51,7 @@ class Choosing:
         self._telemetry.decided(ask, decision, backlog_s)
         parts = _parts(decision)
         if ask.prefetch is not None:  # what is missing is on its way already
-            copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, ask.reply.result(), own_chunks))
+            copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, self._within_reach(ask, own_chunks)))
             parts = {DRAM: copied_s, **(parts if ask.prefetch.done() else {})}
             if ask.prefetch.done():
                 self.ended(ask)
@@ -94,22 +103,27 @@ class Choosing:
         ask.under_way += [self._gate.began(tier, seconds, now) for tier, seconds in parts.items() if seconds]
 
     def _decide(self, ask: Ask, own_chunks: int, backlog_s: float) -> GateDecision:
-        found = ask.reply.result()
+        found, reached = ask.reply.result(), self._within_reach(ask, own_chunks)
         return self._gate.choose(
             found.tiers,
             computed_tokens=own_chunks * self._chunk_tokens,
             prompt_tokens=ask.prompt_tokens,
-            costs=self._costs(ask, found, own_chunks),
+            costs=self._costs(ask, found, reached),
             settings=found.gate,
             backlog_s=backlog_s,
             prefills=self._backlog.others(ask.request),
-            most=found.reach(own_chunks),
+            most=len(reached),
         )
 
-    def _costs(self, ask: Ask, found: LookupReply, own_chunks: int) -> Mapping[str, FetchEstimate]:
+    def _within_reach(self, ask: Ask, own_chunks: int) -> Sequence[str]:
+        """The tiers of the leading chunks that have room, the engine's own first."""
+        found = ask.reply.result()
+        return found.tiers[: found.reach(own_chunks, self._needs)]
+
+    def _costs(self, ask: Ask, found: LookupReply, reached: Sequence[str]) -> Mapping[str, FetchEstimate]:
         """What a fetch costs now: behind other loads, but not behind the request's own prefetch."""
         if ask.prefetch is not None:
-            return _prefetched(ask.prefetch, found, own_chunks)
+            return _prefetched(ask.prefetch, found, reached)
         return self._gate.behind(found.costs, ask.sent_at, time.monotonic())
 
 
@@ -122,14 +136,13 @@ def _parts(decision: GateDecision) -> dict[str, float]:
     }
 
 
-def _prefetched(prefetch: "Future[Loaded]", found: LookupReply, own_chunks: int) -> Mapping[str, FetchEstimate]:
+def _prefetched(prefetch: "Future[Loaded]", found: LookupReply, reached: Sequence[str]) -> Mapping[str, FetchEstimate]:
     """Tiers whose chunks were all prefetched cost what DRAM costs."""
-    near = _near(prefetch, found, own_chunks)
+    near = _near(prefetch, reached)
     return {tier: found.costs.get(DRAM, cost) if tier in near else cost for tier, cost in found.costs.items()}
 
 
-def _near(prefetch: "Future[Loaded]", found: LookupReply, own_chunks: int) -> set[str]:
-    """Tiers whose chunks, as far as they have room, are all in DRAM by now, DRAM among them."""
-    tiers = found.tiers[: found.reach(own_chunks)]
+def _near(prefetch: "Future[Loaded]", tiers: Sequence[str]) -> set[str]:
+    """Those of ``tiers`` whose chunks are all in DRAM by now, DRAM among them."""
     beyond = tiers[len(prefetch.result().slots) :] if prefetch.done() else tiers
     return (set(tiers) - set(beyond)) | {DRAM}

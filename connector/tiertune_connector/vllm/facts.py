@@ -40,6 +40,12 @@ class Facts:
         """Number of groups whose every chunk of the prompt a fetch needs; at least 1, the chain's."""
         return max(1, sum(group.window_chunks is None for group in self.groups))
 
+    def needs(self, chunks: int) -> int:
+        """The store's chunks, of all groups, that a fetch of so many of the chain takes: of a window only the last."""
+        tokens = chunks * self.namespace.chunk_tokens
+        counts = [(-(-tokens // group.chunk_tokens), group.window_chunks) for group in self.groups]
+        return sum(count if window is None else min(count, window) for count, window in counts)
+
 
 @dataclass(frozen=True)
 class Prompt:

@@ -91,7 +91,9 @@ class TierTuneTier(SecondaryTierManager):
         steps = _steps(settings, facts, prefill, ranks=self._ranks)
         tracing = _tracing(settings, namespace, fetched_bytes)
         self.telemetry = Telemetry(self._client, steps=steps, tracing=tracing, chunk_tokens=chunk_tokens)
-        self._choosing = Choosing(self._client, gate, self.backlog, self.telemetry, chunk_tokens=chunk_tokens)
+        self._choosing = Choosing(
+            self._client, gate, self.backlog, self.telemetry, chunk_tokens=chunk_tokens, needs=facts.needs
+        )
         self._lookups = Lookups(
             self._client,
             choose=self._choosing.choose,
