@@ -13,6 +13,7 @@ from vllm.v1.kv_offload.base import LookupResult, ScheduleEndContext
 from vllm.v1.request import Request
 
 from engine.conftest import BLOCK, PATIENCE_S
+from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.vllm.connector import TierTuneConnector
 
 
@@ -159,6 +160,21 @@ def wait_until(true):
     while not true():
         assert time.monotonic() < until
         time.sleep(0.002)
+
+
+def far_from_a_small_dram(first, second, store, remote):
+    """A prompt of ten chunks that only the remote has, and a DRAM for eight; ``second`` fetches whatever comes."""
+    prompt = tokens(64 * 10 + 20)
+    first.compute(first.request("a", prompt))
+    wait_until(lambda: len(remote._chunks) >= 10 * len(first.tier._groups))
+    (pool,) = store.store.dram.pools.values()
+    store.store.dram.flush(None, None)
+    store.store.dram.retune(8 * pool.stride, {})
+    wait_until(lambda: pool.pool.capacity == 8)
+    for _ in range(6):
+        second.tier._choosing._gate._prefill.observe_step([(0, 1000)], 10_000.0)
+    store.store.lanes["remote"].transit.estimate = lambda *_: FetchEstimate(0.0, 0.001, 1e9)
+    return prompt
 
 
 def told(store, name):

@@ -6,7 +6,7 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH
 from engine.conftest import BLOCK, full_attention
-from engine.scheduler import gated, tokens, told, wait_until, waits
+from engine.scheduler import far_from_a_small_dram, gated, tokens, told, wait_until, waits
 from tiertune_connector.cost import FetchEstimate
 
 SLIDING = 128
@@ -40,17 +40,7 @@ def all_sliding():
 def test_all_groups_chunks_need_room_in_dram(engines, store, remote, layers, chunks):
     """Six of the store's chunks come into a DRAM of eight: so many of the prompt's, with the window's last two."""
     first, second = engines(layers=layers), engines(layers=layers)
-    prompt = tokens(64 * 10 + 20)
-    first.compute(first.request("a", prompt))
-    wait_until(lambda: len(remote._chunks) >= 10 * len(first.tier._groups))
-    (pool,) = store.store.dram.pools.values()
-    store.store.dram.flush(None, None)
-    store.store.dram.retune(8 * pool.stride, {})
-    wait_until(lambda: pool.pool.capacity == 8)
-    for _ in range(6):
-        second.tier._choosing._gate._prefill.observe_step([(0, 1000)], 10_000.0)
-    store.store.lanes["remote"].transit.estimate = lambda *_: FetchEstimate(0.0, 0.001, 1e9)
-    asked = second.request("b", prompt)
+    asked = second.request("b", far_from_a_small_dram(first, second, store, remote))
     assert second.matched(asked)[0] == 64 * chunks
     second.done(asked)
     counts = gated(second)

@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import KVConnectorOutput
 
-from engine.scheduler import gated, tokens, told, wait_until, waits
+from engine.scheduler import far_from_a_small_dram, gated, tokens, told, wait_until, waits
 from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.profile.steps import IN_FLIGHT
 from tiertune_connector.vllm.gate import FADE
@@ -193,17 +193,7 @@ def test_what_a_request_may_not_load_is_not_told_as_fetched(engines):
 def test_a_prompt_longer_than_dram_is_fetched_as_far_as_dram_has_room(engines, store, remote):
     """Of ten chunks in the remote six come into a DRAM of eight. That was the plan: it is no load that failed."""
     first, second = engines(), engines()
-    prompt = tokens(64 * 10 + 20)
-    first.compute(first.request("a", prompt))
-    wait_until(lambda: len(remote._chunks) >= 10)
-    (pool,) = store.store.dram.pools.values()
-    store.store.dram.flush(None, None)
-    store.store.dram.retune(8 * pool.stride, {})
-    wait_until(lambda: pool.pool.capacity == 8)
-    for _ in range(6):
-        second.tier._choosing._gate._prefill.observe_step([(0, 1000)], 10_000.0)
-    store.store.lanes["remote"].transit.estimate = lambda *_: FetchEstimate(0.0, 0.001, 1e9)
-    asked = second.request("b", prompt)
+    asked = second.request("b", far_from_a_small_dram(first, second, store, remote))
     assert second.matched(asked)[0] == 64 * 6
     second.done(asked)
     counts = gated(second)

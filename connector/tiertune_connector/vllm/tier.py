@@ -68,8 +68,7 @@ class TierTuneTier(SecondaryTierManager):
         facts: Facts,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        self._settings = settings
-        self._groups = facts.groups
+        self._settings, self._groups = settings, facts.groups
         self._tokens_by_group = {group.index: group.chunk_tokens for group in facts.groups}
         namespace, chunk_bytes = facts.namespace, self.block_size_bytes
         chunk_tokens, fetched_bytes = namespace.chunk_tokens, chunk_bytes * facts.whole_groups
