@@ -1,6 +1,7 @@
 """The command line's calls to an agent, or directly to a store."""
 
 import os
+import re
 from typing import Any
 
 import httpx
@@ -13,6 +14,8 @@ from tiertune_connector.documents import DocumentError
 NO_PATH = {"detail": "Not Found"}
 """What a web framework answers for a path that it does not serve: then the server is not ours."""
 ASKED_WRONGLY = (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY)
+_UNKNOWN = re.compile("CERTIFICATE_VERIFY_FAILED.*(self.signed|issuer certificate)")
+"""Of an authority that is not trusted; not of a certificate that expired or has another name."""
 TRUST = f"name the authority that signed its certificate in {CA_FILE}"
 
 
@@ -33,7 +36,7 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InputError(f"{url!r} is no address such as http://127.0.0.1:7420") from error
     except httpx.HTTPError as error:
-        mend = "" if CA_FILE in os.environ or "CERTIFICATE_VERIFY_FAILED" not in str(error) else f"; {TRUST}"
+        mend = f"; {TRUST}" if _UNKNOWN.search(str(error)) and CA_FILE not in os.environ else ""
         raise CallError(f"no {what} answers at {url}: {said(error)}{mend}") from error
     except DocumentError:
         raise

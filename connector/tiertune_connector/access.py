@@ -177,7 +177,8 @@ def _sentinels(address: Address, login: Login, shared: Mapping[str, Any], timeou
 
 def _tls(files: TlsFiles) -> dict[str, Any]:
     named = {"ssl_ca_certs": files.ca_file, "ssl_certfile": files.certificate_file, "ssl_keyfile": files.key_file}
-    return {"ssl_check_hostname": True} | {name: str(path) for name, path in named.items() if path}
+    given = {name: str(path) for name, path in named.items() if path}
+    return {"ssl_check_hostname": True, "ssl_password": _no_password(), **given}
 
 
 def _read(path: Path) -> str:
@@ -191,7 +192,7 @@ def _read(path: Path) -> str:
 
 
 def _check_tls(files: TlsFiles, field: str) -> None:
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the system's authorities, which take long to read
     for name, path in files:
         try:
             if name == "ca_file" and path:

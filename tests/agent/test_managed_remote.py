@@ -195,6 +195,19 @@ def test_managing_a_redis_that_refuses_is_an_incident_until_it_permits(world):
     assert world.incidents() == {}
 
 
+def test_a_redis_that_permits_no_more_is_an_incident_after_the_change_that_it_refuses(world):
+    """Rights are asked for once, not in each round: then no further change is tried until they are back."""
+    world.rounds()
+    world.raw.execute_command("ACL", "SETUSER", "default", "-config|set")
+    for _ in range(12):
+        world.sampled(MORE_DRAM)
+    assert [made.state for made in world.decisions()] == [State.FAILED]
+    assert f"{world.url} refuses CONFIG: " in world.incidents()["remote_unmanaged", FLEET]
+    world.raw.execute_command("ACL", "SETUSER", "default", "+config|set")
+    world.rounds()
+    assert world.incidents() == {}
+
+
 def test_a_backtest_splits_as_was_split(world, tmp_path):
     """Over the history of a split, its policy makes the same split once more, from the sizes before it."""
     world.prospects(MORE_DRAM)

@@ -224,6 +224,14 @@ def test_a_command_shows_the_token_that_the_environment_names(monkeypatch, tmp_p
         command.call("POST", encrypted.url, "/v1/bypass", {"on": False})
 
 
+def test_a_certificate_of_another_name_is_not_told_as_one_of_an_unknown_authority(monkeypatch, encrypted):
+    """As if the system trusted its authority: naming that would mend nothing."""
+    monkeypatch.setattr("certifi.where", lambda: str(encrypted.files.ca))
+    with pytest.raises(command.CallError, match="IP address mismatch") as caught:
+        command.call("GET", encrypted.url.replace("localhost", "127.0.0.1"), "/v1/status")
+    assert CA_FILE not in str(caught.value)
+
+
 def test_a_certificate_that_is_exchanged_is_served_at_the_next_connection(encrypted, tmp_path):
     """Without a restart, which would cost the DRAM; while only one of both files is new, the former pair is served."""
 

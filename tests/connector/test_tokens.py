@@ -50,6 +50,23 @@ def test_a_file_is_read_again_when_it_changes(path):
     assert tokens.holder(TUNE) == Holder("agent", "tune")
 
 
+def test_a_file_that_becomes_readable_later_is_read_again(path, monkeypatch):
+    """Root writes it, a call comes, and then it is given to the process's user: the token taken away is nobody's."""
+
+    def refused(path):
+        raise DocumentError([f"{path} cannot be read: Permission denied"])
+
+    tokens = TokenFile(path)
+    path.write_text(FILE.replace(READ, "another-" + READ))
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr("tiertune_connector.httpd.tokens.read_text", refused)
+        assert tokens.holder(READ) == Holder("prometheus", "read")
+    seen = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == seen:  # a slow clock may show one time for two changes
+        path.chmod(0o600)
+    assert tokens.holder(READ) is None
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -2,6 +2,8 @@
 
 import logging
 import re
+import ssl
+import subprocess
 import time
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
@@ -290,6 +292,22 @@ def test_a_file_that_vanishes_later_is_named_until_it_is_back(files, by_tls, tmp
         assert re.fullmatch(rf"remote\.tls\.\w+_file: {re.escape(str(own))} cannot be read: No such file.*", tier.why)
         copy(source, tmp_path)
         assert write(tier, b"key") is Outcome.OK
+
+
+def test_nobody_is_asked_for_a_passphrase_that_a_new_key_has(files, by_tls, tmp_path, monkeypatch):
+    """At a terminal OpenSSL would ask, and the operation would wait for ever."""
+    own, loads = Path(copy(files.client_key, tmp_path)), ssl.SSLContext.load_cert_chain
+
+    def unasked(context, certfile, keyfile=None, password=None):
+        assert password is not None
+        loads(context, certfile, keyfile, password)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", unasked)
+    with opened(f"rediss://localhost:{by_tls}/0", login(files, tmp_path, key_file=own)) as tier:
+        secret = ("-aes256", "-passout", "pass:secret", "-out", str(own))
+        subprocess.run(["openssl", "ec", "-in", str(files.client_key), *secret], check=True, capture_output=True)
+        assert write(tier, b"key") is Outcome.ERROR
+        assert f"and {own} are no certificate and key" in tier.why
 
 
 # -- users

@@ -74,7 +74,7 @@ class Remote:
         self._asked_s: float | None = None
         """When it was last asked, whether it answered or not."""
         self._permits = False
-        """Whether no server refused when ``unmanaged`` last asked."""
+        """Whether no server refused when ``unmanaged`` last asked, nor a change since."""
 
     def forget(self) -> None:
         """Treat the next reading as the first one."""
@@ -85,7 +85,7 @@ class Remote:
         return next(filter(None, (server.refusal() for server in self._servers)), "")
 
     def unmanaged(self) -> str:
-        """``refusal`` of a remote that has just answered; not asked again once there is none."""
+        """``refusal`` of a remote that has just answered; once there is none, not asked until a change is refused."""
         refusal = "" if self._permits else self.refusal()
         self._permits = not refusal
         return refusal
@@ -135,6 +135,7 @@ class Remote:
             try:
                 server.set(name, value)
             except redis.ResponseError as error:
+                self._permits = False
                 told = f"{server.name}: {error}{_set_back(made)}" if len(self._servers) > 1 else str(error)
                 return _answer(httpx.codes.UNPROCESSABLE_ENTITY, told)
             except redis.RedisError as error:

@@ -11,9 +11,10 @@ log = logging.getLogger(__name__)
 
 def renewing(config: uvicorn.Config, certificate: Path | None, key: Path | None) -> uvicorn.Config:
     """The same ``config``; with HTTPS, every new connection is served what the files hold by then."""
+    renewal = _Renewal(certificate, key) if certificate and key else None  # before they are read: none is overlooked
     config.load()
-    if config.ssl is not None and certificate and key:
-        config.ssl.sni_callback = _Renewal(certificate, key)  # called for each, whether it names a server or not
+    if config.ssl is not None:
+        config.ssl.sni_callback = renewal  # called for each, whether it names a server or not
     return config
 
 
@@ -33,16 +34,16 @@ class _Renewal:
         if self._renewed is not None:
             connection.context = self._renewed
 
-    def _stamps(self) -> list[tuple[int, int]]:
-        """Of both files; zeros for one that is not there."""
+    def _stamps(self) -> list[tuple[int, int, int]]:
+        """Of both files; zeros for one that is not there. Another owner or mode tells, too: it may be readable now."""
         told = []
         for path in self._files:
             try:
                 seen = path.stat()
             except OSError:
-                told.append((0, 0))
+                told.append((0, 0, 0))
             else:
-                told.append((seen.st_mtime_ns, seen.st_ino))
+                told.append((seen.st_ctime_ns, seen.st_size, seen.st_ino))
         return told
 
     def _read(self) -> None:

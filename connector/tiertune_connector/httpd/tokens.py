@@ -67,7 +67,7 @@ class TokenFile:
             stat = self._path.stat()
         except OSError:
             return None
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+        return stat.st_ctime_ns, stat.st_size, stat.st_ino  # not mtime: who may read the file may change by itself
 
 
 def parse(text: str, name: str) -> dict[bytes, Holder]:

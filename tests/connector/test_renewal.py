@@ -1,0 +1,74 @@
+"""A certificate that is exchanged while it is served: none of several ways to exchange it is overlooked."""
+
+import ssl
+from shutil import copy
+from types import SimpleNamespace
+
+import pytest
+import uvicorn
+
+from e2e.redis_servers import certificates
+from tiertune_connector.httpd.renewal import renewing
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """The pair that is served, and a new one."""
+    (tmp_path / "new").mkdir()
+    return certificates(tmp_path), certificates(tmp_path / "new")
+
+
+def served(config):
+    """What a new connection is served instead of the pair that the process began with; None: nothing else."""
+    connection = SimpleNamespace(context=None)
+    config.ssl.sni_callback(connection, "localhost", config.ssl)
+    return connection.context
+
+
+def exchange(files, new):
+    copy(new.server, files.server)
+    copy(new.server_key, files.server_key)
+
+
+class Exchanging(uvicorn.Config):
+    """Its files are exchanged as soon as it has read them."""
+
+    exchanges = staticmethod(lambda: None)
+
+    def load(self):
+        super().load()
+        self.exchanges()
+
+
+def configured(files, exchanges=lambda: None):
+    config = Exchanging(lambda: None, ssl_certfile=files.server, ssl_keyfile=files.server_key, lifespan="off")
+    config.exchanges = exchanges
+    return renewing(config, files.server, files.server_key)
+
+
+def test_what_is_exchanged_while_the_process_starts_is_served(pairs):
+    """After the files were read, and before anybody connects."""
+    assert served(configured(pairs[0])) is None
+    assert served(configured(pairs[0], lambda: exchange(*pairs))) is not None
+
+
+def test_what_becomes_readable_later_is_served(pairs, monkeypatch):
+    """Who exchanges files as root gives them to the process's user after that, which no file's mtime tells."""
+
+    def refused(*_args, **_more):
+        raise PermissionError(13, "Permission denied")
+
+    config = configured(pairs[0])
+    exchange(*pairs)
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(ssl.SSLContext, "load_cert_chain", refused)
+        assert served(config) is None
+    given(pairs[0].server_key)
+    assert served(config) is not None
+
+
+def given(path):
+    """A clock that ticks slowly may show one time for two changes."""
+    before = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == before:
+        path.chmod(0o600)
