@@ -74,7 +74,7 @@ class Remote:
         self._asked_s: float | None = None
         """When it was last asked, whether it answered or not."""
         self._permits = False
-        """Whether no server refused when ``unmanaged`` last asked, nor a change since."""
+        """Whether no server refused when last asked, nor a change since."""
 
     def forget(self) -> None:
         """Treat the next reading as the first one."""
@@ -82,13 +82,13 @@ class Remote:
 
     def refusal(self) -> str:
         """Why a server does not allow tuning; empty: all do, or are away now."""
-        return next(filter(None, (server.refusal() for server in self._servers)), "")
+        refusal = next(filter(None, (server.refusal() for server in self._servers)), "")
+        self._permits = not refusal
+        return refusal
 
     def unmanaged(self) -> str:
         """``refusal`` of a remote that has just answered; once there is none, not asked until a change is refused."""
-        refusal = "" if self._permits else self.refusal()
-        self._permits = not refusal
-        return refusal
+        return "" if self._permits else self.refusal()
 
     def read(self, at: datetime) -> Snapshot | Trouble:
         """What it is set to and holds now, as a store would tell it; Trouble if one server does not answer.
