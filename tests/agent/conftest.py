@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import redis
@@ -23,9 +24,7 @@ from e2e.servers import redis_server
 from tiertune_agent.changes.control import Wish
 from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import (
-    load,
-)
+from tiertune_agent.policy.document import load
 from tiertune_agent.records import Target
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
@@ -107,23 +106,30 @@ def agent_process(tmp_path):
 def bare(backend, request, tmp_path):
     """The address of an empty database of this test's own."""
     if backend == "sqlite":
-        return f"sqlite:///{tmp_path / 'agent.sqlite'}"
-    return _made(request.getfixturevalue("postgres"), "template0")
+        yield f"sqlite:///{tmp_path / 'agent.sqlite'}"
+        return
+    with _copy(request.getfixturevalue("postgres"), "template0") as url:
+        yield url
 
 
 @pytest.fixture
 def database(backend, request, tmp_path):
     """The address of a migrated database of this test's own."""
     if backend == "postgresql":
-        return _made(request.getfixturevalue("postgres"), "empty")
+        with _copy(request.getfixturevalue("postgres"), "empty") as url:
+            yield url
+        return
     shutil.copy(request.getfixturevalue("empty_database"), tmp_path / "agent.sqlite")
-    return f"sqlite:///{tmp_path / 'agent.sqlite'}"
+    yield f"sqlite:///{tmp_path / 'agent.sqlite'}"
 
 
-def _made(postgres, template):
+@contextmanager
+def _copy(postgres, template):
+    """A database of one test; gone after it, as the files of hundreds take minutes to remove."""
     name = f"test_{next(_NUMBERS)}"
     postgres.command(f"create database {name} template {template}")
-    return postgres.url(name)
+    yield postgres.url(name)
+    postgres.command(f"drop database {name} with (force)")
 
 
 @pytest.fixture
