@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from connector.stores import eventually
 from tiertune_connector.chunk import checksum
 from tiertune_connector.copying import copier as module
+from tiertune_connector.copying import crew as crew_module
 from tiertune_connector.copying.copier import Copier, PartialCopy
 
 WINDOW = 2 << 20
@@ -181,12 +182,15 @@ def test_a_part_that_cannot_be_copied_fails_the_copy_and_the_next_one_is_shared_
             assert watched.began[who].wait(10)
         for held in watched.held.values():
             held.set()
-        with pytest.raises(MemoryError if failing == "main" else RuntimeError):
+        with pytest.raises(MemoryError):
             told.result(10)
     out[:] = 0
     watched.failing = ""
     assert copier.write(out, data) == checksum(data.tobytes())
     assert out.tobytes() == data.tobytes()
+
+
+INTERRUPTED = (module.__file__, crew_module.__file__, threading.__file__)
 
 
 class Interrupted:
@@ -196,7 +200,7 @@ class Interrupted:
         self.left = after
 
     def __call__(self, frame, event, _):
-        if frame.f_code.co_name == "end" or frame.f_code.co_filename not in (module.__file__, threading.__file__):
+        if frame.f_code.co_name == "end" or frame.f_code.co_filename not in INTERRUPTED:
             return None
         if event == "line":
             self.left -= 1
@@ -224,7 +228,7 @@ def test_a_copy_that_is_interrupted_says_so_and_ends(copier, after):
     out[:] = 0
     assert copier.write(out, data) == checksum(data.tobytes())
     assert out.tobytes() == data.tobytes()
-    eventually(copier._queue.empty)  # who helps took it
+    eventually(copier._crew._rows.empty)  # who helps took it
 
 
 def raised(call):
@@ -237,15 +241,16 @@ def test_a_short_copy_wakes_nobody_and_one_without_a_thread_is_made_alone(monkey
     """Threads may have run out: the next long copy tries again."""
     data, out = payload(2999), np.zeros(2999, np.uint8)
     assert copier.write(out, data) == checksum(data.tobytes())
-    assert copier._thread is None
+    threads = copier._crew._threads
+    assert not threads
     data, out = payload(9000), np.zeros(9000, np.uint8)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", _no_more)
         assert copier.write(out, data) == checksum(data.tobytes())
     assert copier.write(out, data) == checksum(data.tobytes())
-    assert copier._thread.is_alive()
+    (helper,) = threads
     copier.close()
-    eventually(lambda: not copier._thread.is_alive())
+    assert not helper.is_alive()
 
 
 def _no_more(_):
