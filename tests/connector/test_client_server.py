@@ -120,7 +120,7 @@ def test_slots_of_a_lost_connection_are_in_quarantine_until_it_is_back(store, ht
     """Its process lives and may still be copying: nobody gets them before it has said that it does not."""
     engine = Engine(store.server.path, name="lost")
     slots = engine.client.reserve(chain("k", 4)).result(5).slots
-    copying = engine.client._link.mapped(slots[0].ref, slots[0].connection)
+    copying = engine.client.mapped(slots[0].ref, slots[0].connection)
     segment = copying.__enter__()
     lose(store, "lost")
     eventually(lambda: len(pool(store).quarantined) == 4 and not engine.client.connected)
@@ -216,7 +216,7 @@ def test_a_release_of_before_does_not_hit_a_lease_of_now(store):
         engine.put(chain("k", 2))
         before = engine.load(chain("k", 2))
         lose(store, "lost")
-        eventually(lambda: engine.client._link._connection > before.connection and engine.client.connected)
+        eventually(lambda: engine.client._connection > before.connection and engine.client.connected)
         now = engine.load(chain("k", 2))
         assert now.lease == before.lease
         engine.client.release(before)
@@ -234,7 +234,7 @@ def test_a_future_cannot_be_cancelled(store):
         assert not future.cancel()
         engine.client.release(future.result(5))
         assert engine.get(chain("k", 1)) == 1
-        assert engine.client._link.errors == 0
+        assert engine.client.errors == 0
 
 
 # -- nothing is left

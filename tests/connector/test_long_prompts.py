@@ -59,7 +59,7 @@ def test_what_an_engine_had_of_a_long_prompt_is_counted_though_it_tells_both_at_
     monkeypatch.setattr(lookups, "AT_ONCE", 3)
     keys = chain("k", 8)
     assert engine.put(keys) == [""] * 8
-    eventually(lambda: engine.client._link.find(keys)[0])
+    eventually(lambda: engine.client.find(keys)[0])
     engine.heard()
     with store.store.dram.lock:  # nobody could answer
         found = engine.client.lookup("r", keys, prompt_tokens=8 * CHUNK_TOKENS, defer=True).result(0)

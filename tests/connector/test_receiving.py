@@ -188,4 +188,4 @@ def test_many_threads_on_one_client_all_get_what_they_asked(home):
         with ThreadPoolExecutor(6) as threads:
             list(threads.map(ask, range(6)))
         assert engine.get(keys) == 10
-        assert engine.client._link.errors == 0
+        assert engine.client.errors == 0

@@ -70,7 +70,7 @@ def engine(store, http):
     store.store.flushes.drop(DIGEST) if DIGEST in store.store.dram.pools else None
     with Engine(store.server.path) as engine:
         assert engine.put(KEYS) == [""] * len(KEYS)
-        eventually(lambda: engine.client._link.find(KEYS)[0])
+        eventually(lambda: engine.client.find(KEYS)[0])
         yield engine
 
 
@@ -109,7 +109,7 @@ def test_a_chain_of_which_some_is_not_seen_is_asked(store, engine, monkeypatch, 
 
 def test_who_looks_up_more_than_the_store_can_hear_of_asks(store, engine, monkeypatch):
     """Else it would be ever further ahead of what is counted; after the next load, or tick, it looks again."""
-    link = engine.client._link
+    link = engine.client
     monkeypatch.setattr(link._receiver, "_tick", lambda: None)
     engine.heard()
     looked = [link.look(KEYS) is not None for _ in range(links._MOST_LOOKS + 1)]
@@ -126,9 +126,9 @@ def test_who_looks_up_more_than_the_store_can_hear_of_asks(store, engine, monkey
 
 def test_chunks_that_have_left_are_not_seen(store, engine, http):
     """Flushed."""
-    assert engine.client._link.find(KEYS)[0]
+    assert engine.client.find(KEYS)[0]
     store.store.flushes.drop(DIGEST)
-    assert engine.client._link.find(KEYS)[0] == []
+    assert engine.client.find(KEYS)[0] == []
     assert engine.find(KEYS) == []
 
 
@@ -137,16 +137,16 @@ def test_a_store_that_is_bypassed_is_asked(store, engine, http):
     assert http.retune(bypass=True).status_code == 200
     assert engine.client.lookup("r", KEYS, prompt_tokens=128).result(5).reason == "bypassed"
     assert http.retune(bypass=False).status_code == 200
-    assert engine.client._link.look(KEYS) is not None
+    assert engine.client.look(KEYS) is not None
     assert engine.find(KEYS) == ["dram"] * len(KEYS)
 
 
 def test_a_store_that_does_not_say_that_it_is_well_is_asked(store, engine, monkeypatch):
     """One that hangs says nothing; what it said holds for a second."""
     monkeypatch.setattr(store.store, "show", lambda: None)
-    eventually(lambda: engine.client._link.find(KEYS)[0] == [])
+    eventually(lambda: engine.client.find(KEYS)[0] == [])
     engine.heard()
-    engine.client._link._looks = 0
+    engine.client._looks = 0
     with held(store):
         asked = engine.client.lookup("r", KEYS, prompt_tokens=128)
         time.sleep(0.05)
@@ -157,13 +157,13 @@ def test_a_store_that_does_not_say_that_it_is_well_is_asked(store, engine, monke
 @pytest.mark.parametrize("there", [True, False])
 def test_a_place_that_is_not_right_any_more_is_noticed(store, engine, monkeypatch, there):
     """Its chunk left, another came, and the first came back elsewhere; or did not: the store's reply decides."""
-    stale = engine.client._link.find(KEYS)
+    stale = engine.client.find(KEYS)
     store.store.flushes.drop(DIGEST)
     engine.put(chain("new", 20))
     if there:
         engine.put(KEYS)
-    monkeypatch.setattr(engine.client._link, "find", lambda _: stale)
-    slots = [segment.generations for segment in engine.client._link._segments.values()]
+    monkeypatch.setattr(engine.client, "find", lambda _: stale)
+    slots = [segment.generations for segment in engine.client._segments.values()]
     for segment, slot, generation in stale[0]:
         assert any(int(each[slot]) != generation for each in slots), segment
     rows = [np.zeros(engine.chunk_bytes, np.uint8) for _ in KEYS]
@@ -202,14 +202,14 @@ def test_a_chunk_that_is_replaced_while_it_is_copied_is_not_used(store, engine):
 def test_clients_that_do_not_look_are_served_as_before(store, engine):
     """One of an older version gets no index, and segments only when a reply names them."""
     other = StoreClient(store.server.path, NAMESPACE, chunk_bytes=20_000, chunk_tokens=16, engine="older")
-    other._link._hello = msgspec.structs.replace(other._link._hello, looks=False)
+    other._hello = msgspec.structs.replace(other._hello, looks=False)
     assert other.connect(5)
     assert other.lookup("r", KEYS, prompt_tokens=128).result(5).tiers == ["dram"] * len(KEYS)
-    assert (other._link._index, other._link._segments) == (None, {})
+    assert (other._index, other._segments) == (None, {})
     loaded = other.load(KEYS[:1], deadline_s=5).result(5)
     row = np.zeros(20_000, np.uint8)
     assert other.read(loaded.slots[0], row)
-    assert len(other._link._segments) == 1
+    assert len(other._segments) == 1
     other.close()
 
 
@@ -228,7 +228,7 @@ def test_one_that_only_tells_gets_no_reply(store, engine, monkeypatch):
 def test_a_client_maps_what_replies_name(store, engine):
     """However many segments there are: one that has only looked up asks, until it has loaded."""
     with Engine(store.server.path, name="second") as other:
-        link = other.client._link
+        link = other.client
         assert other.find(KEYS) == ["dram"] * len(KEYS)
         assert (link._index, link._segments) == (None, {})
         assert other.get(KEYS[:1]) == 1
@@ -243,8 +243,8 @@ def test_one_that_knows_another_layout_asks(store, monkeypatch):
         other.put(KEYS)
         assert other.get(KEYS) == len(KEYS)
         held = {store.store.dram.pools[DIGEST].pool.get(key).segment.number for key in KEYS}
-        assert (other.client._link._index, set(other.client._link._segments)) == (None, held)
-        assert not other.client._link._frames.descriptors
+        assert (other.client._index, set(other.client._segments)) == (None, held)
+        assert not other.client._frames.descriptors
 
 
 def test_where_there_is_no_memory_for_an_index_clients_ask(home, monkeypatch):
@@ -254,7 +254,7 @@ def test_where_there_is_no_memory_for_an_index_clients_ask(home, monkeypatch):
         assert engine.put(KEYS) == [""] * len(KEYS)
         assert engine.get(KEYS) == len(KEYS)
         assert store.store.dram.pools[DIGEST].index is None
-        assert engine.client._link._index is None
+        assert engine.client._index is None
         store.store.show()
         store.store.flushes.drop(DIGEST)
         assert engine.find(KEYS) == []
@@ -269,7 +269,7 @@ def test_a_lookup_that_is_only_told_asks_no_remote(home):
         Http(store.address) as http,
     ):
         eventually(lambda: store.store.residency.readable)
-        engine.client._link.tell(Lookup(0, "r", KEYS, 128, b""))
+        engine.client.tell(Lookup(0, "r", KEYS, 128, b""))
         engine.heard()
         missed = [http.total("tier_lookup_tokens_total", tier=tier, result="miss") for tier in ("dram", "remote")]
         assert missed == [16 * len(KEYS), 0]
@@ -281,8 +281,8 @@ def test_a_store_that_has_gone_is_noticed_before_its_connection_is_lost(home):
     """Whatever holds up who receives: a lookup finds nothing at once."""
     with running(home) as store, Engine(store.server.path) as engine:
         engine.put(KEYS)
-        eventually(lambda: engine.client._link.look(KEYS))
-        link = engine.client._link
+        eventually(lambda: engine.client.look(KEYS))
+        link = engine.client
         with link._receiver._turn:  # nobody receives
             for connection in list(store.server._connections):
                 connection.shutdown()
@@ -295,13 +295,13 @@ def test_after_a_restart_a_client_sees_what_the_new_store_has(home):
     """The old index ends with its connection."""
     with running(home) as first, Engine(first.server.path) as engine:
         engine.put(KEYS)
-        eventually(lambda: engine.client._link.find(KEYS)[0])
+        eventually(lambda: engine.client.find(KEYS)[0])
         first.stop()
-        eventually(lambda: engine.client._link._index is None)
-        assert engine.client._link.find(KEYS)[0] == []
+        eventually(lambda: engine.client._index is None)
+        assert engine.client.find(KEYS)[0] == []
         with running(home):
             eventually(lambda: engine.client.connected)
             assert engine.find(KEYS) == []
             engine.put(KEYS)
-            eventually(lambda: engine.client._link.find(KEYS)[0])
+            eventually(lambda: engine.client.find(KEYS)[0])
             assert engine.get(KEYS) == len(KEYS)

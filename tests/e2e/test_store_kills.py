@@ -174,9 +174,9 @@ def test_slots_of_an_engine_whose_socket_broke_are_kept_for_it_and_readers_notic
         engine.put(chain("read", 1))
         loaded = engine.load(chain("read", 1))
         writing = engine.client.reserve(chain("w", 4)).result(5).slots
-        copies = [engine.client._link.mapped(slot.ref, slot.connection) for slot in (loaded.slots[0], *writing)]
+        copies = [engine.client.mapped(slot.ref, slot.connection) for slot in (loaded.slots[0], *writing)]
         segments = [copy.__enter__() for copy in copies]
-        engine.client._link._hang_up()
+        engine.client._hang_up()
         eventually(lambda: store.http.total("quarantined_slots") == 4)
         with stalls() as stood:
             started = time.monotonic()

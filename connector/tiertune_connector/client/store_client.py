@@ -98,7 +98,7 @@ class Reserved:
     reasons: list[str]
 
 
-class StoreClient:
+class StoreClient(StoreLink):
     """One engine's connection to the store of its host. Thread-safe."""
 
     def __init__(
@@ -126,36 +126,13 @@ class StoreClient:
             PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens, list(gpus),
             looks=True,
         )  # fmt: skip
+        super().__init__(str(path), hello, owner)
         self._chunk_bytes = chunk_bytes
-        self._link = StoreLink(str(path), hello, owner)
         self._copier = Copier()
-
-    @property
-    def connected(self) -> bool:
-        return self._link.connected
-
-    @property
-    def boot_id(self) -> str:
-        """Boot id of the store last connected to; a new one means that it restarted and knows nothing of before."""
-        return self._link.boot_id
-
-    @property
-    def refusal(self) -> str:
-        """Why the store turned the client away, or the client the store."""
-        return self._link.refusal
-
-    @property
-    def failure(self) -> str:
-        """Why the latest connection, or attempt at one, came to nothing."""
-        return self._link.failure
-
-    def connect(self, timeout_s: float = 5.0) -> bool:
-        """Start to keep a connection; returns whether there is one within ``timeout_s``."""
-        return self._link.connect(timeout_s)
 
     def close(self) -> None:
         """End the connection; pending answers resolve with nothing found."""
-        self._link.close()
+        super().close()
         self._copier.close()
 
     def lookup(
@@ -175,10 +152,10 @@ class StoreClient:
         mostly nobody is asked: the store hears of it later.
         """
         chain, others = list(keys), list(sides)
-        if not others and chain and (cost := self._link.look(chain)):
-            self._link.tell(Lookup(0, request, chain, prompt_tokens, tenant, others, defer, self.prefill()))
+        if not others and chain and (cost := self.look(chain)):
+            self.tell(Lookup(0, request, chain, prompt_tokens, tenant, others, defer, self.prefill()))
             return resolved(LookupReply(0, [DRAM] * len(chain), {DRAM: cost}, {}))
-        return self._link.ask(
+        return self.ask(
             lambda number: Lookup(
                 number, request, chain, prompt_tokens, tenant, others, defer, self.prefill(), deadline_s
             ),
@@ -187,7 +164,7 @@ class StoreClient:
 
     def own(self, request: str, *, gpu_chunks: int, staging_chunks: int) -> None:
         """Tell the store how many leading chunks of a deferred lookup's prompt the engine had itself."""
-        self._link.tell(Own(request, gpu_chunks, staging_chunks))
+        self.tell(Own(request, gpu_chunks, staging_chunks))
 
     def load(self, keys: Sequence[bytes], *, deadline_s: float, arriving: Arriving | None = None) -> "Future[Loaded]":
         """Bring chunks into DRAM slots and pin them; ``release`` the answer.
@@ -220,12 +197,12 @@ class StoreClient:
             return Loaded(slots, reply.outcomes, reply.seconds, reply.lease, connection)
 
         if arriving is None:
-            return self._link.ask(lambda number: Load(number, chain, deadline_s), answer)
-        places, connection = self._link.find(chain)
+            return self.ask(lambda number: Load(number, chain, deadline_s), answer)
+        places, connection = self.find(chain)
         refs = [SlotRef(*place, checksum=0) for place in places]
         parts = [ArrivedPart(at, slot(at, ref, connection), self._chunk_bytes) for at, ref in enumerate(refs)]
         with turn:
-            asked = self._link.ask(lambda number: Load(number, chain, deadline_s, parts=True), answer, hear=hear)
+            asked = self.ask(lambda number: Load(number, chain, deadline_s, parts=True), answer, hear=hear)
             if parts:
                 arriving(parts)
         return asked
@@ -236,7 +213,7 @@ class StoreClient:
         One thread at a time for each slot; ``out`` is the same in all calls.
         """
         slot = part.slot
-        with self._link.mapped(slot.ref, slot.connection) as segment:
+        with self.mapped(slot.ref, slot.connection) as segment:
             if segment is not None and segment.generations[slot.ref.index] == slot.ref.generation:
                 segment.warm(slot.ref.index)
                 slot.begun = slot.begun or PartialCopy()
@@ -248,7 +225,7 @@ class StoreClient:
         If it was read in part before, ``out`` has that part already, and only the rest is copied.
         """
         begun, slot.begun = slot.begun, None
-        with self._link.mapped(slot.ref, slot.connection) as segment:
+        with self.mapped(slot.ref, slot.connection) as segment:
             if segment is None:
                 return False
             segment.warm(slot.ref.index)
@@ -261,7 +238,7 @@ class StoreClient:
     def release(self, loaded: Loaded) -> None:
         """Give a load's slots back, read or no longer wanted."""
         damaged = [slot.key for slot in loaded.slots if slot.damaged]
-        self._link.tell(Release(loaded.lease, damaged), loaded.connection)
+        self.tell(Release(loaded.lease, damaged), loaded.connection)
 
     def reserve(self, keys: Sequence[bytes], *, request: str = "", tenant: bytes = b"") -> "Future[Reserved]":
         """Slots for a chain's chunks that the store wants: ``write`` and ``commit``, or ``abort`` them."""
@@ -276,11 +253,11 @@ class StoreClient:
             ]
             return Reserved(slots, reply.reasons)
 
-        return self._link.ask(lambda number: Reserve(number, request, chain, tenant), answer)
+        return self.ask(lambda number: Reserve(number, request, chain, tenant), answer)
 
     def write(self, slot: ClientSlot, data: Bytes) -> bool:
         """Copy a chunk of shape (chunk_bytes,) into a reserved slot; False if the connection it came from is gone."""
-        with self._link.mapped(slot.ref, slot.connection) as segment:
+        with self.mapped(slot.ref, slot.connection) as segment:
             if segment is None:
                 return False
             segment.warm(slot.ref.index)
@@ -294,7 +271,7 @@ class StoreClient:
         connections = {slot.connection for slot in slots}
         if len(connections) != 1:  # no slots, or the store was lost in between and knows only some
             return resolved([False] * len(keys))
-        return self._link.ask(
+        return self.ask(
             lambda number: Commit(number, keys, refs),
             lambda reply, _: reply.committed if isinstance(reply, CommitReply) else [False] * len(keys),
             connections.pop(),
@@ -304,16 +281,16 @@ class StoreClient:
         """Give reserved slots back unwritten."""
         for connection in {slot.connection for slot in slots}:
             back = [slot for slot in slots if slot.connection == connection]
-            self._link.tell(Abort([slot.key for slot in back], [slot.ref for slot in back]), connection)
+            self.tell(Abort([slot.key for slot in back], [slot.ref for slot in back]), connection)
 
     def report(self, tiers: Sequence[TierReport]) -> None:
         """Tell the store what the gate decided, and what became of it."""
-        self._link.tell(Report(list(tiers)))
+        self.tell(Report(list(tiers)))
 
     def first_token(self, tokens: int, seconds: float, group: str) -> None:
         """Tell the store when a holdout's request had its first token, or ended without one."""
-        self._link.tell(FirstToken(tokens, seconds, group))
+        self.tell(FirstToken(tokens, seconds, group))
 
     def report_steps(self, steps: Sequence[StepReport]) -> bool:
         """Tell the store what the engine's steps took; returns whether it was sent."""
-        return self._link.send(Steps(list(steps), self.gpus))
+        return self.send(Steps(list(steps), self.gpus))

@@ -306,7 +306,7 @@ def test_a_late_word_of_a_reservation_that_is_over_is_not_of_a_newer_one(home, r
         assert engine.client.write(slot, payload(slot.key))
         assert engine.client.commit([slot]).result(5) == [True]
         (again,) = engine.client.reserve(chain("s", 1)).result(5).slots
-        engine.client._link.tell(Abort([again.key]))
+        engine.client.tell(Abort([again.key]))
         assert eventually(lambda: not pool.pool.busy(again.key))
 
 
