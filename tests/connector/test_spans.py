@@ -120,7 +120,7 @@ class TestTimes:
         """Whatever the wall clock did."""
         arrived, looked_up, decided, loaded = times
         loads = [(loaded, [report(tier, "won", actual_s=actual_s) for tier in tiers])]
-        trace = RequestTrace("r", None, 1, 1, arrived, looked_up, tiers, False, "", decided, FETCH, 0.0, loads)
+        trace = RequestTrace("r", None, 1, 1, arrived, looked_up, tiers, False, "", decided, FETCH, loads)
         assert all(span.start_ns <= span.end_ns for span in describe(trace, **CHUNKS))
 
 
@@ -130,7 +130,7 @@ class TestOutcomes:
     @staticmethod
     def attributes(*, decision=FETCH, late=False, reports=()):
         loads = [(4, [one]) for one in reports]
-        trace = RequestTrace("r", None, 1300, 10, 1, 2, [], late, "", 3, decision, 0.0, loads)
+        trace = RequestTrace("r", None, 1300, 10, 1, 2, [], late, "", 3, decision, loads)
         return describe(trace, **CHUNKS)[0].attributes
 
     @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ class TestOutcomes:
             cut, "dram", Reason.CHEAPER, 0.1, 0.2, (Candidate("dram", 50, fetched, "cheaper", 1, 1),)
         )
         loads = [(4, [report("dram", outcome, chunks=50, fetched=fetched)])]
-        trace = RequestTrace("r", None, prompt, 50, 1, 2, [], False, "", 3, decision, 0.0, loads)
+        trace = RequestTrace("r", None, prompt, 50, 1, 2, [], False, "", 3, decision, loads)
         tokens = describe(trace, **CHUNKS)[0].attributes
         cached, recomputed = tokens["gen_ai.usage.cache_read.input_tokens"], tokens["tiertune.tokens.recomputed"]
         assert cached + recomputed == prompt

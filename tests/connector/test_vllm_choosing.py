@@ -44,7 +44,7 @@ class Client:
 class Telemetry:
     """Nobody is told."""
 
-    def decided(self, _ask, _decision, _backlog_s): ...
+    def decided(self, _ask, _decision): ...
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ FETCH = GateDecision(
         Candidate("dram", 3, 3, Reason.CHEAPER, 0.05, 0.3),
         Candidate("remote", 5, 5, Reason.CHEAPER, 0.15, 0.6),
     ),
+    backlog_s=0.04,
 )
 
 
@@ -43,6 +44,6 @@ def fetched_request(tracing, headers=SAMPLED, request="r1"):
     """Arrives at second 101 of its clock; each event comes a second later."""
     tracing.arrived(request, headers, 1300, 10)
     tracing.looked_up(request, ["dram"] * 5 + ["remote"] * 5)
-    tracing.decided(request, FETCH, 0.04)
+    tracing.decided(request, FETCH)
     tracing.loaded(request, [report("dram", "won", actual_s=0.25), report("remote", "lost", chunks=5, actual_s=0.5)])
     tracing.finished(request)

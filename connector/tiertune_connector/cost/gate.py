@@ -182,7 +182,7 @@ def decide(
     """
     first = computed_tokens // chunk_tokens
     if first >= len(tiers):
-        return GateDecision(first, "", Reason.NO_HIT, 0.0, 0.0)
+        return GateDecision(first, "", Reason.NO_HIT, 0.0, 0.0, backlog_s=backlog_s)
     left_s = _Left(computed_tokens, prompt_tokens, chunk_tokens, prefill)
     bends = left_s.bends(first, len(tiers))
     offers: dict[str, _Offer] = {}

@@ -88,17 +88,6 @@ class Lookups:
         if reply.reason:
             return
         self.observer.seen(session, asked.keys, asked.prompt_tokens, asked.tenant)
-        if self.long(asked):
-            self._count_in_steps(session, asked, reply)
-            return
-        with self.dram.lock:
-            for side in asked.sides:
-                self._use(session.digest, side.keys)
-            self._use(session.digest, asked.keys)
-            if not asked.defer:
-                self.accounts.lookup(session, self._found(asked, reply.tiers))
-
-    def _count_in_steps(self, session: Session, asked: Lookup, reply: LookupReply) -> None:
         for keys in (*(side.keys for side in asked.sides), asked.keys):
             for some in self._locked(len(keys)):
                 self._use(session.digest, keys[some])

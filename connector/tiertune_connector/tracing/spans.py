@@ -32,7 +32,6 @@ class RequestTrace:
     """Why nothing was found, unless it was simply absent."""
     decided_ns: int = 0
     decision: GateDecision | None = None
-    backlog_s: float = 0.0
     loads: list[tuple[int, Sequence[TierReport]]] = field(default_factory=list)
     """When each load ended, and what was reported of its tiers."""
 
@@ -126,7 +125,7 @@ def _gate(trace: RequestTrace) -> Iterator[Span]:
         "tiertune.decision": "fetch" if decision.fetches else "recompute",
         "tiertune.reason": str(decision.reason),
         "tiertune.cut": decision.cut,
-        "tiertune.backlog_seconds": trace.backlog_s,
+        "tiertune.backlog_seconds": decision.backlog_s,
     }
     if decision.tier:  # else no tier offered anything: nothing was predicted
         attributes["tiertune.tier"] = decision.tier

@@ -93,11 +93,11 @@ class Tracing:
             trace.tiers, trace.late, trace.nothing = tiers, late, nothing
             trace.looked_up_ns = self._clock() - int(ago_s * 1e9)
 
-    def decided(self, request: str, decision: GateDecision, backlog_s: float = 0.0) -> None:
-        """The gate has decided, behind ``backlog_s`` of other work."""
+    def decided(self, request: str, decision: GateDecision) -> None:
+        """The gate has decided."""
         trace = self._open.get(request)
         if trace is not None:
-            trace.decision, trace.backlog_s, trace.decided_ns = decision, backlog_s, self._clock()
+            trace.decision, trace.decided_ns = decision, self._clock()
 
     def loaded(self, request: str, reports: Sequence[TierReport], *, ago_s: float = 0.0) -> None:
         """A load ended ``ago_s`` before now."""

@@ -45,10 +45,9 @@ class Choosing:
 
     def choose(self, ask: Ask, own_chunks: int) -> GateDecision:
         """How far to fetch, now that the engine wants the request and has ``own_chunks`` of it itself."""
-        backlog_s = self._backlog.seconds(ask.request)
-        decision = self._decide(ask, own_chunks, backlog_s)
+        decision = self._decide(ask, own_chunks)
         ask.load_s = self._gate.deadline_s(decision, ask.reply.result().gate)
-        self._telemetry.decided(ask, decision, backlog_s)
+        self._telemetry.decided(ask, decision)
         parts = _parts(decision)
         if ask.prefetch is not None:  # what is missing is on its way already
             copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, self._within_reach(ask, own_chunks)))
@@ -68,7 +67,7 @@ class Choosing:
         self._forget_done()
         if ask.cut_tokens is not None or len(self._prefetching) >= PREFETCHES:
             return
-        decision, tiers = self._decide(ask, 0, self._backlog.seconds(ask.request)), ask.reply.result().tiers
+        decision, tiers = self._decide(ask, 0), ask.reply.result().tiers
         room -= sum(other.prefetched for other in self._prefetching)
         if not decision.fetches or decision.cut > room or set(tiers[: decision.cut]) <= {DRAM}:
             return
@@ -102,7 +101,7 @@ class Choosing:
         now = time.monotonic()
         ask.under_way += [self._gate.began(tier, seconds, now) for tier, seconds in parts.items() if seconds]
 
-    def _decide(self, ask: Ask, own_chunks: int, backlog_s: float) -> GateDecision:
+    def _decide(self, ask: Ask, own_chunks: int) -> GateDecision:
         found, reached = ask.reply.result(), self._within_reach(ask, own_chunks)
         return self._gate.choose(
             found.tiers,
@@ -110,7 +109,7 @@ class Choosing:
             prompt_tokens=ask.prompt_tokens,
             costs=self._costs(ask, found, reached),
             settings=found.gate,
-            backlog_s=backlog_s,
+            backlog_s=self._backlog.seconds(ask.request),
             prefills=self._backlog.others(ask.request),
             most=len(reached),
         )

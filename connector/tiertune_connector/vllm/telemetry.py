@@ -62,9 +62,9 @@ class Telemetry:
         self._tracing.looked_up(ask.request, reply.tiers, nothing=reply.reason, ago_s=ago_s)
 
     @_counted
-    def decided(self, ask: Ask, decision: GateDecision, backlog_s: float) -> None:
+    def decided(self, ask: Ask, decision: GateDecision) -> None:
         """The gate has decided; if it fetches nothing, that is reported at once."""
-        self._tracing.decided(ask.request, decision, backlog_s)
+        self._tracing.decided(ask.request, decision)
         if not decision.fetches:
             self._report(ask, decision)
 
