@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from benchmarks.store.world import CHUNK_TOKENS, keys
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
-from tiertune_connector.protocol.messages import Lookup
+from tiertune_connector.protocol.messages import Commit, Load, Lookup, Reserve
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.dram import DramTier
@@ -32,8 +32,8 @@ class Index:
         for prompt in self._prompts:
             while store.pools.settle():
                 pass
-            refs = store.storing.reserve(self._session, "r", prompt, b"").slots
-            store.storing.commit(self._session, prompt, [ref for ref in refs if ref is not None])
+            refs = store.storing.reserve(self._session, Reserve(1, "r", prompt, b"")).slots
+            store.storing.commit(self._session, Commit(2, prompt, [ref for ref in refs if ref is not None]))
 
     def book(self, number: int) -> None:
         """Look up, load and release a prompt's chunks, and study at once what a store studies afterwards."""
@@ -41,7 +41,7 @@ class Index:
         asked = Lookup(number, f"r{number}", prompt, PROMPT * CHUNK_TOKENS, b"")
         found = self._store.lookups.lookup(self._session, asked, wait=False)
         self._store.lookups.looked_up(self._session, asked, found)
-        loaded = self._store.loads.load(self._session, prompt, 1.0)
+        loaded = self._store.loads.load(self._session, Load(3, prompt, 1.0))
         if len(found.tiers) != PROMPT or len(loaded.slots) != PROMPT:
             raise RuntimeError("a chunk was not there")
         self._store.holdings.release(self._session, loaded.lease)

@@ -283,7 +283,7 @@ def test_progress_is_told_in_steps(moves, closed_after):
     """No message brings less than a step; none repeats or takes back; what is not told is less than one."""
     slots = [SimpleNamespace(segment=SimpleNamespace(number=1), index=i, generation=2, checksum=3) for i in range(4)]
     told = []
-    progress = Progress(slots, told.append)
+    progress = Progress(1, slots, told.append)
     here, said = dict.fromkeys(range(4), 0), dict.fromkeys(range(4), 0)
     for number, (position, nbytes) in enumerate(moves):
         before = len(told)

@@ -10,6 +10,7 @@ from connector.stores import (
     view,
 )
 from tiertune_connector.chunk import NOBODY
+from tiertune_connector.protocol.messages import Reserve
 from tiertune_connector.sessions.namespaces import LENT_AFTER_S
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.segment import PAGE
@@ -163,7 +164,7 @@ def test_a_namespace_in_use_keeps_its_share_though_it_is_empty(served, stays):
     first = served.join(OLD)
     served.join(NEW)
     if stays == "a reservation":
-        served.store.storing.reserve(first, "r", [b"key"], b"")
+        served.store.storing.reserve(first, Reserve(1, "r", [b"key"], b""))
         served.leave(first, LENT_AFTER_S)
         assert OLD.digest in served.dram.pools
         served.store.holdings.leave_quarantine(first)

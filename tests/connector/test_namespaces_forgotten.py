@@ -14,7 +14,7 @@ from connector.stores import (
     view,
 )
 from tiertune_connector.chunk import NOBODY
-from tiertune_connector.protocol.messages import Lookup, PrefillLine
+from tiertune_connector.protocol.messages import Load, Lookup, PrefillLine
 from tiertune_connector.sessions.namespaces import LENT_AFTER_S
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.segment import PAGE
@@ -116,7 +116,7 @@ def test_a_flushed_namespace_is_dropped_when_it_is_unused(served, tmp_path):
     reply = served.store.lookups.lookup(gone, asked, wait=True)
     served.store.lookups.looked_up(gone, asked, reply)
     assert reply.tiers == []
-    assert served.store.loads.load(gone, chain("k", 2), 1.0).outcomes == ["miss", "miss"]
+    assert served.store.loads.load(gone, Load(1, chain("k", 2), 1.0)).outcomes == ["miss", "miss"]
     assert served.dram.reserve(OLD.digest, b"key", NOBODY) is None
 
 

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from connector.stores import Engine, chain, eventually, pool
+from tiertune_connector.protocol.messages import Reserve
 from tiertune_connector.serve import server
 from tiertune_connector.store import storing
 
@@ -41,14 +42,18 @@ def test_what_is_stored_of_many_chunks_while_others_take_the_room_is_the_prompts
     (session,) = store.server.sessions()
     eventually(lambda: pool(store).pool.capacity == 64)
     monkeypatch.setattr(storing, "AT_ONCE", 10)
-    reserve, others = store.store.storing.reserve, chain("other", 40)
+    others = chain("other", 40)
+
+    def reserve(request, keys):
+        return store.store.storing.reserve(session, Reserve(1, request, keys, b""))
+
     waiting = [others]
     monkeypatch.setattr(
         storing,
         "sleep",
-        lambda _: pool(store).pool.pinned == 20 and waiting and reserve(session, "other", waiting.pop(), b""),
+        lambda _: pool(store).pool.pinned == 20 and waiting and reserve("other", waiting.pop()),
     )
-    reserved = reserve(session, "r", chain("k", 50), b"")
+    reserved = reserve("r", chain("k", 50))
     assert all(pool(store).pool.busy(key) for key in others)
     assert [slot is not None for slot in reserved.slots] == [True] * 24 + [False] * 26
     assert reserved.reasons == [""] * 24 + ["full"] * 26

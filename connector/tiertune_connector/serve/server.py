@@ -19,7 +19,6 @@ from tiertune_connector.protocol.messages import (
     SERVED,
     Abort,
     Commit,
-    CommitReply,
     FirstToken,
     Hello,
     Load,
@@ -216,8 +215,7 @@ class Server:
             raise msgspec.ValidationError("a client without a namespace only reports steps")
         match message:
             case Lookup():
-                waits = message.id and store.lookups.needs_remote(session, message.keys, message.sides)
-                kind = "lookup" if waits else ""
+                kind = "lookup" if store.lookups.needs_remote(session, message) else ""
                 self._run(connection, partial(self._lookup, time.monotonic()), message, kind)
             case Load():
                 kind = store.loads.load_waits_for(session, message.keys)
@@ -235,11 +233,11 @@ class Server:
         store = self.store
         match message:
             case Own():
-                store.lookups.own(session, message.request, message.gpu_chunks, message.staging_chunks)
+                store.lookups.own(session, message)
             case Release():
                 store.holdings.release(session, message.lease)
             case Abort():
-                store.storing.abort(session, message.keys, message.slots)
+                store.storing.abort(session, message)
             case Report():
                 store.loads.report(session, message)
             case FirstToken():
@@ -274,25 +272,20 @@ class Server:
         session, storing = connection.session, self.store.storing
         assert session is not None
         if isinstance(message, Commit):
-            connection.send(CommitReply(message.id, storing.commit(session, message.keys, message.slots)))
+            connection.send(storing.commit(session, message))
         else:
-            reserved = storing.reserve(session, message.request, message.keys, message.tenant)
-            connection.reply(self.store, msgspec.structs.replace(reserved, id=message.id))
+            connection.reply(self.store, storing.reserve(session, message))
 
     def _load(self, received: float, connection: Connection, message: Load, *, wait: bool) -> None:
         assert connection.session is not None
-        waited_s = time.monotonic() - received
-        tell = partial(self._part, connection, message) if message.parts else None
-        loaded = self.store.loads.load(
-            connection.session, message.keys, message.deadline_s, waited_s, wait=wait, tell=tell
-        )
-        connection.reply(self.store, msgspec.structs.replace(loaded, id=message.id))
+        waited_s, tell = time.monotonic() - received, partial(self._part, connection)
+        connection.reply(self.store, self.store.loads.load(connection.session, message, waited_s, wait=wait, tell=tell))
 
-    def _part(self, connection: Connection, message: Load, part: LoadPart) -> None:
+    def _part(self, connection: Connection, part: LoadPart) -> None:
         """Called on a thread that reads for others too, so a client that has gone must not fail it."""
         with self._counters.surviving("part", f"pid {connection.peer.pid} could not be told what has come"):
             try:
-                connection.reply(self.store, msgspec.structs.replace(part, id=message.id))
+                connection.reply(self.store, part)
             except OSError:
                 connection.shutdown()
 

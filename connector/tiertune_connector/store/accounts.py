@@ -7,7 +7,7 @@ from tiertune_connector.catalogue import OTHER
 from tiertune_connector.chunk import writer_id
 from tiertune_connector.cost import Reason
 from tiertune_connector.counters import Counters
-from tiertune_connector.protocol.messages import FirstToken, StepReport, TierReport
+from tiertune_connector.protocol.messages import FirstToken, Own, StepReport, TierReport
 from tiertune_connector.protocol.reporting import gained_s
 from tiertune_connector.sessions.session import Chain, LookupAnswer, Session
 from tiertune_connector.store.authors import Authors
@@ -41,15 +41,13 @@ class Accounts:
         self._counters.add("prompt_tokens_total", (self._stage(session.stage), *labels), tokens)
         self._counters.add("requests_total", ("yes" if salted else "no", *labels))
 
-    def lookup(
-        self, session: Session, found: LookupAnswer, *, gpu_chunks: int | None = None, staging_chunks: int = 0
-    ) -> None:
+    def lookup(self, session: Session, found: LookupAnswer, own: Own | None = None) -> None:
         """Count hits and misses by tier, and in the engine's own memory if it said how many leading chunks it had.
 
         A slower tier is not asked for a chunk that a faster one has.
         """
         left = len(found.keys)
-        for tier, chunks in () if gpu_chunks is None else (("gpu", gpu_chunks), ("staging", staging_chunks)):
+        for tier, chunks in (("gpu", own.gpu_chunks), ("staging", own.staging_chunks)) if own else ():
             had = min(chunks, left)
             for result, count in (("hit", had), ("miss", left - had)):
                 if count:

@@ -6,7 +6,7 @@ from dataclasses import InitVar, dataclass
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
-from tiertune_connector.protocol.messages import LoadPart, LoadReply, Report, SlotRef
+from tiertune_connector.protocol.messages import Load, LoadPart, LoadReply, Report, SlotRef
 from tiertune_connector.protocol.reporting import recomputed
 from tiertune_connector.sessions.holdings import Holdings
 from tiertune_connector.sessions.quotas import Quotas
@@ -46,38 +46,37 @@ class Loads:
     def load(
         self,
         session: Session,
-        keys: list[bytes],
-        deadline_s: float,
+        asked: Load,
         waited_s: float = 0.0,
         *,
         wait: bool = True,
-        tell: Callable[[LoadPart], None] | None = None,
+        tell: Callable[[LoadPart], None] = lambda _: None,
     ) -> LoadReply:
         """Bring chunks into DRAM and pin them, as many as the deadline allows. Waits for slower tiers if ``wait``.
 
-        ``waited_s`` of the deadline have passed before the call. ``tell``, where given, hears in parts what has come;
-        it must not wait, and raises nothing.
+        ``waited_s`` of the deadline have passed before the call. ``tell`` hears in parts what has come, if the client
+        wants to; it must not wait, and raises nothing.
         """
         if self.tuning().bypass:
-            return LoadReply(0, 0, [], ["miss"] * len(keys), {})
+            return LoadReply(asked.id, 0, [], ["miss"] * len(asked.keys), {})
         started = self.clock()
         with self.dram.lock:
-            coming = self._expect(session.digest, keys, fetch=wait)
+            coming = self._expect(session.digest, asked.keys, fetch=wait)
         arrivals = [found for found in coming.values() if isinstance(found, Arrival)]
         if arrivals:
-            with self.arrivals.awaited(arrivals), told(list(coming.values()), tell):
-                futures.wait([arrival.done for arrival in arrivals], timeout=max(0.0, deadline_s - waited_s))
+            with self.arrivals.awaited(arrivals), told(asked, list(coming.values()), tell):
+                futures.wait([arrival.done for arrival in arrivals], timeout=max(0.0, asked.deadline_s - waited_s))
         with self.dram.lock:
             outcomes = [found.take() if isinstance(found, Arrival) else "hit" for found in coming.values()]
             hits = [key for key, outcome in zip(coming, outcomes, strict=True) if outcome == "hit"]
             leading = 0 if session.ended else next((i for i, o in enumerate(outcomes) if o != "hit"), len(outcomes))
             for key in hits[leading:]:
                 self.dram.unpin(session.digest, key)
-            lease = self.holdings.pinned(session, hits[:leading], started + deadline_s)
+            lease = self.holdings.pinned(session, hits[:leading], started + asked.deadline_s)
             slots = [found.slot if isinstance(found, Arrival) else found for found in list(coming.values())[:leading]]
             seconds = self.arrivals.waited(arrivals, started)
-        outcomes += ["miss"] * (len(keys) - len(outcomes))
-        return LoadReply(0, lease, [SlotRef.of(slot) for slot in slots], outcomes, seconds)
+        outcomes += ["miss"] * (len(asked.keys) - len(outcomes))
+        return LoadReply(asked.id, lease, [SlotRef.of(slot) for slot in slots], outcomes, seconds)
 
     def load_waits_for(self, session: Session, keys: Sequence[bytes]) -> str:
         """The slowest tier that a load of these keys may wait for; empty: none."""

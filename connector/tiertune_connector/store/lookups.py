@@ -6,7 +6,7 @@ from itertools import chain
 from math import inf
 from time import sleep
 
-from tiertune_connector.protocol.messages import Lookup, LookupReply, Side
+from tiertune_connector.protocol.messages import Lookup, LookupReply, Own
 from tiertune_connector.sampling.observer import Observer
 from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Chain, LookupAnswer, Session
@@ -96,24 +96,24 @@ class Lookups:
             for some in self._locked(len(found.keys)):
                 self.accounts.lookup(session, LookupAnswer(found.keys[some], found.tiers[some], found.asked))
 
-    def own(self, session: Session, request: str, gpu_chunks: int, staging_chunks: int) -> None:
+    def own(self, session: Session, told: Own) -> None:
         """Count a deferred lookup: the engine had the first chunks itself, and needed only the rest."""
         with self.dram.lock:
-            found = session.uncounted.pop(request)
-            session.had(request, gpu_chunks + staging_chunks)
+            found = session.uncounted.pop(told.request)
+            session.had(told.request, told.gpu_chunks + told.staging_chunks)
             if found is not None:
-                self.accounts.lookup(session, found, gpu_chunks=gpu_chunks, staging_chunks=staging_chunks)
+                self.accounts.lookup(session, found, told)
 
     def long(self, asked: Lookup) -> bool:
         """Whether using and counting its chunks takes more than one step."""
         return len(asked.keys) + sum(len(side.keys) for side in asked.sides) > AT_ONCE
 
-    def needs_remote(self, session: Session, keys: Sequence[bytes], sides: Sequence[Side] = ()) -> bool:
-        """Whether a lookup of these keys would wait for the remote."""
-        if self.tuning().bypass or not self.residency.readable:
+    def needs_remote(self, session: Session, asked: Lookup) -> bool:
+        """Whether a lookup would wait for the remote; one that is only reported does not."""
+        if not asked.id or self.tuning().bypass or not self.residency.readable:
             return False
         with self.dram.lock:
-            needed = list(chain(keys, *(side.keys for side in sides)))
+            needed = list(chain(asked.keys, *(side.keys for side in asked.sides)))
             return not all(self.residency.local(session.digest, needed))
 
     def _locked(self, chunks: int) -> Iterator[slice]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from tiertune_connector.protocol.messages import LoadPart, SlotRef
+from tiertune_connector.protocol.messages import Load, LoadPart, SlotRef
 from tiertune_connector.slower.arrivals import Arrival
 from tiertune_connector.tiers.slots import Slot
 
@@ -16,8 +16,9 @@ STEP_BYTES = 4 << 20
 class Progress:
     """Progress of one load, until closed. Thread-safe."""
 
-    def __init__(self, slots: Sequence[Slot], tell: Callable[[LoadPart], None]) -> None:
-        """``slots`` are the load's chunks', in order; ``tell`` must not wait, and raises nothing."""
+    def __init__(self, load: int, slots: Sequence[Slot], tell: Callable[[LoadPart], None]) -> None:
+        """``slots`` are those of the chunks of load ``load``; ``tell`` must not wait, and raises nothing."""
+        self._load = load
         self._slots = slots
         self._tell = tell
         self._lock = threading.Lock()
@@ -37,7 +38,7 @@ class Progress:
             if self._untold_bytes >= STEP_BYTES:
                 moved, self._untold, self._untold_bytes = self._untold, {}, 0
                 refs = [SlotRef.of(self._slots[position]) for position in moved]
-                self._tell(LoadPart(0, list(moved), refs, list(moved.values())))
+                self._tell(LoadPart(self._load, list(moved), refs, list(moved.values())))
 
     def close(self) -> None:
         """The load is answered: tell nothing from now on."""
@@ -46,12 +47,12 @@ class Progress:
 
 
 @contextmanager
-def told(coming: Sequence[Slot | Arrival], tell: Callable[[LoadPart], None] | None) -> Iterator[None]:
-    """Tell what was here of a load's chunks, and what comes meanwhile; nothing if ``tell`` is None."""
-    if tell is None:
+def told(asked: Load, coming: Sequence[Slot | Arrival], tell: Callable[[LoadPart], None]) -> Iterator[None]:
+    """Tell what was here of a load's chunks, and what comes meanwhile, if the client wants to hear it."""
+    if not asked.parts:
         yield
         return
-    progress = Progress([found.slot if isinstance(found, Arrival) else found for found in coming], tell)
+    progress = Progress(asked.id, [found.slot if isinstance(found, Arrival) else found for found in coming], tell)
     for position, found in enumerate(coming):
         if isinstance(found, Arrival):
             found.heard.append(partial(progress.came, position))

@@ -7,7 +7,7 @@ from time import sleep
 from typing import TYPE_CHECKING, TypeVar
 
 from tiertune_connector.chunk import Origin
-from tiertune_connector.protocol.messages import ReserveReply, SlotRef
+from tiertune_connector.protocol.messages import Abort, Commit, CommitReply, Reserve, ReserveReply, SlotRef
 from tiertune_connector.sessions.holdings import Holdings
 from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Session
@@ -43,8 +43,9 @@ class Storing:
     behind: WriteBehind
     tuning: Callable[[], Tuning]
 
-    def reserve(self, session: Session, request: str, keys: list[bytes], tenant: bytes) -> ReserveReply:
+    def reserve(self, session: Session, asked: Reserve) -> ReserveReply:
         """Slots for the wanted chunks of a chain, for the client to write and commit."""
+        keys, tenant = asked.keys, asked.tenant
         slots: dict[bytes, Slot] = {}
         reasons: dict[bytes, str] = {}
         for some in self._locked(session, keys):  # head first: nobody finds a tail without it
@@ -61,7 +62,7 @@ class Storing:
                 slots[key] = slot
                 self.holdings.reserved(session, key, slot, self.flushes.era)
         with self.dram.lock:
-            chain = session.chains.get(request)
+            chain = session.chains.get(asked.request)
             if not session.ended:
                 # The lookup has used the chain; this piece of it must not be younger than its head.
                 self.dram.pools[session.digest].pool.renew(
@@ -70,18 +71,18 @@ class Storing:
                 if chain is not None:
                     self.accounts.offered(session, chain, reasons)
         refs = [SlotRef.of(slots[key]) if key in slots else None for key in keys]
-        return ReserveReply(0, refs, [reasons.get(key, "unreachable") for key in keys])
+        return ReserveReply(asked.id, refs, [reasons.get(key, "unreachable") for key in keys])
 
-    def commit(self, session: Session, keys: Sequence[bytes], refs: Sequence[SlotRef]) -> list[bool]:
+    def commit(self, session: Session, asked: Commit) -> CommitReply:
         """Make written chunks visible; False for those whose reservation is gone."""
-        written = list(zip(keys, refs, strict=True))
+        written = list(zip(asked.keys, asked.slots, strict=True))
         done = [self._commit(session, key, ref) for some in self._locked(session, written) for key, ref in some]
-        return done + [False] * (len(written) - len(done))
+        return CommitReply(asked.id, done + [False] * (len(written) - len(done)))
 
-    def abort(self, session: Session, keys: Sequence[bytes], refs: Sequence[SlotRef] = ()) -> None:
-        """Take reserved slots back unwritten; without ``refs``, all that the client has of the keys."""
+    def abort(self, session: Session, told: Abort) -> None:
+        """Take reserved slots back unwritten; without ``slots``, all that the client has of the keys."""
         with self.dram.lock:
-            for key, ref in zip_longest(keys, refs):
+            for key, ref in zip_longest(told.keys, told.slots):
                 meant = ref.tells if ref else None
                 self.holdings.leave_quarantine(session, key, meant)
                 held = session.reservations.get(key)
