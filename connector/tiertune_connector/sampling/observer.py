@@ -8,7 +8,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 from tiertune_connector.counters import Counters, Gauge
@@ -28,9 +27,8 @@ _WAITING_CHUNKS = 1 << 18
 """Most chunks kept until they are studied."""
 _CANDIDATES = 128
 
-_Lookup = tuple[int, float, Sequence[bytes], int, Session, bytes]
-"""What ``seen`` leaves: number, seconds since the epoch, keys, tokens of the prompt, session, tenant."""
-_keys_of = itemgetter(2)
+_Lookup = tuple[LookupRecord, Sequence[bytes]]
+"""What ``seen`` leaves: the request, and its keys."""
 
 
 class StaleError(Exception):
@@ -96,7 +94,9 @@ class Observer:
             if self._waiting_chunks + len(keys) > self._most_waiting:
                 self._skipped += 1
                 return
-            self._waiting.append((self._requests, self._wall(), keys, prompt_tokens, session, tenant))
+            number, engine, namespace = self._requests, session.engine, session.digest
+            asked = LookupRecord(number, self._wall(), len(keys), prompt_tokens, engine, namespace, tenant)
+            self._waiting.append((asked, keys))
             self._waiting_chunks += len(keys)
 
     def prefill(self, session: Session, line: PrefillLine | None) -> None:
@@ -199,10 +199,10 @@ class Observer:
         batch = defaultdict[str, list[_Lookup]](list)
         with self._queue:
             waiting, chunks = self._waiting, 0
-            while waiting and waiting[0][0] <= newest and chunks < _BATCH_CHUNKS:
-                lookup = waiting.popleft()
-                batch[lookup[4].digest].append(lookup)
-                chunks += len(lookup[2])
+            while waiting and waiting[0][0].number <= newest and chunks < _BATCH_CHUNKS:
+                asked, keys = waiting.popleft()
+                batch[asked.namespace].append((asked, keys))
+                chunks += asked.chunks
             self._waiting_chunks -= chunks
         return batch
 
@@ -210,16 +210,13 @@ class Observer:
         known = self._namespaces.get(namespace)
         if known is None:
             return
-        chains = list(map(_keys_of, lookups))
+        chains = [keys for _, keys in lookups]
         hashed = hashes(list(chain.from_iterable(chains)), self._sampling.seed)
         known.requests += len(lookups)
         known.chunks += hashed.size
-        for lookup, picked in zip(lookups, self._sampler.pick(chains, hashed), strict=True):
+        for (asked, _), picked in zip(lookups, self._sampler.pick(chains, hashed), strict=True):
             if picked:
-                number, at_s, keys, tokens, session, tenant = lookup
-                self._samples.add(
-                    LookupRecord(number, at_s, len(keys), tokens, session.engine, namespace, tenant), picked
-                )
+                self._samples.add(asked, picked)
         known.frequent.requests(chains)
         self._ghosts.requests(namespace, chains, hashed)
 
