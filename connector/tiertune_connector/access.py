@@ -177,8 +177,18 @@ def _sentinels(address: Address, login: Login, shared: Mapping[str, Any], timeou
 
 def _tls(files: TlsFiles) -> dict[str, Any]:
     named = {"ssl_ca_certs": files.ca_file, "ssl_certfile": files.certificate_file, "ssl_keyfile": files.key_file}
-    given = {name: str(path) for name, path in named.items() if path}
+    given = {name: _Plain(path) for name, path in named.items() if path}
     return {"ssl_check_hostname": True, "ssl_password": _no_password(), **given}
+
+
+class _Plain(os.PathLike[str]):
+    """A path of which the library, which opens it for every new connection, is told then if it is no regular file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return str(plain_file(self._path))
 
 
 def _read(path: Path) -> str:

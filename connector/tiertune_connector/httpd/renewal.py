@@ -6,6 +6,8 @@ from pathlib import Path
 
 import uvicorn
 
+from tiertune_connector.documents import plain_file
+
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +51,8 @@ class _Renewal:
     def _read(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(*self._files, password=lambda: "")
+            certificate, key = map(plain_file, self._files)
+            context.load_cert_chain(certificate, key, password=lambda: "")
         except (OSError, ssl.SSLError) as error:
             told = f"{self._files[0]} and {self._files[1]}: {error.strerror or error}"
             log.error("the certificate stays as it was: %s", told)  # noqa: TRY400 (its message says it all)
