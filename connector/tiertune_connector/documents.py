@@ -113,6 +113,15 @@ def plain_file(path: Path) -> Path:
     return path
 
 
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """What differs when a file was changed or exchanged, or got another owner or mode; None: it is not there."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_ctime_ns, seen.st_size, seen.st_ino  # not mtime: who may read the file may change by itself
+
+
 def where(error: OSError) -> str:
     """``path: why``, without Python's error number, if the error names a path; else its usual text."""
     if not error.filename or not error.strerror:

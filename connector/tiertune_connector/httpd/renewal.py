@@ -6,7 +6,7 @@ from pathlib import Path
 
 import uvicorn
 
-from tiertune_connector.documents import plain_file
+from tiertune_connector.documents import plain_file, stamp
 
 log = logging.getLogger(__name__)
 
@@ -25,28 +25,16 @@ class _Renewal:
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = certificate, key
-        self._seen = self._stamps()
+        self._seen = [*map(stamp, self._files)]
         self._renewed: ssl.SSLContext | None = None
         """None: nothing was exchanged since the start."""
 
     def __call__(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        if (now := self._stamps()) != self._seen:
+        if (now := [*map(stamp, self._files)]) != self._seen:
             self._seen = now
             self._read()
         if self._renewed is not None:
             connection.context = self._renewed
-
-    def _stamps(self) -> list[tuple[int, int, int]]:
-        """Of both files; zeros for one that is not there. Another owner or mode tells, too: it may be readable now."""
-        told = []
-        for path in self._files:
-            try:
-                seen = path.stat()
-            except OSError:
-                told.append((0, 0, 0))
-            else:
-                told.append((seen.st_ctime_ns, seen.st_size, seen.st_ino))
-        return told
 
     def _read(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

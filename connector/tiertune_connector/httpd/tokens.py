@@ -10,7 +10,7 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Literal, get_args
 
-from tiertune_connector.documents import DocumentError, read_text
+from tiertune_connector.documents import DocumentError, read_text, stamp
 
 log = logging.getLogger(__name__)
 Role = Literal["read", "approve", "tune"]
@@ -40,7 +40,7 @@ class TokenFile:
         """DocumentError names the line to mend."""
         self._path = path
         self._mutex = threading.Lock()
-        self._seen = self._stamp()
+        self._seen = stamp(path)
         self._holders = parse(read_text(path), str(path))
 
     def holder(self, token: str) -> Holder | None:
@@ -53,21 +53,13 @@ class TokenFile:
 
     def _current(self) -> Mapping[bytes, Holder]:
         with self._mutex:
-            stamp = self._stamp()
-            if stamp != self._seen:
-                self._seen = stamp
+            if (now := stamp(self._path)) != self._seen:
+                self._seen = now
                 try:
                     self._holders = parse(read_text(self._path), str(self._path))
                 except DocumentError as error:
                     log.error("the tokens stay as they were: %s", error)  # noqa: TRY400 (its message says it all)
             return self._holders
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            stat = self._path.stat()
-        except OSError:
-            return None
-        return stat.st_ctime_ns, stat.st_size, stat.st_ino  # not mtime: who may read the file may change by itself
 
 
 def parse(text: str, name: str) -> dict[bytes, Holder]:
