@@ -3,6 +3,7 @@
 import os
 import ssl
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from tiertune_connector.addresses import Address, Urls, listed, parse_addresses
-from tiertune_connector.documents import Document, DocumentError, plain_file
+from tiertune_connector.documents import Document, DocumentError, plain_file, stamp
 
 PASSWORD = "TIERTUNE_REMOTE_PASSWORD"  # noqa: S105 (the name of a variable)
 _PASSWORDS = ("password_file", "sentinel_password_file")
@@ -66,8 +67,9 @@ class Login(Document):
     def why(self, error: redis.RedisError) -> str:
         """Why a server cannot be used: if one of the files is no longer as it should be, the library names none."""
         if isinstance(error, redis.ConnectionError):
+            named = [getattr(self, name) for name in _PASSWORDS] + [path for _, path in self.tls or ()]
             try:
-                self.check()
+                _sound(self, tuple(stamp(path) for path in named if path))
             except DocumentError as wrong:
                 return str(wrong)
         return str(error) or type(error).__name__
@@ -79,6 +81,12 @@ class Login(Document):
             raise ValueError("tls is for rediss:// addresses: else nothing would be encrypted")
         if self.sentinel_password_file and not any(address.service for address in addresses):
             raise ValueError("sentinel_password_file is for redis+sentinel:// addresses")
+
+
+@lru_cache
+def _sound(login: Login, _stamps: tuple[object, ...]) -> None:
+    """As ``check``, but files that are as they should be are read again only when a stamp has changed."""
+    login.check()
 
 
 class _Password(CredentialProvider):
@@ -177,8 +185,18 @@ def _sentinels(address: Address, login: Login, shared: Mapping[str, Any], timeou
 
 def _tls(files: TlsFiles) -> dict[str, Any]:
     named = {"ssl_ca_certs": files.ca_file, "ssl_certfile": files.certificate_file, "ssl_keyfile": files.key_file}
-    given = {name: str(path) for name, path in named.items() if path}
+    given = {name: _Plain(path) for name, path in named.items() if path}
     return {"ssl_check_hostname": True, "ssl_password": _no_password(), **given}
+
+
+class _Plain(os.PathLike[str]):
+    """A path of which the library, which opens it for every new connection, is told then if it is no regular file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return str(plain_file(self._path))
 
 
 def _read(path: Path) -> str:

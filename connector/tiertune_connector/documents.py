@@ -114,7 +114,7 @@ def plain_file(path: Path) -> Path:
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
-    """Another one tells that a file was exchanged, or may be read by others now; None while it is not there."""
+    """What differs when a file was changed or exchanged, or got another owner or mode; None: it is not there."""
     try:
         seen = path.stat()
     except OSError:

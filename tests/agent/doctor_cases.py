@@ -80,6 +80,14 @@ def outcomes(**counts):
     ]
 
 
+def decisions(**reasons):
+    """What the gate did with so many requests that found chunks in the remote."""
+    return [("gate_requests_total", {"tier": "remote", "reason": name}, float(n)) for name, n in reasons.items()]
+
+
+DRAM_HAS = ("tier_capacity_bytes", {"tier": "dram", "state": "effective"}, 64.0 * 2**30)
+
+
 def predicted(**tiers):
     """Of so many requests it was foretold what fetching takes, and what recomputing."""
     return [
@@ -299,6 +307,11 @@ CASES = {
         with_store(*outcomes(won=70, late=20, failed=10)),
         with_store(*outcomes(won=980, late=20)),
         ("30 of 100 fetches from remote",),
+    ),
+    "no_room": (
+        with_store(*decisions(cheaper=60, no_room=40), DRAM_HAS),
+        with_store(*decisions(cheaper=980, no_room=20), DRAM_HAS),
+        ("40 of 100 requests had no room in DRAM (64.0 GiB) for their chunks in remote", "raise the capacity"),
     ),
     "corrupt_chunks": (
         with_store(("tier_errors_total", {"tier": "disk", "operation": "scrub", "reason": "corrupt"}, 2.0)),

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,7 +27,7 @@ from agent.doctor_cases import (
 )
 from tiertune_agent.changes.prospects import NONSENSE
 from tiertune_agent.collector.roster import FILE_PROBLEM, NAME_PROBLEM
-from tiertune_agent.doctor.checks import CHECKS, findings
+from tiertune_agent.doctor.checks import CHECKS, checks_of, findings, of_traffic
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR, INCIDENTS
 from tiertune_agent.doctor.facts import AllFacts, Clock, DatabaseFacts, StoreFacts
 from tiertune_agent.doctor.report import healthy
@@ -74,6 +75,12 @@ def test_every_kind_of_incident_is_told():
     """What the agent opens of stores and policy is named here with its mend."""
     kinds = {*TROUBLES, *DETECTORS, NONSENSE, "tier_dead", "policy_invalid", FILE_PROBLEM, NAME_PROBLEM}
     assert kinds <= {check.name for check in CHECKS}
+
+
+def test_a_check_that_another_module_imports_is_made_once():
+    """Else what it finds would be told twice."""
+    borrower = SimpleNamespace(corrupt_chunks=of_traffic.corrupt_chunks)
+    assert checks_of(of_traffic, borrower) == checks_of(of_traffic)
 
 
 def test_the_page_lists_every_check():

@@ -15,6 +15,7 @@ from e2e.redis_servers import Certificates, certificates
 from tiertune_agent import client as command
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, options
+from tiertune_agent.network import http_client
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings, HttpSettings
 from tiertune_agent.terminal.options import InputError
@@ -224,9 +225,19 @@ def test_a_command_shows_the_token_that_the_environment_names(monkeypatch, tmp_p
         command.call("POST", encrypted.url, "/v1/bypass", {"on": False})
 
 
+def test_an_authority_that_the_system_trusts_is_trusted_unless_another_is_named(monkeypatch, encrypted):
+    """As by the Redis client, and by whatever else uses OpenSSL; there is no other way to name one for engines."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(encrypted.files.ca))
+    with http_client(base_url=encrypted.url) as http:
+        assert http.get("/healthz").status_code == 200
+    named = options(None, encrypted.files.client)  # which signed nothing
+    with http_client(base_url=encrypted.url, **named) as http, pytest.raises(httpx.ConnectError, match="CERTIFICATE"):
+        http.get("/healthz")
+
+
 def test_a_certificate_of_another_name_is_not_told_as_one_of_an_unknown_authority(monkeypatch, encrypted):
     """As if the system trusted its authority: naming that would mend nothing."""
-    monkeypatch.setattr("certifi.where", lambda: str(encrypted.files.ca))
+    monkeypatch.setenv("SSL_CERT_FILE", str(encrypted.files.ca))
     with pytest.raises(command.CallError, match="IP address mismatch") as caught:
         command.call("GET", encrypted.url.replace("localhost", "127.0.0.1"), "/v1/status")
     assert CA_FILE not in str(caught.value)

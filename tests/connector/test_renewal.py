@@ -1,12 +1,15 @@
 """A certificate that is exchanged while it is served: none of several ways to exchange it is overlooked."""
 
+import os
 import ssl
+import threading
 from shutil import copy
 from types import SimpleNamespace
 
 import pytest
 import uvicorn
 
+from connector.stores import PATIENCE_S
 from e2e.redis_servers import certificates
 from tiertune_connector.httpd.renewal import renewing
 
@@ -65,6 +68,18 @@ def test_what_becomes_readable_later_is_served(pairs, monkeypatch):
         assert served(config) is None
     given(pairs[0].server_key)
     assert served(config) is not None
+
+
+def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(pairs, caplog):
+    """Nobody may ever write into it, and the thread that reads it serves all: the former pair is served on."""
+    config = configured(pairs[0])
+    pairs[0].server_key.unlink()
+    os.mkfifo(pairs[0].server_key)
+    asked = threading.Thread(target=served, args=(config,), daemon=True)
+    asked.start()
+    asked.join(PATIENCE_S)
+    assert not asked.is_alive()
+    assert "it is no regular file" in caplog.text
 
 
 def given(path):

@@ -110,6 +110,16 @@ def test_another_users_region_is_not_used(region, monkeypatch):
         regions.hold(file.fileno())
 
 
+def test_another_users_region_is_not_taken_for_this_engines(tmp_path, region, monkeypatch):
+    """An engine with two is refused, so anybody who knows its id could keep it from starting."""
+    path = region(regions.engine_id("a", 4096))
+    with path.open() as file:
+        regions.hold(file.fileno())
+        assert regions.held("a", tmp_path) == [path]
+        monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+        assert regions.held("a", tmp_path) == []
+
+
 def test_another_users_region_stays(tmp_path, region, monkeypatch):
     """Also where we could remove it."""
     path = region(regions.engine_id("a", 4096))

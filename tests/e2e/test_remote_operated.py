@@ -1,6 +1,7 @@
 """Redis as operators run it: a failover, a server of several lost, TLS, and users that may do little. Real servers."""
 
 import logging
+import os
 import re
 import ssl
 import subprocess
@@ -9,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
 from shutil import copy
+from threading import Thread
 
 import pytest
 import redis
@@ -282,14 +284,20 @@ def test_files_that_are_not_what_they_should_be_are_told_at_the_start(files, tmp
 
 
 @pytest.mark.parametrize("field", ["ca_file", "key_file"])
-def test_a_file_that_vanishes_later_is_named_until_it_is_back(files, by_tls, tmp_path, field):
-    """New connections read it again, as files that are exchanged must be: no restart is needed."""
-    source = {"ca_file": files.ca, "key_file": files.client_key}[field]
-    own = Path(copy(source, tmp_path))
+@pytest.mark.parametrize("why", ["No such file", "it is no regular file"])
+def test_a_file_that_is_gone_or_a_pipe_is_named_until_it_is_back(files, by_tls, tmp_path, field, why):
+    """New connections read it again, as files that are exchanged must be, and wait for nobody to write into a pipe."""
+    told, own = [], Path(copy(source := {"ca_file": files.ca, "key_file": files.client_key}[field], tmp_path))
     with opened(f"rediss://localhost:{by_tls}/0", login(files, tmp_path, **{field: own})) as tier:
         own.unlink()
-        assert write(tier, b"key") is Outcome.ERROR
-        assert re.fullmatch(rf"remote\.tls\.\w+_file: {re.escape(str(own))} cannot be read: No such file.*", tier.why)
+        if "regular" in why:
+            os.mkfifo(own)
+        asked = Thread(target=lambda: told.append(write(tier, b"key")), daemon=True)
+        asked.start()
+        asked.join(PATIENCE_S)
+        assert told == [Outcome.ERROR]
+        assert re.fullmatch(rf"remote\.tls\.\w+_file: {re.escape(str(own))} cannot be read: {why}.*", tier.why)
+        own.unlink(missing_ok=True)
         copy(source, tmp_path)
         assert write(tier, b"key") is Outcome.OK
 

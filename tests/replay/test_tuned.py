@@ -141,6 +141,30 @@ def test_a_change_soaks_until_its_tier_could_have_filled(trace, monkeypatch):
         assert 2 * FEW.guard.soak <= soaks[number] == pytest.approx(fill_s, rel=0.1)
 
 
+def test_time_at_another_size_does_not_count_as_time_to_fill(trace):
+    """A pool that is as large as before, after it was larger for a while, fills as fast as it did then."""
+    replay = Replay(trace, scenario(share=0.3))
+    start = replay.split(0.5)
+    stores, ended = Stores(replay, (), start, 1.1), [0]
+
+    def play(windows):
+        for _ in range(windows):
+            until_s = (ended[-1] + 1) * stores.window_s
+            for index in np.flatnonzero((trace.t >= until_s - stores.window_s) & (trace.t < until_s)).tolist():
+                stores.request(index, index % 4)
+            ended.append(ended[-1] + 1)
+            stores.close_window(ended[-1])
+        return stores.fill_s(start.dram, "lru", start.dram)
+
+    fill_s = play(20)
+    assert 0 < fill_s < 60
+    stores.resize(start.dram * 3 // 2)
+    play(40)
+    stores.resize(start.dram)
+    assert play(0) == fill_s
+    assert play(20) == pytest.approx(fill_s, rel=0.2)
+
+
 def test_a_change_moves_a_chunk_at_least(few_chunks):
     """Of caches of a few chunks a step may be less than one: it then is one, or there is no change."""
     agent = few_chunks

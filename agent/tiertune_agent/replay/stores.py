@@ -6,7 +6,6 @@ All nodes are alike here, so the fleet appears as one store.
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import dropwhile
 from typing import TYPE_CHECKING
 
 from tiertune_agent.records import Prospect, Window, covered_s, series, total
@@ -48,6 +47,7 @@ WATCHED_NODES = 4
 """At most this many nodes' pools have ghosts; the others are like them."""
 STORE, POOL = "fleet", "replay"
 """Names of the only store and namespace."""
+_CAPACITY = "tier_capacity_bytes"
 BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
 """Date of the first request, for tuners that need dates."""
 
@@ -90,6 +90,7 @@ class Stores:
         self._sampler, self._frequent = Sampler(rate), Frequent()
         self._ghosts = ChainGhosts(shapes, rate=rate, chunk_bytes=replay.chunk_bytes)
         watched = range(0, scenario.nodes, -(-scenario.nodes // WATCHED_NODES))
+        self._chunks = start.dram
         self._pools = {node: PoolGhosts(start.dram, rate=_ghost_rate(start.dram)) for node in watched}
         self._counted: dict[tuple[str, int], tuple[float, float]] = {}
         self.prospects: list[Prospect] = []
@@ -122,6 +123,7 @@ class Stores:
 
     def resize(self, chunks: int) -> None:
         """Every pool holds at most ``chunks`` from now on."""
+        self._chunks = chunks
         for pool in self._pools.values():
             pool.resize(chunks)
 
@@ -140,9 +142,9 @@ class Stores:
 
         None: it missed nothing.
         """
-        labels = {"algorithm": algorithm, "capacity_bytes": str(present * self._chunk_bytes)}
-        since = dropwhile(lambda window: not window.matching("whatif_tokens_total", **labels), self.windows)
-        told = list(since)
+        size = present * self._chunk_bytes
+        labels = {"algorithm": algorithm, "capacity_bytes": str(size)}
+        told = [window for window in self.windows if window.gauge(_CAPACITY) == size]  # others need not count at it
         missed = total(told, "whatif_tokens_total", result="miss", **labels) / len(self._pools)
         return chunks * self._world.chunk_tokens * covered_s(told) / missed if missed else None
 
@@ -154,7 +156,8 @@ class Stores:
             costs = {name: seconds / bill.requests for name, seconds in bill.seconds.items()}
             if costs:
                 self.prospects.append(Prospect("", start, self.window_s, bill.requests, costs))
-        self.windows.append(Window(STORE, POOL, "", "", start, self.window_s, self._ghost_tokens()))
+        held = {_CAPACITY: float(self._chunks * self._chunk_bytes)}
+        self.windows.append(Window(STORE, POOL, "", "", start, self.window_s, self._ghost_tokens() | held))
         if number % WINDOWS == 0:
             self._sampler.adopt(self._sampler.rate, self._frequent.top(HOT))
         self._learn_costs(at_s)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import uvicorn
 
-from tiertune_connector.documents import stamp
+from tiertune_connector.documents import plain_file, stamp
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +25,12 @@ class _Renewal:
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = certificate, key
-        self._seen = list(map(stamp, self._files))
+        self._seen = [*map(stamp, self._files)]
         self._renewed: ssl.SSLContext | None = None
         """None: nothing was exchanged since the start."""
 
     def __call__(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        if (now := list(map(stamp, self._files))) != self._seen:
+        if (now := [*map(stamp, self._files)]) != self._seen:
             self._seen = now
             self._read()
         if self._renewed is not None:
@@ -39,7 +39,8 @@ class _Renewal:
     def _read(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(*self._files, password=lambda: "")
+            certificate, key = map(plain_file, self._files)
+            context.load_cert_chain(certificate, key, password=lambda: "")
         except (OSError, ssl.SSLError) as error:
             told = f"{self._files[0]} and {self._files[1]}: {error.strerror or error}"
             log.error("the certificate stays as it was: %s", told)  # noqa: TRY400 (its message says it all)

@@ -224,7 +224,8 @@ class Server:
                 self._run(connection, self._store, message, "store" if len(message.keys) > AT_ONCE else "")
             case Release() if message.damaged:
                 release = partial(store.holdings.release, session, message.lease, message.damaged)
-                self._waiters.run(connection, release, "damage")
+                if not self._waiters.run(connection, release, "damage"):
+                    release()
             case _:
                 self._told(session, message)
 
@@ -250,10 +251,8 @@ class Server:
                 raise msgspec.ValidationError(f"a client may not send {type(message).__name__} here")
 
     def _run(self, connection: Connection, serve: Callable[..., None], message: Message, kind: str) -> None:
-        """Serve at once, or, with a ``kind``, on a thread of that kind."""
-        if kind:
-            self._waiters.run(connection, partial(serve, connection, message, wait=True), kind)
-        else:
+        """Serve at once, or, with a ``kind``, on a thread of that kind; at once, too, if no thread can be had."""
+        if not kind or not self._waiters.run(connection, partial(serve, connection, message, wait=True), kind):
             serve(connection, message, wait=False)
 
     def _lookup(self, received: float, connection: Connection, message: Lookup, *, wait: bool) -> None:

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from tiertune_connector.counters import Counters
@@ -25,20 +25,30 @@ class Waiters:
         self._pools = {kind: ThreadPoolExecutor(32, thread_name_prefix=f"wait-{kind}") for kind in _KINDS}
         self._room = threading.Semaphore(_MOST_LATER)
 
-    def run(self, connection: Connection, serve: Callable[[], None], kind: str) -> Future[None]:
-        """Serve on a thread of a ``kind``; a failure ends the client's connection."""
+    def run(self, connection: Connection, serve: Callable[[], None], kind: str) -> bool:
+        """Serve on a thread of a ``kind``; a failure ends the client's connection. False: no thread can be had."""
+        turn = threading.Lock()
 
-        def guarded() -> None:
-            try:
-                serve()
-            except OSError:
-                connection.shutdown()
-            except Exception:
-                log.exception("a request of pid %d failed", connection.peer.pid)
-                self._counters.add("internal_errors_total", ("wait",))
-                connection.shutdown()
+        def once() -> None:
+            if turn.acquire(blocking=False):
+                self._guarded(connection, serve)
 
-        return self._pools[kind].submit(guarded)
+        try:
+            self._pools[kind].submit(once)
+        except RuntimeError:
+            self._counters.add("internal_errors_total", ("wait",))
+            return not turn.acquire(blocking=False)  # it is queued all the same: a thread may just have begun it
+        return True
+
+    def _guarded(self, connection: Connection, serve: Callable[[], None]) -> None:
+        try:
+            serve()
+        except OSError:
+            connection.shutdown()
+        except Exception:
+            log.exception("a request of pid %d failed", connection.peer.pid)
+            self._counters.add("internal_errors_total", ("wait",))
+            connection.shutdown()
 
     def later(self, connection: Connection, count: Callable[[], None]) -> None:
         """Do what takes long and nobody waits for: on another thread, or at once if too much waits there."""
@@ -53,7 +63,7 @@ class Waiters:
                 self._room.release()
 
         with suppress(RuntimeError):  # no thread can be had; the next one that comes does it
-            self.run(connection, counted, "long")
+            self._pools["long"].submit(self._guarded, connection, counted)
 
     def close(self) -> None:
         """Begin nothing any more."""

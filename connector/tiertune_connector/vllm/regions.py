@@ -29,9 +29,10 @@ def engine_id(own: str, row_bytes: int) -> str:
 
 
 def held(own: str, folder: Path = SHARED_MEMORY) -> list[Path]:
-    """The regions of an engine that its ranks hold: more than one if their rows differ in size."""
+    """This user's regions of an engine that its ranks hold: more than one if their rows differ in size."""
     name = re.compile(rf"vllm_offload_{MARK}{re.escape(own)}-\d+\.mmap")
-    return [path for path in folder.glob(PATTERN) if name.fullmatch(path.name) and not _is_stale(path)]
+    ours = (path for path in folder.glob(PATTERN) if name.fullmatch(path.name) and _is_ours(path))
+    return [path for path in ours if not _is_free(path)]
 
 
 def hold(descriptor: int) -> None:
@@ -48,7 +49,7 @@ def hold(descriptor: int) -> None:
 def sweep(folder: Path = SHARED_MEMORY) -> list[Path]:
     """Remove this user's regions that nobody holds, and return them; none while another engine makes its own."""
     with _locked(folder) as had:
-        stale = [path for path in folder.glob(PATTERN) if had and _is_stale(path)]
+        stale = [path for path in folder.glob(PATTERN) if had and _is_ours(path) and _is_free(path)]
         for path in stale:
             logger.info("TierTune: removing %s, which a dead engine left", path)
             for part in (path, *folder.glob(f"{path.name}.*")):  # 0.33 may cut a region into several files
@@ -64,12 +65,16 @@ def making(folder: Path = SHARED_MEMORY) -> Iterator[None]:
         yield
 
 
-def _is_stale(path: Path) -> bool:
-    with suppress(OSError):  # gone meanwhile, or somebody else's
-        if path.lstat().st_uid == os.getuid():
-            with _locked(path) as had:
-                return had
+def _is_ours(path: Path) -> bool:
+    with suppress(OSError):  # gone meanwhile
+        return path.lstat().st_uid == os.getuid()
     return False
+
+
+def _is_free(path: Path) -> bool:
+    """Whether nobody holds it; where that cannot be told somebody does."""
+    with _locked(path) as had:
+        return had
 
 
 @contextmanager

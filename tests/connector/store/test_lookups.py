@@ -1,10 +1,12 @@
 """Lookups of a store whose remote is slow to answer."""
 
+import threading
 import time
 
 import pytest
 
 from connector.lanes import Gate
+from connector.store.serving import put_remote
 from connector.stores import CHUNK_TOKENS, chain, eventually
 from tiertune_connector.protocol.messages import Lookup, Side
 
@@ -72,3 +74,31 @@ def test_a_lookup_that_cannot_wait_does_not_ask_the_remote(remote, store, engine
     asked = Lookup(1, "a", keys, 6 * CHUNK_TOKENS, b"", [], deadline_s=1.0)
     assert store.store.lookups.lookup(session, asked, waited_s, wait=wait).tiers == ["dram"] * 3
     assert gate.entered == 0
+
+
+def test_where_no_thread_can_be_had_a_client_is_served_without_waiting(remote, store, engine, http, monkeypatch):
+    """What its own host has is found, and nothing is lost; when threads are back, nothing is answered twice."""
+    here, there = chain("h", 2), chain("t", 2)
+    engine.put(here)
+    put_remote(remote, there)
+    start = threading.Thread.start
+
+    def failing(thread):
+        if thread.name.startswith("wait-"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", failing)
+        assert engine.find(here + there) == ["dram"] * 2
+        loaded = engine.load(here + there)
+        assert loaded.outcomes == ["hit", "hit", "miss", "miss"]
+        loaded.slots[0].damaged = True
+        engine.client.release(loaded)
+        eventually(lambda: http.total("internal_errors_total", place="wait") == 3)
+    eventually(lambda: http.total("tier_pinned_bytes", tier="dram") == 0)
+    assert engine.find(here + there) == ["dram"] * 2 + ["remote"] * 2
+    assert engine.get(here + there) == 4
+    engine.heard()
+    assert engine.client._link.errors == 0
+    assert http.total("internal_errors_total") == 3

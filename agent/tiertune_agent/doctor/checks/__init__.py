@@ -6,8 +6,13 @@ from tiertune_agent.doctor.checks import of_agent, of_backends, of_engines, of_s
 from tiertune_agent.doctor.facts import AllFacts
 from tiertune_agent.doctor.finding import Check, Finding, Severity
 
-MODULES = (of_agent, of_stores, of_backends, of_traffic, of_engines)
-SEEN = tuple(each for module in MODULES for each in vars(module).values() if isinstance(each, Check))
+
+def checks_of(*modules: object) -> tuple[Check, ...]:
+    """Each once, also where a module has imported another's."""
+    return tuple(dict.fromkeys(each for one in modules for each in vars(one).values() if isinstance(each, Check)))
+
+
+SEEN = checks_of(of_agent, of_stores, of_backends, of_traffic, of_engines)
 CHECKS: tuple[Check, ...] = (*SEEN, *of_agent.OF_INCIDENTS)
 ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 

@@ -11,6 +11,7 @@ from tiertune_agent.incidents.detectors import FEW, among_tenants
 from tiertune_agent.replay.engine import break_even_tokens
 from tiertune_agent.replay.scenario import GpuSpec, ModelSpec
 from tiertune_connector.tuning import SLOWER, TIERS
+from tiertune_connector.units import format_size
 
 MENDS = {
     "weights": "serve the same revision of the model on all of them",
@@ -133,6 +134,18 @@ def loads_late(store: StoreFacts) -> Told:
         if bad >= FEW and bad > OFTEN * all_:
             wrong = f"{bad:.0f} of {all_:.0f} fetches from {tier} came too late or failed"
             yield wrong, "look at the tier's load and link; a higher margin fetches less, surer"
+
+
+@of_store("no_room", "warning")
+def no_room(store: StoreFacts) -> Told:
+    """What a load brings comes into DRAM: no more of a prompt than its pool there takes at once."""
+    for tier in SLOWER:
+        all_ = store.total("gate_requests_total", tier=tier)
+        refused = store.total("gate_requests_total", tier=tier, reason="no_room")
+        if refused >= FEW and refused > OFTEN * all_:
+            size = format_size(store.gauge("tier_capacity_bytes", tier="dram", state="effective") or 0)
+            wrong = f"{refused:.0f} of {all_:.0f} requests had no room in DRAM ({size}) for their chunks in {tier}"
+            yield wrong, "raise the capacity of DRAM, or the pool's own there, until the longest shared prompt fits"
 
 
 @of_store("corrupt_chunks", "warning")
