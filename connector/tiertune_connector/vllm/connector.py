@@ -24,7 +24,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from tiertune_connector.vllm import compat, events, metrics, spoiled, turns, windows
+from tiertune_connector.vllm import compat, events, metrics, neighbours, spoiled, turns, windows
 from tiertune_connector.vllm.step_timing import STEP, StepMetadata, WorkerTiming
 from tiertune_connector.vllm.tier import TierTuneTier
 
@@ -39,6 +39,7 @@ class TierTuneConnector(OffloadingConnector):
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        neighbours.check()
         self._engine = compat.Engine(vllm_config, kv_cache_config)
         self._engine.translate(with_tier=role == KVConnectorRole.SCHEDULER)
         super().__init__(vllm_config, role, kv_cache_config)

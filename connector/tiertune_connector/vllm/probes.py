@@ -113,14 +113,19 @@ _HAS = {
     },
     f"{CONNECTOR}/offloading/metrics.py": {"OffloadingConnectorStats": "increase_counter set_gauge is_empty aggregate"},
     "v1/outputs.py": {"KVConnectorOutput": "invalid_block_ids kv_connector_worker_meta"},
-    "distributed/kv_transfer/kv_connector/factory.py": {"KVConnectorFactory": "_registry register_connector"},
+    "distributed/kv_transfer/kv_connector/factory.py": {
+        "KVConnectorFactory": "_registry register_connector get_connector_class",
+    },
     "v1/core/kv_cache_utils.py": {
         "resolve_none_hash_seed": "",
         "KVCacheBlock": "block_id is_null",
     },
     "v1/kv_cache_interface.py": {"iter_layer_specs": "", "FullAttentionSpec": "non_causal"},
     "config/model.py": {"ModelConfig": "runner_type is_prefix_caching_supported is_diffusion use_mla"},
-    "config/vllm.py": {"VllmConfig": "aux_output_config num_speculative_tokens"},
+    "config/vllm.py": {
+        "VllmConfig": "aux_output_config num_speculative_tokens",
+        "get_current_vllm_config_or_none": "",
+    },
     "config/attention.py": {"AttentionConfig": "backend backend_per_kind"},
     "config/multimodal.py": {
         "MultiModalConfig": (

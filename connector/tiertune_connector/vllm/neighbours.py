@@ -1,0 +1,27 @@
+"""Other connectors beside TierTune's in a `MultiConnector`: which of them it cannot serve with."""
+
+# mypy: allow-subclassing-any, no-warn-return-any
+# Where mypy runs, vLLM is not installed.
+
+from vllm.config import KVTransferConfig, get_current_vllm_config_or_none
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+
+from tiertune_connector.vllm.probes import UnsupportedError
+
+
+def check() -> None:
+    """Raises UnsupportedError beside another `OffloadingConnector`. Workers alone know what is beside them.
+
+    Both count under the same names, at which the API server ends. And vLLM's may copy blocks to its own staging while
+    TierTune's loads into them: 0.32 orders copies within a connector only (`compat.allocated` does more for ours).
+    """
+    whole = get_current_vllm_config_or_none()
+    transfer = whole.kv_transfer_config if whole is not None else None
+    children = transfer.kv_connector_extra_config.get("connectors", []) if transfer is not None else []
+    classes = [KVConnectorFactory.get_connector_class(KVTransferConfig(**child)) for child in children]
+    if sum(issubclass(each, OffloadingConnector) for each in classes) > 1:
+        raise UnsupportedError(
+            "TierTune cannot serve beside vLLM's own OffloadingConnector, which may store a block while TierTune loads"
+            " into it, and counts under the same names: leave one of them out of the MultiConnector"
+        )
