@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.stamp-$(shell cat pyproject.toml constraints/base.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
+# Tests of parts, on all processors. Those of whole processes come one after the other: they measure time, or need it.
+SPREAD := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engine setup-lmcache setup-ray setup-servers demo acceptance test test-fast test-long mutation bench bench-peers bench-tuning graph lint format generate clean
 
@@ -42,10 +45,11 @@ test: setup setup-servers  ## Everything that can run here; what cannot is skipp
 	-@$(MAKE) --no-print-directory setup-engine
 	-@$(MAKE) --no-print-directory setup-lmcache
 	-@$(MAKE) --no-print-directory setup-ray
-	$(BIN)/python -m pytest
+	@$(SPREAD) --ignore=tests/e2e --ignore=tests/engine; spread=$$?; \
+	  $(BIN)/python -m pytest tests/e2e tests/engine && exit $$spread
 
 test-fast: setup  ## What needs no server and no patience
-	$(BIN)/python -m pytest -m "not slow and not real and not vllm"
+	$(SPREAD) -m "not slow and not real and not vllm"
 
 test-long: setup setup-servers  ## Half an hour of faults, a year of 50 stores, a round over 500; figures into benchmarks/results
 	$(BIN)/python -m pytest -m long

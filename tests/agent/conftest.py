@@ -13,6 +13,9 @@ from contextlib import contextmanager
 import pytest
 import redis
 from fastapi.testclient import TestClient
+from sqlalchemy import Engine
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as SQLiteDialect
+from sqlalchemy.util import LRUCache
 
 from agent import managed
 from agent.fakes import DIGEST, SLOW, Clock, FakeStore, transport
@@ -49,6 +52,17 @@ _NUMBERS = itertools.count()
 def written_whole(monkeypatch):
     """A test writes a file at once: nobody waits a tenth of a second for the rest of it."""
     monkeypatch.setattr("tiertune_agent.followed.SETTLED_S", 0.0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_once():
+    """Statements are compiled once for all SQLite files, and not for each test's engine again, which takes longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        compiled = LRUCache(1000)
+        patch.setattr(Engine, "_compiled_cache", property(lambda _: compiled, lambda _, __: None), raising=False)
+        patch.setattr(SQLiteDialect, "__eq__", lambda one, other: type(one) is type(other))
+        patch.setattr(SQLiteDialect, "__hash__", lambda one: hash(type(one)))
+        yield
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from agent.fakes import SLOW, FakeStore, fetch
 from tiertune_agent.changes.operators import Caller
 from tiertune_connector.httpd.sites import REMARK
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_approval_changes_the_store(http, proposed, store):
     """Approving makes the change, once, and is audited."""

@@ -15,6 +15,8 @@ from tiertune_agent.records import Snapshot, State, Target, Window
 from tiertune_connector.catalogue import BY_NAME
 from tiertune_connector.slower.lane import MAX_PROBE_BYTES
 
+pytestmark = pytest.mark.slow
+
 GIB = float(2**30)
 TUNING = FakeStore(None).tuning
 STATUS = {

@@ -13,6 +13,8 @@ from tiertune_agent.fields import replaced
 from tiertune_agent.records import FLEET, Prospect, State, Target
 from tiertune_connector.whatif.chain import Shape
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 FLOOR = "tiers.remote.min_fetch_tokens"
 POOL = {"namespace": DIGEST, "model": "llama"}

@@ -19,6 +19,8 @@ from tiertune_agent.remote.server import RedisServer, ServerMemory
 from tiertune_agent.verdicts.holdout import GROUPS, measured, sums
 from tiertune_agent.verdicts.ledger import entry
 
+pytestmark = pytest.mark.slow
+
 RATES = Rates(gpu_hour=3.6, gib_hour={"dram": 0.25, "remote": 0.5}, network_gib=0.125)
 GIB = 2.0**30
 AMOUNTS = st.integers(0, 10**6).map(float)

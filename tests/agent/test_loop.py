@@ -12,6 +12,8 @@ from tiertune_agent.changes.survey import HOUR
 from tiertune_agent.records import State, Target
 from tiertune_agent.tuners.base import Proposal
 
+pytestmark = pytest.mark.slow
+
 
 def test_slow_goes_off_fast_goes_on(agent, store, rounds):
     """Two slow windows switch fetch off, two fast ones by the probes switch it on again; both are judged."""

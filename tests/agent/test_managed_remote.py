@@ -17,6 +17,8 @@ from tiertune_agent.records import FLEET, State, Target
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.documents import DocumentError, place_of
 
+pytestmark = pytest.mark.slow
+
 ALONE = POLICY.replace("total: 4GiB", "remote: 16GiB")
 
 

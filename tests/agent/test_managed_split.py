@@ -10,6 +10,8 @@ from tiertune_agent.changes.control import Refused
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.records import FLEET, State
 
+pytestmark = pytest.mark.slow
+
 CALLER = Caller("anna", "test")
 
 LESS_DRAM = {(1, 2): 1.0, (0.5, 3): 0.5}

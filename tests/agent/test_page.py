@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY, pass_windows
@@ -15,6 +16,8 @@ from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.overview import overview
 from tiertune_agent.web.text import NOTHING
+
+pytestmark = pytest.mark.slow
 
 
 def test_many_incidents_of_one_kind_do_not_hide_what_else_is_open(agent, http):

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,8 @@ from tiertune_agent.policy.document import Policy, followed, load
 from tiertune_agent.policy.lint import without_effect
 from tiertune_agent.records import Target
 from tiertune_connector.documents import DocumentError
+
+pytestmark = pytest.mark.slow
 
 ODD = ["null", "~", "!!set", "&a", "*a", "<<", "0x7f", "1e400", ".inf", ".nan", "-1", "9" * 400, "1s", "1ZiB", "\u2028"]
 WORDS = [*re.findall(r"[\w.*-]+|[{}\[\],:\n]", CONTRACT), *ODD, "\x00", "\t", "---", "|", ">", "? ", "é"]

@@ -11,6 +11,8 @@ from connector.stores import eventually
 from tiertune_agent.run import run
 from tiertune_agent.settings import load
 
+pytestmark = pytest.mark.slow
+
 CONFIG = "http: {port: 0}\nstores: [{url: 'http://127.0.0.1:9'}]\nwindow: 1s\n"
 
 
@@ -62,7 +64,6 @@ def test_it_ends_with_its_server(tmp_path, monkeypatch):
     assert (tmp_path / "tiertune.sqlite").exists()
 
 
-@pytest.mark.slow
 def test_it_survives_kill_9(start):
     """Killed and started again, it leads on the same history."""
     process, url = start()

@@ -20,6 +20,8 @@ from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace, tenant_digest
 from tiertune_connector.protocol.messages import StepReport, TierReport
 
+pytestmark = pytest.mark.slow
+
 
 def remote(folder):
     return {"url": f"file://{folder}/remote", "probe_every": 0.2}

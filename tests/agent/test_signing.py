@@ -25,6 +25,8 @@ from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.tokens import ROLES, TokenFile
 from tiertune_connector.serve.main import StoreProcess
 
+pytestmark = pytest.mark.slow
+
 READ, APPROVE, TUNE = (f"{role}-{'x' * 30}" for role in ROLES)
 AWAY = "agent.example:7420"
 

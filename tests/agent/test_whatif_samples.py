@@ -10,6 +10,8 @@ from tiertune_agent.collector.samples import PAGES_S
 from tiertune_connector.sampling.observer import Sampling
 from tiertune_connector.whatif.chain import Shape
 
+pytestmark = pytest.mark.slow
+
 
 def test_samples_that_were_pushed_out_are_counted():
     """The ring is bounded; what was missed is told, and the prospect is of all requests by ratio."""

@@ -7,6 +7,8 @@ import pytest
 
 from tiertune_connector.serve.garbage import GarbageCollector
 
+pytestmark = pytest.mark.slow
+
 
 class Ring:
     """Refers to itself, so that counting references never frees it."""

@@ -19,6 +19,8 @@ from tiertune_agent.tuners.registry import Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
 
+pytestmark = pytest.mark.slow
+
 
 def scenario(*, routing="sticky", share=0.05, gbps=25, seed=1, period=20.0, **more):
     return Scenario.model_validate(
@@ -334,7 +336,6 @@ def test_a_slow_link_is_not_fetched_from_and_then_again():
     assert report["ttft_mean_s"] <= 1.01 * alone["ttft_mean_s"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "gbps", "period"),
     [("shift_mix_slice", 10, 60.0), ("shift_mix_slice", 100, 60.0), ("lmcache_agents", 100, 300.0)],

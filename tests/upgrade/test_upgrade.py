@@ -17,6 +17,8 @@ from tiertune_agent.history.store import History
 from tiertune_agent.records import State, Target
 from upgrade.dumps import SCHEMAS, load, revisions, shape, wipe
 
+pytestmark = pytest.mark.slow
+
 AT = datetime(2025, 3, 5, 12, tzinfo=UTC)
 LATER = AT + timedelta(minutes=1)
 WINDOW = {"tier_resident_bytes": 5.0, "gate_actual_seconds": {"count": 2.0, "sum": 3.0, "buckets": {"4": 2.0}}}

@@ -14,6 +14,8 @@ from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.slab import Slab
 
+pytestmark = pytest.mark.slow
+
 DIGEST = NAMESPACE.digest
 SLOT = 4096 + STRIDE
 """What a chunk takes on disk."""
