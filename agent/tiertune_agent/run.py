@@ -100,7 +100,8 @@ class Agent:
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
         access = credentials.options(settings.stores_token_file, settings.stores_ca_file)
         self.collector = Collector(settings.roster(now), now, transport, access, steady_s)
-        observer = Observer(settings.observe, now, transport, steady_s)
+        trust = credentials.options(None, settings.stores_ca_file)
+        observer = Observer(settings.observe, now, transport, steady_s, trust)
         self.observing = Observing(observer, self.history, self.metrics.observed, now)
         named = Named(lambda: self.collector.addresses, self.observing.addresses)
         self.history.named = named.addresses

@@ -270,3 +270,18 @@ def test_an_agent_reads_and_tunes_stores_that_ask(database, policy_file, tmp_pat
     (trouble,) = alone.collector.collect()
     assert trouble.kind == "store_unreachable"
     alone.close()
+
+
+def test_an_agent_trusts_sources_as_stores_but_shows_them_no_token(database, tmp_path, encrypted):
+    """Who signed stores' certificates may have signed a source's; the token is for stores alone."""
+    (tmp_path / "token").write_text(TUNE)
+    settings = AgentSettings(
+        database=database,
+        observe=[{"name": "engine-a", "url": f"{encrypted.url}/metrics", "kind": "vllm"}],
+        stores_token_file=tmp_path / "token",
+        stores_ca_file=encrypted.files.ca,
+    )
+    agent = Agent(settings, now=utc_now)
+    (trouble,) = agent.observing.collect(())
+    assert trouble.message.endswith("it answers 401 Unauthorized")
+    agent.close()
