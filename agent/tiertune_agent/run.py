@@ -110,7 +110,7 @@ class Agent:
         self.samples = SampleReader(self.collector.client)
         whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady_s)
         self.changes = ChangeControl(self.history, actuator, now)
-        self.operators = Operators(self.history, self.collector, now, Engines(settings.engines, transport))
+        self.operators = Operators(self.history, self.collector, now, Engines(settings.engines, transport, trust))
         rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
         self.loop = Loop(
             collector=self.collector,

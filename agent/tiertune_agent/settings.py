@@ -68,7 +68,7 @@ class AgentSettings(Document):
     stores_token_file: Path | None = None
     """File with the token that the agent sends to stores, of the role tune. None: they ask for none."""
     stores_ca_file: Path | None = None
-    """Who signed the certificates of ``https://`` stores and observed sources, as PEM.
+    """Who signed the certificates of ``https://`` stores, engines and observed sources, as PEM.
 
     None: the public authorities (Python's certifi).
     """

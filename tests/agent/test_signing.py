@@ -13,8 +13,10 @@ from agent.conftest import make_agent
 from connector.stores import running
 from e2e.redis_servers import Certificates, certificates
 from tiertune_agent import client as command
+from tiertune_agent import prewarm
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, options
+from tiertune_agent.doctor.command import Endpoints, examine
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings, HttpSettings
 from tiertune_agent.terminal.options import InputError
@@ -270,6 +272,20 @@ def test_an_agent_reads_and_tunes_stores_that_ask(database, policy_file, tmp_pat
     (trouble,) = alone.collector.collect()
     assert trouble.kind == "store_unreachable"
     alone.close()
+
+
+def test_commands_trust_engines_as_the_rest_but_show_them_no_token(monkeypatch, tmp_path, tiertune, encrypted):
+    """What answers here, a store in place of an engine, is reached by its authority, and is shown no token."""
+    (tmp_path / "token").write_text(TUNE)
+    monkeypatch.setenv(CA_FILE, str(encrypted.files.ca))
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
+    monkeypatch.setattr(command, "call", lambda *_, **__: {"stores": {}, "complete": True})
+    (found,) = examine(Endpoints(engines=[encrypted.url])).engines
+    assert "401" in found.problem
+    with pytest.raises(command.CallError, match="401"):
+        prewarm.Warmer(encrypted.url, model="", salt="")
+    flushed = tiertune("flush", "--engine", encrypted.url)
+    assert (flushed.returncode, flushed.stdout) == (1, f"{encrypted.url}: answered 401\n")
 
 
 def test_an_agent_trusts_sources_as_stores_but_shows_them_no_token(database, tmp_path, encrypted):
