@@ -72,7 +72,7 @@ def _requests() -> list[AnyPanel]:
             "KV wait against work",
             "percentunit",
             "Seconds waited for chunks by seconds of work. Waiting blocks its request, not the GPU.",
-            Query(ratio(wait, work)),
+            Query(ratio(_seconds_beside_work(WAIT), work)),
             span=6,
         ),
         number("Requests", "reqps", "Requests that looked up, per second.", Query(requests), span=6),
@@ -87,9 +87,15 @@ def _requests() -> list[AnyPanel]:
             "percentunit",
             "How the seconds of the mean request divide among stages and phases over all the time shown, its waiting "
             "included.",
-            Query(share(rate(SECONDS, by=STEP), rate(SECONDS), by=""), "{{stage}}: {{phase}}"),
+            Query(share(_seconds_beside_work(by=STEP), _seconds_beside_work(), by=""), "{{stage}}: {{phase}}"),
         ),
     ]
+
+
+def _seconds_beside_work(*matchers: str, by: str = "") -> str:
+    """Of the stores that report work, too: an observed engine reports its waiting alone, which is not all it does."""
+    every, work = select(SECONDS, *matchers), select(SECONDS, WORK)
+    return total(f"rate({every}[$__rate_interval]) and on (store) {work}", by)
 
 
 def _devices() -> list[AnyPanel]:

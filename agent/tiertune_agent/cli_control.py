@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 (--help is quick)
 # ruff: noqa: PLR0917 (typer calls commands by keyword)
 
+import os
 import re
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ decisions_app = typer.Typer(help="Change control: what the agent proposed and ch
 control_app = typer.Typer()
 TIMEOUT_S, FLUSH_TIMEOUT_S = 30.0, 60.0
 """An agent waits for engines and for stores."""
+NO_STORE = "the agent knows no store: nothing was done"
 
 
 @decisions_app.command("list")
@@ -126,6 +128,8 @@ def bypass(
         return
     document = _agent("POST", agent, "/api/v1/bypass", body | {"store": store})
     result(document, json_path, lambda: _say_stores(document["stores"], f"bypass is {switch}"))
+    if not document["stores"]:
+        fail(NO_STORE, 1)
     if set(document["stores"].values()) - {"ok"}:
         fail("not all stores answered; the agent tells them again every window until they do", 1)
 
@@ -150,10 +154,11 @@ def flush(
     json_path: Json = None,
 ) -> None:
     """Drop chunks in all stores, each of which acknowledges it; on request also what engines cache themselves."""
+    from tiertune_agent.credentials import authority
     from tiertune_agent.engines import Engines, addresses
 
     # Before the stores, as in Operators.flush: an engine would store again what it still has.
-    reset = Engines(addresses(engine or ())).reset()
+    reset = Engines(addresses(engine or ()), trust=authority(os.environ)).reset()
     body = {"namespace": namespace, "tenant": tenant, "epoch": epoch, "engines": engines or None}
     asked = {key: value for key, value in body.items() if value is not None}
     document = _agent("POST", agent, "/api/v1/flush", asked, timeout_s=FLUSH_TIMEOUT_S)
@@ -165,6 +170,8 @@ def flush(
     result(document, json_path, lambda: _say_stores(told, "its caches are empty"))
     if not document["complete"]:
         fail("not all stores and engines acknowledged" if reset else "not all stores acknowledged", 1)
+    if not told:
+        fail(NO_STORE, 1)
 
 
 def _agent(method: str, url: str, path: str, body: object = None, timeout_s: float = TIMEOUT_S) -> Any:  # noqa: ANN401
@@ -176,8 +183,6 @@ def _agent(method: str, url: str, path: str, body: object = None, timeout_s: flo
 def _say_stores(told: dict[str, str], done: str) -> None:
     for store, outcome in sorted(told.items()):
         typer.echo(f"{store}: {done if outcome == 'ok' else outcome}")
-    if not told:
-        typer.echo("the agent knows no store yet")
 
 
 def _dropped(acknowledged: dict[str, Any]) -> str:

@@ -48,8 +48,14 @@ def options(token_file: Path | None, ca_file: Path | None) -> dict[str, Any]:
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Options of the command line's client."""
-    token, authority = (Path(path) if (path := environment.get(name)) else None for name in (TOKEN_FILE, CA_FILE))
-    return options(token, authority)
+    token = environment.get(TOKEN_FILE)
+    return options(Path(token) if token else None, None) | authority(environment)
+
+
+def authority(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Options of the command line's client of a server that is shown no token of ours, such as an engine."""
+    path = environment.get(CA_FILE)
+    return options(None, Path(path) if path else None)
 
 
 def turned_away(http: httpx.Client) -> str:

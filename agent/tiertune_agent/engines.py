@@ -48,12 +48,14 @@ class Engines:
         self,
         urls: Iterable[str],
         transport: httpx.BaseTransport | None = None,
+        trust: Mapping[str, Any] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``clock`` gives monotonic seconds."""
+        """``clock`` gives monotonic seconds; ``trust``: options of httpx, who signs the engines' certificates."""
         self.urls = tuple(urls)
+        self._trust = trust or {}
         self._transport = transport
         self._clock = clock
         self._sleep = sleep
@@ -66,7 +68,8 @@ class Engines:
     def _reset(self, url: str) -> str:
         """Why it did not reset; empty: it did."""
         until, asked = self._clock() + PATIENCE_S, f"{url}/reset_prefix_cache?reset_external=true"
-        with http_client(transport=self._transport, timeout=RESET_TIMEOUT_S, headers=shown()) as http:
+        more = {"transport": self._transport, "headers": shown(), **self._trust}
+        with http_client(timeout=RESET_TIMEOUT_S, **more) as http:
             while True:
                 try:
                     # reset_external empties staging, too, after its transfers: else chunks there would be stored again.

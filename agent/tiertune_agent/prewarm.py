@@ -1,6 +1,7 @@
 """``tiertune prewarm``: engines compute documents, and their chunks go to the stores, before anybody asks for them."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import httpx
 import typer
 
 from tiertune_agent.client import CallError
+from tiertune_agent.credentials import authority
 from tiertune_agent.engines import addresses, shown
 from tiertune_agent.network import asked_whole, http_client, json_of, said
 from tiertune_agent.terminal.options import InputError, printable
@@ -97,9 +99,12 @@ class Warmer:
     """Sends documents to one engine."""
 
     def __init__(self, url: str, *, model: str, salt: str) -> None:
-        """``model`` empty: the first that the engine names. CallError if it does not answer, or names none."""
+        """``model`` empty: the first that the engine names. CallError if it does not answer, or names none.
+
+        DocumentError if the environment names no usable authority.
+        """
         self.url = url
-        self._http = http_client(base_url=url, timeout=TIMEOUT_S, headers=shown())
+        self._http = http_client(base_url=url, timeout=TIMEOUT_S, headers=shown(), **authority(os.environ))
         try:
             self._body = {"model": model or self._first_model(), "max_tokens": 1, "temperature": 0}
         except CallError:

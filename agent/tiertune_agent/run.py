@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 import uvicorn
+from apscheduler.events import EVENT_JOB_MAX_INSTANCES, JobSubmissionEvent
 from apscheduler.schedulers.background import BackgroundScheduler
 from fastapi import FastAPI
 from starlette.types import ASGIApp
@@ -100,7 +101,8 @@ class Agent:
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
         access = credentials.options(settings.stores_token_file, settings.stores_ca_file)
         self.collector = Collector(settings.roster(now), now, transport, access, steady_s)
-        observer = Observer(settings.observe, now, transport, steady_s)
+        trust = credentials.options(None, settings.stores_ca_file)
+        observer = Observer(settings.observe, now, transport, steady_s, trust)
         self.observing = Observing(observer, self.history, self.metrics.observed, now)
         named = Named(lambda: self.collector.addresses, self.observing.addresses)
         self.history.named = named.addresses
@@ -109,7 +111,7 @@ class Agent:
         self.samples = SampleReader(self.collector.client)
         whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady_s)
         self.changes = ChangeControl(self.history, actuator, now)
-        self.operators = Operators(self.history, self.collector, now, Engines(settings.engines, transport))
+        self.operators = Operators(self.history, self.collector, now, Engines(settings.engines, transport, trust))
         rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
         self.loop = Loop(
             collector=self.collector,
@@ -278,6 +280,11 @@ class SetBack:
         return self._now() - timedelta(seconds=self._steady_s())
 
 
+def _left_out(event: JobSubmissionEvent) -> None:
+    mend = "; if it happens often, set a longer window" if event.job_id == "round" else ""
+    log.warning("a %s is left out: the one before has not ended%s", event.job_id, mend)
+
+
 def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     """Serve until told to end. DocumentError and DatabaseError like `Agent`, the former also if the port is taken.
 
@@ -286,6 +293,7 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for noisy in ("apscheduler", "alembic", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("apscheduler.scheduler").setLevel(logging.ERROR)  # what it warns of, _left_out tells
     try:
         listener = settings.http.listen()
     except OSError as error:
@@ -295,9 +303,10 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     scheduler = BackgroundScheduler(
         timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 30}
     )
-    rounds = scheduler.add_job(agent.tick, "interval", seconds=settings.window, next_run_time=utc_now())
-    scheduler.add_job(agent.sum_up, "interval", minutes=5)
-    scheduler.add_job(agent.prune, "interval", hours=1)
+    scheduler.add_listener(_left_out, EVENT_JOB_MAX_INSTANCES)
+    rounds = scheduler.add_job(agent.tick, "interval", id="round", seconds=settings.window, next_run_time=utc_now())
+    scheduler.add_job(agent.sum_up, "interval", id="sum-up", minutes=5)
+    scheduler.add_job(agent.prune, "interval", id="pruning", hours=1)
     clock = SetBack(utc_now, steady_s)
     config = uvicorn.Config(agent.served, **serving)
     server = uvicorn.Server(renewing(config, settings.http.certificate_file, settings.http.key_file))

@@ -68,7 +68,10 @@ class AgentSettings(Document):
     stores_token_file: Path | None = None
     """File with the token that the agent sends to stores, of the role tune. None: they ask for none."""
     stores_ca_file: Path | None = None
-    """Who signed the certificates of ``https://`` stores, as PEM; None: the system's authorities."""
+    """Who signed the certificates of ``https://`` stores, engines and observed sources, as PEM.
+
+    None: the system's authorities.
+    """
     engines: tuple[EngineUrl, ...] = ()
     """``http://host:port`` of engines whose own prefix caches ``tiertune flush --engines`` resets.
 

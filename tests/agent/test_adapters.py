@@ -125,6 +125,42 @@ def test_an_older_vllm_tells_less():
     assert tokens(rows, "unknown") == (10240, None)
 
 
+def test_an_older_vllm_with_one_tier_that_the_settings_name():
+    """What it found outside is that tier's; without the name it is no tier's, and the card says so."""
+    text = without(VLLM, "vllm:prompt_tokens_cached", "vllm:kv_offload")
+    assert tokens(told("vllm", text, tier="remote"), "remote") == (10240, 10368)
+    assert tokens(told("vllm", text), "unknown") == (10240, None)
+    assert any(one.startswith("hits beyond the GPU") for one in mapped("vllm", text).unknown)
+
+
+@pytest.mark.parametrize("more", [(), ("vllm:prompt_tokens_cached",)])
+def test_an_engine_without_a_connector_has_no_tiers_to_know_of(more):
+    """Nothing lies beyond its own cache, so no hits there are unknown."""
+    text = without(VLLM, "vllm:kv_offload", "vllm:external_prefix_cache", *more)
+    for source in ("host", "disk"):
+        text = text.replace(f'source="{source}"}} 2048.0', f'source="{source}"}} 0.0').replace(
+            f'source="{source}"}} 8192.0', f'source="{source}"}} 0.0'
+        )
+    made = mapped("vllm", text)
+    assert set(made.tiers) == {"gpu"}
+    assert not [one for one in made.unknown if "beyond" in one]
+
+
+def test_a_vllm_with_other_names_says_what_is_not_told():
+    """Prompts and the prefix cache's hits under names that nobody reads are unknown, and the card says so."""
+    renamed = VLLM.replace("vllm:prompt_tokens_", "vllm:input_tokens_").replace("vllm:prefix_", "vllm:gpu_prefix_")
+    told_not = [one.partition(":")[0] for one in mapped("vllm", renamed).unknown]
+    assert {"prompt tokens, and shares of them", "hits of the engine's prefix cache"} <= set(told_not)
+    now = [one.partition(":")[0] for one in mapped("vllm", VLLM).unknown]
+    assert not {"prompt tokens, and shares of them", "hits of the engine's prefix cache"} & set(now)
+
+
+def test_why_lmcache_evicts_is_unknown():
+    """It counts what a clear drops, and chunks of L2 that were read, with what left for want of room."""
+    rows = told("lmcache_mp", LMCACHE_MP + "lmcache_mp_l1_evicted_chunks_total 5.0\n")
+    assert rows["tier_evictions_total{tier=dram,algorithm=,reason=unknown}"] == 5
+
+
 def test_lmcache_tells_hits_of_l1_and_l2():
     """L1 is DRAM, an L2 of files is a disk; capacity follows from what is used and its share."""
     rows = told("lmcache_mp", LMCACHE_MP)

@@ -134,6 +134,14 @@ class TestControl:
         assert code == 1
         assert "the agent tells them again" in err
 
+    @pytest.mark.parametrize("words", [("bypass", "on"), ("flush",)])
+    def test_an_agent_without_a_store_has_done_nothing(self, words, tiertune, monkeypatch):
+        """As one that only observes: nobody is bypassed, and the exit says so."""
+        monkeypatch.setattr("tiertune_agent.client.call", lambda *_, **__: {"stores": {}, "complete": True})
+        code, out, err = tiertune(*words)
+        assert (code, out) == (1, "")
+        assert "the agent knows no store: nothing was done" in err
+
     def test_bypass_straight_to_a_store(self, tiertune, monkeypatch):
         """An address goes to the store itself, though no agent runs."""
         calls = []

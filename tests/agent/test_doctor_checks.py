@@ -28,7 +28,7 @@ from agent.doctor_cases import (
 from tiertune_agent.changes.prospects import NONSENSE
 from tiertune_agent.collector.roster import FILE_PROBLEM, NAME_PROBLEM
 from tiertune_agent.doctor.checks import CHECKS, checks_of, findings, of_traffic
-from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR, INCIDENTS
+from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR, INCIDENTS, OF_SOURCES
 from tiertune_agent.doctor.facts import AllFacts, Clock, DatabaseFacts, StoreFacts
 from tiertune_agent.doctor.report import healthy
 from tiertune_agent.incidents.detectors import DETECTORS
@@ -69,6 +69,16 @@ def test_an_open_incident_is_told_with_its_mend(kind):
     assert [(one.check, one.where, one.wrong) for one in found] == [(kind, "host-a", "as it was")]
     assert found[0].mend
     assert findings(with_agent({"kind": "something_else", "store": "host-a", "message": "m"})) == []
+
+
+@pytest.mark.parametrize("kind", OF_SOURCES)
+def test_an_incident_of_an_observed_source_is_told_with_the_mend_of_a_source(kind):
+    """Whether it ever answered or not: it stands under observe, has no token, and is no store to start."""
+    met = heard("engine-a", observed="vllm")
+    for told in ({"stores": [met]}, {"unheard": {"stores": [], "sources": ["engine-a"]}}):
+        incident = {"kind": kind, "store": "engine-a", "message": "as it was"}
+        (found,) = findings(AllFacts(VERSION, agent=agent(incident, **told)))
+        assert found.mend == OF_SOURCES[kind]
 
 
 def test_every_kind_of_incident_is_told():

@@ -75,6 +75,17 @@ def test_it_survives_kill_9(start):
     assert incidents(again)[0]["id"] == 1
 
 
+def test_a_round_that_outlasts_the_window_is_told(start, tmp_path):
+    """By a source that takes connections and never answers: in words of ours, not of the scheduler's."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/metrics"
+        observe = f"observe: [{{name: silent, kind: vllm, url: '{url}'}}]\n"
+        (tmp_path / "agent.yaml").write_text(CONFIG.replace("1s", "500ms") + observe)
+        process, _ = start()
+        told = next(line for line in process.stderr if "running instances" in line or "left out" in line)
+    assert "a round is left out: the one before has not ended; if it happens often, set a longer window" in told
+
+
 def test_a_taken_port_is_told(tiertune, tmp_path, monkeypatch):
     """Somebody else's port: one message, exit status 2, as of a store's."""
     monkeypatch.chdir(tmp_path)

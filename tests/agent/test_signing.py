@@ -13,8 +13,10 @@ from agent.conftest import make_agent
 from connector.stores import running
 from e2e.redis_servers import Certificates, certificates
 from tiertune_agent import client as command
+from tiertune_agent import prewarm
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, options
+from tiertune_agent.doctor.command import Endpoints, examine
 from tiertune_agent.network import http_client
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings, HttpSettings
@@ -283,3 +285,32 @@ def test_an_agent_reads_and_tunes_stores_that_ask(database, policy_file, tmp_pat
     (trouble,) = alone.collector.collect()
     assert trouble.kind == "store_unreachable"
     alone.close()
+
+
+def test_commands_trust_engines_as_the_rest_but_show_them_no_token(monkeypatch, tmp_path, tiertune, encrypted):
+    """What answers here, a store in place of an engine, is reached by its authority, and is shown no token."""
+    (tmp_path / "token").write_text(TUNE)
+    monkeypatch.setenv(CA_FILE, str(encrypted.files.ca))
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
+    monkeypatch.setattr(command, "call", lambda *_, **__: {"stores": {}, "complete": True})
+    (found,) = examine(Endpoints(engines=[encrypted.url])).engines
+    assert "401" in found.problem
+    with pytest.raises(command.CallError, match="401"):
+        prewarm.Warmer(encrypted.url, model="", salt="")
+    flushed = tiertune("flush", "--engine", encrypted.url)
+    assert (flushed.returncode, flushed.stdout) == (1, f"{encrypted.url}: answered 401\n")
+
+
+def test_an_agent_trusts_sources_as_stores_but_shows_them_no_token(database, tmp_path, encrypted):
+    """Who signed stores' certificates may have signed a source's; the token is for stores alone."""
+    (tmp_path / "token").write_text(TUNE)
+    settings = AgentSettings(
+        database=database,
+        observe=[{"name": "engine-a", "url": f"{encrypted.url}/metrics", "kind": "vllm"}],
+        stores_token_file=tmp_path / "token",
+        stores_ca_file=encrypted.files.ca,
+    )
+    agent = Agent(settings, now=utc_now)
+    (trouble,) = agent.observing.collect(())
+    assert trouble.message.endswith("it answers 401 Unauthorized")
+    agent.close()

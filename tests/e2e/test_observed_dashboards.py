@@ -44,6 +44,7 @@ UNKNOWN = {
     "tiers: Operations, 99th percentile: A",
     "stages: Seconds of work per request: A",
     "stages: KV wait against work: A",
+    "stages: Share of a request: A",
 }
 """Queries about what they do not measure."""
 

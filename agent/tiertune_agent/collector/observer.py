@@ -1,8 +1,9 @@
 """Reads observed sources, read-only, by a GET of one address each. Problems are values, not exceptions."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 import httpx
 
@@ -69,13 +70,17 @@ class Observer:
         now: Callable[[], datetime],
         transport: httpx.BaseTransport | None = None,
         steady_s: Callable[[], float] | None = None,
+        access: Mapping[str, Any] | None = None,
     ) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``."""
+        """``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``.
+
+        ``access``: options of the HTTP client, such as who signs certificates.
+        """
         self._sources = sources
         self.addresses = {source.url: source.name for source in sources}
         self._now = now
         self._steady_s = steady_s or (lambda: now().timestamp())
-        self._http = http_client(timeout=TIMEOUT_S, transport=transport, headers=ACCEPT)
+        self._http = http_client(timeout=TIMEOUT_S, transport=transport, headers=ACCEPT, **(access or {}))
         self._known: dict[str, _Known] = {}
 
     def collect(self, taken: Collection[str] = ()) -> list[Snapshot | Trouble]:

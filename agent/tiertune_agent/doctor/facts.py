@@ -110,6 +110,12 @@ class AgentFacts:
         """Stores as the agent last saw them, without sources that are only observed."""
         return [store for store in self.fleet.get("stores") or () if not store.get("observed")]
 
+    @property
+    def sources(self) -> frozenset[str]:
+        """Names of what is only observed, also of sources that never answered."""
+        known = (str(one["name"]) for one in self.fleet.get("stores") or () if one.get("observed"))
+        return frozenset((*known, *((self.fleet.get("unheard") or {}).get("sources") or ())))
+
 
 @dataclass(frozen=True)
 class EngineFacts:

@@ -72,7 +72,7 @@ def _l1(told: Exposition, made: Mapped, hints: Hints) -> None:
     tried = None if written is None and refused is None else (written or 0.0) + (refused or 0.0)
     made.chunks("dram", tried=tried, written=0.0 if written is None and refused else written, read=read)
     made.moved("dram", times(read, hints), times(written, hints))
-    made.put("tier_evictions_total", told.total(L1_EVICTED), tier="dram", algorithm="", reason="room")
+    made.put("tier_evictions_total", told.total(L1_EVICTED), tier="dram", algorithm="", reason="unknown")
     made.failed("dram", "write", "no_room", refused)
     made.failed("dram", "read", "failed", told.total(UNREADABLE))
 
@@ -85,7 +85,7 @@ def _l2(told: Exposition, made: Mapped, tier: str, hints: Hints) -> None:
         loaded = loaded or 0.0
     made.chunks(tier, tried=tried, written=stored, read=loaded)
     made.moved(tier, times(loaded, hints), times(stored, hints))
-    made.put("tier_evictions_total", told.total(L2_EVICTED), tier=tier, algorithm="", reason="room")
+    made.put("tier_evictions_total", told.total(L2_EVICTED), tier=tier, algorithm="", reason="unknown")
     made.failures(tier, "read", told.split(L2_FAILED, "reason"))
 
 

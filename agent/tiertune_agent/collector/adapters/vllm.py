@@ -43,7 +43,10 @@ def mapped(told: Exposition, hints: Hints) -> Mapped:
     made = Mapped(models=told.values("model_name"))
     made.tiers["gpu"] = "the engine's prefix cache"
     made.put("requests_total", told.total(FIRST_TOKENS), salted="unknown")
-    made.put("prompt_tokens_total", told.total(PROMPTS), stage=STAGE)
+    prompts = told.total(PROMPTS)
+    made.put("prompt_tokens_total", prompts, stage=STAGE)
+    if prompts is None:
+        made.unknown.append("prompt tokens, and shares of them: this version of the engine does not tell them")
     secondary = {own: _tier(own) for name in (QUERIES, UNDER_WAY) for own in told.split(name, "tier") if own != PRIMARY}
     offloads = told.declares(LOADED)
     if offloads:
@@ -71,11 +74,15 @@ def _tier(own: str) -> str:
 def _found(told: Exposition, made: Mapped, beyond: str, *, staging: bool, ambiguous: bool) -> None:
     prompts, sources = told.total(PROMPTS), told.split(SOURCES, "source")
     if prompts is None or not sources:  # a version that does not tell them apart
-        made.found("gpu", told.total(FOUND), told.total(ASKED), origin="self")
-        if staging and not beyond and not ambiguous:
-            made.found("staging", told.total(FOUND_OUTSIDE), told.total(ASKED_OUTSIDE))
-        else:
-            made.found_somewhere(told.total(FOUND_OUTSIDE))
+        found, found_outside = told.total(FOUND), told.total(FOUND_OUTSIDE)
+        made.found("gpu", found, told.total(ASKED), origin="self")
+        if found is None:
+            made.unknown.append("hits of the engine's prefix cache: this version of the engine does not tell them")
+        only = beyond if not staging else "" if beyond or ambiguous else "staging"
+        if only:
+            made.found(only, found_outside, told.total(ASKED_OUTSIDE))
+        elif staging or found_outside:
+            made.found_somewhere(found_outside)
             made.unknown.append("hits beyond the GPU by tier: this version of the engine does not tell them apart")
         return
     left, outside = prompts, sum(sources.values()) - sources.get("device", 0.0)
@@ -87,9 +94,12 @@ def _found(told: Exposition, made: Mapped, beyond: str, *, staging: bool, ambigu
         outside -= sources.get("host", 0.0)
     if beyond:
         made.found(beyond, outside, left)
-    elif ambiguous or not staging:
+    elif ambiguous:
         made.found_somewhere(outside)
-        made.unknown.append("hits of tiers beyond the host by tier: there are several, or none is known")
+        made.unknown.append("hits of tiers beyond the host by tier: there are several")
+    elif outside and not staging:
+        made.found_somewhere(outside)
+        made.unknown.append("hits beyond the GPU by tier: none is known (tier in the settings names the only one)")
 
 
 def _offloaded(told: Exposition, made: Mapped, secondary: dict[str, str]) -> None:

@@ -30,6 +30,13 @@ ALSO_LOOKED_FOR = {
     "unsalted_traffic": "have the front set cache_salt on every request, or set isolation: require_salt at the engines",
 }
 """Incidents that a check of the same name also finds, if it can ask the store."""
+OF_SOURCES = {
+    "store_unreachable": "start it, or mend its address under observe; for https:// also stores_ca_file",
+    "store_nonsense": "mend its address and kind under observe; vLLM tells nothing with --disable-log-stats",
+    "stale_counters": "look at what stands between agent and source, such as a proxy that keeps answers, and at clocks",
+    "tier_unused": "take the tier out of its own settings, or give it room: TierTune changes nothing there",
+}
+"""What mends an incident of an observed source, where that differs."""
 
 
 @of_agent("agent_unreachable", "error")
@@ -121,7 +128,9 @@ def _incident(kind: str, mend: str) -> Check:
         agent = facts.agent
         for one in agent.incidents if agent else ():
             if agent and one.get("kind") == kind:
-                yield Found(str(one.get("store") or agent.url), str(one.get("message")), mend)
+                where = str(one.get("store") or agent.url)
+                its = OF_SOURCES.get(kind, mend) if where in agent.sources else mend
+                yield Found(where, str(one.get("message")), its)
 
     return Check(kind, "warning", look)
 

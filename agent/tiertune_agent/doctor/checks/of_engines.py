@@ -24,7 +24,8 @@ LOST = ("unreachable", "late", "failed", "full")
 @of_engine("engine_unreachable", "error")
 def unreachable(engine: EngineFacts) -> Told:
     if engine.problem:
-        yield f"no engine answers: {engine.problem}", "start it, or mend its address or its key"
+        mend = "start it, or mend its address, its key or, for https://, TIERTUNE_CA_FILE"
+        yield f"no engine answers: {engine.problem}", mend
 
 
 @of_engine("engine_silent", "warning")
