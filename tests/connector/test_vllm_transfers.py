@@ -262,6 +262,27 @@ def test_a_reply_that_meets_the_end_of_its_load_gives_back(transfers, client, cl
     assert len(client.released) == 1
 
 
+def test_a_load_that_ends_behind_its_part_gives_back(transfers, client, clock, monkeypatch):
+    """The reply came, and the deadline passed, before the thread that copied the part looked for what else there is."""
+    (found,) = slots(client, 1)
+    ended, move = [], transfers._move
+
+    def moved(job, before, after):
+        done = move(job, before, after)
+        if after is JobState.WAITING:
+            client.pending[0].set_result(loaded([found]))
+            clock.now += 1.0
+            ended.extend(transfers.take())
+        return done
+
+    monkeypatch.setattr(transfers, "_move", moved)
+    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    client.arriving([ArrivedPart(0, found, 1000)])
+    assert client.gave_back.wait(10)
+    assert [(job.late, job.done) for job in ended] == [(True, [])]
+    assert len(client.released) == 1
+
+
 def test_a_part_that_raises_fails_the_job(transfers, client, caplog):
     """The reply's slots are given back all the same."""
     (found,) = slots(client, 1)
