@@ -114,3 +114,14 @@ def test_a_proposal_expires_when_times_change(agent, proposed, store, rounds):
     store.bandwidth = FAST
     rounds(1)
     assert told(agent) == [("remote_fetch", "on", "off", "expired")]
+
+
+def test_a_verdict_that_an_operator_overtook_sends_nothing(agent, proposed, store):
+    """It was reached by what the decision was before: it is refused, so that the field is set back once."""
+    agent.changes.approve(1, "ops")
+    soaking = proposed.get(1)
+    agent.changes.rollback(1, "ops")
+    sent = len(store.puts)
+    with pytest.raises(Refused, match="decision 1 has just changed"):
+        agent.changes.roll_back(soaking, "verdict", "it is worse", {})
+    assert (len(store.puts), proposed.get(1).state) == (sent, State.ROLLED_BACK)

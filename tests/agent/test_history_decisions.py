@@ -152,8 +152,11 @@ class TestDecisions:
     def test_a_verdict_is_a_row_and_a_state(self, history):
         """Judged once, a decision carries its verdict and is not judged again."""
         decision = history.decisions.move(self.propose(history), State.APPLIED, now=START, applied_at=START)
+        heard = []
+        history.decisions.observer = lambda tuner, state: heard.append((tuner, state))
         history.decisions.judge(decision, State.KEPT, "good", {"gains": [1.0]}, START)
         history.decisions.judge(decision, State.INCONCLUSIVE, "late", {}, START)
+        assert heard == [("remote_fetch", State.KEPT)]
         assert [verdict["verdict"] for verdict in history.verdicts.of(decision.id)] == ["kept"]
         assert history.decisions.get(decision.id).state == State.KEPT
 

@@ -115,6 +115,24 @@ def test_a_successor_waits_for_what_is_being_written(leaders, database):
 
 
 @pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
+def test_a_lead_that_was_not_taken_to_the_end_is_free(leaders, database):
+    """What is being written outlasts a successor's patience: it keeps the lead from nobody meanwhile."""
+    first, _ = leaders()
+    writers = connect(database)
+    impatient = connect(f"{database}?options=-c%20lock_timeout%3D200ms")
+    second = leader_of(impatient)
+    assert first.leads()
+    with writers.begin() as writing:
+        first.fence(writing)
+        first.resign()
+        assert not second.leads()
+        assert "lock timeout" in second.away
+    assert first.leads()
+    for engine in (writers, impatient):
+        engine.dispose()
+
+
+@pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
 def test_who_is_stopped_loses_the_lead(leaders, monkeypatch):
     """Its connection is as sound as ever: it is silence that ends it. What it would do when it goes on is refused."""
     monkeypatch.setattr("tiertune_agent.history.leader.SILENT", "2s")

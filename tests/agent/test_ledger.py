@@ -126,6 +126,15 @@ def test_the_hours_add_up_to_the_counters(steps):
     assert all(row.hour.minute == 0 for row in rows)
 
 
+def test_bytes_held_are_their_mean_over_the_time():
+    """However long each window is, equally long ones too."""
+    rows = {}
+    for at_s, seconds, told, mean in ((0, 15.0, 100.0, 100), (15, 15.0, 300.0, 200), (30, 30.0, 400.0, 300)):
+        values = {"tier_resident_bytes": told}
+        book(rows, Window("host-a", DIGEST, "", "dram", START + timedelta(seconds=at_s), seconds, values))
+        assert [(row.bytes, row.seconds) for row in rows.values()] == [(mean, at_s + seconds)]
+
+
 def held(index, requests, each_s, *, slower=2.0, fetched=None):
     """A window with ``requests`` in both groups; those held out take ``slower`` times ``each_s`` per 1000 tokens."""
     values = {}

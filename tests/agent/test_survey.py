@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from agent.fakes import DIGEST, START, FakeStore, remote_window, snapshot
+from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import Hours, Survey, TierWindows
 from tiertune_agent.incidents import detectors as incidents
 from tiertune_agent.incidents.seen import READ_AT_ONCE, SeenWindows
@@ -144,3 +145,15 @@ def test_rules_of_targets_are_those_of_the_policy():
     assert [rules.for_target(target) for target in targets] == [policy.for_target(target) for target in targets]
     assert rules.for_target(targets[2]) is rules.for_target(targets[5])
     assert rules.for_target(targets[0]) is not rules.for_target(targets[2])
+
+
+def test_a_store_shares_with_those_that_serve_a_namespace_of_its_own():
+    """Itself among them, also where it serves none; what lies on disk alone, without engines, is not served."""
+    served = {"a": "xy", "b": "x", "c": "y", "d": "z", "e": ""}
+    fleet = [
+        replace(snapshot(), store=store, status={"pools": {name: {"dram": {}} for name in names}})
+        for store, names in served.items()
+    ]
+    fleet.append(replace(snapshot(), store="f", status={"pools": {"x": {"disk": {}}}}))
+    this = Round(Policy(version=1), 1, fleet)
+    assert [this.sharing(one) for one in fleet] == [3, 2, 2, 1, 1, 1]

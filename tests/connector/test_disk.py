@@ -107,6 +107,30 @@ def test_a_smaller_capacity_is_reached_in_steps(tmp_path):
     tier.close()
 
 
+@pytest.mark.parametrize(("held", "free"), [(0, disk.WIPED_AT_ONCE), (180, 0)], ids=["empty", "full"])
+def test_nobody_is_given_what_another_may_still_fill_or_has_not_given_back(tmp_path, held, free):
+    """A step takes room from one at once; another has it when nothing can be there any more, nor is."""
+    tier = opened(tmp_path, chunks=200)
+    for namespace in (A, B):
+        assert tier.attach(namespace, NBYTES, "lru") is Outcome.OK
+    tier.retune(200 * SLOT, {A: (180 * SLOT, ""), B: (20 * SLOT, "")})
+    while tier.settle():
+        pass
+    fill(tier, chain("k", held))
+    tier.retune(200 * SLOT, {A: (20 * SLOT, ""), B: (180 * SLOT, "")})
+    assert tier.pools[A].pool.capacity == 180 - disk.WIPED_AT_ONCE
+    assert tier.pools[B].pool.capacity == 20 + free
+    tier.close()
+
+
+def test_slots_are_used_again(tier, tmp_path):
+    """What was flushed and written anew, however often, makes no file longer: a start reads every slot's header."""
+    for key in chain("k", 8):
+        assert write(tier, key) is Outcome.OK
+        assert tier.flush() == (Outcome.OK, 1)
+    assert slab_file(tmp_path).stat().st_size <= SLOT
+
+
 @pytest.mark.parametrize(
     ("number", "outcome"), [(errno.ENOSPC, Outcome.FULL), (errno.EDQUOT, Outcome.FULL), (errno.EIO, Outcome.ERROR)]
 )

@@ -11,7 +11,7 @@ from connector.lanes import A, B, Gate, total, write
 from connector.stores import PATIENCE_S, at_best, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.lane import Lane
-from tiertune_connector.slower.writers import MAX_QUEUED
+from tiertune_connector.slower.writers import MAX_QUEUED, WriteQueue
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 
@@ -43,6 +43,17 @@ def test_nothing_of_a_write_is_held_once_it_is_over(lane):
     del last
     eventually(lambda: told)
     eventually(lambda: held() is None)
+
+
+def test_what_waits_is_found_behind_namespaces_that_wait_no_more():
+    """A writer that met one of those would end, and with it all that is written to its tier."""
+    queue, found = WriteQueue(), []
+    for namespaces in ((A, B), (B,), (A,)):
+        for namespace in namespaces:
+            queue.append(write(b"key", [], namespace))
+        found += [queue.pop().namespace for _ in namespaces]
+    assert found == [A, B, B, A]
+    assert not queue
 
 
 @pytest.mark.parametrize("at_most", [5, MAX_QUEUED])

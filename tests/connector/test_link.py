@@ -27,13 +27,13 @@ class Store:
         self.listener.listen(4)
         self.listener.settimeout(PATIENCE_S)
 
-    def accept(self):
+    def accept(self, refusal=""):
         self.sock, _ = self.listener.accept()
         self.sock.settimeout(PATIENCE_S)
         frames = Frames(self.sock, Request)
         heard = frames.receive()
         assert isinstance(next(heard), Hello)
-        frames.send(Welcome("boot"))
+        frames.send(Welcome("boot", refusal))
         return heard
 
     def close(self):
@@ -179,6 +179,19 @@ def test_a_question_of_a_lost_connection_is_not_asked_on_the_next(ends):
     assert asked.result(0) is None
     link.send(Release(1, []))
     assert next(heard).lease == 1
+
+
+def test_a_store_that_refuses_is_not_used():
+    """Even if it stays on the line: the link hangs up, and tells why."""
+    with short_folder() as folder:
+        store = Store(folder / "s")
+        link = StoreLink(str(folder / "s"), Hello(1, "test", "client", "engine", "all", NAMESPACE, 64, 16))
+        link.connect(0)
+        heard = store.accept("no room")
+        assert next(heard, None) is None
+        assert (link.refusal, link.boot_id, link.connected) == ("no room", "", False)
+        link.close()
+        store.close()
 
 
 def test_a_link_whose_store_is_away_pauses_before_it_tries_again():

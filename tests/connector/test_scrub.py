@@ -37,11 +37,11 @@ def flip(root, slot: int, slot_bytes: int = SLOT, namespace: str = A) -> None:
 
 @pytest.fixture
 def left(tmp_path):
-    """A tier that found six chunks of each of two namespaces, the second of one of them damaged."""
+    """A tier that found six chunks of each of two namespaces, the second of one of them damaged; B's are larger."""
     tier = opened(tmp_path)
-    for namespace in (A, B):
+    for namespace, nbytes in ((A, NBYTES), (B, 2 * NBYTES)):
         for key in KEYS:
-            assert tier.write(namespace, key, view(payload(key, NBYTES)), Origin("host-a")) is Outcome.OK
+            assert tier.write(namespace, key, view(payload(key, nbytes)), Origin("host-a")) is Outcome.OK
     tier.close()
     flip(tmp_path, 1)
     tier = opened(tmp_path)

@@ -275,3 +275,9 @@ def test_beside_others_a_reply_that_has_come_is_taken(lookups, client, gate):
     assert not lookups.settled("b", 0, nothing_staged)
     assert not lookups.settled("b", 0, nothing_staged)
     assert client.replies[1].waited == [0.0]
+
+
+def test_an_unknown_request_may_be_preempted(lookups):
+    """Nobody was asked for it, as it is shorter than a chunk, or no store was there."""
+    lookups.preempted("z")
+    assert lookups.get("z") is None

@@ -245,8 +245,11 @@ def test_the_parts_of_one_load_do_not_hold_up_another(transfers, client, staging
     client.hold_parts.set()
 
 
-def test_a_reply_that_meets_the_end_of_its_load_gives_back(transfers, client, clock):
-    """It came while a part was copied, and the load was late by then: its slots are released, once."""
+def test_a_reply_that_meets_the_end_of_its_load_gives_back(transfers, client, monkeypatch):
+    """It came while a part was copied, and the load is ended before its thread looks again: released, once."""
+    move = transfers._move
+    ended = lambda job, _, after: after is JobState.COPYING or eventually(lambda: job.over)  # noqa: E731
+    monkeypatch.setattr(transfers, "_move", lambda *args: move(*args) and ended(*args))
     client.hold_parts.clear()
     (found,) = slots(client, 1)
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
