@@ -98,18 +98,14 @@ class HttpActuator:
         self._fence = fence
 
     def apply(self, decision: Decision) -> ChangeResult:
-        return self._each(decision, _apply)
+        return self.resume(decision, late="")
 
     def resume(self, decision: Decision, *, late: str) -> ChangeResult:
-        def look(client: Tuned, decision: Decision) -> ChangeResult:
-            version, tuning = client.tuning()
-            if in_force(tuning, decision.field) == decision.after:
-                return ChangeResult(State.APPLIED, version=version)
-            if late:
-                return ChangeResult(State.EXPIRED, late, version)
-            return _apply(client, decision)
-
-        return self._each(decision, look)
+        for part in parts(decision):
+            outcome = self._told(part, partial(_apply, late=late))
+            if outcome.state != State.APPLIED:
+                return _named(outcome, part, decision)
+        return outcome
 
     def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:
         stuck, outcomes = [], []
@@ -126,13 +122,6 @@ class HttpActuator:
         return ChangeResult(
             State.ROLLED_BACK if back else State.EXPIRED, f"{'but not ' if back else ''}{'; '.join(stuck)}"
         )
-
-    def _each(self, decision: Decision, act: Callable[[Tuned, Decision], ChangeResult]) -> ChangeResult:
-        for part in parts(decision):
-            outcome = self._told(part, act)
-            if outcome.state != State.APPLIED:
-                return _named(outcome, part, decision)
-        return outcome
 
     def _told(self, decision: Decision, act: Callable[[Tuned, Decision], ChangeResult]) -> ChangeResult:
         client = self._client_of(decision.target.store)
@@ -157,10 +146,12 @@ def _named(outcome: ChangeResult, part: Decision, whole: Decision) -> ChangeResu
     return outcome if part is whole else replace(outcome, reason=f"{part.target}: {outcome.reason}")
 
 
-def _apply(client: Tuned, decision: Decision) -> ChangeResult:
+def _apply(client: Tuned, decision: Decision, *, late: str) -> ChangeResult:
     version, tuning = client.tuning()
     if in_force(tuning, decision.field) == decision.after:
         return ChangeResult(State.APPLIED, version=version)
+    if late:
+        return ChangeResult(State.EXPIRED, late, version)
     if not _as_expected(decision, version, tuning):
         return _meanwhile(decision, version, tuning)
     wanted = replaced(tuning, decision.field, decision.after)
