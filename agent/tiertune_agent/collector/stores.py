@@ -12,7 +12,7 @@ import httpx
 from tiertune_agent.collector.counters import Leapt, Reading, parse, totals, windows
 from tiertune_agent.collector.direct_commands import AGENT
 from tiertune_agent.collector.roster import Roster
-from tiertune_agent.collector.schema import NUMBER, STATUS, TUNING, check
+from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.network import asked_whole, at_once, http_client, json_of, read_whole, said
 from tiertune_agent.records import FLEET, Snapshot
 
@@ -62,14 +62,11 @@ class StoreHttp:
         """Send the sampling; returns whatever the store answers."""
         return asked_whole(self._http, "PUT", "/v1/sampling", json=dict(document))
 
-    def tuning(self) -> tuple[int, dict[str, Any]]:
-        """The version and the document; KeyError, TypeError or ValueError if the answer is malformed."""
-        answer = read_whole(self._http, "/v1/tuning")
-        told = json_of(answer)
+    def tuning(self) -> dict[str, Any]:
+        """The document, with its version; KeyError, TypeError or ValueError if the answer is malformed."""
+        told: dict[str, Any] = self.get("/v1/tuning")
         check(told, TUNING, "tuning")
-        version = int(answer.headers["etag"].strip('"'))
-        check(version, NUMBER, "its version")
-        return version, told
+        return {**told, "version": int(told["version"])}
 
     def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
         """Send the tuning; returns whatever the store answers."""
@@ -174,7 +171,7 @@ class Collector:
         client = self._clients[url]
         try:
             counters, status = client.get("/v1/counters"), client.get("/v1/status")
-            version, tuning = client.tuning()
+            tuning = client.tuning()
             reading = parse(counters)
             check(status, STATUS, "status")
         except httpx.HTTPError as error:
@@ -192,7 +189,7 @@ class Collector:
             message = f"{url} is called {self._names[url]} where it is listed, and {reading.store} by itself"
             return Trouble(self._names[url], "store_misnamed", message)
         try:
-            return self._snapshot(url, reading, status, {**tuning, "version": version})
+            return self._snapshot(url, reading, status, tuning)
         except Leapt as error:  # the next answer says from where to count on
             self._readings.pop(url)
             return self._nonsense(url, error)
