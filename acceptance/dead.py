@@ -65,5 +65,5 @@ def _named(made: Fleet, kind: str, host: str, words: str, within_s: float = WITH
         parts = [part for message in made.agent.incidents(kind, host) for part in message.split("; ")]
         return [part for part in parts if words in part]
 
-    made.until(told, f"{kind} of {host} says {words!r}", within_s)
+    made.world.until(told, f"{kind} of {host} says {words!r}", within_s)
     return f"{host}: {told()[0]}"

@@ -5,10 +5,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 
-from acceptance.agent import AgentApi, Json
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.demo.result import values
 from tiertune_agent.demo.world import HOSTS, Setup, World, world
@@ -17,8 +17,8 @@ from tiertune_connector.ending import Ending
 
 SLOW_BYTES_PER_S = 1.5 * 2**20
 """Of the throttled link: fetching a chunk takes about 40 ms, recomputing it 5 ms."""
-LOOK_S = 0.1
 ASK_TIMEOUT_S = 10.0
+Json = Any
 
 
 class NotShownError(Exception):
@@ -36,6 +36,31 @@ def command(*words: str) -> None:
     call = [sys.executable, "-c", "from tiertune_agent.cli import main; main()", *words]
     done = subprocess.run(call, check=False, capture_output=True, text=True, timeout=60)
     expect(done.returncode == 0, f"tiertune {words[0]} failed: {done.stderr}")
+
+
+class AgentApi:
+    """The HTTP API of the agent; ``page`` is the URL of its page."""
+
+    def __init__(self, page: str, http: httpx.Client) -> None:
+        self._api = f"{page}api/v1"
+        self._http = http
+
+    def get(self, path: str) -> Json:
+        return self._http.get(f"{self._api}/{path}").raise_for_status().json()
+
+    def post(self, path: str) -> None:
+        """Send a command."""
+        self._http.post(f"{self._api}/{path}").raise_for_status()
+
+    def decisions(self, tuner: str) -> list[Json]:
+        """One tuner's decisions, oldest first."""
+        told = self.get("decisions?limit=1000")["decisions"]
+        return sorted((one for one in told if one["tuner"] == tuner), key=lambda one: int(one["id"]))
+
+    def incidents(self, kind: str, host: str) -> list[str]:
+        """Messages of open incidents."""
+        told = [one for one in self.get("incidents")["incidents"] if one["closed_at"] is None]
+        return [one["message"] for one in told if (one["kind"], one["store"]) == (kind, host)]
 
 
 class Fleet:
@@ -65,7 +90,7 @@ class Fleet:
             answer.raise_for_status()
             return True
 
-        self.until(put, f"{host} takes a tuning by hand", 10)
+        self.world.until(put, f"{host} takes a tuning by hand", 10)
 
     def fetching(self) -> list[bool]:
         """Whether each host may fetch from the remote."""
@@ -79,23 +104,10 @@ class Fleet:
         """Tokens that were found in the tier."""
         return self.counted("tier_lookup_tokens_total", *hosts, tier=tier, result="hit")
 
-    def until(self, holds: Callable[[], object], what: str, within_s: float, *, minding: bool = True) -> float:
-        """Wait until it holds; returns the seconds. NotShownError if it does not in time.
-
-        ``minding``: DemoError if a process dies meanwhile.
-        """
-        started = time.monotonic()
-        while not holds():
-            if minding:
-                self.world.check()
-            expect(time.monotonic() - started < within_s, f"{what}: not within {within_s:g} s")
-            time.sleep(LOOK_S)
-        return time.monotonic() - started
-
     def serving(self, requests: int) -> None:
         """Wait for this many more requests to be served."""
         goal = self.world.counted()["requests"] + requests
-        self.until(lambda: self.world.counted()["requests"] >= goal, f"engines serve {requests} requests", 60)
+        self.world.until(lambda: self.world.counted()["requests"] >= goal, f"engines serve {requests} requests", 60)
 
     def unharmed(self) -> int:
         """How many chunks were read and found right; NotShownError if one was wrong, or none was read."""

@@ -19,7 +19,7 @@ def prove(*, short: bool) -> str:
     """One turn; in full three, to rule out chance."""
     turns = 1 if short else 3
     with fleet(SETUP, everyday()) as made:
-        made.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
+        made.world.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
         times = [_turn(made) for _ in range(turns)]
         verified = made.unharmed()
         reason = next(one["reason"] for one in made.agent.decisions("remote_fetch") if one["to"] == "off")
@@ -33,13 +33,12 @@ def prove(*, short: bool) -> str:
 
 def _turn(made: Fleet) -> tuple[float, float]:
     """Seconds until all hosts are off, and until all are on again. First, fetching stays on for longer than a soak."""
+    until = made.world.until
     made.serving(60)
     made.world.limit(SLOW_BYTES_PER_S)
-    off_s = made.until(lambda: not any(made.fetching()), "fetching is switched off while the remote is slow", WITHIN_S)
+    off_s = until(lambda: not any(made.fetching()), "fetching is switched off while the remote is slow", WITHIN_S)
     made.world.limit(0.0)
-    on_s = made.until(lambda: all(made.fetching()), "fetching is switched on when the remote is fast", WITHIN_S)
+    on_s = until(lambda: all(made.fetching()), "fetching is switched on when the remote is fast", WITHIN_S)
     hits = made.counted("gate_fetched_tokens_total", tier="remote")
-    made.until(
-        lambda: made.counted("gate_fetched_tokens_total", tier="remote") > hits, "chunks are fetched again", WITHIN_S
-    )
+    until(lambda: made.counted("gate_fetched_tokens_total", tier="remote") > hits, "chunks are fetched again", WITHIN_S)
     return off_s, on_s

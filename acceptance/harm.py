@@ -31,7 +31,7 @@ def prove(*, short: bool) -> str:
     """Harms by hand, then one that a verdict undoes; in full each host suffers each harm by hand."""
     setup = replace(SETUP, policy=POLICY, dram_bytes=DEMO.dram_bytes)
     with fleet(setup, everyday()) as made:
-        made.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
+        made.world.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
         made.serving(20)
         told = [
             f"{name} by hand on {host} was told as drift {_by_hand(made, host, name):.1f} s later"
@@ -60,9 +60,9 @@ def _by_hand(made: Fleet, host: str, name: str) -> float:
         return any(PLACES[name] in message for message in made.agent.incidents("tuning_drift", host))
 
     made.retune(host, harm)
-    seconds = made.until(told, f"{name} on {host} is told as drift", WITHIN_S)
+    seconds = made.world.until(told, f"{name} on {host} is told as drift", WITHIN_S)
     made.retune(host, mend)
-    made.until(lambda: not told(), "the drift is over when it is set back", WITHIN_S)
+    made.world.until(lambda: not told(), "the drift is over when it is set back", WITHIN_S)
     return seconds
 
 
@@ -83,8 +83,8 @@ def _by_verdict(made: Fleet) -> str:
         return all(made.fetching()) and len(_judged(made, "rolled_back")) >= len(HOSTS)
 
     made.world.limit(DEAR_BYTES_PER_S)
-    made.until(off, "fetching is switched off while the remote is slow", WITHIN_S)
-    seconds = made.until(back, "switching off is rolled back", JUDGED_WITHIN_S)
+    made.world.until(off, "fetching is switched off while the remote is slow", WITHIN_S)
+    seconds = made.world.until(back, "switching off is rolled back", JUDGED_WITHIN_S)
     return (
         "fetching, switched off just before the link was fast again, was rolled back on both hosts "
         f"{seconds:.1f} s after that ({_verdict(made, _judged(made, 'rolled_back')[0])})"

@@ -38,7 +38,7 @@ def prove(*, short: bool) -> str:
     """A kill before each step of a change and of a rollback; in short before three."""
     setup = replace(SETUP, policy=POLICY, agent=(str(FUSED), FUSE))
     with fleet(setup, everyday(), files={FUSE: _fuse("change", 0)}) as made:
-        made.until(lambda: made.hits("remote", HOST) > 0, "engines find chunks in the remote", WITHIN_S)
+        made.world.until(lambda: made.hits("remote", HOST) > 0, "engines find chunks in the remote", WITHIN_S)
         made.serving(20)
         first = made.tuning(HOST)["version"]
         kills = Kills(made)
@@ -114,7 +114,7 @@ class Kills:
 
     def _dies(self, where: str) -> None:
         """Wait for the kill, and start the agent again without a fuse."""
-        self._fleet.until(self._blown.exists, f"the agent comes to {where}", WITHIN_S, minding=False)
+        self._fleet.world.until(self._blown.exists, f"the agent comes to {where}", WITHIN_S, minding=False)
         self._fleet.world.lost("agent")
         self.before.append(f"before it {self._blown.read_text()}")
         self._say(_fuse("change", 0))
@@ -168,7 +168,7 @@ class Kills:
         return [one for one in made if one["id"] > number and one["store"] == HOST]
 
     def _until(self, holds: Any, what: str) -> None:  # noqa: ANN401
-        self._fleet.until(holds, what, WITHIN_S)
+        self._fleet.world.until(holds, what, WITHIN_S)
 
 
 def _fuse(of: str, step: int) -> str:

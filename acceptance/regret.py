@@ -11,11 +11,10 @@ import numpy.typing as npt
 from tiertune_agent.demo.world import HOSTS, Setup
 from tiertune_agent.replay.contents import contents
 from tiertune_agent.replay.engine import OVERHEAD_S
-from tiertune_agent.replay.fleet import FleetPools
+from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.play import Play
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay
-from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import Trace
 from tiertune_agent.whatif.shapes import SHARES
 

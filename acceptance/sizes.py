@@ -90,7 +90,7 @@ def _watched(made: Fleet, requests: int) -> list[Standing]:
             stood.append(now)
         return made.world.counted()["requests"] >= requests
 
-    made.until(over, f"engines serve {requests} requests", requests / 4 + WITHIN_S)
+    made.world.until(over, f"engines serve {requests} requests", requests / 4 + WITHIN_S)
     return stood
 
 

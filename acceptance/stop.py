@@ -14,7 +14,7 @@ FROZEN_S = {True: 10.0, False: 30.0}
 def prove(*, short: bool) -> str:
     """Freeze by command; then kill the agent and bypass one store directly."""
     with fleet(SETUP, everyday()) as made:
-        made.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
+        made.world.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
         made.serving(20)
         wished = _frozen(made, FROZEN_S[short])
         thawed_s = _thawed(made)
@@ -41,7 +41,7 @@ def _frozen(made: Fleet, seconds: float) -> str:
         told.extend(one["reason"] for one in answers if one["reason"].startswith("frozen"))
         return bool(told) and time.monotonic() - started >= seconds
 
-    made.until(over, "the agent wishes a change and says that it is frozen", seconds + WITHIN_S)
+    made.world.until(over, "the agent wishes a change and says that it is frozen", seconds + WITHIN_S)
     return told[-1].partition("; wished ")[2].partition(":")[0]
 
 
@@ -49,7 +49,7 @@ def _thawed(made: Fleet) -> float:
     """Seconds from the command to unfreeze until the wished change is made."""
     started = time.monotonic()
     command("unfreeze", "--agent", made.world.page)
-    made.until(lambda: not any(made.fetching()), "what was wished is made after the freeze", WITHIN_S)
+    made.world.until(lambda: not any(made.fetching()), "what was wished is made after the freeze", WITHIN_S)
     return time.monotonic() - started
 
 
@@ -61,14 +61,14 @@ def _bypassed(made: Fleet) -> str:
     command("bypass", "on", "--store", made.world.stores[host])
     took_s = time.monotonic() - started
     asked, hits, others = made.counted("requests_total", host), made.hits("dram", host), made.hits("dram", other)
-    made.until(lambda: made.hits("dram", other) > others, "the other host goes on finding chunks", WITHIN_S)
+    made.world.until(lambda: made.hits("dram", other) > others, "the other host goes on finding chunks", WITHIN_S)
     made.serving(20)
     missed = made.counted("requests_total", host) - asked
     expect(missed, f"no request came to {host} while it was bypassed")
     found = made.hits("dram", host) - hits
     expect(not found, f"{host} found {found:.0f} tokens although it is bypassed")
     command("bypass", "off", "--store", made.world.stores[host])
-    made.until(lambda: made.hits("dram", host) > hits, "chunks are found again after the bypass", WITHIN_S)
+    made.world.until(lambda: made.hits("dram", host) > hits, "chunks are found again after the bypass", WITHIN_S)
     return (
         f"tiertune bypass took {took_s:.1f} s, {host} then found nothing for {missed:.0f} requests, the other host "
         "did, and off again it found chunks as before"

@@ -20,7 +20,8 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 from dashboards.panels import DATASOURCE, AnyPanel
-from dashboards.queries import AGENT_STORE, PREFIX, STORE
+from dashboards.queries import AGENT_STORE, STORE
+from tiertune_connector.catalogue import PREFIX
 
 TAG = "tiertune"
 CHANGE = "tuner, store, tier, setting, change"

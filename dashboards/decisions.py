@@ -5,7 +5,8 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards.board import Rows, board
 from dashboards.fleet import incidents, last_success
 from dashboards.panels import AnyPanel, Colours, lines, number, states, steps
-from dashboards.queries import AGENT_STORE, PREFIX, Query, counted, of_agent, quantile_of, rated, ratio, select
+from dashboards.queries import AGENT_STORE, Query, counted, of_agent, quantile_of, rated, ratio, select
+from tiertune_connector.catalogue import PREFIX
 
 NAME = "decisions"
 DECIDED = "agent_decisions_total"

@@ -22,14 +22,13 @@ from dashboards.queries import (
     share,
     total,
 )
-from dashboards.recording import FIRST
+from dashboards.recording import CROSS_RATIO, FIRST, FLEET_RATIO
 
 NAME = "fleet"
 HIT, WON, JUDGED = 'result="hit"', 'outcome="won"', 'outcome=~"won|lost|late|failed"'
 WORTH, COST = 'kind="saved"', 'kind!="saved"'
 HEALTH = {"ok": "green", "slow": "yellow", "bypassed": "blue", "recovering": "orange", "dead": "red"}
 """States of a tier, and their colours."""
-FLEET_RATIO, CROSS_RATIO = "tiertune:fleet_hit_ratio", "tiertune:cross_replica_hit_ratio"
 
 
 def dashboard() -> Dashboard:

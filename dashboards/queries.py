@@ -6,7 +6,8 @@ if neither was reported the answer stays empty. Unknown is not zero.
 
 from dataclasses import dataclass
 
-PREFIX = "tiertune_"
+from tiertune_connector.catalogue import PREFIX
+
 STORE = 'store=~"$store"'
 AGENT_STORE = 'store=~"$store|fleet"'
 """What concerns the whole fleet, such as a managed remote, concerns each chosen store."""

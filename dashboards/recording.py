@@ -6,6 +6,7 @@ from tiertune_connector.catalogue import PREFIX
 FIRST = 'stage!="decode"'
 """If prefill and decode are separate, engines of both stages look up the same prompt: it counts at the first."""
 STORE_INFO = "tiertune:store_info"
+FLEET_RATIO, CROSS_RATIO = "tiertune:fleet_hit_ratio", "tiertune:cross_replica_hit_ratio"
 _PROMPTED = f"rate({PREFIX}prompt_tokens_total{{{FIRST}}}[5m])"
 _TOLD = f'{_PROMPTED} unless on (store) {PREFIX}tier_lookup_tokens_total{{origin="unknown"}}'
 """Without sources that do not report who computed what they find."""
@@ -27,8 +28,8 @@ GROUPS = (
     Group(
         "tiertune-ratios",
         (
-            Record("tiertune:fleet_hit_ratio", _share(_PROMPTED)),
-            Record("tiertune:cross_replica_hit_ratio", _share(_TOLD, 'origin=~"same_host|other_host"')),
+            Record(FLEET_RATIO, _share(_PROMPTED)),
+            Record(CROSS_RATIO, _share(_TOLD, 'origin=~"same_host|other_host"')),
         ),
     ),
     Group(

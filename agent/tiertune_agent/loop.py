@@ -1,6 +1,6 @@
 """Collect, remember, tune, guard, apply, judge: one round per window."""
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -18,7 +18,8 @@ from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import LoadedPolicy, Policy, Rulings, frozen_by, rates
-from tiertune_agent.records import FLEET, Rates, Snapshot, Target, Window
+from tiertune_agent.published import Published
+from tiertune_agent.records import FLEET, Rates, Snapshot, Target
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import REMOTE, Managed
 from tiertune_agent.tuners.base import models
@@ -42,12 +43,7 @@ class Loop:
     observing: Observing
     direct: DirectCommands
     remote: Remote | None
-    booked: Callable[[Iterable[Window], Rates], None]
-    """Called with windows in the ledger, and their rates."""
-    seen: Callable[[Snapshot | None, int | None], None]
-    """Called with the remote, and the capacity wished."""
-    there: Callable[[Container[str]], None]
-    """Called with the names of stores and sources when these may have changed."""
+    published: Published
     _anew: bool = field(default=True, init=False)
     """Whether the stores may have changed since an agent last led, or since the last round."""
 
@@ -68,10 +64,10 @@ class Loop:
         answers = self.collector.collect()  # first: if the database is away, windows are missed, but none gets too long
         sources = self.observing.collect({answer.store for answer in answers})
         told = self.remote.read(self.now()) if self.remote else None
-        if self._anew and not self.collector.unknown:  # else it is not known yet which have left the fleet
+        if self._anew and not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
             called = {*self.collector.addresses.values(), *self.observing.addresses.values()}
             self.history.leave_out(called, self.now())
-            self.there({FLEET, *(answer.store for answer in (*answers, *sources))})
+            self.published.leave_out({FLEET, *(answer.store for answer in (*answers, *sources))})
             self._anew = False
         revision, fleet, missing = self._revision(), *self._remember(policy, answers, told)
         managed, remote = self._look(policy, told)
@@ -91,7 +87,7 @@ class Loop:
     def _revision(self) -> int:
         """Number of the policy in force. A bad edit of a file is an incident; the last good one stays in force."""
         loaded = self.file.content
-        problems = {"policy_invalid": self.file.problem, **self.collector.problems()}
+        problems = {"policy_invalid": self.file.problem, **self.collector.roster.problems()}
         told = {(kind, ""): problem for kind, problem in problems.items()}
         self.history.journal.tell_incidents(told, self.now())
         return self.history.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self.now())
@@ -104,18 +100,18 @@ class Loop:
         remote = answer if isinstance(answer, Snapshot) else None
         if not policy.for_target(REMOTE).remote.manage or answer is None:
             self._let_go(policy)
-            self.seen(remote, None)
+            self.published.remote(remote)
             return False, None
         if remote and self.remote and (refusal := self.remote.unmanaged()):
             answer = Trouble(FLEET, KIND, refusal)
         if isinstance(answer, Trouble):
             self.watch.look([], [answer])
-            self.seen(remote, None)
+            self.published.remote(remote)
             return True, None
         answer = replace(answer, windows=())  # they are booked by now, and kept nowhere else
         self.history.remember([(answer, Rates())])
         self.watch.look([answer])
-        self.seen(answer, read(self.watch.wanted(FLEET), REMOTE_CAPACITY))
+        self.published.remote(answer, read(self.watch.wanted(FLEET), REMOTE_CAPACITY))
         return True, answer
 
     def _let_go(self, policy: Policy) -> None:
@@ -134,7 +130,7 @@ class Loop:
         self._keep(policy, snapshots, remote if isinstance(remote, Snapshot) else None)
         self.direct.look(snapshots)
         self.watch.look(snapshots, troubles)
-        return snapshots, [*(trouble.store for trouble in troubles if not trouble.gone), *self.collector.unknown]
+        return snapshots, [*(trouble.store for trouble in troubles if not trouble.gone), *self.collector.roster.unknown]
 
     def _observe(self, policy: Policy, answers: Sequence[Snapshot | Trouble]) -> list[Snapshot]:
         """The sources that answered. They are not part of the fleet: nothing that tunes sees them."""
@@ -156,8 +152,8 @@ class Loop:
         self.history.remember(priced, [(window, price(REMOTE)) for window in held])
         self.rounds.heard(snapshots)
         for snapshot, its in priced:
-            self.booked(snapshot.windows, its)
-        self.booked(held, price(REMOTE))
+            self.published.booked(snapshot.windows, its)
+        self.published.booked(held, price(REMOTE))
 
 
 def _apart(answers: Sequence[Snapshot | Trouble]) -> tuple[list[Snapshot], list[Trouble]]:

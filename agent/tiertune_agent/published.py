@@ -1,15 +1,19 @@
-"""The agent's metrics of its own work: times of its changes, and the ledger as counters."""
+"""The agent's metrics of its own work, and of the remote, of which no store can tell but its own part."""
 
 from collections.abc import Container, Iterable
 from datetime import datetime
+from typing import Any
 
 from tiertune_agent.catalogue import AgentMetrics
-from tiertune_agent.records import CHANGED, Decision, Rates, State, Window, direction, parts
+from tiertune_agent.fields import read
+from tiertune_agent.records import CHANGED, Decision, Rates, Snapshot, State, Window, direction, parts
 from tiertune_agent.verdicts.ledger import entry
 
 LATEST = 100
 """Decisions that are looked through each round: more than a round can make."""
 _CHANGED, _MONEY = "agent_change_timestamp_seconds", "agent_money_total"
+_CAPACITY, _RESIDENT, _EVICTIONS = "tier_capacity_bytes", "tier_resident_bytes", "tier_evictions_total"
+REMOTE = "remote"
 _FIGURES = {1: "up", 0: "same", -1: "down"}
 Labels = tuple[str, str, str, str, str, str]
 """Of ``agent_change_timestamp_seconds``: tuner, store, tier, setting, change, state."""
@@ -18,6 +22,8 @@ Labels = tuple[str, str, str, str, str, str]
 class Published:
     def __init__(self, metrics: AgentMetrics) -> None:
         self._metrics = metrics
+        self._evicted: dict[str, tuple[str, int]] = {}
+        """By server of the remote: its run id, and the keys evicted in that run."""
 
     def changed(self, decisions: Iterable[Decision]) -> None:
         for labels, at in changes(decisions).items():
@@ -40,10 +46,38 @@ class Published:
         for name in (_CHANGED, _MONEY):
             self._metrics.keep(name, "store", stores)
 
+    def remote(self, remote: Snapshot | None, desired: int | None = None) -> None:
+        """What the remote holds and may hold, ``desired`` if managed; None: it is silent, or nobody named it.
+
+        A figure that is not known now is not exported: neither its last value nor zero.
+        """
+        state = (read(remote.status, "tiers.remote") if remote else None) or {}
+        self._show(_CAPACITY, desired if state else None, REMOTE, "desired")
+        self._show(_CAPACITY, state.get("capacity_bytes"), REMOTE, "effective")
+        self._show(_RESIDENT, state.get("resident_bytes"), REMOTE)
+        for server in state.get("servers", ()):
+            self._count(server)
+
     def forget(self) -> None:
-        """Drop changes and incidents: another agent leads and exports them."""
+        """Drop it all, but what is counted: another agent leads and exports it."""
         self._metrics.clear(_CHANGED)
         self._metrics.clear("agent_incidents")
+        self.remote(None)
+        self._evicted.clear()
+
+    def _show(self, name: str, value: int | None, *labels: str) -> None:
+        if value is None:
+            self._metrics.unset(name, *labels)
+        else:
+            self._metrics.set(name, value, *labels)
+
+    def _count(self, server: dict[str, Any]) -> None:
+        """Redis counts from its start, or its last reset of statistics; we count from when we first saw it."""
+        run, evicted = str(server["run_id"]), int(server["evicted_keys"])
+        known, before = self._evicted.get(server["server"], (run, evicted))
+        self._evicted[server["server"]] = run, evicted
+        more = evicted - before if run == known and evicted >= before else evicted
+        self._metrics.count(_EVICTIONS, REMOTE, str(server["policy"]), "room", amount=more)
 
 
 def changes(decisions: Iterable[Decision]) -> dict[Labels, datetime]:

@@ -37,7 +37,6 @@ from tiertune_agent.policy.document import followed
 from tiertune_agent.policy.lint import manages
 from tiertune_agent.published import LATEST, Published
 from tiertune_agent.records import FLEET, State
-from tiertune_agent.remote.gauges import RemoteGauges
 from tiertune_agent.remote.managed import remote_of
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.web import page, signing
@@ -96,8 +95,7 @@ class Agent:
         self._failing: dict[str, datetime] = {}
         """Jobs whose last run ended in an error, and since when."""
         self.metrics = AgentMetrics()
-        self._published = Published(self.metrics)
-        self.remote_gauges = RemoteGauges(self.metrics)
+        self.published = Published(self.metrics)
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
         access = credentials.options(settings.stores_token_file, settings.stores_ca_file)
         self.collector = Collector(settings.roster(now), now, transport, access, steady_s)
@@ -106,7 +104,7 @@ class Agent:
         self.observing = Observing(observer, self.history, self.metrics.observed, now)
         named = Named(lambda: self.collector.addresses, self.observing.addresses)
         self.history.named = named.addresses
-        by_http = HttpActuator(self._client, lambda: self.collector.unknown, self.history.fence)
+        by_http = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
         actuator: Actuator = NullActuator() if dry_run else by_http
         self.samples = SampleReader(self.collector.client)
         whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady_s)
@@ -127,9 +125,7 @@ class Agent:
             observing=self.observing,
             direct=DirectCommands(self.history.journal.audit_once),
             remote=self._remote,
-            booked=self._published.booked,
-            seen=self.remote_gauges.tell,
-            there=self._published.leave_out,
+            published=self.published,
         )
         self.app = self._application(settings, named)
         self.served = self._behind_tokens(settings.http)
@@ -178,8 +174,7 @@ class Agent:
         self.metrics.set("agent_leader", self._led)
         if not self._led:
             self.policy.look()  # the page shows what would be in force here
-            self.remote_gauges.forget()
-            self._published.forget()
+            self.published.forget()
             self.metrics.observed.forget()
             self._failing.clear()
         if led != self._led:
@@ -206,7 +201,7 @@ class Agent:
 
     def _round(self) -> None:
         self.loop.run_once()
-        self._published.changed(self.history.decisions.find(limit=LATEST))
+        self.published.changed(self.history.decisions.find(limit=LATEST))
 
     def sum_up(self) -> None:
         """Sum windows up into hours, if this agent leads."""

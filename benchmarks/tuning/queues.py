@@ -11,9 +11,9 @@ from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import UNEVEN, Grid, scenario, short
 from tiertune_agent.replay.contents import ReplayedRequest, arrivals
 from tiertune_agent.replay.engine import prefill_cost
+from tiertune_agent.replay.fleet import Sizes
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay
-from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import Trace, open_trace
 
 LOADS = (0.5, 1.0, 2.0)

@@ -8,15 +8,15 @@ import pytest
 from rich.console import Console
 
 from tiertune_agent.demo import result, screen
-from tiertune_agent.demo.result import DemoDecision, Figures, TierFigures
+from tiertune_agent.demo.result import Figures, TierFigures
 from tiertune_agent.demo.run import Run
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_connector.ending import Ending
 
 
 def decision(number, after, at_s, *, state="applied", tuner="remote_fetch"):
-    before = "off" if after == "on" else "on"
-    return DemoDecision(number, tuner, "host-a", "", before, after, state, "because", at_s)
+    told = {"id": number, "tuner": tuner, "store": "host-a", "pool": "", "reason": "because", "at_s": at_s}
+    return told | {"from": "off" if after == "on" else "on", "to": after, "state": state}
 
 
 def figures(*decisions, hits=1.0, **counted):
@@ -88,13 +88,13 @@ def test_decisions_are_told_in_order_with_seconds_since_the_start():
     }
     later = names | {"id": 2, "created_at": "x", "applied_at": (start + timedelta(seconds=8)).isoformat()}
     early = names | {"id": 1, "created_at": (start + timedelta(seconds=5)).isoformat(), "applied_at": None}
-    assert [(d.id, d.at_s) for d in result.decisions([later, early], start)] == [(1, 5.0), (2, 8.0)]
+    assert [(d["id"], d["at_s"]) for d in result.decisions([later, early], start)] == [(1, 5.0), (2, 8.0)]
 
 
 def test_a_decision_on_a_size_is_told_in_bytes_and_shown_in_units():
     """The JSON keeps numbers; people read 10.0 MiB, and whether it was applied."""
-    size = DemoDecision(3, "tier_size", "host-a", "", 10 << 20, 15 << 20, "proposed", "because", 20.0)
-    assert size.document()["from"] == 10 << 20
+    size = decision(3, 15 << 20, 20.0, state="proposed", tuner="tier_size") | {"from": 10 << 20}
+    assert figures(size).document()["decisions"][0]["from"] == 10 << 20
     assert screen.decided(size) == "host-a: tier_size 10.0 MiB → 15.0 MiB (proposed)"
 
 

@@ -9,8 +9,8 @@ from connector.stores import PATIENCE_S
 from e2e.servers import redis_server
 from tiertune_agent.catalogue import METRICS, AgentMetrics
 from tiertune_agent.demo.ports import free_port
+from tiertune_agent.published import Published
 from tiertune_agent.records import Snapshot
-from tiertune_agent.remote.gauges import RemoteGauges
 from tiertune_connector.catalogue import BY_NAME as OF_STORES
 
 MB = 2**20
@@ -49,7 +49,7 @@ def metrics():
 
 @pytest.fixture
 def gauges(metrics):
-    return RemoteGauges(metrics)
+    return Published(metrics)
 
 
 @pytest.fixture
@@ -73,14 +73,14 @@ def test_the_names_are_those_of_the_stores_tiers():
 
 def test_what_is_unknown_is_absent(metrics, gauges):
     """Neither zero nor the last figure: without an answer, without a bound, when another agent leads."""
-    gauges.tell(snapshot({}), 32 * MB)
+    gauges.remote(snapshot({}), 32 * MB)
     capacity = {("capacity_bytes", "effective", "remote"): 64 * MB, ("capacity_bytes", "desired", "remote"): 32 * MB}
     told = {key: value for key, value in samples(metrics).items() if key[0] != "evictions_total"}
     assert told == {**capacity, ("resident_bytes", "remote"): 7 * MB}
-    gauges.tell(snapshot({}, capacity=None))
+    gauges.remote(snapshot({}, capacity=None))
     assert not any(key[0] == "capacity_bytes" for key in samples(metrics))
-    for silent in (lambda: gauges.tell(None, 32 * MB), gauges.forget):
-        gauges.tell(snapshot({}), 32 * MB)
+    for silent in (lambda: gauges.remote(None, 32 * MB), gauges.forget):
+        gauges.remote(snapshot({}), 32 * MB)
         silent()
         assert {key[0] for key in samples(metrics)} == {"evictions_total"}
 
@@ -89,7 +89,7 @@ def test_evictions_are_counted_from_when_they_were_first_seen(metrics, gauges):
     """By each server's own count, also when it starts anew, or somebody resets it."""
 
     def told(*servers):
-        gauges.tell(snapshot(*servers))
+        gauges.remote(snapshot(*servers))
         return samples(metrics)["evictions_total", "allkeys-lru", "room", "remote"]
 
     assert told({}) == 0

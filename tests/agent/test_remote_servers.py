@@ -98,11 +98,11 @@ def test_one_that_evicts_nothing_is_seen_among_others(remote, raws):
 
 def test_a_change_by_hand_that_leaves_the_sum_is_a_change(remote, raws):
     """The version is of every server."""
-    before, document = remote.tuning()
+    document = remote.tuning()
     raws[0].config_set("maxmemory", 32 * MB)
     raws[1].config_set("maxmemory", 96 * MB)
     assert stands(remote) == document["remote"]
-    assert remote.put_tuning(document, expected=before, key="key").status_code == 412
+    assert remote.put_tuning(document, expected=document["version"], key="key").status_code == 412
 
 
 def limited(raw, *rights):
@@ -151,14 +151,14 @@ def test_one_that_is_away_is_trouble_by_name_and_nothing_is_set(servers, raws):
     with redis_server() as other:
         urls = (servers[0].url, other.url)
         with opened(urls) as remote:
-            version, document = remote.tuning()
+            document = remote.tuning()
             other.process.kill()
             other.process.wait()
             told = remote.read(START)
             assert isinstance(told, Trouble)
             assert told.message.startswith(f"{other.url}: ")
             with pytest.raises(httpx.ConnectError, match=other.url):
-                remote.put_tuning(document, expected=version, key="key")
+                remote.put_tuning(document, expected=document["version"], key="key")
             assert each(raws[:1]) == [64 * MB]
 
 

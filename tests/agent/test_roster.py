@@ -251,7 +251,7 @@ class TestAgent:
         assert agent.history.decisions.get(made.id).state == State.PROPOSED
         assert agent.history.wishes.of(["http://10.0.0.1:7410"]) == {"http://10.0.0.1:7410": True}
         assert not agent.operators.flush(OPS, {})["complete"]
-        told = HttpActuator(lambda _: None, lambda: agent.collector.unknown).undo(made)
+        told = HttpActuator(lambda _: None, lambda: agent.collector.roster.unknown).undo(made)
         assert (told.state, "stores is not resolved" in told.reason) == (State.APPROVED, True)
         found.append(["10.0.0.2"])
         self.round(agent, clock, store)

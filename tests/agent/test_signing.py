@@ -21,6 +21,7 @@ from tiertune_agent.network import http_client
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings, HttpSettings
 from tiertune_agent.terminal.options import InputError
+from tiertune_agent.web.bodies import MOST_BYTES
 from tiertune_agent.web.signing import COOKIE, LAST_S, Sessions
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.httpd.listening import Listening
@@ -132,6 +133,11 @@ def test_guessing_at_the_form_is_slowed_down(browser):
     """Ten wrong tokens, and then no other wrong one for a while; who has a right one is not kept out by others."""
     assert [sign_in(browser, f"guess{n}").status_code for n in range(12)] == [401] * 10 + [429] * 2
     assert sign_in(browser, TUNE).status_code == 303
+
+
+def test_a_form_is_bounded_as_every_body_is(browser):
+    """Nobody has to be known to send one."""
+    assert sign_in(browser, "x" * MOST_BYTES).status_code == 413
 
 
 def test_a_session_ends_with_its_time_and_with_its_token(tokens):

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from replay.files import first
 from replay.test_play import scenario
 from tiertune_agent.replay.contents import contents
-from tiertune_agent.replay.fleet import FleetPools
+from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.simulate import Replay
-from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.whatif.shapes import SHARES
 
 CHAINS = st.lists(

@@ -27,8 +27,8 @@ class ChangeResult:
 class Tuned(Protocol):
     """A store, or anything that answers like one. Methods raise httpx.HTTPError if it does not answer."""
 
-    def tuning(self) -> tuple[int, dict[str, Any]]:
-        """The version and the document."""
+    def tuning(self) -> dict[str, Any]:
+        """The document, with its version."""
 
     def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
         """Change it if it still has the expected version. Returns the answer, whatever it is."""
@@ -65,21 +65,6 @@ class NullActuator:
         return ChangeResult(State.APPROVED, "dry run: nothing is set back")
 
 
-@dataclass(frozen=True)
-class _Fenced:
-    """Checks before each change that this agent still leads: it may have been paused since, and another lead now."""
-
-    client: Tuned
-    fence: Callable[[], None]
-
-    def tuning(self) -> tuple[int, dict[str, Any]]:
-        return self.client.tuning()
-
-    def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
-        self.fence()
-        return self.client.put_tuning(document, expected=expected, key=key)
-
-
 class HttpActuator:
     """Uses the stores' HTTP interface, with the version that the decision rests on and its idempotency key.
 
@@ -92,29 +77,28 @@ class HttpActuator:
         unknown: Callable[[], Sequence[str]] = list,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """``unknown``: names not resolved to stores yet. ``fence`` is called before each change, and may raise."""
+        """``unknown``: names not resolved to stores yet.
+
+        ``fence`` is called before each change, and may raise: the agent may have been paused since, and another lead.
+        """
         self._client_of = client_of
         self._unknown = unknown
         self._fence = fence
 
     def apply(self, decision: Decision) -> ChangeResult:
-        return self._each(decision, _apply)
+        return self.resume(decision, late="")
 
     def resume(self, decision: Decision, *, late: str) -> ChangeResult:
-        def look(client: Tuned, decision: Decision) -> ChangeResult:
-            version, tuning = client.tuning()
-            if in_force(tuning, decision.field) == decision.after:
-                return ChangeResult(State.APPLIED, version=version)
-            if late:
-                return ChangeResult(State.EXPIRED, late, version)
-            return _apply(client, decision)
-
-        return self._each(decision, look)
+        for part in parts(decision):
+            outcome = self._told(part, partial(self._apply, late=late))
+            if outcome.state != State.APPLIED:
+                return _named(outcome, part, decision)
+        return outcome
 
     def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:
         stuck, outcomes = [], []
         for part in reversed(parts(decision)):  # what grew shrinks first
-            outcome = self._told(part, partial(_undo, late=late))
+            outcome = self._told(part, partial(self._undo, late=late))
             if outcome.state == State.APPROVED:
                 return _named(outcome, part, decision)
             outcomes.append(outcome)
@@ -127,13 +111,6 @@ class HttpActuator:
             State.ROLLED_BACK if back else State.EXPIRED, f"{'but not ' if back else ''}{'; '.join(stuck)}"
         )
 
-    def _each(self, decision: Decision, act: Callable[[Tuned, Decision], ChangeResult]) -> ChangeResult:
-        for part in parts(decision):
-            outcome = self._told(part, act)
-            if outcome.state != State.APPLIED:
-                return _named(outcome, part, decision)
-        return outcome
-
     def _told(self, decision: Decision, act: Callable[[Tuned, Decision], ChangeResult]) -> ChangeResult:
         client = self._client_of(decision.target.store)
         if client is None and (unknown := self._unknown()):
@@ -143,7 +120,7 @@ class HttpActuator:
         if client is None:
             return ChangeResult(State.EXPIRED, "the store is not among those that the agent knows")
         try:
-            return act(_Fenced(client, self._fence), decision)
+            return act(client, decision)
         except httpx.HTTPStatusError as error:
             return ChangeResult(State.APPROVED, f"the store answers {_message(error.response)}")
         except httpx.HTTPError as error:
@@ -151,37 +128,40 @@ class HttpActuator:
         except (KeyError, TypeError, ValueError) as error:
             return ChangeResult(State.APPROVED, f"the store answers what no store answers: {error!r}")
 
+    def _apply(self, client: Tuned, decision: Decision, *, late: str) -> ChangeResult:
+        tuning = client.tuning()
+        version = tuning["version"]
+        if in_force(tuning, decision.field) == decision.after:
+            return ChangeResult(State.APPLIED, version=version)
+        if late:
+            return ChangeResult(State.EXPIRED, late, version)
+        if not _as_expected(decision, tuning):
+            return _meanwhile(decision, tuning)
+        self._fence()
+        wanted = replaced(tuning, decision.field, decision.after)
+        answer = client.put_tuning(wanted, expected=version, key=decision.key)
+        if answer.status_code == httpx.codes.PRECONDITION_FAILED and decision.expected_version is not None:
+            return _meanwhile(decision, client.tuning())
+        return _unmade(answer) or _read_back(client, decision.field, decision.after, State.APPLIED)
+
+    def _undo(self, client: Tuned, decision: Decision, *, late: str) -> ChangeResult:
+        tuning = client.tuning()
+        version, found = tuning["version"], in_force(tuning, decision.field)
+        if found == decision.before:
+            return ChangeResult(State.ROLLED_BACK, version=version)
+        if found != decision.after:
+            return ChangeResult(State.EXPIRED, f"{decision.field} has changed since: it is {found}", version)
+        if late:
+            return ChangeResult(State.EXPIRED, late, version)
+        self._fence()
+        key = (decision.undo or {}).get("key", f"{decision.key}-undo")
+        answer = client.put_tuning(replaced(tuning, decision.field, decision.before), expected=version, key=key)
+        return _unmade(answer) or _read_back(client, decision.field, decision.before, State.ROLLED_BACK)
+
 
 def _named(outcome: ChangeResult, part: Decision, whole: Decision) -> ChangeResult:
     """The outcome; for one part of several, the reason names the part."""
     return outcome if part is whole else replace(outcome, reason=f"{part.target}: {outcome.reason}")
-
-
-def _apply(client: Tuned, decision: Decision) -> ChangeResult:
-    version, tuning = client.tuning()
-    if in_force(tuning, decision.field) == decision.after:
-        return ChangeResult(State.APPLIED, version=version)
-    if not _as_expected(decision, version, tuning):
-        return _meanwhile(decision, version, tuning)
-    wanted = replaced(tuning, decision.field, decision.after)
-    answer = client.put_tuning(wanted, expected=version, key=decision.key)
-    if answer.status_code == httpx.codes.PRECONDITION_FAILED and decision.expected_version is not None:
-        return _meanwhile(decision, *client.tuning())
-    return _unmade(answer) or _read_back(client, decision.field, decision.after, State.APPLIED)
-
-
-def _undo(client: Tuned, decision: Decision, *, late: str) -> ChangeResult:
-    version, tuning = client.tuning()
-    found = in_force(tuning, decision.field)
-    if found == decision.before:
-        return ChangeResult(State.ROLLED_BACK, version=version)
-    if found != decision.after:
-        return ChangeResult(State.EXPIRED, f"{decision.field} has changed since: it is {found}", version)
-    if late:
-        return ChangeResult(State.EXPIRED, late, version)
-    key = (decision.undo or {}).get("key", f"{decision.key}-undo")
-    answer = client.put_tuning(replaced(tuning, decision.field, decision.before), expected=version, key=key)
-    return _unmade(answer) or _read_back(client, decision.field, decision.before, State.ROLLED_BACK)
 
 
 def _unmade(answer: httpx.Response) -> ChangeResult | None:
@@ -196,21 +176,21 @@ def _unmade(answer: httpx.Response) -> ChangeResult | None:
 
 def _read_back(client: Tuned, field: str, wanted: object, state: State) -> ChangeResult:
     """``state`` if the store has the wanted value by now; failed if it accepted it, but has a different one."""
-    version, tuning = client.tuning()
-    found = in_force(tuning, field)
+    tuning = client.tuning()
+    version, found = tuning["version"], in_force(tuning, field)
     if found != wanted:
         return ChangeResult(State.FAILED, f"accepted without effect: {field} reads back as {found}", version)
     return ChangeResult(state, version=version)
 
 
-def _as_expected(decision: Decision, version: int, tuning: Mapping[str, Any]) -> bool:
+def _as_expected(decision: Decision, tuning: Mapping[str, Any]) -> bool:
     if decision.expected_version is None:
         return bool(in_force(tuning, decision.field) == decision.before)
-    return version == decision.expected_version
+    return bool(tuning["version"] == decision.expected_version)
 
 
-def _meanwhile(decision: Decision, version: int, tuning: Mapping[str, Any]) -> ChangeResult:
-    expected, found = decision.expected_version, in_force(tuning, decision.field)
+def _meanwhile(decision: Decision, tuning: Mapping[str, Any]) -> ChangeResult:
+    version, expected, found = tuning["version"], decision.expected_version, in_force(tuning, decision.field)
     versions = "" if expected is None else f"version {version}, expected {expected}; "
     reason = f"the tuning changed meanwhile: {versions}{decision.field} is {found}"
     return ChangeResult(State.EXPIRED, reason, version)

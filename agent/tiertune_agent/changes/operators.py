@@ -119,9 +119,10 @@ class Operators:
         fleet = self._fleet(self._history.stores())
         told = self._told_at_once([(url, "/v1/flush", which, FLUSH_TIMEOUT_S) for url in fleet.values()])
         acknowledged = {name: _flushed(*answer) for name, answer in zip(fleet, told, strict=True)}
-        complete = all(ack["ok"] for ack in (*acknowledged.values(), *reset.values())) and not self._stores.unknown
+        complete = all(ack["ok"] for ack in (*acknowledged.values(), *reset.values()))
         known = not acknowledged or any(ack["reason"] == "ok" for ack in acknowledged.values())
-        return {"complete": complete and known, "stores": acknowledged} | ({"engines": reset} if engines else {})
+        complete = complete and known and not self._stores.roster.unknown
+        return {"complete": complete, "stores": acknowledged} | ({"engines": reset} if engines else {})
 
     def _fleet(self, stores: Iterable[StoreRecord]) -> dict[str, str]:
         """Name and address of every present store, even if it never answered.

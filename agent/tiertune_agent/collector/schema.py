@@ -28,6 +28,7 @@ _TUNED = {
 }
 STATUS = {"tiers": {EACH: _TIER}, "pools": {EACH: _POOL}, "models": [str]}
 TUNING = {
+    "version": NUMBER,
     "tiers": {EACH: _TUNED},
     "pools": {EACH: {EACH: {"capacity_bytes": NUMBER, "eviction": str}}},
     "defaults": {"eviction": str},

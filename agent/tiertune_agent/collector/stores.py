@@ -12,7 +12,7 @@ import httpx
 from tiertune_agent.collector.counters import Leapt, Reading, parse, totals, windows
 from tiertune_agent.collector.direct_commands import AGENT
 from tiertune_agent.collector.roster import Roster
-from tiertune_agent.collector.schema import NUMBER, STATUS, TUNING, check
+from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.network import asked_whole, at_once, http_client, json_of, read_whole, said
 from tiertune_agent.records import FLEET, Snapshot
 
@@ -62,14 +62,11 @@ class StoreHttp:
         """Send the sampling; returns whatever the store answers."""
         return asked_whole(self._http, "PUT", "/v1/sampling", json=dict(document))
 
-    def tuning(self) -> tuple[int, dict[str, Any]]:
-        """The version and the document; KeyError, TypeError or ValueError if the answer is malformed."""
-        answer = read_whole(self._http, "/v1/tuning")
-        told = json_of(answer)
+    def tuning(self) -> dict[str, Any]:
+        """The document, with its version; KeyError, TypeError or ValueError if the answer is malformed."""
+        told: dict[str, Any] = self.get("/v1/tuning")
         check(told, TUNING, "tuning")
-        version = int(answer.headers["etag"].strip('"'))
-        check(version, NUMBER, "its version")
-        return version, told
+        return {**told, "version": int(told["version"])}
 
     def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
         """Send the tuning; returns whatever the store answers."""
@@ -99,7 +96,7 @@ class Collector:
 
         ``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``.
         """
-        self._roster = roster
+        self.roster = roster
         self._now = now
         self._steady_s = steady_s or (lambda: now().timestamp())
         self._made = partial(StoreHttp, transport=transport, access=access)
@@ -116,7 +113,7 @@ class Collector:
 
     def look(self) -> bool:
         """Look up the stores; returns whether they have changed, or one answers where another did."""
-        now, others = self._now(), self._roster.look()
+        now, others = self._now(), self.roster.look()
         renamed, self._renamed = self._renamed, False
         for client, at in self._left:
             if now - at > LEFT_FOR:
@@ -126,15 +123,6 @@ class Collector:
             self._meet()
         return others or renamed
 
-    @property
-    def unknown(self) -> list[str]:
-        """Names that were never resolved, so that nobody knows their stores."""
-        return self._roster.unknown
-
-    def problems(self) -> dict[str, str]:
-        """Why it is unknown which stores there are, by kind of incident; empty: it is known."""
-        return self._roster.problems()
-
     def collect(self) -> list[Snapshot | Trouble]:
         """One answer per store, in the order of the roster."""
         clients = self._clients
@@ -143,10 +131,10 @@ class Collector:
         for url, answer in answers:
             first = seen.setdefault(answer.store, url)
             if first == url:
-                gone = url in self._roster.former
+                gone = url in self.roster.former
                 told.append(replace(answer, gone=gone) if isinstance(answer, Trouble) else answer)
-            elif url in self._roster.former:
-                self._roster.leave(url)
+            elif url in self.roster.former:
+                self.roster.leave(url)
             else:
                 message = f"{url} and {first} both call themselves {answer.store}; only the first is tuned"
                 told.append(Trouble(url, "duplicate_store", message))
@@ -172,7 +160,7 @@ class Collector:
 
     def _meet(self) -> None:
         """Match clients, names and readings to the roster's stores. Others may read them at any time."""
-        stores, now = self._roster.stores, self._now()
+        stores, now = self.roster.stores, self._now()
         self._left += [(client, now) for url, client in self._clients.items() if url not in stores]
         self._clients = {url: self._clients.get(url) or self._made(url) for url in stores}
         self.addresses = {url: store.name or urlsplit(url).netloc for url, store in stores.items()}
@@ -183,7 +171,7 @@ class Collector:
         client = self._clients[url]
         try:
             counters, status = client.get("/v1/counters"), client.get("/v1/status")
-            version, tuning = client.tuning()
+            tuning = client.tuning()
             reading = parse(counters)
             check(status, STATUS, "status")
         except httpx.HTTPError as error:
@@ -193,7 +181,7 @@ class Collector:
         if reading.store == FLEET:
             message = f"{url} calls itself {FLEET}, which stands for the whole fleet: give it another name"
             return Trouble(self._names[url], "store_misnamed", message)
-        if not self._roster.stores[url].name:
+        if not self.roster.stores[url].name:
             if self._names[url] not in (reading.store, self.addresses[url]):
                 self._renamed = True  # set, and never cleared here: others ask their stores at the same time
             self._names[url] = reading.store
@@ -201,7 +189,7 @@ class Collector:
             message = f"{url} is called {self._names[url]} where it is listed, and {reading.store} by itself"
             return Trouble(self._names[url], "store_misnamed", message)
         try:
-            return self._snapshot(url, reading, status, {**tuning, "version": version})
+            return self._snapshot(url, reading, status, tuning)
         except Leapt as error:  # the next answer says from where to count on
             self._readings.pop(url)
             return self._nonsense(url, error)

@@ -1,8 +1,9 @@
 """What the demo showed: figures from the stores' and the agent's answers, and whether they prove the point. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from tiertune_agent.collector.adapters.exposition import Exposition
@@ -34,30 +35,6 @@ COUNTED = ("hit_tokens", "evictions", "fetched", "recomputed", "saved_s", "lost_
 
 
 @dataclass(frozen=True)
-class DemoDecision:
-    id: int
-    tuner: str
-    store: str
-    pool: str
-    before: str | int
-    after: str | int
-    """``on`` or ``off``, or bytes."""
-    state: str
-    reason: str
-    at_s: float
-    """Seconds after the start of the run."""
-
-    @property
-    def applied(self) -> bool:
-        """Whether it changed the store."""
-        return self.state in CHANGED
-
-    def document(self) -> dict[str, Any]:
-        names = {"before": "from", "after": "to"}
-        return {names.get(part.name, part.name): getattr(self, part.name) for part in fields(self)}
-
-
-@dataclass(frozen=True)
 class Figures:
     """All that is known at one moment of the run."""
 
@@ -66,8 +43,8 @@ class Figures:
     tiers: Mapping[str, TierFigures] = field(default_factory=lambda: {tier: TierFigures() for tier in TIERS})
     fetching: Mapping[str, bool] = field(default_factory=dict)
     """Whether each store fetches from the remote."""
-    decisions: Sequence[DemoDecision] = ()
-    """Oldest first."""
+    decisions: Sequence[Document] = ()
+    """As ``--json`` has them, oldest first."""
     windows: int = 0
     counted: Mapping[str, int] = field(default_factory=dict)
     """The players' tallies."""
@@ -87,7 +64,7 @@ class Figures:
             "seconds": round(self.seconds, 3),
             "requests": self.counted.get("requests", 0),
             "windows": self.windows,
-            "decisions": [decision.document() for decision in self.decisions],
+            "decisions": list(self.decisions),
             "tiers": {name: {part: int(getattr(tier, part)) for part in kept} for name, tier in self.tiers.items()},
             "gate": self.gate,
             "saved_seconds": round(self.total("saved_s"), 3),
@@ -124,28 +101,31 @@ def values(store: Document, metric: str, **labels: str) -> Iterator[float]:
             yield row[-1]
 
 
-def decisions(documents: Sequence[Document], started: datetime) -> list[DemoDecision]:
-    """From ``/api/v1/decisions``, oldest first."""
-    return sorted((_decision(document, started) for document in documents), key=lambda decision: decision.id)
+def decisions(documents: Sequence[Document], started: datetime) -> list[Document]:
+    """From ``/api/v1/decisions``, oldest first, with the seconds since the start in ``at_s``."""
+    return sorted((_decision(document, started) for document in documents), key=itemgetter("id"))
 
 
-def _decision(document: Document, started: datetime) -> DemoDecision:
+def _decision(document: Document, started: datetime) -> Document:
     at = datetime.fromisoformat(document["applied_at"] or document["created_at"])
-    names = {name: document[name] for name in ("id", "tuner", "store", "pool", "state", "reason")}
-    return DemoDecision(
-        **names, before=document["from"], after=document["to"], at_s=round((at - started).total_seconds(), 3)
-    )
+    names = ("id", "tuner", "store", "pool", "from", "to", "state", "reason")
+    return {name: document[name] for name in names} | {"at_s": round((at - started).total_seconds(), 3)}
+
+
+def applied(decision: Document) -> bool:
+    """Whether it changed the store."""
+    return decision["state"] in CHANGED
 
 
 def shortfall(figures: Figures, slowed: tuple[float, float]) -> list[str]:
     """What was not shown; empty: all was. ``slowed``: start and end of the slow remote, in seconds of the run."""
     start, end = slowed
-    made = [decision for decision in figures.decisions if decision.tuner == "remote_fetch" and decision.applied]
-    off = [d.at_s for d in made if d.after == "off" and start <= d.at_s <= end]
+    made = [one for one in figures.decisions if one["tuner"] == "remote_fetch" and applied(one)]
+    off = [one["at_s"] for one in made if one["to"] == "off" and start <= one["at_s"] <= end]
     missing = [f"no hit in {name}" for name, tier in figures.tiers.items() if not tier.hit_tokens]
     if not off:
         missing.append(f"no decision to stop fetching while the remote was slow ({start:.0f} to {end:.0f} s)")
-    elif not any(d.after == "on" and d.at_s > off[0] for d in made):
+    elif not any(one["to"] == "on" and one["at_s"] > off[0] for one in made):
         missing.append("no decision to fetch again after it was fast")
     return missing
 

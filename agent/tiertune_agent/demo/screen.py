@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from tiertune_agent.demo.result import DemoDecision, Figures
+from tiertune_agent.demo.result import Document, Figures, applied
 from tiertune_agent.records import State
 from tiertune_connector.units import format_size
 
@@ -76,9 +76,9 @@ class Lines:
             self._weather = weather
             self._say(f"{clock(figures.seconds)}  {weather}")
         for decision in figures.decisions[self._decisions :]:
-            if decision.state == State.APPROVED:  # its outcome is not known yet
+            if decision["state"] == State.APPROVED:  # its outcome is not known yet
                 break
-            self._say(f"{clock(decision.at_s)}  {decided(decision)}: {decision.reason}")
+            self._say(f"{clock(decision['at_s'])}  {decided(decision)}: {decision['reason']}")
             self._decisions += 1
         if figures.seconds >= self._next_s:
             self._next_s = figures.seconds + TELL_EVERY_S
@@ -128,12 +128,12 @@ def counted(figures: Figures) -> str:
     return f"{requests} requests · saved {saved:.1f} s of prefill, lost {lost:.1f} s · {chunks} chunks, {wrong} wrong"
 
 
-def decided(decision: DemoDecision) -> str:
+def decided(decision: Document) -> str:
     """Who decided what."""
-    before, after = (_value(side) for side in (decision.before, decision.after))
-    pool = f" {decision.pool[:8]}" if decision.pool else ""
-    how = "" if decision.applied else f" ({decision.state})"
-    return f"{decision.store}{pool}: {decision.tuner} {before} → {after}{how}"
+    before, after = (_value(decision[side]) for side in ("from", "to"))
+    pool = f" {decision['pool'][:8]}" if decision["pool"] else ""
+    how = "" if applied(decision) else f" ({decision['state']})"
+    return f"{decision['store']}{pool}: {decision['tuner']} {before} → {after}{how}"
 
 
 def ending(figures: Figures) -> list[str]:
@@ -173,13 +173,14 @@ def _fetching(figures: Figures) -> Text:
     return text
 
 
-def _decisions(decisions: Iterable[DemoDecision]) -> Iterator[RenderableType]:
+def _decisions(decisions: Iterable[Document]) -> Iterator[RenderableType]:
     newest = list(decisions)[-NEWEST:][::-1]
     if not newest:
         yield Text("none yet: the agent looks every two seconds", style="dim")
     for decision in newest:
-        yield Text(f"{clock(decision.at_s)}  {decided(decision)}", style="bold" if decision.applied else "")
-        yield Padding(Text(decision.reason, style="dim"), (0, 0, 0, 6))
+        told = f"{clock(decision['at_s'])}  {decided(decision)}"
+        yield Text(told, style="bold" if applied(decision) else "")
+        yield Padding(Text(decision["reason"], style="dim"), (0, 0, 0, 6))
 
 
 def _share(part: float, whole: float) -> str:

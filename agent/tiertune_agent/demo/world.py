@@ -26,6 +26,7 @@ from tiertune_connector.ending import Ending
 
 HOSTS = ("host-a", "host-b")
 READY_S = 60.0
+LOOK_S = 0.1
 END_S = 8.0
 _PACKAGED_POLICY = Path(__file__).with_name("policy.yaml")
 _REPOSITORY_POLICY = Path(__file__).parents[3] / "policies" / "demo.yaml"
@@ -111,7 +112,7 @@ class World:
         for host in HOSTS:
             self._start_host(host, remote)
         for host in HOSTS:
-            self._await(self._address(host).is_file, f"{host} serves")
+            self.until(self._address(host).is_file, f"{host} serves")
             self.stores[host] = self._address(host).read_text().strip()
         self.start_agent()
 
@@ -119,12 +120,29 @@ class World:
         """Start the players; returns when all have served."""
         for index in range(self.setup.players):
             self._start_player(index, trace)
-        self._await(lambda: all(tally.read()["requests"] for tally in self.tallies), "every player works")
+        self.until(lambda: all(tally.read()["requests"] for tally in self.tallies), "every player works")
 
     def check(self) -> None:
         """DemoError if one of the processes has ended."""
         for child in self._children:
             child.check()
+
+    def until(
+        self, holds: Callable[[], object], what: str, within_s: float = READY_S, *, minding: bool = True
+    ) -> float:
+        """Wait until it holds; returns the seconds. EndedError if the user ends it meanwhile.
+
+        DemoError if it does not hold in time, or, if ``minding``, when a process has ended.
+        """
+        started = time.monotonic()
+        while not holds():
+            if minding:
+                self.check()
+            if self._ended.wait(LOOK_S):
+                raise EndedError
+            if time.monotonic() - started > within_s:
+                raise DemoError(f"{what}: not within {within_s:g} s; logs were in {self.folder}")
+        return time.monotonic() - started
 
     def limit(self, bytes_per_s: float, *hosts: str) -> None:
         """Limit the own link to the remote of each of these hosts, or of all if none is named. 0: no limit."""
@@ -166,7 +184,7 @@ class World:
         }
         self._write("agent.yaml", config)
         self._spawn("agent", [sys.executable, *self.setup.agent, "agent", "run", "--config", "agent.yaml"])
-        self._await(lambda: _answers(f"{self.page}healthz"), "the agent answers")
+        self.until(lambda: _answers(f"{self.page}healthz"), "the agent answers")
 
     def counted(self) -> dict[str, int]:
         """The players' tallies, summed."""
@@ -189,7 +207,7 @@ class World:
         }
         flags = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
         self._spawn("remote", ["redis-server", *flags])
-        self._await(lambda: _listens(port), "redis-server listens")
+        self.until(lambda: _listens(port), "redis-server listens")
         self._redis = f"redis://127.0.0.1:{port}/0"
         return {"url": self._redis}
 
@@ -247,15 +265,6 @@ class World:
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 (no other thread runs yet; one call into libc)
             )
         self._children.append(Child(name, process, log))
-
-    def _await(self, ready: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + READY_S
-        while not ready():
-            self.check()
-            if self._ended.wait(0.05):
-                raise EndedError
-            if time.monotonic() > deadline:
-                raise DemoError(f"{what}: not within {READY_S:g} s; logs were in {self.folder}")
 
 
 @contextmanager

@@ -13,27 +13,9 @@ OFTEN = 0.05
 """Share of requests or chunks that is worth a finding."""
 Subject = TypeVar("Subject")
 Told = Iterator[tuple[str, str]]
-"""What is wrong with a subject, and what to do about it, as in ``Found``."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """One thing that a check found."""
-
-    where: str
-    """A store by its name, else an address or a file."""
-    wrong: str
-    """What is wrong, with figures."""
-    mend: str
-    """What to do about it."""
-
-
-@dataclass(frozen=True)
-class Check:
-    name: str
-    """That of the agent's incident of the same kind, if there is one."""
-    severity: Severity
-    look: Callable[[AllFacts], Iterator[Found]]
+"""What is wrong with a subject, with figures, and what to do about it."""
+Found = Iterator[tuple[str, str, str]]
+"""Where (a store by its name, else an address or a file), and the same."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +27,18 @@ class Finding:
     mend: str
 
 
-def check(name: str, severity: Severity) -> Callable[[Callable[[AllFacts], Iterator[Found]]], Check]:
+@dataclass(frozen=True)
+class Check:
+    name: str
+    """That of the agent's incident of the same kind, if there is one."""
+    severity: Severity
+    look: Callable[[AllFacts], Found]
+
+    def findings(self, facts: AllFacts) -> Iterator[Finding]:
+        return (Finding(self.name, self.severity, *found) for found in self.look(facts))
+
+
+def check(name: str, severity: Severity) -> Callable[[Callable[[AllFacts], Found]], Check]:
     """Decorator: makes a check of a function of all facts."""
     return partial(Check, name, severity)
 
@@ -57,8 +50,8 @@ def of_each(
 
     def named(name: str, severity: Severity) -> Callable[[Callable[[Subject], Told]], Check]:
         def made(look_at: Callable[[Subject], Told]) -> Check:
-            def look(facts: AllFacts) -> Iterator[Found]:
-                return (Found(getattr(one, where), *told) for one in subjects(facts) for told in look_at(one))
+            def look(facts: AllFacts) -> Found:
+                return ((getattr(one, where), *told) for one in subjects(facts) for told in look_at(one))
 
             return Check(name, severity, look)
 

@@ -1,10 +1,9 @@
 """Finds what to mend in a policy file, with file, line and column: for the command, the API and the page."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tiertune_agent.fields import read
 from tiertune_agent.policy.document import LoadedPolicy, Policy, Rule, load
@@ -97,9 +96,4 @@ def _vain(rule: Rule, keys: Sequence[str], why: str) -> list[str]:
 
 
 def _sets(rule: Rule, key: str) -> bool:
-    return _given(rule.model_dump(exclude_unset=True), key)
-
-
-def _given(document: Mapping[str, Any], key: str) -> bool:
-    head, _, rest = key.partition(".")
-    return head in document and (not rest or _given(document[head], rest))
+    return read(rule.model_dump(exclude_unset=True), key) is not None

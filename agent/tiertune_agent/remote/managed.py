@@ -115,10 +115,9 @@ class Remote:
             windows=tuple(_window(0.0 if since_s is None else now_s - since_s, at, state["resident_bytes"])),
         )
 
-    def tuning(self) -> tuple[int, dict[str, Any]]:
+    def tuning(self) -> dict[str, Any]:
         """As in a store's client. Raises httpx.TransportError if a server does not answer."""
-        document = _document(self._held())
-        return int(document["version"]), document
+        return _document(self._held())
 
     def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:  # noqa: ARG002
         """As in a store's client: 412 if it was changed since, 422 if a server refuses; then the others are set back.

@@ -6,9 +6,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from tiertune_agent.replay.fleet import FleetPools
+from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.scenario import ByHand, Scenario
-from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import Trace, TraceError
 
 LONGEST_DAYS = 366

@@ -1,11 +1,26 @@
 """The caches of a fleet in a replay: production's pools, which can change size and algorithm between requests."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tiertune_agent.replay.scenario import Scenario
-from tiertune_agent.replay.sizes import Sizes
 from tiertune_connector.eviction import Key
 from tiertune_connector.whatif.simulated import SimulatedPool
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Capacities in chunks, and the algorithms that order victims."""
+
+    dram: int
+    """Per node."""
+    disk: int
+    """Per node."""
+    remote: int
+    """Of the fleet."""
+    dram_eviction: str = "lru"
+    disk_eviction: str = "lru"
+    remote_eviction: str = "lru"
 
 
 class FleetPools:

@@ -9,10 +9,10 @@ import numpy as np
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.contents import Conductor, ReplayedRequest, arrivals, contents, route
 from tiertune_agent.replay.engine import local_costs, prefill_cost
+from tiertune_agent.replay.fleet import Sizes
 from tiertune_agent.replay.link import Link
 from tiertune_agent.replay.play import Play, Report, Tally, World
-from tiertune_agent.replay.scenario import Scenario
-from tiertune_agent.replay.sizes import Sizes, remote_share, sizes, split_sizes
+from tiertune_agent.replay.scenario import Scenario, Sized
 from tiertune_agent.replay.traces import Trace
 from tiertune_agent.replay.tuned import tuned
 from tiertune_agent.terminal.progress import Step, unseen
@@ -48,11 +48,20 @@ class Replay:
     @cached_property
     def own(self) -> Sizes:
         """Sizes of the scenario's own tiers."""
-        return sizes(self.scenario, self.trace.unique, self.chunk_bytes)
+        tiers = self.scenario.tiers
+        return Sizes(
+            dram=max(1, int(self._chunks("dram") / self.scenario.nodes)),
+            disk=self._disk,
+            remote=int(self._chunks("remote")),
+            dram_eviction=tiers.dram.eviction,
+            disk_eviction=tiers.disk.eviction,
+            remote_eviction=tiers.remote.eviction,
+        )
 
     def split(self, share: float) -> Sizes:
         """The same total of DRAM and remote with ``share`` of it remote, all LRU."""
-        return split_sizes(self.scenario, self.trace.unique, self.chunk_bytes, share)
+        total, nodes = int(self._chunks("dram") + self._chunks("remote")), self.scenario.nodes
+        return Sizes(dram=max(1, int(total * (1 - share) / nodes)), disk=self._disk, remote=int(total * share))
 
     def run(self, name: str) -> dict[str, Any]:
         """Report a run other than ``tuned``; ValueError if the scenario has no such run."""
@@ -67,8 +76,9 @@ class Replay:
             raise ValueError(
                 f"{name} differs from rule only in the queues, and this scenario has none (queueing: true)"
             )
-        own_share = remote_share(self.scenario, self.trace.unique, self.chunk_bytes)
-        return self.report(self._tally(self.own, name), split=[[0.0, own_share]])
+        dram, remote = self._chunks("dram"), self._chunks("remote")
+        share = remote / (dram + remote) if remote else 0.0
+        return self.report(self._tally(self.own, name), split=[[0.0, share]])
 
     def play(
         self,
@@ -109,6 +119,16 @@ class Replay:
             "rollbacks": rollbacks,
             "split": split,
         }
+
+    @property
+    def _disk(self) -> int:
+        """Chunks per node."""
+        return int(self._chunks("disk") / self.scenario.nodes)
+
+    def _chunks(self, tier: str) -> float:
+        """Chunks of a tier of the whole fleet, not rounded."""
+        sized: Sized = getattr(self.scenario.tiers, tier)
+        return sized.chunks(self.trace.unique, self.chunk_bytes)
 
     def _best_split(self) -> dict[str, Any]:
         """The gate's run at its best split by mean TTFT; on ties, the one with the least remote."""

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tiertune_agent.records import Prospect, Window, covered_s, series, total
+from tiertune_agent.replay.fleet import Sizes
 from tiertune_agent.replay.link import Beliefs
-from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.tuners.base import MOST_OF_TIER, TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import typical_candidate
 from tiertune_agent.tuners.tier_size import horizon_s

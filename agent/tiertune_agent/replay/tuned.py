@@ -17,8 +17,7 @@ from tiertune_agent.policy.budgets import Budgets
 from tiertune_agent.policy.document import Guard, Policy, Rule, rates, rules_for, split_rules
 from tiertune_agent.policy.guard import Recent, guard
 from tiertune_agent.records import Made, State, Target, Window
-from tiertune_agent.replay.fleet import FleetPools
-from tiertune_agent.replay.sizes import Sizes
+from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.stores import BEGIN, KEPT_REMOTE, POOL, STORE, WINDOWS, Stores
 from tiertune_agent.tuners import gate_settings, remote_fetch
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner

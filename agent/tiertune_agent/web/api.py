@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import Field, StringConstraints
@@ -14,8 +14,6 @@ from tiertune_agent.changes.control import ChangeControl, Refused, Unknown
 from tiertune_agent.changes.operators import Caller, Operators
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.leader import NotLeadingError
-from tiertune_agent.history.measured import MOST_WINDOWS
-from tiertune_agent.records import State
 from tiertune_agent.web.bodies import Bounded, unprocessable
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.signing import from_here
@@ -91,7 +89,8 @@ def application(
 
 def _reading(views: Views, metrics: AgentMetrics, unwell: Callable[[], Sequence[str]]) -> APIRouter:
     api = APIRouter()
-    for view in (views.fleet, views.policies, views.incidents):
+    told = (views.fleet, views.policies, views.incidents, views.decisions, views.audit, views.ledger, views.windows)
+    for view in told:
         api.add_api_route(f"/api/v1/{view.__name__}", view)
 
     @api.get("/metrics", response_class=PlainTextResponse)
@@ -103,30 +102,12 @@ def _reading(views: Views, metrics: AgentMetrics, unwell: Callable[[], Sequence[
         """Alive; a round that fails is reported, but is no reason to end the agent."""
         return PlainTextResponse("".join(f"{line}\n" for line in ("ok", *unwell())))
 
-    @api.get("/api/v1/decisions")
-    def decisions(state: State | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> dict[str, Any]:
-        return views.decisions(state, limit)
-
     @api.get("/api/v1/decisions/{number}")
     def decision(number: Number) -> dict[str, Any]:
         found = views.decision(number)
         if found is None:
             raise Unknown(f"there is no decision {number}")
         return found
-
-    @api.get("/api/v1/audit")
-    def audit(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> dict[str, Any]:
-        return views.audit(limit)
-
-    @api.get("/api/v1/ledger")
-    def ledger(hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> dict[str, Any]:
-        return views.ledger(hours)
-
-    @api.get("/api/v1/windows")
-    def windows(
-        store: str, tier: str, namespace: str = "", limit: Annotated[int, Query(ge=1, le=MOST_WINDOWS)] = 60
-    ) -> dict[str, Any]:
-        return views.windows(store, tier, namespace, limit)
 
     return api
 

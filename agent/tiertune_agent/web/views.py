@@ -3,15 +3,18 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
+
+from fastapi import Query
 
 from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.fields import read
 from tiertune_agent.followed import Followed
+from tiertune_agent.history.measured import MOST_WINDOWS
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, Override, Rulings, frozen_by, mode_of
 from tiertune_agent.policy.lint import Finding, errors, notes
-from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Target, Window
+from tiertune_agent.records import FLEET, OBSERVED, State, StoreRecord, Target, Window
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of
 from tiertune_agent.web.compared import compared
@@ -20,6 +23,7 @@ SHOWN_PER_WINDOW = {
     **{name: SHOWN[name] for name in ("hit_tokens", "saved_s", "lost_s", "fetched", "recomputed")},
     "resident_bytes": ("tier_resident_bytes", {}),
 }
+Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ NOBODY = Named()
 
 
 class Views:
+    """Public methods but ``decision`` and ``frozen`` are what the API has at their names, with these parameters."""
+
     def __init__(
         self,
         history: History,
@@ -92,7 +98,7 @@ class Views:
         calendar = frozen_by(self._policy.content.policy, self._now())
         return {"reason": calendar, "who": "policy", "since": None, "until": None} if calendar else None
 
-    def decisions(self, state: str | None, limit: int) -> dict[str, Any]:
+    def decisions(self, state: State | None = None, limit: Limit = 200) -> dict[str, Any]:
         """Newest first."""
         found = self._history.decisions.find(states=[state] if state else [], limit=limit)
         return {"decisions": [decision.document() for decision in found]}
@@ -106,7 +112,7 @@ class Views:
         told = {"verdicts": verdicts, "reviews": reviews, "compared": vars(weighed) if weighed else None}
         return {**decision.document(), **told}
 
-    def ledger(self, hours: float) -> dict[str, Any]:
+    def ledger(self, hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> dict[str, Any]:
         """Rows by hour, store, namespace and tier, and their sums by tier, from the hour ``since`` on."""
         since = hour_of(self._now() - timedelta(hours=hours))
         return {
@@ -116,7 +122,9 @@ class Views:
             "ledger": self._history.ledger.rows(since),
         }
 
-    def windows(self, store: str, tier: str, namespace: str, limit: int) -> dict[str, Any]:
+    def windows(
+        self, store: str, tier: str, namespace: str = "", limit: Annotated[int, Query(ge=1, le=MOST_WINDOWS)] = 60
+    ) -> dict[str, Any]:
         """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first.
 
         None that lie ahead: they were counted before the clock was set back.
@@ -147,7 +155,7 @@ class Views:
     def incidents(self) -> dict[str, Any]:
         return {"incidents": self._history.journal.incidents()}
 
-    def audit(self, limit: int) -> dict[str, Any]:
+    def audit(self, limit: Limit = 100) -> dict[str, Any]:
         """Newest first."""
         return {"audit": self._history.journal.audited(limit)}
 

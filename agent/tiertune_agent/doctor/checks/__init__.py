@@ -1,7 +1,5 @@
 """Every check, in the order of the report. Pure: facts in, findings out."""
 
-from collections.abc import Iterable, Iterator
-
 from tiertune_agent.doctor.checks import of_agent, of_backends, of_engines, of_stores, of_traffic
 from tiertune_agent.doctor.facts import AllFacts
 from tiertune_agent.doctor.finding import Check, Finding, Severity
@@ -19,16 +17,11 @@ ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 def findings(facts: AllFacts) -> list[Finding]:
     """What is wrong, errors first. An incident of the agent is left out where a check of its name found the same."""
-    told = list(_looked(SEEN, facts))
+    told = [one for check in SEEN for one in check.findings(facts)]
     known = {(one.check, _place(one)) for one in told}
-    told += [one for one in _looked(of_agent.OF_INCIDENTS, facts) if (one.check, _place(one)) not in known]
+    incidents = (one for check in of_agent.OF_INCIDENTS for one in check.findings(facts))
+    told += [one for one in incidents if (one.check, _place(one)) not in known]
     return sorted(told, key=lambda one: ORDER.index(one.severity))
-
-
-def _looked(checks: Iterable[Check], facts: AllFacts) -> Iterator[Finding]:
-    for check in checks:
-        for found in check.look(facts):
-            yield Finding(check.name, check.severity, found.where, found.wrong, found.mend)
 
 
 def _place(finding: Finding) -> str:

@@ -1,7 +1,5 @@
 """Checks of what the agent reports: who leads, freezes, bypasses, its policy, its incidents. Pure."""
 
-from collections.abc import Iterator
-
 from tiertune_agent.doctor.facts import AgentFacts, AllFacts
 from tiertune_agent.doctor.finding import Check, Found, Told, check, of_agent
 from tiertune_connector.units import format_duration
@@ -58,11 +56,11 @@ def nobody_leads(agent: AgentFacts) -> Told:
 
 
 @check("agent_stuck", "error")
-def stuck(facts: AllFacts) -> Iterator[Found]:
+def stuck(facts: AllFacts) -> Found:
     late_s = _late_s(facts.agent) if facts.agent else None
     if facts.agent and late_s is not None and facts.agent.fleet.get("leader") and facts.answering:
         wrong = f"it leads, but has heard no store for {format_duration(late_s)}, though one answers here"
-        yield Found(facts.agent.url, wrong, "look at its log: the database may be away, or a round fails")
+        yield facts.agent.url, wrong, "look at its log: the database may be away, or a round fails"
 
 
 def _late_s(agent: AgentFacts) -> float | None:
@@ -74,18 +72,18 @@ def _late_s(agent: AgentFacts) -> float | None:
 
 
 @check("policy_invalid", "error")
-def policy_invalid(facts: AllFacts) -> Iterator[Found]:
+def policy_invalid(facts: AllFacts) -> Found:
     problem = facts.agent and facts.agent.policies.get("problem")
     if facts.agent and problem:
         wrong = f"the policy file is not in force, an older one is: {problem}"
-        yield Found(str(facts.agent.policies.get("source") or facts.agent.url), wrong, MEND_POLICY)
+        yield str(facts.agent.policies.get("source") or facts.agent.url), wrong, MEND_POLICY
 
 
 @check("policy_without_effect", "warning")
-def policy_without_effect(facts: AllFacts) -> Iterator[Found]:
+def policy_without_effect(facts: AllFacts) -> Found:
     for note in (facts.agent.policies.get("notes") or ()) if facts.agent else ():
         where = str(facts.agent.policies.get("source") or facts.agent.url) if facts.agent else ""
-        yield Found(where, f"the policy does less than it says: {note}", "take the key out, or set what it lacks")
+        yield where, f"the policy does less than it says: {note}", "take the key out, or set what it lacks"
 
 
 @of_agent("frozen", "warning")
@@ -99,18 +97,18 @@ def frozen(agent: AgentFacts) -> Told:
 
 
 @check("bypassed", "warning")
-def bypassed(facts: AllFacts) -> Iterator[Found]:
+def bypassed(facts: AllFacts) -> Found:
     off = {store.name for store in facts.answering if store.tuning.get("bypass")}
     if facts.agent:
         asked = {store.name for store in facts.answering}
         off |= {str(one["name"]) for one in facts.agent.stores if one.get("bypass") and one["name"] not in asked}
     for name in sorted(off):
         wrong = "it is bypassed: it answers miss to everything, and engines recompute"
-        yield Found(name, wrong, f"tiertune bypass off --store {name}")
+        yield name, wrong, f"tiertune bypass off --store {name}"
 
 
 @check("bypass_not_acknowledged", "error")
-def bypass_not_acknowledged(facts: AllFacts) -> Iterator[Found]:
+def bypass_not_acknowledged(facts: AllFacts) -> Found:
     agent = facts.agent
     pending = [(store, store.get("pending_bypass")) for store in agent.stores] if agent else []
     unheard = [(one, one["on"]) for one in agent.fleet.get("bypass_unheard") or ()] if agent else []
@@ -118,19 +116,16 @@ def bypass_not_acknowledged(facts: AllFacts) -> Iterator[Found]:
         if wished is not None:
             switch = "on" if wished else "off"
             wrong = f"bypass {switch} was commanded, and the store has not acknowledged it"
-            yield Found(
-                str(store["name"]), wrong, f"mend the way to it, or tell it: bypass {switch} --store {store['url']}"
-            )
+            yield str(store["name"]), wrong, f"mend the way to it, or tell it: bypass {switch} --store {store['url']}"
 
 
 def _incident(kind: str, mend: str) -> Check:
-    def look(facts: AllFacts) -> Iterator[Found]:
+    def look(facts: AllFacts) -> Found:
         agent = facts.agent
         for one in agent.incidents if agent else ():
             if agent and one.get("kind") == kind:
                 where = str(one.get("store") or agent.url)
-                its = OF_SOURCES.get(kind, mend) if where in agent.sources else mend
-                yield Found(where, str(one.get("message")), its)
+                yield where, str(one.get("message")), OF_SOURCES.get(kind, mend) if where in agent.sources else mend
 
     return Check(kind, "warning", look)
 

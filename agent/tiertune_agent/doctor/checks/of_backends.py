@@ -1,7 +1,5 @@
 """Checks of what stores and agent depend on: the remote's servers, the database, a measured storage. Pure."""
 
-from collections.abc import Iterator
-
 from tiertune_agent.doctor.facts import AllFacts, ServerFacts, StorageFacts
 from tiertune_agent.doctor.finding import Found, Told, check, of_server, of_storage
 from tiertune_connector.units import format_size
@@ -29,16 +27,16 @@ def server_keeps_all(server: ServerFacts) -> Told:
 
 
 @check("database", "error")
-def database(facts: AllFacts) -> Iterator[Found]:
+def database(facts: AllFacts) -> Found:
     base = facts.database
     if base is None:
         return
     if base.problem:
-        yield Found(base.shown, base.problem, "start the database, or mend its address or password_file")
+        yield base.shown, base.problem, "start the database, or mend its address or password_file"
     elif base.have and base.have != base.newest:
         wrong = f"its schema is at revision {base.have}, this version needs {base.newest}: the agent does not start"
         newer = "run the TierTune that wrote it: it is newer than this one"
-        yield Found(base.shown, wrong, newer if base.have > base.newest else "tiertune db upgrade --config FILE")
+        yield base.shown, wrong, newer if base.have > base.newest else "tiertune db upgrade --config FILE"
 
 
 @of_storage("storage_failed", "error")

@@ -1,7 +1,5 @@
 """Checks of what engines export on vLLM's own ``/metrics``. Pure."""
 
-from collections.abc import Iterator
-
 from tiertune_agent.doctor.facts import AllFacts, EngineFacts
 from tiertune_agent.doctor.finding import OFTEN, Found, Told, check, of_engine
 from tiertune_agent.incidents.detectors import FEW
@@ -69,12 +67,12 @@ def random_seed(engine: EngineFacts) -> Told:
 
 
 @check("engine_versions_differ", "warning")
-def versions_differ(facts: AllFacts) -> Iterator[Found]:
+def versions_differ(facts: AllFacts) -> Found:
     versions = sorted({engine.version for engine in facts.engines if engine.version})
     if len(versions) > 1:
         urls = ", ".join(f"{engine.url} {engine.version}" for engine in facts.engines if engine.version)
         mend = "run one version of vLLM: others may lay out their KV otherwise, and then share nothing"
-        yield Found("engines", f"{len(versions)} versions of vLLM run: {urls}", mend)
+        yield "engines", f"{len(versions)} versions of vLLM run: {urls}", mend
 
 
 @of_engine("lookups_late", "warning")

@@ -21,13 +21,12 @@ SHORT_BY = 0.1
 
 
 @check("store_unreachable", "error")
-def unreachable(facts: AllFacts) -> Iterator[Found]:
+def unreachable(facts: AllFacts) -> Found:
     """A store that only wants a token, or that the agent reaches, is no fault: the report lists it as not checked."""
     for store in facts.stores:
         if not (store.answers or store.closed or store.heard):
-            yield Found(
-                store.name, f"no store answers at {store.url}: {store.problem}", ALSO_LOOKED_FOR["store_unreachable"]
-            )
+            wrong = f"no store answers at {store.url}: {store.problem}"
+            yield store.name, wrong, ALSO_LOOKED_FOR["store_unreachable"]
 
 
 @of_store("store_misnamed", "error")
@@ -39,18 +38,18 @@ def misnamed(store: StoreFacts) -> Told:
 
 
 @check("duplicate_store", "error")
-def duplicate(facts: AllFacts) -> Iterator[Found]:
+def duplicate(facts: AllFacts) -> Found:
     named: dict[str, dict[str, str]] = defaultdict(dict)
     for store in facts.answering:
         named[store.name][str(store.status.get("boot_id") or store.url)] = store.url
     for name, urls in named.items():
         if len(urls) > 1:
             wrong = f"{len(urls)} stores call themselves {name}: {', '.join(sorted(urls.values()))}"
-            yield Found(name, wrong, ALSO_LOOKED_FOR["duplicate_store"])
+            yield name, wrong, ALSO_LOOKED_FOR["duplicate_store"]
 
 
 @check("clock_skew", "warning")
-def clock_skew(facts: AllFacts) -> Iterator[Found]:
+def clock_skew(facts: AllFacts) -> Found:
     """Against the agent's clock; without one, against this host's."""
     agent = facts.agent.clock if facts.agent else None
     base, whose = (agent, "the agent's") if agent else (Clock(0.0, 0.0), "this host's")
@@ -61,16 +60,16 @@ def clock_skew(facts: AllFacts) -> Iterator[Found]:
         if abs(ahead_s) > SKEW_S + doubt_s:
             way = "ahead of" if ahead_s > 0 else "behind"
             wrong = f"its clock is {format_duration(abs(ahead_s))} {way} {whose}"
-            yield Found(store.name, wrong, "run a time service (chrony, systemd-timesyncd) on both hosts")
+            yield store.name, wrong, "run a time service (chrony, systemd-timesyncd) on both hosts"
 
 
 @check("version_mismatch", "warning")
-def version_mismatch(facts: AllFacts) -> Iterator[Found]:
+def version_mismatch(facts: AllFacts) -> Found:
     for store in facts.answering:
         own = str(store.status.get("version") or "")
         if own and own != facts.version:
             wrong = f"it runs version {own}, this command is version {facts.version}"
-            yield Found(store.name, wrong, "install one version everywhere: agents first, then stores, then engines")
+            yield store.name, wrong, "install one version everywhere: agents first, then stores, then engines"
 
 
 @of_store("engines_refused", "error")
@@ -85,7 +84,7 @@ def engines_refused(store: StoreFacts) -> Told:
 
 
 @check("tier_dead", "error")
-def tier_dead(facts: AllFacts) -> Iterator[Found]:
+def tier_dead(facts: AllFacts) -> Found:
     for store, tier, state in _tiers(facts):
         servers = [
             f"{one['server']}: {one['reason']}" for one in state.get("servers") or () if one.get("health") == "dead"
@@ -93,7 +92,7 @@ def tier_dead(facts: AllFacts) -> Iterator[Found]:
         if state.get("health") in ("dead", "recovering") or servers:
             reason = "; ".join(servers) or str(state.get("reason") or "no reason told")
             mend = _DEAD.get(tier, ALSO_LOOKED_FOR["tier_dead"])
-            yield Found(store.name, f"{tier} is {state['health']}: {reason}", mend)
+            yield store.name, f"{tier} is {state['health']}: {reason}", mend
 
 
 _DEAD = {
@@ -103,12 +102,12 @@ _DEAD = {
 
 
 @check("tier_slow", "warning")
-def tier_slow(facts: AllFacts) -> Iterator[Found]:
+def tier_slow(facts: AllFacts) -> Found:
     for store, tier, state in _tiers(facts):
         dead = any(one.get("health") == "dead" for one in state.get("servers") or ())
         if state.get("health") == "slow" and not dead:
             reason = str(state.get("reason") or "no reason told")
-            yield Found(store.name, f"{tier} is slow: {reason}", _FULL if "full: " in reason else _SLOW)
+            yield store.name, f"{tier} is slow: {reason}", _FULL if "full: " in reason else _SLOW
 
 
 _SLOW = "look at its host and at the network between; measure it: doctor --storage"
@@ -116,15 +115,13 @@ _FULL = "make room (df -h; Redis: maxmemory-policy allkeys-lru), or lower its ca
 
 
 @check("tier_unused", "warning")
-def tier_empty(facts: AllFacts) -> Iterator[Found]:
+def tier_empty(facts: AllFacts) -> Found:
     """A configured tier of capacity 0. The agent's stores are left to its incidents: none if it decided so itself."""
     heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent and facts.agent.answers else set()
     for store, tier, _ in _tiers(facts):
         if store.name not in heard and read(store.tuning, capacity_field(tier)) == 0:
             wrong = f"{tier} is configured, but its capacity is 0"
-            yield Found(
-                store.name, wrong, "give it a capacity (tiertune decisions, or PUT /v1/tuning), or take it away"
-            )
+            yield store.name, wrong, "give it a capacity (tiertune decisions, or PUT /v1/tuning), or take it away"
 
 
 @of_store("capacity_not_effective", "warning")

@@ -32,7 +32,7 @@ MEND_WRITES = "look at its room, its permissions and its time-outs (df -h; Redis
 
 
 @check("namespaces_differ", "error")
-def namespaces_differ(facts: AllFacts) -> Iterator[Found]:
+def namespaces_differ(facts: AllFacts) -> Found:
     """Engines of one model that cannot read each other's chunks."""
     engines: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     parts: dict[str, Mapping[str, str]] = {}
@@ -50,7 +50,7 @@ def namespaces_differ(facts: AllFacts) -> Iterator[Found]:
             told = f"they differ in {', '.join(differing)}" if differing else "in what, their stores do not tell"
             wrong = f"engines of {model} share nothing between {len(groups)} groups ({' | '.join(groups)}): {told}"
             mends = [MENDS[name] for name in differing if name in MENDS]
-            yield Found(model, wrong, "; ".join(mends) or "compare their vLLM options; then PYTHONHASHSEED")
+            yield model, wrong, "; ".join(mends) or "compare their vLLM options; then PYTHONHASHSEED"
 
 
 def _model(store: StoreFacts, digest: str) -> str:
