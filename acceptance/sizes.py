@@ -82,11 +82,11 @@ def prove(*, short: bool) -> str:
 
 def _watched(made: Fleet, requests: int) -> list[Standing]:
     """All sizes in force until this many requests were served."""
-    stood = [_standing(made)]
+    stood: list[Standing] = []
 
     def over() -> bool:
         now = _standing(made)
-        if (now.dram, now.remote) != (stood[-1].dram, stood[-1].remote):
+        if now and not (stood and (now.dram, now.remote) == (stood[-1].dram, stood[-1].remote)):
             stood.append(now)
         return made.world.counted()["requests"] >= requests
 
@@ -94,9 +94,11 @@ def _watched(made: Fleet, requests: int) -> list[Standing]:
     return stood
 
 
-def _standing(made: Fleet) -> Standing:
+def _standing(made: Fleet) -> Standing | None:
+    """None while the Redis does not tell how much it may hold."""
     dram = [int(made.tuning(host)["tiers"]["dram"]["capacity_bytes"]) for host in HOSTS]
-    return Standing(time.time(), dram, int(made.store(HOSTS[0], "status")["tiers"]["remote"]["capacity_bytes"]))
+    remote = made.store(HOSTS[0], "status")["tiers"]["remote"]["capacity_bytes"]
+    return None if remote is None else Standing(time.time(), dram, int(remote))
 
 
 def _fetch(made: Fleet) -> tuple[float, float]:
