@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 import os
 import sys
 import threading
@@ -13,6 +14,17 @@ from hypothesis import settings
 settings.register_profile("tests", deadline=None)
 settings.register_profile("build server", deadline=None, derandomize=True)
 settings.load_profile("build server" if os.environ.get("CI") else "tests")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported and collected stays: to look through it for garbage again and again takes seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

@@ -8,6 +8,8 @@ import pytest
 from agent.fakes import SLOW, START, FakeStore, fetch
 from tiertune_agent.collector.counters import FASTEST
 
+pytestmark = pytest.mark.slow
+
 DRAM = '"dram": {"capacity_bytes": 1073741824'
 NUMBERS = ["-1", "1e30", "1e999", "1" + 400 * "0", '"12"', '"nan"', "true"]
 DEEP = 100_000 * "[" + 100_000 * "]"

@@ -12,6 +12,8 @@ from tiertune_agent.demo.run import MOST_WINDOWS
 from tiertune_agent.records import Rates, Snapshot, Window
 from tiertune_connector.catalogue import PREFIX
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_fleet_is_told(http, store, rounds):
     """Stores with tiers, counters, tuning; answers of the tuners; incidents; whether frozen."""

@@ -10,6 +10,8 @@ from tiertune_agent.changes.operators import Caller
 from tiertune_agent.records import State, Target
 from tiertune_agent.tuners.base import Proposal
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.usefixtures("proposed")
 def test_recommend_proposes_and_an_approval_changes(agent, store, rounds):

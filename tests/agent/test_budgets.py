@@ -15,6 +15,8 @@ from tiertune_agent.policy.document import Policy
 from tiertune_agent.records import Prospect, State, Target
 from tiertune_agent.tuners.base import NoChange, Proposal
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 FIELD = "tiers.dram.capacity_bytes"
 POLICY = """

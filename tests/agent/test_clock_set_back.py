@@ -18,6 +18,8 @@ from tiertune_agent.records import Target
 from tiertune_agent.run import SetBack
 from tiertune_agent.web.views import Views
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_clock_that_was_set_back_makes_no_tuner_wait(agents, clock, store):
     """Tuners are asked again at once, not when the hour has come again."""

@@ -30,6 +30,8 @@ from tiertune_agent.history.database import (
 from tiertune_agent.history.models import Base
 from tiertune_agent.history.store import History
 
+pytestmark = pytest.mark.slow
+
 DOCUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

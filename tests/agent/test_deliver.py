@@ -8,6 +8,8 @@ import pytest
 from agent.fakes import FakeStore
 from tiertune_agent.changes.operators import Caller
 
+pytestmark = pytest.mark.slow
+
 CALLER = Caller("anna", "10.0.0.9")
 PATIENCE_S = 10.0
 """Only a failing test waits for so long."""

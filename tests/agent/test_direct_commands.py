@@ -18,6 +18,8 @@ from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings
 
+pytestmark = pytest.mark.slow
+
 WRITE = {
     "at": START.isoformat(),
     "who": "anna",

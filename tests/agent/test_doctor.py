@@ -24,6 +24,8 @@ from tiertune_agent.remote.managed import KIND, Remote
 from tiertune_agent.settings import RemoteAccess
 from tiertune_connector.access import Login
 
+pytestmark = pytest.mark.slow
+
 AGENT, STORE = "http://agent:7420", "http://host-a:7410"
 
 

@@ -23,6 +23,8 @@ from tiertune_connector.protocol.messages import PrefillLine, TierReport
 from tiertune_connector.tiers import dram
 from tiertune_connector.tiers.memory import MemoryTier
 
+pytestmark = pytest.mark.slow
+
 LINK = 1e6
 """Bytes per second: a chunk takes 20 ms."""
 LINE = PrefillLine(0.0, 1e-15, 8e9, 32, 4096, 0)

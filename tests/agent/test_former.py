@@ -12,6 +12,8 @@ from tiertune_agent.collector.sampling import SEED
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
 
+pytestmark = pytest.mark.slow
+
 OTHERS = (
     "sqlalchemy",
     "httpx",

@@ -7,6 +7,8 @@ import pytest
 from agent.fakes import remote_window
 from tiertune_agent.verdicts.holdout import ENOUGH_REQUESTS, GROUPS, GroupSums, added, document, measured, parse, sums
 
+pytestmark = pytest.mark.slow
+
 
 def drawn(rng, requests, per_token):
     group = GroupSums()

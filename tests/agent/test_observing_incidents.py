@@ -7,6 +7,8 @@ from agent.fakes import FakeStore
 from agent.observed import grow
 from agent.sources import LMCACHE, LMCACHE_MP, FakeSource, without
 
+pytestmark = pytest.mark.slow
+
 TRIED, STORED = (
     "lmcache_mp_l2_store_submitted_objects_chunks_total",
     "lmcache_mp_l2_store_completed_objects_chunks_total",

@@ -17,6 +17,8 @@ from tiertune_agent.web import charts, figures, look, overview, page
 from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.signing import COOKIE
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def rendered(monkeypatch):

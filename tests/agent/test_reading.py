@@ -18,6 +18,8 @@ from tiertune_agent.network import read_whole
 from tiertune_agent.preview import prometheus
 from tiertune_agent.preview.prometheus import Prometheus, PrometheusError
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def sending(part, every_s):

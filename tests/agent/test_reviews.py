@@ -1,10 +1,13 @@
 """Weekly reviews in the loop: whether a decision that stands still pays."""
 
+import pytest
 from sqlalchemy import Engine, event
 
 from agent.conftest import EVICTION, made
 from agent.fakes import DIGEST, fetch
 from tiertune_agent.records import State
+
+pytestmark = pytest.mark.slow
 
 
 def test_once_a_week_a_decision_says_whether_it_still_pays(agent, store, clock, arc, soak):

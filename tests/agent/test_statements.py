@@ -9,6 +9,8 @@ from agent.conftest import make_agent
 from agent.fakes import SLOW, FakeStore
 from tiertune_agent.records import State
 
+pytestmark = pytest.mark.slow
+
 FEW, MANY = 2, 8
 RECOMMEND = "version: 1\nguard: {min_requests: 1}\ntuners: {remote_fetch: {period: 15s, disable_after: 2}}\n"
 

@@ -10,6 +10,8 @@ from agent.fakes import DIGEST, START, FakeStore
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.records import Prospect, State
 
+pytestmark = pytest.mark.slow
+
 NOW = f"{1 << 30}/0/0"
 POOL = {"namespace": DIGEST, "model": "llama"}
 

@@ -16,6 +16,8 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.whatif.chain import Shape
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_prospect_is_of_a_whole_period():
     """None before, then one of all the requests."""

@@ -15,6 +15,8 @@ from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Reserve, Welcome
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("greeting", "refusal", "reason"),

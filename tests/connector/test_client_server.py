@@ -28,6 +28,8 @@ from tiertune_connector.protocol.messages import Reply, Reserve
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.tiers.segment import slot_stride
 
+pytestmark = pytest.mark.slow
+
 DIGEST = NAMESPACE.digest
 
 

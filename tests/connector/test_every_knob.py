@@ -14,6 +14,8 @@ from tiertune_connector.protocol.messages import FirstToken
 from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tuning import Tuning
 
+pytestmark = pytest.mark.slow
+
 DIGEST = NAMESPACE.digest
 ALICE, BOB = b"alice".ljust(16), b"bob".ljust(16)
 DISK_SLOT = 4096 + STRIDE

@@ -7,6 +7,8 @@ from connector.stores import CHUNK_TOKENS, NAMESPACE, STRIDE, Engine, chain, eve
 from tiertune_connector.sampling.ghosts import Ghosts, Room
 from tiertune_connector.whatif.sampler import hashes
 
+pytestmark = pytest.mark.slow
+
 DIGEST = NAMESPACE.digest
 CHUNKS = 64
 

@@ -28,6 +28,8 @@ from tiertune_connector.state import StateDir
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.vllm.tenants import Tenants
 
+pytestmark = pytest.mark.slow
+
 DIGEST = NAMESPACE.digest
 
 

@@ -26,6 +26,8 @@ from tiertune_connector.tiers.shares import HANDED_OVER as STEP
 from tiertune_connector.tiers.slots import LEAVING_AT_ONCE
 from tiertune_connector.whatif.simulated import SimulatedPool
 
+pytestmark = pytest.mark.slow
+
 A, B = "a" * 32, "b" * 32
 EMPTY = memoryview(bytes(PAGE))
 MIB = 1 << 20

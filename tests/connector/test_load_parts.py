@@ -17,6 +17,8 @@ from tiertune_connector.store.progress import STEP_BYTES, Progress
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 
+pytestmark = pytest.mark.slow
+
 CHUNK = 3 * STEP_BYTES + 500
 KEYS = chain("parts", 3)
 

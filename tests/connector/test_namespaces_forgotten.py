@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from connector.small_store import CHUNKS, NEW, OLD, replaced, session_of, slab_files
 from connector.stores import (
     CHUNK_TOKENS,
@@ -18,6 +20,8 @@ from tiertune_connector.protocol.messages import Load, Lookup, PrefillLine
 from tiertune_connector.sessions.namespaces import LENT_AFTER_S
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.segment import PAGE
+
+pytestmark = pytest.mark.slow
 
 
 def learned(served):

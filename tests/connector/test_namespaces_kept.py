@@ -3,6 +3,8 @@
 import threading
 from unittest.mock import Mock
 
+import pytest
+
 from connector.small_store import NEW, OLD, OTHER, session_of, slab_files
 from connector.stores import (
     CHUNK_BYTES,
@@ -19,6 +21,8 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.sessions.namespaces import Namespaces
 from tiertune_connector.state import StateDir
 from tiertune_connector.tiers.base import Outcome
+
+pytestmark = pytest.mark.slow
 
 
 def test_slabs_that_are_found_empty_do_not_outlive_their_restarts(home):

@@ -10,6 +10,8 @@ from tiertune_connector import profile
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.profile.stages import Profiler
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def client(store):

@@ -1,10 +1,13 @@
 """Hits by distance: what caches of every size would have hit."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tiertune_connector.whatif.distances import STEPS, Distances
+
+pytestmark = pytest.mark.slow
 
 HITS = st.dictionaries(st.integers(0, 500), st.integers(1, 9), max_size=20)
 EPOCHS = st.lists(st.tuples(HITS, HITS, st.floats(0.1, 50), st.sampled_from([1.0, 0.5, 0.125])), max_size=4)

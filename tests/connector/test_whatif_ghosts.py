@@ -15,6 +15,8 @@ from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, grid,
 from tiertune_connector.whatif.sampler import mix
 from tiertune_connector.whatif.simulated import SimulatedPool
 
+pytestmark = pytest.mark.slow
+
 NONE = np.empty(0, np.uint64)
 
 

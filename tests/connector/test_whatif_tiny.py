@@ -15,6 +15,8 @@ from tiertune_connector.whatif.sampler import hashes
 from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import TINY, Numbers
 
+pytestmark = pytest.mark.slow
+
 CHAINS = st.one_of(grown(), sessions(), st.lists(st.lists(st.integers(0, 60), min_size=1, unique=True), max_size=40))
 
 

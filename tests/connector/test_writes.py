@@ -15,6 +15,8 @@ from tiertune_connector.serve import writes
 from tiertune_connector.serve.writes import MOST_FIELDS, changed
 from tiertune_connector.state import StateDir
 
+pytestmark = pytest.mark.slow
+
 NAMESPACE = "ab" * 16
 SAMPLING = {"seed": 1, "rate": 0.5, "hot": ["ab" * 8], "version": 1}
 

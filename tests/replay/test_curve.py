@@ -18,6 +18,8 @@ from tiertune_agent.replay.opt import opt_hits
 from tiertune_agent.replay.sampled import sampled
 from tiertune_agent.replay.traces import Trace, builtin_trace, load_trace
 
+pytestmark = pytest.mark.slow
+
 SIZES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 SHIPPED_ROWS = {
     "lru": (5.52, 11.78, 36.55, 62.75, 89.84, 89.94),
@@ -85,7 +87,6 @@ def hits_once(monkeypatch, known):
         monkeypatch.setattr(f"{module}.pool_hits", once)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("hits_once")
 @pytest.mark.parametrize(("name", "algorithm"), ROWS)
@@ -206,7 +207,6 @@ def test_ghosts_pick_a_good_algorithm(size):
     assert np.mean([candidate_regret(trace, size, seed, exact) for seed in range(2)]) < 0.5
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["mooncake_conv", "weka_cc_a", "shift_mix_dev"])
 def test_one_block_in_a_hundred_tells_the_large_curves(name):
@@ -216,7 +216,6 @@ def test_one_block_in_a_hundred_tells_the_large_curves(name):
     assert np.mean([accuracy(trace, 0.01, seed, exact) for seed in range(5)]) < 1.5
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("hits_once")
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from tiertune_agent.replay.simulate import Replay, replay_document
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.protocol.reporting import gained_s
 
+pytestmark = pytest.mark.slow
+
 
 def scenario(**fields):
     document = {

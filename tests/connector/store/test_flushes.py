@@ -10,6 +10,8 @@ from connector.stores import CHUNK_BYTES, PATIENCE_S, Engine, chain, eventually,
 from tiertune_connector.store.flushes import _REMEMBERED
 from tiertune_connector.tiers.base import Outcome
 
+pytestmark = pytest.mark.slow
+
 # -- tenants
 
 

@@ -17,6 +17,8 @@ from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.keys import Namespace
 from tiertune_connector.tiers.base import Outcome
 
+pytestmark = pytest.mark.slow
+
 
 class Ticking(Clock):
     """A moment passes with each reading, and no other time until a test moves it."""

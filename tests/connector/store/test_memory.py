@@ -24,6 +24,8 @@ from tiertune_connector.protocol.messages import Abort, Side, TierReport
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.units import format_size
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("algorithm", ["arc", "s3fifo"])
 def test_a_chain_written_in_pieces_is_used_once(home, algorithm):

@@ -2,9 +2,13 @@
 
 import threading
 
+import pytest
+
 from connector.store.serving import evict_all, held, in_remote, joined, serving, used, written
 from connector.stores import CHUNK_TOKENS, STRIDE, chain, eventually
 from tiertune_connector.tiers.base import Outcome
+
+pytestmark = pytest.mark.slow
 
 
 def looked_ahead(store, monkeypatch):
