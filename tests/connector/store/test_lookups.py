@@ -100,5 +100,5 @@ def test_where_no_thread_can_be_had_a_client_is_served_without_waiting(remote, s
     assert engine.find(here + there) == ["dram"] * 2 + ["remote"] * 2
     assert engine.get(here + there) == 4
     engine.heard()
-    assert engine.client._link.errors == 0
+    assert engine.client.errors == 0
     assert http.total("internal_errors_total") == 3
