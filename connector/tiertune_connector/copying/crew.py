@@ -1,8 +1,8 @@
 """Threads that do many like things together with their caller, such as the copies of a prompt's chunks."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -32,10 +32,10 @@ class Crew:
         """For whoever is free. An executor's queue has locks that a caller who is interrupted may leave taken."""
 
     def close(self) -> None:
-        """End the helpers; no work may be under way."""
-        threads, self._threads, self._most = self._threads, [], 0
-        for _ in threads:
-            self._rows.put(None)
+        """End the helpers, after what they have begun; who asks goes on alone."""
+        self._most = 0
+        threads, self._threads = self._threads, []
+        self._rows.put(None)
         for thread in threads:
             thread.join()
 
@@ -62,10 +62,9 @@ class Crew:
 
     def _call(self, row: "_Row[Item, Result]", most: int) -> None:
         """Call helpers; one that comes too late finds nothing to do."""
-        wanted = min(self._most, most)
-        while len(self._threads) < wanted and self._start():
+        while len(self._threads) < min(self._most, most) and self._start():
             pass
-        for _ in range(min(wanted, len(self._threads))):
+        for _ in range(min(most, len(self._threads))):
             self._rows.put(row)
 
     def _start(self) -> bool:
@@ -83,6 +82,8 @@ class Crew:
     def _help(self) -> None:
         while (row := self._rows.get()) is not None:
             row.help()
+            del row  # what failed in it holds the frames that it failed in
+        self._rows.put(None)  # for the next: a start that was interrupted left one that nobody knows
 
 
 class _Row(Generic[Item, Result]):
@@ -153,26 +154,24 @@ class _Row(Generic[Item, Result]):
             ready += 1
         if ready > first:
             self._following = True
-            with self._apart():
-                for at in range(first, ready):
-                    self._then(self._items[at])
+            self._apart(self._then, first, ready)
             self._followed, self._following = ready, False
         elif self._begun < self._end and self._goes_on():
             at, self._begun = self._begun, self._begun + 1
-            with self._apart():
-                result = self._work(self._items[at])
-            self._done[at] = result
+            (self._done[at],) = self._apart(self._work, at, self._begun)
         else:
             self._end = self._begun
             return False
         return True
 
-    @contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Run the block without the lock."""
+    def _apart(self, do: Callable[[Item], Any], start: int, stop: int) -> list[Any]:
+        """Do it with some items, without the lock.
+
+        No context manager: one that is left because of an interruption takes the lock when it is collected.
+        """
         self._changed.release()
         try:
-            yield
+            return [do(self._items[at]) for at in range(start, stop)]
         finally:
             self._changed.acquire()
             self._changed.notify_all()

@@ -27,17 +27,19 @@ class Waiters:
 
     def run(self, connection: Connection, serve: Callable[[], None], kind: str) -> bool:
         """Serve on a thread of a ``kind``; a failure ends the client's connection. False: no thread can be had."""
-        turn = threading.Lock()
+        todo = [serve]  # whoever takes it out serves
 
         def once() -> None:
-            if turn.acquire(blocking=False):
-                self._guarded(connection, serve)
+            with suppress(IndexError):
+                self._guarded(connection, todo.pop())
 
         try:
             self._pools[kind].submit(once)
-        except RuntimeError:
+        except RuntimeError:  # it is queued all the same: a thread may just have begun it, or comes hours later
             self._counters.add("internal_errors_total", ("wait",))
-            return not turn.acquire(blocking=False)  # it is queued all the same: a thread may just have begun it
+            with suppress(IndexError):
+                todo.pop()
+                return False
         return True
 
     def _guarded(self, connection: Connection, serve: Callable[[], None]) -> None:
