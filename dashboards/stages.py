@@ -93,9 +93,9 @@ def _requests() -> list[AnyPanel]:
 
 
 def _seconds_beside_work(*matchers: str, by: str = "") -> str:
-    """Of the stores that report work, too: an observed engine reports its waiting alone, which is not all it does."""
-    every, work = select(SECONDS, *matchers), select(SECONDS, WORK)
-    return total(f"rate({every}[$__rate_interval]) and on (store) {work}", by)
+    """Of the stores that told of work, too: an observed engine reports its waiting alone, which is not all it does."""
+    every, work = (f"rate({select(SECONDS, *only)}[$__rate_interval])" for only in (matchers, (WORK,)))
+    return total(f"{every} and on (store) {work}", by)
 
 
 def _devices() -> list[AnyPanel]:

@@ -27,10 +27,15 @@ def pytest_collection():
         gc.enable()
 
 
+def lasting():
+    """Names of the threads that keep this process from ending."""
+    return [one.name for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config):
     """A thread that a failed test left behind does not keep the run from ending, and fails a run that is green."""
-    left = [one.name for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+    left = [*lasting(), *getattr(config, "left_by_workers", ())]
     if left:
         print(f"\nThreads that go on after the last test: {', '.join(left)}", file=sys.__stderr__)
         sys.stdout.flush()
@@ -38,9 +43,19 @@ def pytest_unconfigure(config):
         os._exit(getattr(config, "exit_status", 0) or 1)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
-    """What the run's verdict is, for :func:`pytest_unconfigure`."""
+    """What the run's verdict is, for :func:`pytest_unconfigure`; where tests are spread, what this process left."""
     session.config.exit_status = int(exitstatus)
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = lasting()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Where tests are spread, how a process that ran some of them ends is not the run's verdict."""
+    left = getattr(node, "workeroutput", {}).get("left", ())  # one that crashed tells nothing
+    node.config.left_by_workers = [*getattr(node.config, "left_by_workers", ()), *left]
 
 
 class Done(NamedTuple):

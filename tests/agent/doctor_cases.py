@@ -328,7 +328,7 @@ CASES = {
     "engine_unreachable": (
         AllFacts(VERSION, engines=[EngineFacts("http://engine:8000", problem="connection refused")]),
         with_engine(""),
-        ("connection refused",),
+        ("connection refused", "stores_ca_file of --config, else TIERTUNE_CA_FILE"),
     ),
     "engine_silent": (
         AllFacts(VERSION, engines=[EngineFacts("http://engine:8000", told=Exposition("", WANTED))]),

@@ -102,3 +102,15 @@ def test_the_break_even_is_of_those_that_know_what_recomputing_takes(tmp_path):
         gauge = f'{PREFIX}fetch_estimate_{name}{{store="host-a", {place}}}'
         series.append({"series": gauge, "values": f"{value}x{MINUTES}"})
     shows(tmp_path, "gate: Break-even length: A", series, ('{store="host-a", tier="remote"}', 512.0))
+
+
+def test_a_request_is_shared_out_among_all_that_worked_in_the_time_shown(tmp_path):
+    """Also if it has left since; not with an engine that is observed, which reports its waiting alone."""
+    told = [("left", "prefill", "600+3x10"), ("left", "kv_wait", "600+1x10"), ("observed", "kv_wait", "600+9x20")]
+    name = f"{PREFIX}stage_gpu_seconds_total"
+    series = [
+        {"series": f'{name}{{store="{store}", stage="all", phase="{phase}"}}', "values": f"{values} _x{MINUTES}"}
+        for store, phase, values in told
+    ]
+    shares = [('{stage="all", phase="prefill"}', 0.75), ('{stage="all", phase="kv_wait"}', 0.25)]
+    shows(tmp_path, "stages: Share of a request: A", series, *shares)

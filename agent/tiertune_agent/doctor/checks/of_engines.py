@@ -22,7 +22,8 @@ LOST = ("unreachable", "late", "failed", "full")
 @of_engine("engine_unreachable", "error")
 def unreachable(engine: EngineFacts) -> Told:
     if engine.problem:
-        mend = "start it, or mend its address, its key or, for https://, TIERTUNE_CA_FILE"
+        authority = "stores_ca_file of --config, else TIERTUNE_CA_FILE"
+        mend = f"start it, or mend its address, its key or, for https://, {authority}"
         yield f"no engine answers: {engine.problem}", mend
 
 
