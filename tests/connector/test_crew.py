@@ -2,13 +2,11 @@
 
 import threading
 import time
-from concurrent.futures import Future
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.stores import eventually
 from tiertune_connector.copying import crew as crew_module
 from tiertune_connector.copying.crew import MOST_HELPERS, Crew, usual_helpers
 
@@ -130,32 +128,6 @@ def test_a_closed_crew_leaves_no_thread():
     crew.close()
     assert threading.active_count() == before
     assert crew.each(str, range(2)) == ["0", "1"]
-
-
-def test_a_helper_whose_start_was_interrupted_ends_with_the_others(monkeypatch):
-    """By Ctrl-C: the thread runs, but nobody knows of it, and another is started in its stead."""
-    before, crew, start = threading.active_count(), Crew(1), threading.Thread.start
-
-    def interrupted(thread):
-        start(thread)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            crew.each(str, range(4))
-    assert crew.each(str, range(4)) == ["0", "1", "2", "3"]
-    threading.Thread(target=crew.close, daemon=True).start()
-    eventually(lambda: threading.active_count() == before)
-
-
-def test_who_asks_while_the_crew_is_closed_works_alone(monkeypatch):
-    """As by a client that is closed while another thread of its process begins a long copy."""
-    crew, told = Crew(1), Future()
-    start = crew._start
-    monkeypatch.setattr(crew, "_start", lambda: crew.close() or start())
-    threading.Thread(target=lambda: told.set_result(crew.each(str, range(3))), daemon=True).start()
-    assert told.result(PATIENCE_S) == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(("processors", "helpers"), [(1, 0), (2, 0), (4, 1), (8, 3), (16, 7), (192, MOST_HELPERS)])

@@ -4,17 +4,20 @@ The engine's side is summed: what it has before a write, and what it has after a
 copies, as far as it gets to them.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
 
 import numpy as np
 import xxhash
 
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.copying.crew import Crew
 
 _WINDOW_BYTES = 2 << 20
 """Copied and summed while a processor still has it, so that memory is read once. More than a core's second cache: less
 than that the C library copies by ``rep movsb`` on AMD, which is slow from a page to beside one."""
+_NOTHING: Bytes = np.empty(0, np.uint8)
 _SHARED_WINDOWS = 3
 """With fewer, most is done before another thread is awake."""
 
@@ -23,11 +26,13 @@ class Copier:
     """Copies for any number of threads; a thread of its own helps with long copies. Thread-safe."""
 
     def __init__(self) -> None:
-        self._crew = Crew(1, "tiertune-copy")
+        self._queue: SimpleQueue[_Shared | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
 
     def close(self) -> None:
-        """Stop helping."""
-        self._crew.close()
+        """Stop helping; copies under way are finished."""
+        self._queue.put(None)
 
     def write(self, out: Bytes, data: Bytes) -> int:
         """Copy an engine's ``data`` into ``out``, both contiguous uint8 of one shape (n,); returns its `checksum`.
@@ -52,19 +57,35 @@ class Copier:
         """Copy and sum; ``summed`` is ``out`` or ``data``."""
         if out.shape != data.shape:
             raise ValueError(f"{data.shape} does not go into {out.shape}")
-
-        def copy(window: slice) -> None:
-            np.copyto(out[window], data[window])
-
-        def add(window: slice) -> None:
-            digest.update(summed[window])  # type: ignore[arg-type] # an array is a buffer
-
-        if len(windows) >= _SHARED_WINDOWS:
-            self._crew.each(copy, windows, then=add)
+        if len(windows) >= _SHARED_WINDOWS and self._helped():
+            shared = _Shared(out, data, windows, summed, digest)
+            try:
+                self._queue.put(shared)
+                shared.finish()
+            finally:
+                shared.end()
             return
         for window in windows:
-            copy(window)
-            add(window)
+            np.copyto(out[window], data[window])
+            digest.update(summed[window])  # type: ignore[arg-type] # an array is a buffer
+
+    def _helped(self) -> bool:
+        """Whether there is a helper; the first long copy starts it."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._help, name="tiertune-copy", daemon=True)
+                    try:
+                        thread.start()
+                    except RuntimeError:  # no thread can be had
+                        return False
+                    self._thread = thread
+        return True
+
+    def _help(self) -> None:
+        while (shared := self._queue.get()) is not None:
+            with suppress(Exception):  # whoever waits for the copy is told
+                shared.help()
 
 
 class PartialCopy:
@@ -74,6 +95,92 @@ class PartialCopy:
         self.nbytes = 0
         """Copied so far."""
         self.digest = xxhash.xxh3_64()
+
+
+class _Shared:
+    """A copy in windows, each copied by the thread that takes it, and then summed in order.
+
+    The copy's owner may be interrupted anywhere (Ctrl-C), even as it takes or releases the lock; helpers are not.
+    """
+
+    def __init__(
+        self, out: Bytes, data: Bytes, windows: Sequence[slice], summed: Bytes, digest: xxhash.xxh3_64
+    ) -> None:
+        self._out, self._data, self._summed = out, data, summed
+        self._windows = windows
+        self._digest = digest
+        self._changed = threading.Condition(threading.RLock())  # an RLock knows who holds it
+        self._taken = 0
+        self._copied = [False] * len(windows)
+        self._added = 0
+        """Windows that are in the digest."""
+        self._adding = False
+        self._helping = 0
+        """Helping threads, without the copy's owner."""
+        self._failed = False
+
+    def help(self) -> None:
+        """Do what nobody else does, until all is taken. ``finish`` reports failures."""
+        with self._changed:
+            self._helping += 1
+            try:
+                while not self._failed and self._step():
+                    pass
+            except BaseException:
+                self._failed = True
+                raise
+            finally:
+                self._helping -= 1
+                self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Help until all is done; RuntimeError if another thread failed. ``end`` follows."""
+        self._changed.acquire()
+        while self._added < len(self._windows):
+            if self._failed:
+                raise RuntimeError("a part could not be copied")
+            if not self._step():
+                self._changed.wait()
+
+    def end(self) -> None:
+        """Leave undone what is not done by now: nobody touches the bytes afterwards."""
+        with suppress(RuntimeError):  # if interrupted while not holding it
+            self._changed.release()
+        with self._changed:
+            self._failed = self._added < len(self._windows)
+            self._changed.wait_for(lambda: not self._helping)
+            self._out = self._data = self._summed = _NOTHING  # whose memory may be unmapped now
+
+    def _step(self) -> bool:
+        """Sum what is copied, else copy a window; False if there is neither to do now."""
+        ready = self._added
+        while ready < len(self._copied) and self._copied[ready]:
+            ready += 1
+        if ready > self._added and not self._adding:
+            self._adding = True
+            start, stop = self._windows[self._added].start, self._windows[ready - 1].stop
+            with self._apart():
+                self._digest.update(self._summed[start:stop])  # type: ignore[arg-type] # an array is a buffer
+            self._added, self._adding = ready, False
+        elif self._taken < len(self._windows):
+            number, self._taken = self._taken, self._taken + 1
+            window = self._windows[number]
+            with self._apart():
+                np.copyto(self._out[window], self._data[window])
+            self._copied[number] = True
+        else:
+            return False
+        return True
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Run the block without the lock."""
+        self._changed.release()
+        try:
+            yield
+        finally:
+            self._changed.acquire()
+            self._changed.notify_all()
 
 
 def _windows(start: int, end: int) -> list[slice]:

@@ -2,9 +2,9 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from tiertune_connector.copying.processors import usable_processors
 
@@ -22,122 +22,71 @@ def usual_helpers() -> int:
 class Crew:
     """Some helpers, shared by all callers; without any, the caller does the work. Thread-safe."""
 
-    def __init__(self, helpers: int, name: str = "tiertune-crew") -> None:
-        """Threads called ``name`` are started as work needs them."""
-        self._most = helpers
-        self._name = name
-        self._threads: list[threading.Thread] = []
-        self._starting = threading.Lock()
-        self._rows: SimpleQueue[_Row[Any, Any] | None] = SimpleQueue()
-        """For whoever is free. An executor's queue has locks that a caller who is interrupted may leave taken."""
+    def __init__(self, helpers: int) -> None:
+        self._helpers = helpers
+        self._pool = ThreadPoolExecutor(helpers, thread_name_prefix="tiertune-crew") if helpers else None
 
     def close(self) -> None:
-        """End the helpers, after what they have begun; who asks goes on alone."""
-        self._most = 0
-        threads, self._threads = self._threads, []
-        self._rows.put(None)
-        for thread in threads:
-            thread.join()
+        """End the helpers; no work may be under way."""
+        if self._pool is not None:
+            self._pool.shutdown()
 
     def each(
-        self,
-        work: Callable[[Item], Result],
-        items: Sequence[Item],
-        *,
-        then: Callable[[Item], object] = lambda _: None,
-        goes_on: Callable[[], bool] = lambda: True,
+        self, work: Callable[[Item], Result], items: Sequence[Item], *, goes_on: Callable[[], bool] = lambda: True
     ) -> list[Result]:
         """``work`` on the items in order, several at a time; returns results, of leading ones if ``goes_on`` says no.
 
-        ``then`` follows for each whose work is done, one at a time and in order. Nothing is under way any more when
-        this returns, or raises what one of them raised; once one fails, none is begun.
+        Nothing is under way any more when it returns, or raises what one of them raised; once one fails, none is begun.
         """
-        row = _Row(work, items, then, goes_on)
+        row = _Row(work, items, goes_on)
         try:
             self._call(row, len(items) - 1)
-            row.finish()
+            row.run()
         finally:
             row.end()
         return row.results()
 
     def _call(self, row: "_Row[Item, Result]", most: int) -> None:
         """Call helpers; one that comes too late finds nothing to do."""
-        while len(self._threads) < min(self._most, most) and self._start():
-            pass
-        for _ in range(min(most, len(self._threads))):
-            self._rows.put(row)
-
-    def _start(self) -> bool:
-        """Start a helper, unless there are enough by now; False if no thread can be had."""
-        with self._starting:
-            if len(self._threads) < self._most:
-                thread = threading.Thread(target=self._help, name=self._name, daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:
-                    return False
-                self._threads.append(thread)
-        return True
-
-    def _help(self) -> None:
-        while (row := self._rows.get()) is not None:
-            row.help()
-            del row  # what failed in it holds the frames that it failed in
-        self._rows.put(None)  # for the next: a start that was interrupted left one that nobody knows
+        with suppress(RuntimeError):  # no thread can be had; an existing one may still come
+            for _ in range(min(self._helpers, most)):
+                if self._pool is not None:
+                    self._pool.submit(row.run)
 
 
 class _Row(Generic[Item, Result]):
-    """Items, taken in order by whichever thread is free.
+    """Items, taken in order by whichever thread is free."""
 
-    Their owner may be interrupted anywhere (Ctrl-C), even as it takes or releases the lock; helpers are not.
-    """
-
-    def __init__(
-        self,
-        work: Callable[[Item], Result],
-        items: Sequence[Item],
-        then: Callable[[Item], object],
-        goes_on: Callable[[], bool],
-    ) -> None:
-        self._work, self._items, self._then, self._goes_on = work, items, then, goes_on
-        self._changed = threading.Condition(threading.RLock())  # an RLock knows who holds it
-        self._begun, self._end = 0, len(items)
-        self._done: dict[int, Result] = {}
-        self._followed = 0
-        self._following = False
-        self._helping = 0
-        """Helping threads, without the owner."""
+    def __init__(self, work: Callable[[Item], Result], items: Sequence[Item], goes_on: Callable[[], bool]) -> None:
+        self._work, self._items, self._goes_on = work, items, goes_on
+        self._changed = threading.Condition()
+        self._running = 0
+        """Threads in ``run``."""
+        self._begun = 0
         self._stopped = False
+        self._done: dict[int, Result] = {}
         self._error: BaseException | None = None
 
-    def help(self) -> None:
-        """Do what nobody else does, until there is nothing to do. ``results`` raises what failed."""
+    def run(self) -> None:
+        """Take items until none is left, or none is to be begun. ``results`` raises what failed."""
         with self._changed:
-            self._helping += 1
-            try:
-                while self._step():
-                    pass
-            except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
-                self._error, self._stopped = self._error or error, True
-            finally:
-                self._helping -= 1
+            self._running += 1
+        try:
+            while (at := self._take()) is not None:
+                self._done[at] = self._work(self._items[at])
+        except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
+            self._error = self._error or error
+            self._stopped = True
+        finally:
+            with self._changed:
+                self._running -= 1
                 self._changed.notify_all()
 
-    def finish(self) -> None:
-        """Help until all is done, or nothing more is to be begun; raises what failed here. ``end`` follows."""
-        self._changed.acquire()
-        while (goes_on := self._step()) or self._helping:
-            if not goes_on:
-                self._changed.wait()
-
     def end(self) -> None:
-        """Begin nothing more, and wait for what was begun: nobody touches the items afterwards."""
-        with suppress(RuntimeError):  # if interrupted while not holding it
-            self._changed.release()
+        """Begin nothing more, and wait for what was begun."""
         with self._changed:
             self._stopped = True
-            self._changed.wait_for(lambda: not self._helping)
-            del self._work, self._items, self._then, self._goes_on  # a helper may come late, and hold what they hold
+            self._changed.wait_for(lambda: not self._running)
 
     def results(self) -> list[Result]:
         """Results of the items begun; raises what failed."""
@@ -145,33 +94,10 @@ class _Row(Generic[Item, Result]):
             raise self._error
         return [self._done[at] for at in range(self._begun)]
 
-    def _step(self) -> bool:
-        """Follow up what is done, else do an item; False if there is neither to do now. Call with the lock held."""
-        if self._stopped:
-            return False
-        first = ready = self._followed
-        while ready in self._done and not self._following:
-            ready += 1
-        if ready > first:
-            self._following = True
-            self._apart(self._then, first, ready)
-            self._followed, self._following = ready, False
-        elif self._begun < self._end and self._goes_on():
-            at, self._begun = self._begun, self._begun + 1
-            (self._done[at],) = self._apart(self._work, at, self._begun)
-        else:
-            self._end = self._begun
-            return False
-        return True
-
-    def _apart(self, do: Callable[[Item], Any], start: int, stop: int) -> list[Any]:
-        """Do it with some items, without the lock.
-
-        No context manager: one that is left because of an interruption takes the lock when it is collected.
-        """
-        self._changed.release()
-        try:
-            return [do(self._items[at]) for at in range(start, stop)]
-        finally:
-            self._changed.acquire()
-            self._changed.notify_all()
+    def _take(self) -> int | None:
+        with self._changed:
+            if self._stopped or self._begun == len(self._items) or not self._goes_on():
+                self._stopped = True
+                return None
+            self._begun += 1
+            return self._begun - 1
