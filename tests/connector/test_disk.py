@@ -266,7 +266,7 @@ def test_no_descriptor_is_left_after_close(tmp_path):
     tier = opened(tmp_path)
     write(tier, b"key")
     tier.close()
-    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
 def test_a_switch_of_algorithm_is_settled_step_by_step(tier, monkeypatch):
