@@ -73,6 +73,14 @@ def test_a_sampled_curve_tells_how_much_was_sampled(tiertune, tmp_path):
         ),
         (("replay", "lmcache_agents", "--scenario", SCENARIO, "--html", "absent/x.html"), "folder of absent/x.html"),
         (("replay", "lmcache_agents", "--scenario", ROOT / "docs"), "--scenario: there is no .yaml file in"),
+        (
+            ("replay", "lmcache_agents", "absent.parquet", "--scenario", SCENARIO, "--run", "never"),
+            "absent.parquet: there is no such file",
+        ),
+        (
+            ("replay", "lmcache_agents", "--scenario", SCENARIO, "--json", "both.out", "--html", "./both.out"),
+            "--html: both.out is the file of --json",
+        ),
     ],
 )  # fmt: skip
 def test_wrong_input_is_told_and_exits_with_2(tiertune, arguments, message):

@@ -37,6 +37,16 @@ def test_shipped_traces_load_by_name(name):
     assert open_trace(name).unique == trace.unique
 
 
+def test_a_folder_of_its_name_hides_no_shipped_trace(tmp_path, monkeypatch):
+    """Wherever the command runs; a file of that name is taken."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / BUILTIN[0]).mkdir()
+    assert open_trace(BUILTIN[0]).name == BUILTIN[0]
+    (tmp_path / BUILTIN[1]).write_bytes(b"")
+    with pytest.raises(TraceError, match="cannot be read as parquet"):
+        open_trace(BUILTIN[1])
+
+
 def test_the_shipped_slice_repeats_across_engines():
     """Of the slice's blocks, far more were seen before by some engine than by the engine that asks."""
     trace = builtin_trace("shift_mix_slice")

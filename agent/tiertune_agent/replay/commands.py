@@ -84,6 +84,8 @@ def replay_command(
     ``runs``: names, separated by commas; empty: all that exist. Work goes to ``processes``, or to the Ray cluster at
     the address ``ray``.
     """
+    if json_path and html_path and json_path.resolve() == html_path.resolve():
+        raise InputError(f"--html: {html_path} is the file of --json; name another")
     cells = grid(traces, scenarios, _names(runs))
     if policy and not any("tuned" in cell.runs for cell in cells):
         raise InputError("--policy: only the run tuned follows a policy; add it to --run")

@@ -67,7 +67,12 @@ def play(cell: Cell, task: Task, step: Step = unseen) -> Played:
 
 
 def over_processes(cells: Sequence[Cell], task: Task, processes: int, step: Step = unseen) -> Iterator[Played]:
-    """Play cells; each is yielded once it and those before it are done. ``step`` is called once for each run."""
+    """Play cells; each is yielded once it and those before it are done. ``step`` is called once for each run.
+
+    Raises TraceError before anything is played.
+    """
+    for trace in dict.fromkeys(cell.trace for cell in cells):
+        _trace(trace)
     workers = min(processes, len(cells))
     if workers < 2:
         yield from (play(cell, task, step) for cell in cells)

@@ -79,7 +79,7 @@ def builtin_trace(name: str) -> Trace:
 
 def open_trace(name: str) -> Trace:
     """The trace in the file ``name``, or the shipped one of that name if there is no such file."""
-    return builtin_trace(name) if name in BUILTIN and not Path(name).exists() else load_trace(Path(name))
+    return builtin_trace(name) if name in BUILTIN and not Path(name).is_file() else load_trace(Path(name))
 
 
 def load_trace(path: Path) -> Trace:
