@@ -40,6 +40,16 @@ def test_equal_contents_share_and_others_do_not(tmp_path):
     assert len(suffix(one)) == 16
 
 
+def test_engines_that_apply_an_adapter_otherwise_do_not_share(tmp_path):
+    """Only to some modules, or in another type."""
+    adapter = Adapter(write(tmp_path / "a", 1))
+    told = {
+        AdapterDigests(settings).suffix(adapter) for settings in ("", '[["q_proj"]]', '[["v_proj"]]', '[["v_proj"]]')
+    }
+    assert len(told) == 3
+    assert suffix(adapter.lora_path) in told
+
+
 def test_no_adapter_adds_nothing():
     """Keys without an adapter are vLLM's own."""
     assert AdapterDigests().suffix(None) == b""

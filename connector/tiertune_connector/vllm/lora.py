@@ -62,8 +62,10 @@ class _Known:
 class AdapterDigests:
     """What a request's adapter adds to its keys. Runs on the scheduler thread; once warm it costs stat calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: str = "") -> None:
+        """``settings``: what of the engine's own decides what it computes with an adapter, if anything does."""
         self._engine = os.urandom(32)
+        self._settings = settings.encode()
         self._known: dict[int, _Known] = {}
         """By id: what was last loaded under it."""
         self._served: dict[tuple[str, str], bytes | None] = {}
@@ -120,7 +122,8 @@ class AdapterDigests:
         stamp = _stamp(files)
         try:
             if shards:
-                return _Known(named, files, stamp, weights.digest_of(folder / CONFIG, shards), inplace)
+                contents = weights.digest_of(folder / CONFIG, shards)
+                return _Known(named, files, stamp, self._applied(contents), inplace)
         except OSError:
             pass
         logger.warning(
@@ -129,6 +132,11 @@ class AdapterDigests:
             folder,
         )
         return _Known(named, files, stamp, None if inplace else self._own(adapter), inplace)
+
+    def _applied(self, contents: bytes) -> bytes:
+        if not self._settings:
+            return contents
+        return hashlib.blake2b(contents + self._settings, digest_size=SUFFIX_BYTES).digest()
 
     def _own(self, adapter: Adapter) -> bytes:
         """A suffix of this engine, and of this loading of the adapter, alone."""
