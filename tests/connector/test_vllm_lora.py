@@ -40,6 +40,16 @@ def test_equal_contents_share_and_others_do_not(tmp_path):
     assert len(suffix(one)) == 16
 
 
+def test_engines_that_apply_an_adapter_otherwise_do_not_share(tmp_path):
+    """Only to some modules, or in another type."""
+    adapter = Adapter(write(tmp_path / "a", 1))
+    told = {
+        AdapterDigests(settings).suffix(adapter) for settings in ("", '[["q_proj"]]', '[["v_proj"]]', '[["v_proj"]]')
+    }
+    assert len(told) == 3
+    assert suffix(adapter.lora_path) in told
+
+
 def test_no_adapter_adds_nothing():
     """Keys without an adapter are vLLM's own."""
     assert AdapterDigests().suffix(None) == b""
@@ -76,6 +86,48 @@ def test_other_contents_under_the_same_name_and_path_are_not_shared_any_more(tmp
     seen.append(digests.suffix(Adapter(path, **again)))
     assert len({before, suffix(write(tmp_path / "b", 2)), *seen}) == 5
     assert len([record for record in caplog.records if "changed, or may have" in record.message]) == 1
+
+
+@pytest.mark.parametrize("moved", ["changed", "elsewhere"])
+def test_a_request_that_saw_its_adapter_replaced_stands_for_neither(tmp_path, moved):
+    """Loaded in place, from changed files or from another folder, amid a request: the rest is of the new weights."""
+    digests, old = AdapterDigests(), Adapter(write(tmp_path / "a", 1))
+    told = digests.suffix(old)
+    assert digests.stands(old, told)
+    if moved == "changed":
+        write(tmp_path / "a", 2)
+        assert not digests.stands(old, told)
+        return
+    new = Adapter(write(tmp_path / "b", 2), load_inplace=True)
+    assert digests.suffix(new) == suffix(new.lora_path)
+    assert digests.stands(new, suffix(new.lora_path))
+    assert not digests.stands(old, told)
+
+
+def test_two_adapters_that_are_loaded_in_place_under_one_id_are_not_shared(tmp_path):
+    """A step of both has one of them only; a new id is shared again."""
+    digests, other = AdapterDigests(), write(tmp_path / "b", 2)
+    digests.suffix(Adapter(write(tmp_path / "a", 1), load_inplace=True))
+    new = Adapter(other, load_inplace=True)
+    told = digests.suffix(new)
+    assert not digests.stands(new, told)
+    assert told not in (suffix(other), digests.suffix(new))
+    assert digests.suffix(Adapter(other, lora_name="new", lora_int_id=2)) == suffix(other)
+
+
+def test_another_folder_under_a_loaded_id_is_not_shared(tmp_path):
+    """Not loaded in place, the engine may still have what it loaded under the id before."""
+    digests = AdapterDigests()
+    digests.suffix(Adapter(write(tmp_path / "a", 1)))
+    other = Adapter(write(tmp_path / "b", 2))
+    assert digests.suffix(other) not in (suffix(other.lora_path), digests.suffix(other))
+
+
+def test_what_has_no_adapter_or_no_files_to_change_stands():
+    """Unknown contents are this engine's own as long as it has them loaded."""
+    digests, unknown = AdapterDigests(), Adapter("someone/adapter")
+    assert digests.stands(None, b"")
+    assert digests.stands(unknown, digests.suffix(unknown))
 
 
 def test_an_adapter_loaded_from_another_folder_is_told_by_its_contents(tmp_path):

@@ -13,7 +13,7 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from e2e.vllm_model import write_model
 from engine.conftest import BLOCK, cache_of, full_attention
 from tiertune_connector.vllm.compat import Engine
-from tiertune_connector.vllm.identity import namespace
+from tiertune_connector.vllm.identity import adapters, namespace
 
 NAME = {"served_model_name": "llama"}
 
@@ -365,3 +365,13 @@ def test_an_engine_that_shares_with_none_does_not_share_with_its_next_run(config
             config.weight_transfer_config = WeightTransferConfig()
         digests.add(identify(config, cache).digest)
     assert len(digests) == 2
+
+
+def test_engines_that_apply_adapters_otherwise_tell_it(configured):
+    """To some modules only, or in another type than the model's; how many adapters there may be does not matter."""
+    lora = {"enable_lora": True, "max_lora_rank": 8}
+    assert adapters(configured()) == adapters(configured(**lora)) == adapters(configured(max_loras=4, **lora)) == ""
+    others = [{"lora_target_modules": ["q_proj"]}, {"lora_target_modules": []}, {"lora_dtype": "bfloat16"}]
+    assert len({adapters(configured(**lora, **other)) for other in others} - {""}) == 3
+    one, other = ({"lora_target_modules": names} for names in (["q_proj", "v_proj"], ["v_proj", "q_proj"]))
+    assert adapters(configured(**lora, **one)) == adapters(configured(**lora, **other))

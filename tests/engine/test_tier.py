@@ -1,9 +1,8 @@
 """The scheduler's side against a real store, with vLLM's own managers and no engine: what is fetched and stored."""
 
-from types import SimpleNamespace
-
 import pytest
 from vllm.config import MultiModalConfig, WeightTransferConfig
+from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.kv_offload.base import make_offload_key
@@ -125,6 +124,15 @@ def test_chunks_of_other_weights_that_were_in_the_adapters_place_never_leave_the
     assert second.matched(second.request("c", prompt, lora_request=other))[0] == 0
 
 
+def test_what_an_adapter_computes_after_it_was_replaced_amid_a_request_stays_in_the_engine(engines, home, store):
+    """Loaded in place, it computes the rest of requests that came before; their keys tell the old weights."""
+    engine = engines()
+    asked = engine.request("a", tokens(300), lora_request=adapter(home / "helper", 1))
+    adapter(home / "helper", 2)
+    engine.compute(asked)
+    assert held(store) == 0
+
+
 def test_a_part_of_a_chunk_is_not_given_to_the_store(engines, store):
     """Nobody asks the store for it: vLLM keeps the last part of a recurrent model's prompt for its own staging."""
     engine = engines()
@@ -237,7 +245,7 @@ def adapter(folder, fill):
     (folder / "adapter_config.json").write_text('{"r": 8}')
     header = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
     (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes([fill]) * 16)
-    return SimpleNamespace(lora_name="helper", name="helper", lora_int_id=1, lora_path=str(folder), path=str(folder))
+    return LoRARequest("helper", 1, str(folder))
 
 
 def held(store):

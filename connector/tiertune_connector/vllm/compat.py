@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class Engine:
         self.groups = tuple(found[place] for place in self._order)
         """First the group whose chunks make the chain."""
         self._tenants = Tenants.from_environment(self.settings.isolation, os.environ)
-        self._adapters = AdapterDigests()
+        self._adapters = AdapterDigests(identity.adapters(vllm_config))
         self._numbers_media = numbers_media(vllm_config)
         self._epoch = 0 if identity.exchanges_weights(vllm_config) else None
         """Part of the keys if weights are exchanged."""
@@ -88,10 +88,12 @@ class Engine:
     def prompt(self, request: Request, keys: Sequence[list[OffloadKey]]) -> Prompt:
         """What the tier must know about a request; ``keys`` by group in vLLM's order, as `prompt_keys` gives them."""
         allowed = self._tenants.allowed(request.cache_salt) and not (request.mm_features and self._numbers_media)
+        adapter = self._adapters.suffix(request.lora_request)
         return Prompt(
             tokens=request.num_prompt_tokens,
             keys=[keys[place] for place in self._order],
-            suffix=self._adapters.suffix(request.lora_request) + self._told_epoch(),
+            suffix=adapter + self._told_epoch(),
+            stands=partial(self._adapters.stands, request.lora_request, adapter),
             tenant=self._tenants.digest(request.cache_salt),
             reads=allowed and not request.skip_reading_prefix_cache,
             writes=allowed,

@@ -1,6 +1,6 @@
 """What the tier must know about its engine and a request. Imports no vLLM."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,8 @@ class Prompt:
     """vLLM's keys by group, aligned with the tier's groups."""
     suffix: bytes = b""
     """Digest of the adapter's contents; vLLM's keys have only its name."""
+    stands: Callable[[], bool] = lambda: True
+    """Whether these are also the contents with which the engine has computed the request so far."""
     tenant: bytes = b""
     reads: bool = True
     writes: bool = True

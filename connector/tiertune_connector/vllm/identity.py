@@ -102,6 +102,16 @@ def exchanges_weights(vllm_config: VllmConfig) -> bool:
     return getattr(vllm_config, "weight_transfer_config", None) is not None
 
 
+def adapters(vllm_config: VllmConfig) -> str:
+    """What besides an adapter's contents decides what the engine computes with it; empty if nothing does."""
+    lora = vllm_config.lora_config
+    if lora is None:
+        return ""
+    modules = None if lora.target_modules is None else sorted(lora.target_modules)
+    kind = None if lora.lora_dtype == vllm_config.model_config.dtype else str(lora.lora_dtype)
+    return "" if modules is None and kind is None else _text(modules, kind)
+
+
 def _weights_told(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
     if exchanges_weights(vllm_config):
         return _only(config, "a trainer exchanges its weights")

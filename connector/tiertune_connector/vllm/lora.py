@@ -6,13 +6,17 @@ contents the engine still has, and from then on the adapter's chunks are kept fr
 
 The engine's own caches know only name and path. After other contents were loaded under the same name and path, these
 caches mix the chunks of both, and what is computed from them. So from then on none of these chunks leave the engine.
+
+An adapter that is loaded in place, from changed files or another folder, also takes the place of the old one in
+requests that are under way: the rest of these is computed with the new contents. So when a chunk is to leave the engine
+it is asked again whether the contents are those that its key tells.
 """
 
 import hashlib
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -42,57 +46,84 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True)
 class _Known:
+    named: tuple[str, str]
+    """Name and path."""
     files: tuple[Path, ...]
     stamp: Stamp
     suffix: bytes | None
     """None: unknown for good."""
+    load_inplace: bool
+
+    def moved(self, adapter: Adapter) -> bool:
+        """Whether ``adapter`` is from another folder, or its files have changed."""
+        return self.named[1] != adapter.lora_path or self.stamp != _stamp(self.files)
 
 
 class AdapterDigests:
     """What a request's adapter adds to its keys. Runs on the scheduler thread; once warm it costs stat calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: str = "") -> None:
+        """``settings``: what of the engine's own decides what it computes with an adapter, if anything does."""
         self._engine = os.urandom(32)
-        self._known: dict[tuple[int, str], _Known] = {}
+        self._settings = settings.encode()
+        self._known: dict[int, _Known] = {}
+        """By id: what was last loaded under it."""
         self._served: dict[tuple[str, str], bytes | None] = {}
         """Contents by name and path; None: they were not always the same."""
 
     def suffix(self, adapter: Adapter | None) -> bytes:
-        """16 bytes for the contents of ``adapter``; empty if there is none.
+        """16 bytes for the contents of ``adapter``, which a request names; empty if it names none.
 
         Unknown contents (no local safetensors) get a suffix of this engine alone; changed ones a new one each time.
         """
         if adapter is None:
             return b""
-        place = (adapter.lora_int_id, adapter.lora_path)
-        known = self._known.get(place)
-        if known is None or (known.stamp != _stamp(known.files) and adapter.load_inplace):
-            known = self._known[place] = self._read(adapter)
-        elif known.suffix is not None and known.stamp != _stamp(known.files):
-            known = self._known[place] = _Known(known.files, known.stamp, None)
+        known = self._known.get(adapter.lora_int_id)
+        if known is None:
+            known = self._read(adapter)
+        elif known.moved(adapter):
+            self._mixed(known.named)
+            # Both would be loaded in place for each step: nobody knows which one a step of both has.
+            alone = adapter.load_inplace and not known.load_inplace
+            known = self._read(adapter) if alone else replace(known, suffix=None)
+        self._known[adapter.lora_int_id] = known
         return self._unmixed(adapter, known.suffix) or os.urandom(SUFFIX_BYTES)
+
+    def stands(self, adapter: Adapter | None, suffix: bytes) -> bool:
+        """Whether ``suffix`` also tells what the engine has computed with ``adapter`` since."""
+        if adapter is None:
+            return True
+        served, known = self._served[adapter.lora_name, adapter.lora_path], self._known[adapter.lora_int_id]
+        return served == known.suffix == suffix and not known.moved(adapter)
 
     def _unmixed(self, adapter: Adapter, suffix: bytes | None) -> bytes | None:
         """``suffix``, if the engine served nothing else under the adapter's name and path."""
         named = (adapter.lora_name, adapter.lora_path)
-        served = self._served.setdefault(named, suffix)
-        if served is not None and served != suffix:
-            self._served[named] = None
-            logger.warning(
-                "TierTune: the files of adapter %s changed, or may have, since the engine served it: its chunks are not"
-                " shared until the engine restarts, or it is loaded under another name or from another folder",
-                adapter.lora_name,
-            )
+        if self._served.setdefault(named, suffix) != suffix:
+            self._mixed(named)
         return self._served[named]
+
+    def _mixed(self, named: tuple[str, str]) -> None:
+        if self._served[named] is None:
+            return
+        self._served[named] = None
+        logger.warning(
+            "TierTune: the files of adapter %s changed, or may have, since the engine served it: its chunks are not"
+            " shared until the engine restarts, or it is loaded under another name, or is unloaded and then loaded from"
+            " another folder",
+            named[0],
+        )
 
     def _read(self, adapter: Adapter) -> _Known:
         folder = Path(adapter.lora_path).expanduser()
         shards = tuple(sorted(folder.glob("*.safetensors")))
+        named, inplace = (adapter.lora_name, adapter.lora_path), adapter.load_inplace
         files = (folder, folder / CONFIG, *shards)
         stamp = _stamp(files)
         try:
             if shards:
-                return _Known(files, stamp, weights.digest_of(folder / CONFIG, shards))
+                contents = weights.digest_of(folder / CONFIG, shards)
+                return _Known(named, files, stamp, self._applied(contents), inplace)
         except OSError:
             pass
         logger.warning(
@@ -100,7 +131,12 @@ class AdapterDigests:
             adapter.lora_name,
             folder,
         )
-        return _Known(files, stamp, None if adapter.load_inplace else self._own(adapter))
+        return _Known(named, files, stamp, None if inplace else self._own(adapter), inplace)
+
+    def _applied(self, contents: bytes) -> bytes:
+        if not self._settings:
+            return contents
+        return hashlib.blake2b(contents + self._settings, digest_size=SUFFIX_BYTES).digest()
 
     def _own(self, adapter: Adapter) -> bytes:
         """A suffix of this engine, and of this loading of the adapter, alone."""

@@ -242,7 +242,7 @@ class TierTuneTier(SecondaryTierManager):
         """
         request = job_metadata.req_context.req_id
         prompt = self._prompts.get(request)
-        if prompt is None or not prompt.writes:
+        if prompt is None or not (prompt.writes and prompt.stands()):
             self._transfers.skip(job_metadata.job_id, request)
             return
         position = job_metadata.req_context.get_offload_key_position
