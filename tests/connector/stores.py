@@ -13,6 +13,7 @@ from typing import Any, Self
 import httpx
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from tiertune_agent.demo.result import values
 from tiertune_connector.chunk import Origin
@@ -106,6 +107,18 @@ def at_once(work: Callable[[int], object], threads: int) -> None:
         pass
 
 
+def no_more_threads(patch: pytest.MonkeyPatch, left: int = 0) -> None:
+    """From now on so many can be started."""
+    start, spare = threading.Thread.start, iter(range(left))
+
+    def failing(thread: threading.Thread) -> None:
+        if next(spare, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    patch.setattr(threading.Thread, "start", failing)
+
+
 def counted(counters: Counters, name: str) -> dict[tuple[str, ...], float]:
     """A counter in this process, by the values of its labels."""
     _, metrics = counters.snapshot()
@@ -173,6 +186,11 @@ def running(home: Path, *, wrap_remote: Any = lambda tier: tier, **more: Any) ->
 def pool(store: StoreProcess) -> DramPool:
     """What a store has of the tests' namespace in DRAM."""
     return store.store.dram.pools[NAMESPACE.digest]
+
+
+def pinned(store: StoreProcess) -> int:
+    """Chunks of them that may not leave."""
+    return pool(store).pool.pinned
 
 
 class Engine:

@@ -18,6 +18,7 @@ from connector.stores import (
     chain,
     eventually,
     payload,
+    pinned,
     pool,
     running,
     settings,
@@ -167,10 +168,10 @@ def test_a_client_that_is_back_before_its_loss_was_noticed(store):
     """Its old connection ends, and its slots are free."""
     first, frames, _ = raw(store.server.path, hello(client="same"))
     frames.send(Reserve(1, "r", chain("k", 3), b""))
-    eventually(lambda: pool(store).pool.pinned == 3)
+    eventually(lambda: pinned(store) == 3)
     second, _, welcome = raw(store.server.path, hello(client="same"))
     assert welcome.refusal == ""
-    eventually(lambda: pool(store).pool.pinned == 0 and pool(store).quarantined == [])
+    eventually(lambda: pinned(store) == 0 and pool(store).quarantined == [])
     eventually(lambda: len(store.server.sessions()) == 1)
     first.close()
     second.close()
@@ -193,11 +194,11 @@ def test_a_client_that_was_welcomed_too_late_does_not_end_its_next_connection(st
     late.close()
     again, frames, _ = raw(store.server.path, hello(client="same"))
     frames.send(Reserve(1, "r", chain("k", 3), b""))
-    eventually(lambda: pool(store).pool.pinned == 3)
+    eventually(lambda: pinned(store) == 3)
     go_on.set()
     eventually(lambda: len(store.server._connections) == 1)
     frames.send(Reserve(2, "r", chain("k", 5), b""))
-    eventually(lambda: pool(store).pool.pinned == 5)
+    eventually(lambda: pinned(store) == 5)
     again.close()
 
 
@@ -206,9 +207,9 @@ def test_pins_of_a_lost_connection_go_at_once(store):
     engine = Engine(store.server.path, name="lost")
     engine.put(chain("k", 3))
     engine.load(chain("k", 3))
-    assert pool(store).pool.pinned == 3
+    assert pinned(store) == 3
     lose(store, "lost")
-    eventually(lambda: pool(store).pool.pinned == 0)
+    eventually(lambda: pinned(store) == 0)
     engine.client.close()
 
 
@@ -223,9 +224,9 @@ def test_a_release_of_before_does_not_hit_a_lease_of_now(store):
         assert now.lease == before.lease
         engine.client.release(before)
         engine.client.lookup("r", [], prompt_tokens=0).result(5)
-        assert pool(store).pool.pinned == 2
+        assert pinned(store) == 2
         engine.client.release(now)
-        eventually(lambda: pool(store).pool.pinned == 0)
+        eventually(lambda: pinned(store) == 0)
 
 
 def test_a_future_cannot_be_cancelled(store):

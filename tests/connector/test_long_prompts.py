@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from connector.stores import CHUNK_TOKENS, NAMESPACE, Engine, chain, eventually
+from connector.stores import CHUNK_TOKENS, Engine, chain, eventually, pool
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.sampling.observer import Observer
@@ -52,7 +52,7 @@ def test_a_long_prompt_is_counted_and_used_in_steps_as_at_once(store, engine, ht
     told = {origin: http.total(LOOKED_UP, tier="dram", result="hit", origin=origin) for origin in ("self", "same_host")}
     assert told == {"self": 4 * CHUNK_TOKENS, "same_host": 4 * CHUNK_TOKENS}
     used = [*chain("younger", 1), *reversed(side), *reversed(keys[:8])]
-    assert list(store.store.dram.pools[NAMESPACE.digest].pool) == used
+    assert list(pool(store).pool) == used
 
 
 def test_what_an_engine_had_of_a_long_prompt_is_counted_though_it_tells_both_at_once(store, engine, http, monkeypatch):

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from connector.store.serving import ALICE, DIGEST, Reads, evict_all, held, in_remote, put_remote, used
-from connector.stores import CHUNK_BYTES, PATIENCE_S, Engine, chain, eventually, payload
+from connector.stores import CHUNK_BYTES, PATIENCE_S, Engine, chain, eventually, payload, pinned
 from tiertune_connector.store.flushes import _REMEMBERED
 from tiertune_connector.tiers.base import Outcome
 
@@ -132,7 +132,7 @@ def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store,
     remote.fault = lambda _: None
     assert engine.find([*keys, b"reserved"]) == []
     assert engine.put([b"reserved"]) == [""]
-    eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
+    eventually(lambda: pinned(store) == 0)
 
 
 @pytest.mark.parametrize("what", [{"namespace": "f" * 32}, {"tenant": ALICE.hex()}, {"epoch": 7}])

@@ -11,6 +11,8 @@ from connector.stores import (
     chain,
     counted,
     eventually,
+    pinned,
+    pool,
 )
 from tiertune_connector.tiers.base import Outcome
 
@@ -26,8 +28,8 @@ def test_a_failing_fetch_is_an_outcome_per_chunk(remote, store, engine, fault, o
     remote.fault = lambda operation: fault if operation == "read" else None
     assert engine.load(keys).outcomes == ["hit", outcome, outcome]
     remote.fault = lambda _: None
-    eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 1)
-    assert len(store.store.dram.pools[DIGEST].pool) == 1
+    eventually(lambda: pinned(store) == 1)
+    assert len(pool(store).pool) == 1
 
 
 def test_a_damaged_remote_chunk_is_corrupt_and_gone(remote, store, engine):
@@ -43,7 +45,7 @@ def test_damage_in_dram_is_found_by_the_reader(remote, store, engine, http):
     """The client refuses what the store did not notice; the store then drops the chunk, and fetches it anew."""
     engine.put([b"key"])
     eventually(lambda: remote.present(DIGEST, [b"key"])[1])
-    store.store.dram.pools[DIGEST].pool.get(b"key").view()[17] ^= 1
+    pool(store).pool.get(b"key").view()[17] ^= 1
     assert engine.get([b"key"]) == 0
     eventually(lambda: http.total("tier_errors_total", tier="dram", operation="read", reason="corrupt") == 1)
     eventually(lambda: http.total("tier_pinned_bytes", tier="dram") == 0)
@@ -124,7 +126,7 @@ def test_a_client_that_leaves_during_its_load_pins_nothing(remote, store, engine
     eventually(lambda: len(store.server.sessions()) == 1)
     reads.free.set()
     eventually(lambda: engine.find(keys) == ["dram"] * 3)
-    eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
+    eventually(lambda: pinned(store) == 0)
 
 
 def test_a_store_that_ends_amid_a_load_tells_no_failure(home, remote, caplog):

@@ -17,6 +17,7 @@ from connector.stores import (
     chain,
     eventually,
     payload,
+    pinned,
     running,
 )
 from tiertune_connector.keys import Namespace
@@ -185,7 +186,7 @@ def test_dram_that_was_once_slow_is_tried_again(remote, store, engine, monkeypat
     for _ in range(3):
         fast()
     eventually(fast)  # a probe that a busy machine held up is outdone by those after it
-    assert store.store.dram.pools[DIGEST].pool.pinned == 0
+    assert pinned(store) == 0
 
 
 # -- other groups of layers, and what an engine has itself
