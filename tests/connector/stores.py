@@ -107,12 +107,12 @@ def at_once(work: Callable[[int], object], threads: int) -> None:
         pass
 
 
-def no_more_threads(patch: pytest.MonkeyPatch, left: int = 0) -> None:
-    """From now on so many can be started."""
+def no_more_threads(patch: pytest.MonkeyPatch, left: int = 0, named: str = "") -> None:
+    """From now on so many can be started whose name begins so; of others as many as ever."""
     start, spare = threading.Thread.start, iter(range(left))
 
     def failing(thread: threading.Thread) -> None:
-        if next(spare, None) is None:
+        if thread.name.startswith(named) and next(spare, None) is None:
             raise RuntimeError("can't start new thread")
         start(thread)
 

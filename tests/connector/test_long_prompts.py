@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from connector.stores import CHUNK_TOKENS, Engine, chain, eventually, pool
+from connector.stores import CHUNK_TOKENS, Engine, chain, eventually, no_more_threads, pool
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.sampling.observer import Observer
@@ -90,7 +90,7 @@ def test_one_for_which_no_thread_can_be_had_is_counted_later(monkeypatch):
     """It takes room meanwhile, and gives it back; its client, which has its answer, hears nothing of it."""
     waiters, counted = Waiters(Counters()), list[str]()
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        no_more_threads(patch)
         waiters.later(Mock(), lambda: counted.append("first"))
     waiters.later(Mock(), lambda: counted.append("second"))
     eventually(lambda: waiters._room._value == 8)

@@ -11,6 +11,7 @@ from connector.stores import (
     chain,
     counted,
     eventually,
+    no_more_threads,
     pinned,
     pool,
 )
@@ -155,15 +156,8 @@ def test_where_no_thread_can_be_had_a_load_misses_and_holds_nothing(remote, stor
     put_remote(remote, there)
     reads = remote.fault = Reads()
     reads.free.set()
-    start = threading.Thread.start
-
-    def failing(thread):
-        if thread.name.startswith("remote-read"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
     with monkeypatch.context() as exhausted:
-        exhausted.setattr(threading.Thread, "start", failing)
+        no_more_threads(exhausted, named="remote-read")
         loaded = engine.load(here + there)
         assert loaded.outcomes == ["hit", "hit", "miss", "miss"]
         engine.client.release(loaded)

@@ -1,13 +1,12 @@
 """Lookups of a store whose remote is slow to answer."""
 
-import threading
 import time
 
 import pytest
 
 from connector.lanes import Gate
 from connector.store.serving import put_remote
-from connector.stores import CHUNK_TOKENS, chain, eventually
+from connector.stores import CHUNK_TOKENS, chain, eventually, no_more_threads
 from tiertune_connector.protocol.messages import Lookup, Side
 
 
@@ -81,15 +80,8 @@ def test_where_no_thread_can_be_had_a_client_is_served_without_waiting(remote, s
     here, there = chain("h", 2), chain("t", 2)
     engine.put(here)
     put_remote(remote, there)
-    start = threading.Thread.start
-
-    def failing(thread):
-        if thread.name.startswith("wait-"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
     with monkeypatch.context() as exhausted:
-        exhausted.setattr(threading.Thread, "start", failing)
+        no_more_threads(exhausted, named="wait-")
         assert engine.find(here + there) == ["dram"] * 2
         loaded = engine.load(here + there)
         assert loaded.outcomes == ["hit", "hit", "miss", "miss"]
