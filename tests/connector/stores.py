@@ -237,6 +237,11 @@ class Engine:
         kept = dict(zip((slot.key for slot in written), self.client.commit(written).result(10), strict=True))
         return [reason or ("" if kept.get(key) else "lost") for key, reason in zip(keys, reserved.reasons, strict=True)]
 
+    def put_all(self, keys: Sequence[bytes], request: str = "r", tenant: bytes = b"") -> None:
+        """AssertionError, with the reasons, unless all are taken."""
+        reasons = self.put(keys, request, tenant)
+        assert not any(reasons), reasons
+
     def load(self, keys: Sequence[bytes], deadline_s: float = 5.0) -> Loaded:
         """As engines do: what comes before the rest is copied at once."""
         self.begun.clear()

@@ -114,7 +114,7 @@ def test_a_restarted_store_is_another_boot(home):
         assert engine.client.boot_id not in ("", boot)
         assert engine.find(chain("k", 3)) == []
         assert engine.read(loaded) == 0, "slots of before mean nothing now"
-        assert engine.put(chain("k", 3)) == [""] * 3
+        engine.put_all(chain("k", 3))
         assert engine.get(chain("k", 3)) == 3
     engine.client.close()
 
@@ -148,7 +148,7 @@ def test_long_chunks_that_were_damaged_or_renewed_are_refused(home):
     segment = slot_stride(long)
     with running(home, dram=4 * segment) as store, Engine(store.server.path, chunk_bytes=long) as engine:
         eventually(lambda: pool(store).provisioned == 4)
-        assert engine.put(chain("k", 4)) == [""] * 4
+        engine.put_all(chain("k", 4))
         assert [engine.get(chain("k", 4)) for _ in range(3)] == [4] * 3
         asked = engine.client.load(chain("k", 4), deadline_s=5)
         kept, out = asked.result(15), np.empty(long, np.uint8)

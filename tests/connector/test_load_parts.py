@@ -134,7 +134,7 @@ def test_a_chunk_is_copied_while_it_comes(engine, remote, afar):
 
 def test_what_dram_has_is_copied_while_the_rest_comes(store, engine, remote):
     """A load that waits for one chunk does not keep its client from the others."""
-    assert engine.put(KEYS[:2]) == ["", ""]
+    engine.put_all(KEYS[:2])
     hold(remote, store, KEYS[2:])
     assert engine.find(KEYS) == ["dram", "dram", "remote"]
     copying = Copying(engine, KEYS)
@@ -259,7 +259,7 @@ def test_who_does_not_ask_for_parts_hears_of_none(engine, remote, afar):
 
 def test_what_lies_in_dram_is_copied_before_the_store_answers(store, engine):
     """While it is asked; the answer says whether that was right."""
-    assert engine.put(KEYS) == [""] * 3
+    engine.put_all(KEYS)
     assert engine.find(KEYS) == ["dram"] * 3
     with store.store.dram.lock:
         copying = Copying(engine, KEYS)

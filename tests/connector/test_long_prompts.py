@@ -42,9 +42,9 @@ def test_a_long_prompt_is_counted_and_used_in_steps_as_at_once(store, engine, ht
     monkeypatch.setattr(lookups, "AT_ONCE", at_once)
     keys, side = chain("k", 11), chain("side", 5)
     with Engine(store.server.path, name="engine-1") as other:
-        assert other.put(keys[:4]) == [""] * 4
-        assert engine.put(keys[4:8]) == [""] * 4
-        assert engine.put([*side, *chain("younger", 1)]) == [""] * 6
+        other.put_all(keys[:4])
+        engine.put_all(keys[4:8])
+        engine.put_all([*side, *chain("younger", 1)])
         asked = {"prompt_tokens": 11 * CHUNK_TOKENS, "sides": [Side(side, CHUNK_TOKENS, 1)]}
         assert engine.client.lookup("r", keys, **asked).result(10).tiers == ["dram"] * 8
     eventually(lambda: http.total(LOOKED_UP, tier="dram") == 11 * CHUNK_TOKENS)
@@ -59,7 +59,7 @@ def test_what_an_engine_had_of_a_long_prompt_is_counted_though_it_tells_both_at_
     """It has looked for it itself, and told nothing before."""
     monkeypatch.setattr(lookups, "AT_ONCE", 3)
     keys = chain("k", 8)
-    assert engine.put(keys) == [""] * 8
+    engine.put_all(keys)
     eventually(lambda: engine.client.find(keys)[0])
     engine.heard()
     with store.store.dram.lock:  # nobody could answer

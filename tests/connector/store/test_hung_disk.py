@@ -66,7 +66,7 @@ def hung(monkeypatch):
 
 def put(store, engine, *prompts):
     for keys in prompts:
-        assert engine.put(keys) == [""] * len(keys)
+        engine.put_all(keys)
         written(store)
 
 
@@ -189,7 +189,7 @@ def test_what_a_disk_hangs_with_is_stored_anew(store, http, engine, monkeypatch,
     monkeypatch.setattr(lane, "_clock", clock)
     clock.now += 60.0
     eventually(lambda: len(held.quarantined) == 4)
-    assert engine.put(keys) == [""] * 12
+    engine.put_all(keys)
     assert engine.find(keys) == ["dram"] * 12
     assert (lane.transit._traffic._chunks, lane.transit._traffic._bytes) == (0, 0)
     free.set()
