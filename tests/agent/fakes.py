@@ -15,6 +15,12 @@ from tiertune_connector.tuning import TuningError, parse_tuning
 
 START = datetime(2025, 3, 5, 12, 0, tzinfo=UTC)
 
+
+def after(**span):
+    """So long after the start; ``span`` is what `timedelta` takes."""
+    return START + timedelta(**span)
+
+
 DIGEST = "ab" * 16
 
 MB = 1e6

@@ -63,6 +63,10 @@ class World:
     def remote(self):
         return int(self.raw.config_get("maxmemory")["maxmemory"]) / GIB
 
+    def split(self):
+        """DRAM of each host and the remote's, in GiB."""
+        return self.drams(), self.remote()
+
     def decisions(self, tuner="tier_size"):
         found = [each for each in self.agent.history.decisions.find() if each.tuner == tuner]
         return [each for each in found[::-1] if each.state not in (State.PROPOSED, State.EXPIRED)]

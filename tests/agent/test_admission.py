@@ -1,6 +1,5 @@
 """admission: everything is written behind, unless even the worst that writing less can lose is cheaper."""
 
-from datetime import timedelta
 from random import Random
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
-from agent.fakes import START
+from agent.fakes import after
 from tiertune_agent.records import Histogram, Rates, Target, Window
 from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
@@ -40,7 +39,7 @@ def window(index, tier="remote", *, noise=1.0, **figures):
         "tier_evictions_total{algorithm=lru,reason=room}": f["room"],
     }
     dram = {"tier_evictions_total{algorithm=lru,reason=room}": f["evicted"], "tier_evicted_unused_total": f["once"]}
-    at = START + timedelta(seconds=15 * index)
+    at = after(seconds=15 * index)
     return [
         Window("host-a", "", "", tier, at, 15.0, {name: value for name, value in values.items() if value}),
         Window("host-a", "ab", "llama", "dram", at, 15.0, {name: value for name, value in dram.items() if value}),
@@ -133,7 +132,7 @@ def test_only_windows_since_the_last_change_count():
     """What was written under the other setting tells nothing of this one."""
     history = windows(dropped=100, evicted=400)
     status = {"tiers": {"remote": {"health": "ok"}}}
-    current = Current(Target("host-a", "remote"), {}, status, changed_at=START + timedelta(seconds=15 * 8))
+    current = Current(Target("host-a", "remote"), {}, status, changed_at=after(seconds=15 * 8))
     assert "in 2 windows" in TUNER.evaluate(history, current).reason
 
 

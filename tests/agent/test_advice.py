@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
-from agent.fakes import DIGEST, START
+from agent.fakes import DIGEST, after
 from tiertune_agent.records import OBSERVED, Prospect, StageWindow, Target, Window
 from tiertune_agent.tuners.advice import FLEET, AdviceSettings, Balance, Routing, Sharing
 from tiertune_agent.tuners.balance import demand
@@ -27,7 +27,7 @@ def prospects(count=12, *, namespace=DIGEST, requests=100, **costs):
     return [
         Prospect(
             namespace,
-            START + timedelta(seconds=300 * index),
+            after(seconds=300 * index),
             300.0,
             requests,
             {names[name]: cost * (1 + 0.1 * (index % 3)) for name, cost in costs.items()},
@@ -81,9 +81,7 @@ def test_what_would_not_save_enough_is_told(tuner, told, settings, said):
 def test_a_gain_that_may_be_chance_is_no_advice():
     """Now here, now there: the mean alone does not convince."""
     up_and_down = [
-        Prospect(
-            DIGEST, START + timedelta(seconds=300 * i), 300.0, 100, {NOW: 1.0, f"{NOW}@prefix": 0.2 + 1.4 * (i % 2)}
-        )
+        Prospect(DIGEST, after(seconds=300 * i), 300.0, 100, {NOW: 1.0, f"{NOW}@prefix": 0.2 + 1.4 * (i % 2)})
         for i in range(9)
     ]
     assert isinstance(Routing(SETTINGS).evaluate([], current(up_and_down)), NoChange)
@@ -93,7 +91,7 @@ def test_a_gain_that_may_be_chance_is_no_advice():
 def test_routing_is_never_advised_where_it_costs_more(costs):
     """Advice has less predicted time in sum over the requests, the newer counting more."""
     told = [
-        Prospect(DIGEST, START + timedelta(seconds=3600 * i), 300.0, n, {NOW: now, f"{NOW}@prefix": other})
+        Prospect(DIGEST, after(seconds=3600 * i), 300.0, n, {NOW: now, f"{NOW}@prefix": other})
         for i, (now, other, n) in enumerate(costs)
     ]
     answer = Routing(SETTINGS).evaluate([], current(told))
@@ -114,7 +112,7 @@ def stages(prefill, decode, *, count=10, gpus=(4, 4), utilization=False):
     told = []
     for index in range(count):
         for number, (stage, busy, many) in enumerate((("prefill", prefill, gpus[0]), ("decode", decode, gpus[1]))):
-            at = START + timedelta(seconds=15 * index + number)
+            at = after(seconds=15 * index + number)
             noisy = busy * (1 + 0.02 * (index % 3 - 1))
             told += [
                 StageWindow(f"host-{stage}", stage, "", f"gpu-{gpu}", at, 15.0, 0.0, 0.0, noisy) for gpu in range(many)
@@ -196,7 +194,7 @@ def loads(*waits_ms):
     """Windows of a source in which requests waited so long for 1000 loaded tokens; 1000 computed ones take 100 ms."""
     told = {OBSERVED: 1.0, LOADED: 1000.0, COMPUTED: 1000.0, PREFILL_S: 0.1}
     return [
-        Window("engine-a", "", "", "", START + timedelta(seconds=15 * i), 15.0, {**told, WAIT_S: wait_ms / 1000})
+        Window("engine-a", "", "", "", after(seconds=15 * i), 15.0, {**told, WAIT_S: wait_ms / 1000})
         for i, wait_ms in enumerate(waits_ms)
     ]
 

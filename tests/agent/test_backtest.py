@@ -118,50 +118,53 @@ def test_ghosts_are_those_of_the_size_that_a_pool_had_then(store, rounds, judged
     assert ("eviction", "lru", "arc") in told(found)
 
 
-def test_windows_that_became_longer_are_no_silence(agents, store, clock, tmp_path):
-    """Stores tell at times of their own, so of each the others' last window is nearly as old as its own is long."""
-    costs = {f"{size << 30}/0/0": cost for size, cost in ((0, 2.0), (1, 1.0), (2, 0.1), (4, 0.1))}
-    other = FakeStore(clock, "host-b")
-    agent = agents(store, other)
+@pytest.fixture
+def both(agents, store, clock):
+    """The history of an agent of two stores, and what lets a window with traffic of both pass."""
+    stores = store, FakeStore(clock, "host-b")
+    agent = agents(*stores)
     agent.leader.leads()
     agent.loop.run_once()
-    for seconds in [15] * 12 + [60] * 8:
-        seen = [Prospect(DIGEST, clock.now(), 60.0, 500, costs)] if seconds == 60 else []
+
+    def window(seconds):
         clock.advance(seconds)
-        for each in (store, other):
+        for each in stores:
             each.traffic()
         agent.loop.run_once()
-        agent.history.measured.remember_prospects(seen)
-    told = record(agent.history, 86400, 60.0)
-    later = timedelta(seconds=8)
+
+    return agent.history, window
+
+
+def apart(history, tmp_path, policy, *, later_s, every_s):
+    """What a policy would have done, had the second store told of itself so much later."""
+    told, later = record(history, 86400, every_s), timedelta(seconds=later_s)
     windows = [replace(one, start=one.start + later) if one.store == "host-b" else one for one in told.windows]
     path = tmp_path / "policy.yaml"
-    path.write_text(BUDGETED)
+    path.write_text(policy)
     scratch = History(open_current(f"sqlite:///{tmp_path / 'scratch.sqlite'}"))
     found = rehearse(replace(told, windows=sorted(windows, key=ended)), load(path), scratch)
     scratch.close()
+    return found
+
+
+def test_windows_that_became_longer_are_no_silence(both, clock, tmp_path):
+    """Stores tell at times of their own, so of each the others' last window is nearly as old as its own is long."""
+    costs = {f"{size << 30}/0/0": cost for size, cost in ((0, 2.0), (1, 1.0), (2, 0.1), (4, 0.1))}
+    history, window = both
+    for seconds in [15] * 12 + [60] * 8:
+        seen = [Prospect(DIGEST, clock.now(), 60.0, 500, costs)] if seconds == 60 else []
+        window(seconds)
+        history.measured.remember_prospects(seen)
+    found = apart(history, tmp_path, BUDGETED, later_s=8.0, every_s=60.0)
     assert "host-a" in {one.target.store for one in found.would if one.tuner == "tier_size"}
 
 
-def test_the_first_round_knows_the_whole_fleet(agents, store, clock, tmp_path):
+def test_the_first_round_knows_the_whole_fleet(both, tmp_path):
     """What is asked once an hour is asked of all stores, though each told of itself at a moment of its own."""
-    other = FakeStore(clock, "host-b")
-    agent = agents(store, other)
-    agent.leader.leads()
-    agent.loop.run_once()
+    history, window = both
     for _ in range(3):
-        clock.advance(15)
-        for each in (store, other):
-            each.traffic()
-        agent.loop.run_once()
-    told = record(agent.history, 86400, 300.0)
-    later = timedelta(milliseconds=20)
-    windows = [replace(one, start=one.start + later) if one.store == "host-b" else one for one in told.windows]
-    path = tmp_path / "policy.yaml"
-    path.write_text("version: 1")
-    scratch = History(open_current(f"sqlite:///{tmp_path / 'scratch.sqlite'}"))
-    found = rehearse(replace(told, windows=sorted(windows, key=ended)), load(path), scratch)
-    scratch.close()
+        window(15)
+    found = apart(history, tmp_path, "version: 1", later_s=0.02, every_s=300.0)
     (routing,) = (answer["reason"] for answer in found.answers if answer["tuner"] == "routing")
     assert "no samples tell yet what routing by prefix would do" in routing
 

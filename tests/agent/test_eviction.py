@@ -28,6 +28,11 @@ def ghosts(index, hits, *, asked=10_000.0, size=GIB, seconds=15.0):
     return Window("host-a", DIGEST, "llama", "", START + timedelta(seconds=index * seconds), seconds, values)
 
 
+def alike(count, seconds=15.0, **hits):
+    """So many windows that tell the same shares."""
+    return [ghosts(index, hits, seconds=seconds) for index in range(count)]
+
+
 def steady(count=20, *, spread=0.01, seed=1, **hits):
     """Windows about these shares: what is common to all algorithms varies, and a little each by itself."""
     rng, windows = Random(seed), []
@@ -107,14 +112,14 @@ def test_it_stays_and_says_why(windows, settings, said):
 
 def test_a_gain_counts_by_the_misses_where_these_are_fewer():
     """From 92 to 94 % is little of the hits, but every fourth prompt token that had to be computed."""
-    assert isinstance(answer([ghosts(i, {"lru": 0.92, "arc": 0.94}) for i in range(20)]), Proposal)
-    no_change(answer([ghosts(i, {"lru": 0.90, "arc": 0.91}) for i in range(20)]), "of the misses")
+    assert isinstance(answer(alike(20, lru=0.92, arc=0.94)), Proposal)
+    no_change(answer(alike(20, lru=0.90, arc=0.91)), "of the misses")
 
 
 @pytest.mark.parametrize("seconds", [15.0, 30.0])
 def test_what_gains_by_and_by_is_taken_too(seconds):
     """An eighth of each period's hits is a fifth of one's in all within three periods, however long windows are."""
-    windows = [ghosts(i, {"lru": 0.4, "arc": 0.45}, seconds=seconds) for i in range(60)]
+    windows = alike(60, seconds=seconds, lru=0.4, arc=0.45)
     enough = int(900 / seconds)
     no_change(answer(windows[: enough * 2 // 3]), "in the last period that is 12.5% of the hits, in all 18.")
     assert proposal(answer(windows[:enough])).after == "arc"
@@ -122,22 +127,22 @@ def test_what_gains_by_and_by_is_taken_too(seconds):
 
 def test_what_gains_little_is_never_enough():
     """What is remembered is three periods or so, by its weights."""
-    no_change(answer([ghosts(i, {"lru": 0.4, "arc": 0.42}) for i in range(400)]), "in all 13.8% of a period's hits")
+    no_change(answer(alike(400, lru=0.4, arc=0.42)), "in all 13.8% of a period's hits")
 
 
 def test_a_window_longer_than_a_period_counts_as_one():
     """After an agent was away one window tells of its absence: of as much as lasts, it says no more than a period's."""
-    known = [ghosts(i, {"lru": 0.4, "arc": 0.42}) for i in range(400)]
+    known = alike(400, lru=0.4, arc=0.42)
     away = replace(ghosts(0, {"lru": 0.4, "arc": 0.42}, asked=1e6, seconds=1500.0), start=ended(known[-1]))
     no_change(answer([*known, away]), "of a period's hits, a switch takes 20% of either")
-    long = [ghosts(i, {"lru": 0.4, "arc": 0.42}, seconds=300.0) for i in range(40)]
+    long = alike(40, seconds=300.0, lru=0.4, arc=0.42)
     no_change(answer(long), "in all 16.3% of a period's hits")
     no_change(answer(long, period=60.0), "of a period's hits, a switch takes 20% of either")
 
 
 def test_a_proposal_tells_what_it_rests_on():
     """In its sentence and its evidence, when the newest period alone would not do."""
-    told = proposal(answer([ghosts(i, {"lru": 0.4, "arc": 0.45}) for i in range(60)]))
+    told = proposal(answer(alike(60, lru=0.4, arc=0.45)))
     assert "; in all 23% of a period's hits" in told.reason
     assert rival(told)["summed"] == pytest.approx(0.2323, abs=1e-4)
 
@@ -152,20 +157,19 @@ def test_what_was_better_long_ago_but_is_worse_lately_is_not_taken():
 
 def test_back_to_lru_a_lead_is_enough():
     """What is too little to leave LRU for is enough to return: of many periods and of the last one."""
-    little = {"lru": 0.2, "arc": 0.205}
-    no_change(answer([ghosts(i, little) for i in range(40)]), "a switch takes 3.0%")
-    assert proposal(answer([ghosts(i, {"lru": 0.205, "arc": 0.2}) for i in range(40)], "arc")).after == "lru"
-    no_change(answer([ghosts(i, {"s3fifo": 0.205, "arc": 0.2}) for i in range(40)], "arc"), "a switch takes 3.0%")
+    no_change(answer(alike(40, lru=0.2, arc=0.205)), "a switch takes 3.0%")
+    assert proposal(answer(alike(40, lru=0.205, arc=0.2), "arc")).after == "lru"
+    no_change(answer(alike(40, s3fifo=0.205, arc=0.2), "arc"), "a switch takes 3.0%")
     turned = [ghosts(i, {"lru": 0.3, "arc": 0.2} if i < 60 else {"lru": 0.19, "arc": 0.2}) for i in range(80)]
     no_change(answer(turned, "arc"), "it does not lead in the last period")
 
 
 def test_of_two_that_gain_the_same_the_first_candidate_is_taken():
     """Less than half a point between them is nothing; more is not."""
-    near = [ghosts(i, {"lru": 0.1, "arc": 0.196, "s3fifo": 0.2}) for i in range(20)]
+    near = alike(20, lru=0.1, arc=0.196, s3fifo=0.2)
     assert proposal(answer(near)).after == "arc"
     assert proposal(answer(near, candidates=["s3fifo", "arc", "lru"])).after == "s3fifo"
-    assert proposal(answer([ghosts(i, {"lru": 0.1, "arc": 0.19, "s3fifo": 0.2}) for i in range(20)])).after == "s3fifo"
+    assert proposal(answer(alike(20, lru=0.1, arc=0.19, s3fifo=0.2))).after == "s3fifo"
 
 
 def test_a_leader_of_long_ago_is_soon_forgotten():
@@ -187,7 +191,7 @@ def test_newer_windows_weigh_more():
 
 def test_only_ghosts_of_the_pools_size_count():
     """The size nearest to the pool's capacity is read; windows of another capacity are of another pool."""
-    both = [ghosts(i, {"lru": 0.1, "arc": 0.3}) for i in range(10)]
+    both = alike(10, lru=0.1, arc=0.3)
     larger = ghosts(0, {"lru": 0.3, "arc": 0.1}, size=8 * GIB).values
     mixed = [replace(window, values={**window.values, **larger}) for window in both]
     assert isinstance(answer(mixed), Proposal)
@@ -211,7 +215,7 @@ def test_series_that_name_no_size_are_left_out():
 
 def test_after_a_change_of_capacity_only_windows_since_count():
     """What ghosts of the old capacity said is no evidence for the new one."""
-    old = [ghosts(i, {"lru": 0.1, "arc": 0.3}) for i in range(20)]
+    old = alike(20, lru=0.1, arc=0.3)
     new = [ghosts(20 + i, {"lru": 0.3, "arc": 0.3}, size=int(1.5 * GIB)) for i in range(4)]
     told = no_change(answer([*old, *new], capacity=int(1.5 * GIB)))
     assert rival(told)["windows"] == 4

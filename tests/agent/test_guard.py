@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
-from agent.fakes import START
+from agent.fakes import START, after
 from tiertune_agent.policy.guard import LONGEST_S, Recent, Rules, guard
 from tiertune_agent.records import Made
 from tiertune_agent.tuners.base import REMNANT, NoChange, Proposal
@@ -216,7 +216,7 @@ def test_a_step_further_waits_for_the_period(seconds_ago, passes):
 def test_a_target_changes_once_in_a_period_of_the_clock(into_s, next_s):
     """What was wrong is mended when the next period begins, but not before half of one is over."""
     assert START.timestamp() % 300 == 0
-    made = Made(FIELD, 500, 350, START + timedelta(seconds=into_s))
+    made = Made(FIELD, 500, 350, after(seconds=into_s))
     for seconds, passes in ((next_s - 1, False), (next_s, True)):
         recent = Recent(made.at + timedelta(seconds=seconds), last=made)
         answer = sized(350, 500, recent, mode="auto", period=300.0, spacing=300.0)
@@ -228,8 +228,8 @@ def test_a_target_changes_once_in_a_period_of_the_clock(into_s, next_s):
 )
 def test_a_round_a_moment_early_is_in_time(into_s, at_s, passes):
     """Rounds are not punctual: the one that begins a period must not wait for the next because of that."""
-    made = Made(FIELD, 500, 350, START + timedelta(seconds=into_s))
-    recent = Recent(START + timedelta(seconds=at_s), last=made)
+    made = Made(FIELD, 500, 350, after(seconds=into_s))
+    recent = Recent(after(seconds=at_s), last=made)
     answer = sized(350, 500, recent, mode="auto", period=300.0, spacing=285.0)
     assert isinstance(answer, Proposal) is passes
 

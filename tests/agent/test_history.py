@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import DIGEST, START, histogram, remote_window, snapshot
+from agent.fakes import DIGEST, START, after, histogram, remote_window, snapshot
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.records import Rates, StageWindow, Window
 
@@ -22,7 +22,7 @@ class TestWindows:
         assert history.measured.windows("host-a", tier="dram", namespace=DIGEST) == [dram]
         assert history.measured.windows("host-b", tier="remote") == []
         assert history.measured.windows("host-a", tier="remote")[0].start.tzinfo is UTC
-        assert len(history.measured.store_windows("host-a", START + timedelta(seconds=15))) == 2
+        assert len(history.measured.store_windows("host-a", after(seconds=15))) == 2
 
     def test_bytes_are_whole(self, history, database, sql):
         """For those who read the tables themselves; seconds and rates are as measured."""
@@ -64,17 +64,17 @@ class TestWindows:
         idle = [remote_window(i) for i in range(30, 60)]
         asked = [remote_window(i, requests=1, recompute=1.0) for i in range(KEPT_CANDIDATE_WINDOWS + 5)]
         history.remember([(snapshot(*asked, *idle), Rates())])
-        history.retention.sum_up(START + timedelta(days=2))
-        assert history.retention.prune(START + timedelta(days=2), timedelta(days=1)) == 35
+        history.retention.sum_up(after(days=2))
+        assert history.retention.prune(after(days=2), timedelta(days=1)) == 35
         assert history.measured.candidate_windows("host-a", "remote") == asked[5:]
         assert history.measured.windows("host-a", tier="remote") == asked[5:]
 
     def test_a_store_is_one_row(self, history):
         """Seen again, a store's row is renewed; when it was first seen stays."""
         history.remember([(snapshot(boot_id="b1"), Rates())])
-        history.remember([(snapshot(boot_id="b2", at=START + timedelta(hours=1)), Rates())])
+        history.remember([(snapshot(boot_id="b2", at=after(hours=1)), Rates())])
         (store,) = history.stores()
-        assert (store.boot_id, store.first_seen, store.last_seen) == ("b2", START, START + timedelta(hours=1))
+        assert (store.boot_id, store.first_seen, store.last_seen) == ("b2", START, after(hours=1))
 
 
 class TestLedger:
@@ -88,10 +88,8 @@ class TestLedger:
         }
         windows = [
             Window("host-a", "", "", "remote", START, 15.0, {**held, "tier_resident_bytes": 2.0**30}),
-            Window(
-                "host-a", "", "", "remote", START + timedelta(seconds=15), 45.0, {"tier_resident_bytes": 3 * 2.0**30}
-            ),
-            Window("host-a", "", "", "remote", START + timedelta(hours=1), 15.0, {"saved_seconds_total": 1.0}),
+            Window("host-a", "", "", "remote", after(seconds=15), 45.0, {"tier_resident_bytes": 3 * 2.0**30}),
+            Window("host-a", "", "", "remote", after(hours=1), 15.0, {"saved_seconds_total": 1.0}),
             Window("host-a", "", "", "", START, 15.0, {"clients": 2.0}),
         ]
         for window in windows:

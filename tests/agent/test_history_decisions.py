@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import event
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import DIGEST, START, remote_window, snapshot
+from agent.fakes import DIGEST, START, after, remote_window, snapshot
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.retention import FORTNIGHT
 from tiertune_agent.records import OBSERVED, Made, Prospect, Rates, State, Target, Window
@@ -64,7 +64,7 @@ class TestDecisions:
         decision, heard = self.propose(history), []
         history.decisions.observer = lambda *told: heard.append(told)
         with meanwhile(history, "decisions", lambda: history.decisions.move(decision, State.APPROVED, now=START)):
-            assert self.propose(history, wish, at=START + timedelta(minutes=1)) is None
+            assert self.propose(history, wish, at=after(minutes=1)) is None
         moved = history.decisions.get(decision.id)
         assert (moved.state, moved.reason, moved.updated_at) == (State.APPROVED, "it costs", START)
         assert heard == [("remote_fetch", State.APPROVED)]
@@ -90,11 +90,11 @@ class TestDecisions:
         for hours in (0, 1, 2):
             decision = self.propose(history, Proposal("tiers.remote.fetch", "on", f"off{hours}", ""))
             if hours < 2:
-                at = START + timedelta(hours=hours)
+                at = after(hours=hours)
                 history.decisions.move(decision, State.APPLIED, now=at, applied_at=at)
-        last = Made("tiers.remote.fetch", "on", "off1", START + timedelta(hours=1))
+        last = Made("tiers.remote.fetch", "on", "off1", after(hours=1))
         assert history.changed.last() == {place("remote_fetch", TARGET): last}
-        assert history.changed.count(START + timedelta(minutes=30), last.at) == {"host-a": 1}
+        assert history.changed.count(after(minutes=30), last.at) == {"host-a": 1}
 
     def test_a_split_is_the_last_change_of_all_that_it_moves(self, history):
         """Of a host that was changed by itself since, that is the last one."""
@@ -108,7 +108,7 @@ class TestDecisions:
             one = history.decisions.propose("tier_size", target, wish, now=at, **told)
             history.decisions.move(one, State.APPLIED, now=at, applied_at=at)
 
-        host, fleet, later = Target("host-a", "dram"), Target("fleet", "dram"), START + timedelta(hours=1)
+        host, fleet, later = Target("host-a", "dram"), Target("fleet", "dram"), after(hours=1)
         change(host, START)
         change(fleet, later, split=steps)
         whole, part = Made(size.field, 1, 2, later, 3), Made(size.field, 1, 2, later)
@@ -142,9 +142,9 @@ class TestDecisions:
     def test_of_refused_switch_offs_the_newest_is_remembered(self, history):
         """An expired token must not hold off what protects requests for ever longer; of other refusals all count."""
         at = [START + timedelta(minutes=minute) for minute in range(3)]
-        for before, after in (("on", "off"), ("off", "on")):
+        for before, to in (("on", "off"), ("off", "on")):
             for moment in at:
-                made = self.propose(history, Proposal(WISH.field, before, after, ""))
+                made = self.propose(history, Proposal(WISH.field, before, to, ""))
                 history.decisions.move(made, State.FAILED, now=moment)
         (undone,) = history.changed.undone(START).values()
         assert sorted((made.before, made.at) for made in undone) == [("off", when) for when in at] + [("on", at[2])]
@@ -176,13 +176,13 @@ class TestDecisions:
     def test_prospects_come_back_by_namespace_and_time(self, history):
         """Those of one namespace, or of all, from a time on, oldest first; old ones are pruned."""
         seen = [
-            Prospect(namespace, START + timedelta(minutes=5 * index), 300.0, index, {"1/0/0": 0.5, "2/0/0": 0.25})
+            Prospect(namespace, after(minutes=5 * index), 300.0, index, {"1/0/0": 0.5, "2/0/0": 0.25})
             for index in range(3)
             for namespace in (DIGEST, "cd" * 16)
         ]
         history.measured.remember_prospects(reversed(seen))
         assert history.measured.prospects(DIGEST, START) == seen[::2]
-        assert len(history.measured.prospects("", START + timedelta(minutes=5))) == 4
+        assert len(history.measured.prospects("", after(minutes=5))) == 4
         assert history.retention.prune(START + FORTNIGHT + timedelta(minutes=5), timedelta(days=1)) == 2
         assert history.measured.prospects(DIGEST, START) == seen[2::2]
 
@@ -220,7 +220,7 @@ class TestTheRest:
         """Repeated trouble renews the open incident; after it closed, new trouble is a new one."""
         for minute, message, number in ((0, "refused", 1), (1, "timeout", 1), (2, "", 0), (3, "again", 1)):
             told = {("store_unreachable", "host-a"): message}
-            history.journal.tell_incidents(told, START + timedelta(minutes=minute))
+            history.journal.tell_incidents(told, after(minutes=minute))
             assert history.journal.open_incidents() == {"store_unreachable": number}
         newest, oldest = history.journal.incidents()
         assert (newest["message"], newest["closed_at"]) == ("again", None)
@@ -256,11 +256,11 @@ class TestTheRest:
         assert history.stores() == []
         history.leave_out((), START)
         assert history.decisions.get(made.id).state == State.EXPIRED
-        assert history.retention.sum_up(START + timedelta(hours=2))
+        assert history.retention.sum_up(after(hours=2))
         history.remember([(snapshot(url="http://elsewhere:7410"), Rates())])
         (store,) = history.stores()
         assert (store.name, store.pending_bypass) == ("host-a", True)
-        assert not history.retention.sum_up(START + timedelta(hours=2))
+        assert not history.retention.sum_up(after(hours=2))
 
     def test_where_another_store_answers_the_former_one_is_no_more(self, history):
         """An address that is used again has one store: that which answers; the other one may come back elsewhere."""
@@ -280,20 +280,20 @@ class TestTheRest:
 
     def test_a_freeze_ends_by_time_or_by_command(self, history):
         """The longest freeze in force counts; unfreeze lifts all of them."""
-        history.journal.freeze("release", "ops", START, START + timedelta(hours=1))
+        history.journal.freeze("release", "ops", START, after(hours=1))
         history.journal.freeze("audit", "ops", START, None)
         assert history.journal.frozen(START).reason == "audit"
-        assert history.journal.unfreeze(START + timedelta(minutes=1)) == 2
-        assert history.journal.frozen(START + timedelta(minutes=2)) is None
-        history.journal.freeze("short", "ops", START, START + timedelta(minutes=5))
-        assert history.journal.frozen(START + timedelta(minutes=5)) is None
+        assert history.journal.unfreeze(after(minutes=1)) == 2
+        assert history.journal.frozen(after(minutes=2)) is None
+        history.journal.freeze("short", "ops", START, after(minutes=5))
+        assert history.journal.frozen(after(minutes=5)) is None
 
     def test_a_freeze_holds_and_is_lifted_though_the_clock_went_back(self, history):
         """Set right, or that of an agent that took over."""
         history.journal.freeze("release", "ops", START, None)
         assert history.journal.frozen(START - timedelta(minutes=1)).reason == "release"
         assert history.journal.unfreeze(START - timedelta(minutes=1)) == 1
-        assert history.journal.frozen(START + timedelta(minutes=1)) is None
+        assert history.journal.frozen(after(minutes=1)) is None
 
     def test_a_policy_revision_is_a_row_per_text(self, history):
         """The same text is the same revision; a change, also back to an earlier text, is a new one."""

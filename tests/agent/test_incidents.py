@@ -6,7 +6,7 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from agent.fakes import DIGEST, SLOW, START, FakeStore, histogram
+from agent.fakes import DIGEST, SLOW, START, FakeStore, after, histogram
 from agent.test_actuator import DECISION
 from tiertune_agent.fields import replaced
 from tiertune_agent.incidents.detectors import PROBE_BYTES, Sight, incidents
@@ -23,7 +23,7 @@ STATUS = {
     "tiers": {"dram": {"health": "ok"}, "remote": {"health": "ok"}, "disk": {"health": "absent"}},
     "pools": {DIGEST: {"model": "llama", "dram": {"effective": {"capacity_bytes": 1 << 30, "eviction": "lru"}}}},
 }
-NOW = START + timedelta(hours=1)
+NOW = after(hours=1)
 MADE = replace(DECISION, state=State.KEPT, applied_at=START, updated_at=START)
 
 
@@ -136,7 +136,7 @@ class TestVainKnobs:
     def test_a_switch_that_engines_ignore(self):
         """Off, and still there are fetches."""
         off = replaced(TUNING, "tiers.remote.fetch", "off")
-        fetched = replace(window("remote", gate_fetched_tokens_total=4096.0), start=START + timedelta(minutes=10))
+        fetched = replace(window("remote", gate_fetched_tokens_total=4096.0), start=after(minutes=10))
         assert (
             "yet 4,096 tokens were fetched since" in told(fetched, tuning=off, decisions=[MADE])["knob_without_effect"]
         )
@@ -216,11 +216,11 @@ class TestDrift:
 
     def test_an_older_change_may_be_rolled_back_last(self):
         """Set to the same again by a later one, its field is back where it was; not where a later one came after."""
-        older, later = (replace(MADE, id=id_, applied_at=START + timedelta(hours=id_)) for id_ in (1, 3))
-        between = replace(later, id=2, before="off", after="on", applied_at=START + timedelta(hours=2))
+        older, later = (replace(MADE, id=id_, applied_at=after(hours=id_)) for id_ in (1, 3))
+        between = replace(later, id=2, before="off", after="on", applied_at=after(hours=2))
 
         def value(hours):
-            undone = replace(older, state=State.ROLLED_BACK, updated_at=START + timedelta(hours=hours))
+            undone = replace(older, state=State.ROLLED_BACK, updated_at=after(hours=hours))
             return expected(TUNING, START, [undone, between, later])["tiers"]["remote"]["fetch"]
 
         assert [value(hours) for hours in (1.5, 4)] == ["off", "on"]

@@ -96,7 +96,10 @@ def postgres_sql(request):
     return lambda statement: request.getfixturevalue("postgres").command(statement)
 
 
-@pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
+on_postgres = pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
+
+
+@on_postgres
 def test_a_successor_waits_for_what_is_being_written(leaders, database):
     """Nothing of a former leader's is written after the successor's first look."""
     (first, _), (second, _) = leaders(), leaders()
@@ -114,7 +117,7 @@ def test_a_successor_waits_for_what_is_being_written(leaders, database):
     engine.dispose()
 
 
-@pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
+@on_postgres
 def test_a_lead_that_was_not_taken_to_the_end_is_free(leaders, database):
     """What is being written outlasts a successor's patience: it keeps the lead from nobody meanwhile."""
     first, _ = leaders()
@@ -132,7 +135,7 @@ def test_a_lead_that_was_not_taken_to_the_end_is_free(leaders, database):
         engine.dispose()
 
 
-@pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
+@on_postgres
 def test_who_is_stopped_loses_the_lead(leaders, monkeypatch):
     """Its connection is as sound as ever: it is silence that ends it. What it would do when it goes on is refused."""
     monkeypatch.setattr("tiertune_agent.history.leader.SILENT", "2s")
@@ -144,7 +147,7 @@ def test_who_is_stopped_loses_the_lead(leaders, monkeypatch):
     assert not first.leads()
 
 
-@pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
+@on_postgres
 def test_the_server_notices_that_a_host_is_gone(database, sql):
     """By itself it would keep the sessions of one that lost its power, and the lead with them, for two hours."""
     rows = sql(database, "select name, setting from pg_settings where left(name, 4) = 'tcp_' order by name")

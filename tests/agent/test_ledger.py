@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST, START, FakeStore
+from agent.fakes import DIGEST, START, FakeStore, after
 from agent.test_published import samples
 from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.history.ledger import add_up
@@ -131,7 +131,7 @@ def test_bytes_held_are_their_mean_over_the_time():
     rows = {}
     for at_s, seconds, told, mean in ((0, 15.0, 100.0, 100), (15, 15.0, 300.0, 200), (30, 30.0, 400.0, 300)):
         values = {"tier_resident_bytes": told}
-        book(rows, Window("host-a", DIGEST, "", "dram", START + timedelta(seconds=at_s), seconds, values))
+        book(rows, Window("host-a", DIGEST, "", "dram", after(seconds=at_s), seconds, values))
         assert [(row.bytes, row.seconds) for row in rows.values()] == [(mean, at_s + seconds)]
 
 
@@ -143,7 +143,7 @@ def held(index, requests, each_s, *, slower=2.0, fetched=None):
         figures |= {"tokens2": 1e6, "seconds_tokens": 1000 * seconds}
         for name, value in figures.items():
             values[f"holdout_sums_total{{group={group},sum={name}}}"] = count * value
-    return Window("host-a", "", "", "remote", START + timedelta(seconds=15 * index), 15.0, values)
+    return Window("host-a", "", "", "remote", after(seconds=15 * index), 15.0, values)
 
 
 def test_what_a_holdout_measured_is_that_of_the_whole_hour():

@@ -38,7 +38,7 @@ def test_what_is_above_the_budget_is_given_back_in_steps(world):
     """The operator wrote a smaller total: the remote shrinks, by half of itself at most."""
     world.policy.write_text(POLICY.replace("4GiB", "2560MiB"))
     world.rounds()
-    assert (world.drams(), world.remote()) == ([1, 1], 1)
+    assert world.split() == ([1, 1], 1)
     world.rounds()
     assert world.remote() == 0.5
 
@@ -55,22 +55,22 @@ def test_what_was_moved_by_itself_holds_up_a_split_of_it(world, alone, moved, to
     """Before the policy had one budget of all: a split of that is a further change of the same tiers."""
     world.policy.write_text(ALONE.replace("hold_off: 1m", "hold_off: 5m"))
     world.sampled(alone)
-    assert (world.drams(), world.remote()) == moved
+    assert world.split() == moved
     world.rounds(14)
     world.policy.write_text(POLICY.replace("4GiB", total).replace("hold_off: 1m", "hold_off: 5m"))
     world.sampled(wished)
-    assert (world.drams(), world.remote()) == moved
+    assert world.split() == moved
     assert "held off for another " in world.answer("dram")
     world.rounds(5)
     world.sampled(wished)
-    assert (world.drams(), world.remote()) != moved
+    assert world.split() != moved
 
 
 def test_without_one_budget_the_remote_is_sized_alone(world):
     """Under prices, within budgets.remote: the larger remote saves more than it costs."""
     world.policy.write_text(ALONE)
     world.sampled({(1, 2): 10.0, (1, 4): 1.0, (1, 0): 20.0})
-    assert (world.drams(), world.remote()) == ([1, 1], 4)
+    assert world.split() == ([1, 1], 4)
     (made,) = world.decisions()
     assert (str(made.target), made.field) == ("fleet remote", "remote.capacity_bytes")
 

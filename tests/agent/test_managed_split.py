@@ -21,7 +21,7 @@ LESS_DRAM = {(1, 2): 1.0, (0.5, 3): 0.5}
 def test_a_split_sets_all_hosts_and_the_remote_as_one_decision(world, costs, dram, remote):
     """DRAM of both hosts and maxmemory change together, once, and the budget stays spent."""
     world.sampled(costs)
-    assert (world.drams(), world.remote()) == ([dram, dram], remote)
+    assert world.split() == ([dram, dram], remote)
     (made,) = world.decisions()
     assert (str(made.target), made.before, made.after) == ("fleet dram", GIB, dram * GIB)
     assert [store.tuning["version"] for store in world.stores] == [2, 2]
@@ -44,7 +44,7 @@ def test_a_host_takes_no_share_by_itself(world):
 def test_it_moves_a_step_at_a_time(world):
     """The remote loses at most max_step of itself in a period."""
     world.sampled({(1, 2): 1.0, (1.98, 0.04): 0.1})
-    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1.0)
+    assert world.split() == ([1.5, 1.5], 1.0)
 
 
 def test_a_rollback_restores_both(world):
@@ -52,7 +52,7 @@ def test_a_rollback_restores_both(world):
     world.sampled(MORE_DRAM)
     (made,) = world.decisions()
     world.agent.changes.rollback(made.id, "anna")
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert world.split() == ([1, 1], 2)
     assert world.decisions()[0].state == State.ROLLED_BACK
     world.rounds(2)
     assert world.incidents() == {}
@@ -64,7 +64,7 @@ def test_a_rollback_leaves_what_was_changed_by_hand_since(world):
     (made,) = world.decisions()
     world.stores[1].tuning["tiers"]["dram"]["capacity_bytes"] = 3 * GIB
     rolled = world.agent.changes.rollback(made.id, "anna")
-    assert (world.drams(), world.remote()) == ([1, 3], 2)
+    assert world.split() == ([1, 3], 2)
     assert rolled.state == State.ROLLED_BACK
     (verdict,) = world.agent.history.verdicts.of(made.id)
     assert "but not host-b dram" in verdict["reason"]
@@ -77,7 +77,7 @@ def test_a_worse_split_is_rolled_back_by_the_verdict(world):
         world.sampled({(1, 2): 1.0, (1.5, 1): cost})
     made = world.decisions()[0]
     assert made.state == State.ROLLED_BACK
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert world.split() == ([1, 1], 2)
 
 
 def test_a_freeze_holds_what_is_under_way(world):
@@ -85,14 +85,14 @@ def test_a_freeze_holds_what_is_under_way(world):
     world.prospects(MORE_DRAM)
     with world.stores[1].deaf():
         world.rounds()
-    assert (world.drams(), world.remote()) == ([1.5, 1], 1)
+    assert world.split() == ([1.5, 1], 1)
     world.agent.operators.freeze(CALLER, "launch", None)
     world.rounds(2)
     assert world.drams() == [1.5, 1]
     assert world.decisions()[0].waits.startswith("frozen: ")
     world.agent.operators.unfreeze(CALLER)
     world.rounds()
-    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
+    assert world.split() == ([1.5, 1.5], 1)
     assert len(world.decisions()) == 1
 
 
@@ -100,7 +100,7 @@ def test_nothing_is_split_while_frozen(world):
     """A freeze is a freeze of the remote, too."""
     world.agent.operators.freeze(CALLER, "launch", None)
     world.sampled(MORE_DRAM)
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert world.split() == ([1, 1], 2)
     assert "frozen" in world.answer("dram")
 
 
@@ -109,7 +109,7 @@ def test_in_bypass_nothing_is_split(world):
     world.prospects(MORE_DRAM)
     world.agent.operators.bypass(CALLER, True, "host-b")
     world.rounds()
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert world.split() == ([1, 1], 2)
     assert "host-b is bypassed" in world.answer("dram")
 
 
@@ -117,7 +117,7 @@ def test_a_host_that_is_away_stops_it(world):
     """Nobody knows what it spends."""
     world.stores[1].up = False
     world.sampled(MORE_DRAM)
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert world.split() == ([1, 1], 2)
     assert "host-b did not answer" in world.answer("dram")
 
 
@@ -135,7 +135,7 @@ def test_what_the_policy_says_of_one_host_holds_for_a_split(world, own, why, mat
     """Whom the agent may not change by itself is not changed in company either."""
     world.policy.write_text(f"{POLICY}overrides:\n- match: {{{match}}}\n  {own}\n")
     world.sampled(MORE_DRAM)
-    assert (world.drams(), world.remote(), world.decisions()) == ([1, 1], 2, [])
+    assert (world.split(), world.decisions()) == (([1, 1], 2), [])
     assert why in world.answer("dram")
 
 
@@ -152,7 +152,7 @@ def test_what_was_made_is_set_back_where_a_part_is_refused(world):
     """A host says no: the remote that shrank for it has its size again, and the decision has failed."""
     world.stores[1].put_tuning = lambda _: httpx.Response(422, json={"field": "tiers", "message": "no room"})
     world.sampled(MORE_DRAM)
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert world.split() == ([1, 1], 2)
     (made,) = world.decisions()
     assert made.state == State.FAILED
     assert "host-b dram: the store refused: tiers: no room; what was made of it was set back" in made.reason
@@ -167,13 +167,13 @@ def test_what_is_too_late_is_set_back(world):
         world.rounds()
     world.clock.advance(600)
     world.rounds()
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert world.split() == ([1, 1], 2)
 
 
 def test_a_remote_that_a_split_has_just_moved_is_not_moved_again(world):
     """The budget was lowered right after: what is overspent is given back when the split has soaked."""
     world.sampled(MORE_DRAM)
-    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
+    assert world.split() == ([1.5, 1.5], 1)
     world.policy.write_text(POLICY.replace("4GiB", "3584MiB"))
     world.rounds()
     assert world.remote() == 1
@@ -190,10 +190,10 @@ def test_a_recommended_split_is_made_when_it_is_approved(world):
     """In mode recommend nothing changes until somebody says so; then all of it does."""
     world.policy.write_text(POLICY.replace("mode: auto", "mode: recommend"))
     world.sampled(MORE_DRAM)
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert world.split() == ([1, 1], 2)
     (open_,) = world.agent.history.decisions.find(states=[State.PROPOSED])
     world.agent.changes.approve(open_.id, "anna")
-    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
+    assert world.split() == ([1.5, 1.5], 1)
 
 
 def test_an_approval_that_comes_too_late_changes_nothing(world):
@@ -207,4 +207,4 @@ def test_an_approval_that_comes_too_late_changes_nothing(world):
     loop._remember(world.agent.policy.content.policy, loop.collector.collect(), None)
     with pytest.raises(Refused, match="no longer"):
         world.agent.changes.approve(open_.id, "anna")
-    assert (world.drams(), world.remote()) == ([1, 3], 2)
+    assert world.split() == ([1, 3], 2)

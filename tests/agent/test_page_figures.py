@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fakes import DIGEST, START, remote_window
+from agent.fakes import DIGEST, START, after, remote_window
 from tiertune_agent.records import Histogram, Window
 from tiertune_agent.web import figures, headline, text
 from tiertune_agent.web.charts import draw
@@ -29,7 +29,7 @@ SPANS = st.lists(st.tuples(st.floats(0, 800), st.floats(1, 40), st.integers(0, 1
 
 def pool_window(start, seconds, hits):
     name = "tier_lookup_tokens_total{result=hit,origin=self}"
-    return Window("host-a", DIGEST, "llama", "dram", START + timedelta(seconds=start), seconds, {name: float(hits)})
+    return Window("host-a", DIGEST, "llama", "dram", after(seconds=start), seconds, {name: float(hits)})
 
 
 def added(windows):
@@ -63,7 +63,7 @@ class TestFigures:
     def test_costs_are_per_request(self):
         """A window's sums are divided by its requests; windows that tell nothing are left out."""
         costs = [figures.cost(remote_window(0, requests=4, fetch=2.0, recompute=1.0)), figures.cost(remote_window(1))]
-        assert costs == [Cost(START + timedelta(seconds=15), 0.5, 0.25), None]
+        assert costs == [Cost(after(seconds=15), 0.5, 0.25), None]
 
     @pytest.mark.parametrize(
         ("changes", "now_is", "expected"),
@@ -79,9 +79,9 @@ class TestFigures:
     )
     def test_when_fetch_was_off(self, changes, now_is, expected):
         """The spans follow the switches, also those before the first moment shown."""
-        switched = [(START + timedelta(seconds=at), to) for at, to in changes]
+        switched = [(after(seconds=at), to) for at, to in changes]
         spans = figures.off_spans(switched, now_is, START - timedelta(seconds=60), START)
-        assert spans == [Span(*(START + timedelta(seconds=at) for at in pair)) for pair in expected]
+        assert spans == [Span(*(after(seconds=at) for at in pair)) for pair in expected]
 
 
 SECONDS = st.floats(1e-7, 1e4)
@@ -89,12 +89,12 @@ FRESH = timedelta(seconds=45)
 
 
 def paid(at, fetch_s=0.02, recompute_s=0.5):
-    return Cost(START + timedelta(seconds=at), fetch_s, recompute_s)
+    return Cost(after(seconds=at), fetch_s, recompute_s)
 
 
 def charted(costs, off=(), now=0.0):
-    spans = [Span(*(START + timedelta(seconds=at) for at in pair)) for pair in off]
-    return cost_chart("host-a", costs, spans, START + timedelta(seconds=now), FRESH)
+    spans = [Span(*(after(seconds=at) for at in pair)) for pair in off]
+    return cost_chart("host-a", costs, spans, after(seconds=now), FRESH)
 
 
 def told(chart):
@@ -197,7 +197,7 @@ class TestWords:
     )
     def test_ages_are_coarse(self, seconds, expected):
         """So that a page that refreshes itself does not flicker."""
-        assert text.ago(START, START + timedelta(seconds=seconds)) == expected
+        assert text.ago(START, after(seconds=seconds)) == expected
 
     def test_a_share_of_nothing_is_a_dash(self):
         """No division by zero, no pretended 0 %."""
@@ -289,7 +289,7 @@ class TestWords:
 
     def test_evidence_of_any_shape_becomes_tables(self):
         """Plain values in one table, each list of objects in its own, with the newest rows; units by name."""
-        windows = [{"start": (START + timedelta(seconds=index)).isoformat(), "fetch_s": 0.5} for index in range(40)]
+        windows = [{"start": (after(seconds=index)).isoformat(), "fetch_s": 0.5} for index in range(40)]
         evidence = {"resident_bytes": 2**30, "gains": [0.25, -1], "none": None, "deep": {"a": 1}, "windows": windows}
         plain, listed = tables(evidence)
         assert plain.rows == (("resident", "1.0 GiB"), ("gains", "0.25, -1"), ("none", "–"), ("deep", '{"a": 1}'))  # noqa: RUF001

@@ -1,7 +1,6 @@
 """What readers of the page share: one render of each look, and what is read out of a window once."""
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from threading import Event
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.conftest import looks_of
-from agent.fakes import START, FakeStore, remote_window
+from agent.fakes import START, FakeStore, after, remote_window
 from tiertune_agent.records import Histogram, Target, Window
 from tiertune_agent.tuners.base import Proposal, TypicalCandidate
 from tiertune_agent.web import charts, figures, look, overview, page
@@ -151,7 +150,7 @@ class TestSumsOfStores:
         assert len(read) == first
         rounds(1)
         seen = looks.seen()
-        assert sorted(set(read[first:])) == [START + timedelta(seconds=at) for at in (30, 45)]
+        assert sorted(set(read[first:])) == [after(seconds=at) for at in (30, 45)]
         assert figures.of_all(tuple(one.sums for one in seen.stores.values())).prompt_tokens == 40_000
 
     def test_a_store_that_tells_nothing_new_is_left_alone(self, agents, agent, clock):
@@ -177,7 +176,7 @@ class TestSumsOfStores:
         idle = remote_window(0, bandwidth=1e9, age=1.0, t0=0.5)
         assert figures.cost(idle) is None
         cost = figures.cost(idle, TypicalCandidate(10, 2e9, 4.0))
-        assert cost == figures.Cost(START + timedelta(seconds=15), fetch_s=2.5, recompute_s=4.0)
+        assert cost == figures.Cost(after(seconds=15), fetch_s=2.5, recompute_s=4.0)
 
     def test_a_prompt_counts_when_it_is_looked_up_first(self):
         """Where prefill and decode are apart, decode finds what prefill has just stored: no hit, as on dashboards."""
@@ -202,7 +201,7 @@ def a_window(number, tier, tokens, kind):
         "gate_requests_total{decision=recompute,reason=too_short}": float(number),
         "gate_actual_seconds{kind=fetch}": Histogram(2.0, float(tokens), {1: 2.0}),
     }
-    return Window(f"host-{number % 3}", "", "", tier, START + timedelta(seconds=15 * number), 15.0, values)
+    return Window(f"host-{number % 3}", "", "", tier, after(seconds=15 * number), 15.0, values)
 
 
 WINDOWS = st.lists(

@@ -1,13 +1,12 @@
 """What the agent's metrics tell of changes and money: the same as history."""
 
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.fakes import SLOW, START
+from agent.fakes import SLOW, START, after
 from agent.test_actuator import DECISION
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.published import Published, changes
@@ -17,8 +16,8 @@ FETCH = replace(
     DECISION,
     state=State.SOAKING,
     applied_version=2,
-    updated_at=START + timedelta(seconds=30),
-    applied_at=START + timedelta(seconds=1),
+    updated_at=after(seconds=30),
+    applied_at=after(seconds=1),
 )
 OFF = ("remote_fetch", "host-a", "remote", "fetch", "off", "applied")
 
@@ -36,7 +35,7 @@ def samples(metrics, name):
 
 def test_a_change_is_told_with_the_moment_at_which_the_store_had_it():
     """Neither when it was wished nor when it was judged, and the value that the setting has since."""
-    assert changes([FETCH]) == {OFF: START + timedelta(seconds=1)}
+    assert changes([FETCH]) == {OFF: after(seconds=1)}
 
 
 @pytest.mark.parametrize("state", sorted({*State} - {State.APPLIED, State.SOAKING, State.KEPT, State.ROLLED_BACK}))
@@ -49,7 +48,7 @@ def test_a_roll_back_is_a_second_change_the_other_way():
     """It stands at the time of the roll back, with the value that came back."""
     back = ("remote_fetch", "host-a", "remote", "fetch", "on", "rolled_back")
     rolled = replace(FETCH, state=State.ROLLED_BACK)
-    assert changes([rolled]) == {OFF: START + timedelta(seconds=1), back: START + timedelta(seconds=30)}
+    assert changes([rolled]) == {OFF: after(seconds=1), back: after(seconds=30)}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,7 @@ def test_figures_go_up_or_down_so_that_labels_stay_few(before, after, change):
 
 def test_the_last_of_equal_changes_counts_whatever_the_order():
     """Decisions come newest first; an older one never hides a newer one."""
-    later = replace(FETCH, id=2, applied_at=START + timedelta(hours=1))
+    later = replace(FETCH, id=2, applied_at=after(hours=1))
     assert changes([later, FETCH]) == changes([FETCH, later]) == {OFF: later.applied_at}
 
 

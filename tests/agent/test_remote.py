@@ -9,7 +9,7 @@ import httpx
 import pytest
 import redis
 
-from agent.fakes import START
+from agent.fakes import START, after
 from connector.stores import PATIENCE_S, at_best
 from e2e.servers import redis_server
 from tiertune_agent.collector.stores import Trouble
@@ -59,12 +59,12 @@ def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(server):
     steady = iter((100.0, 115.0, 130.0))
     remote = Remote(RemoteAccess(url=server.url, timeout=PATIENCE_S), {}, lambda: next(steady))
     try:
-        told = [remote.read(START + timedelta(days=days)).windows for days in (0, 1, 0)]
+        told = [remote.read(after(days=days)).windows for days in (0, 1, 0)]
     finally:
         remote.close()
     assert [[(window.start, window.seconds) for window in windows] for windows in told] == [
         [],
-        [(START + timedelta(days=1, seconds=-15), 15.0)],
+        [(after(days=1, seconds=-15), 15.0)],
         [(START - timedelta(seconds=15), 15.0)],
     ]
 

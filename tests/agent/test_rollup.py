@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import event
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import DIGEST, START, histogram, snapshot
+from agent.fakes import DIGEST, START, after, histogram, snapshot
 from tiertune_agent.history import measured
 from tiertune_agent.history.retention import FORTNIGHT, YEAR
 from tiertune_agent.history.rollup import DAY
@@ -26,25 +26,35 @@ def window(at, tokens=1.0, *, age=2.0, seconds=15.0, tier="remote", namespace=""
 
 def every(minutes, until):
     """Starts of windows."""
-    return [START + timedelta(minutes=each) for each in range(0, int((until - START) / timedelta(minutes=1)), minutes)]
+    return [after(minutes=each) for each in range(0, int((until - START) / timedelta(minutes=1)), minutes)]
 
 
 def remember(history, windows, at=START):
     history.remember([(snapshot(*windows, at=at), FREE)])
 
 
+def fill(history, minutes, until):
+    """A window every so many minutes."""
+    remember(history, [window(at) for at in every(minutes, until)])
+
+
+def told(history, since=START):
+    """Of the remote."""
+    return history.measured.windows_since("host-a", since, tier="remote")
+
+
 def test_an_hour_adds_up_to_its_windows(history):
     """Counters and histograms add up, gauges are means; each tier and pool for itself."""
-    times = every(10, START + timedelta(hours=2))
+    times = every(10, after(hours=2))
     remember(history, [window(at, index, age=index) for index, at in enumerate(times)])
     remember(history, [window(at, 100.0, tier="dram", namespace=DIGEST) for at in times])
-    assert history.retention.sum_up(START + timedelta(hours=3)) == 2
-    assert history.retention.sum_up(START + timedelta(hours=3)) == 0
-    later = START + timedelta(days=2)
+    assert history.retention.sum_up(after(hours=3)) == 2
+    assert history.retention.sum_up(after(hours=3)) == 0
+    later = after(days=2)
     remember(history, [window(later, 7.0, seconds=30.0)])
     assert history.retention.sum_up(later + timedelta(hours=2)) == 1
-    first, second, last = history.measured.windows_since("host-a", START, tier="remote")
-    assert [each.start for each in (first, second, last)] == [START, START + timedelta(hours=1), later]
+    first, second, last = told(history)
+    assert [each.start for each in (first, second, last)] == [START, after(hours=1), later]
     assert (first.total("tier_lookup_tokens_total", result="hit"), second.values[HIT], last.values[HIT]) == (15, 51, 7)
     assert (first.seconds, last.seconds) == (90.0, 30.0)
     assert (first.gauge(AGE), second.gauge(AGE)) == (2.5, 8.5)
@@ -55,27 +65,26 @@ def test_an_hour_adds_up_to_its_windows(history):
 
 def test_an_hour_waits_for_its_last_window(history):
     """It is summed up once, when its last window has been told."""
-    remember(history, [window(START + timedelta(minutes=each)) for each in (0, 59)])
+    remember(history, [window(after(minutes=each)) for each in (0, 59)])
     for minutes in (30, 60, 64):
-        assert history.retention.sum_up(START + timedelta(minutes=minutes)) == 0
-    assert history.retention.sum_up(START + timedelta(minutes=65)) == 1
+        assert history.retention.sum_up(after(minutes=minutes)) == 0
+    assert history.retention.sum_up(after(minutes=65)) == 1
 
 
 def test_less_than_a_day_is_told_in_detail(history):
     """A soak is weighed window by window, summed up or not."""
-    times = every(30, START + timedelta(hours=20))
+    times = every(30, after(hours=20))
     remember(history, [window(at) for at in times])
-    history.retention.sum_up(START + timedelta(hours=30))
-    assert [each.start for each in history.measured.windows_since("host-a", START, tier="remote")] == times
+    history.retention.sum_up(after(hours=30))
+    assert [each.start for each in told(history)] == times
 
 
 def test_hours_that_are_not_summed_up_yet_are_told_in_hours(history):
     """The hour that runs, and what was never summed up before, weigh what other hours weigh."""
-    until = START + timedelta(days=2, minutes=45)
-    remember(history, [window(at) for at in every(15, until)])
+    until = after(days=2, minutes=45)
+    fill(history, 15, until)
     history.retention.sum_up(until)
-    told = history.measured.windows_since("host-a", START, tier="remote")
-    assert [each.values[HIT] for each in told] == [4.0] * 48 + [3.0]
+    assert [each.values[HIT] for each in told(history)] == [4.0] * 48 + [3.0]
 
 
 def test_a_week_is_read_in_hours(history, monkeypatch):
@@ -83,11 +92,11 @@ def test_a_week_is_read_in_hours(history, monkeypatch):
     monkeypatch.setattr(measured, "MOST_WINDOWS", 200)
     times = every(30, START + WEEK)
     remember(history, [window(at) for at in times])
-    lately = history.measured.windows_since("host-a", START, tier="remote")
+    lately = told(history)
     assert [each.start for each in lately] == times[-200:]
     now = START + WEEK
     assert history.retention.sum_up(now + timedelta(minutes=5)) == 168
-    hours = history.measured.windows_since("host-a", now - WEEK, tier="remote")
+    hours = told(history, now - WEEK)
     assert len(hours) == 168
     assert sum(each.values[HIT] for each in hours) == len(times)
 
@@ -95,8 +104,8 @@ def test_a_week_is_read_in_hours(history, monkeypatch):
 def test_a_window_that_comes_while_its_hour_is_summed_up_is_in_it(history):
     """A round and the summing up begin at the same moment, and the store was away: one of them has it."""
     remember(history, [window(START)])
-    late = window(START + timedelta(minutes=30), 5.0, seconds=2400.0)
-    coming = threading.Thread(target=remember, args=(history, [late], START + timedelta(minutes=70)))
+    late = window(after(minutes=30), 5.0, seconds=2400.0)
+    coming = threading.Thread(target=remember, args=(history, [late], after(minutes=70)))
 
     def meanwhile(_connection, _cursor, statement, *_rest):
         if statement.startswith("INSERT INTO hours") and coming.ident is None:
@@ -104,44 +113,44 @@ def test_a_window_that_comes_while_its_hour_is_summed_up_is_in_it(history):
             coming.join(0.5)  # it may have to wait
 
     event.listen(history._engine, "before_cursor_execute", meanwhile)
-    assert history.retention.sum_up(START + timedelta(hours=2)) == 1
+    assert history.retention.sum_up(after(hours=2)) == 1
     coming.join()
-    later = START + timedelta(days=2)
+    later = after(days=2)
     remember(history, [window(later)])
     history.retention.sum_up(later + timedelta(hours=2))
-    assert history.measured.windows_since("host-a", START, tier="remote")[0].values[HIT] == 6.0
+    assert told(history)[0].values[HIT] == 6.0
 
 
 def test_a_window_that_comes_late_is_added_to_its_hour(history):
     """Of a store that was away: hours that are summed up already take it in, also those that had none of its tier."""
-    now = START + timedelta(hours=3)
-    remember(history, [window(START), window(START + timedelta(hours=2))])
+    now = after(hours=3)
+    remember(history, [window(START), window(after(hours=2))])
     assert history.retention.sum_up(now + timedelta(hours=1)) == 2
-    late = START + timedelta(minutes=30)
+    late = after(minutes=30)
     remember(history, [window(late, 5.0, seconds=7200.0), window(late, 6.0, tier="dram")], at=now)
     assert history.retention.sum_up(now + timedelta(hours=1)) == 0
-    later = START + timedelta(days=2)
+    later = after(days=2)
     remember(history, [window(later)])
     assert history.retention.sum_up(later + timedelta(hours=2)) == 1
-    told = history.measured.windows_since("host-a", START, tier="remote")
-    assert [(each.start, each.values[HIT], each.seconds) for each in told] == [
-        *((START, 6.0, 7215.0), (START + timedelta(hours=2), 1.0, 15.0), (later, 1.0, 15.0))
+    first, *_ = hours = told(history)
+    assert [(each.start, each.values[HIT], each.seconds) for each in hours] == [
+        *((START, 6.0, 7215.0), (after(hours=2), 1.0, 15.0), (later, 1.0, 15.0))
     ]
-    assert told[0].values[TOOK] == histogram(2, 4)
+    assert first.values[TOOK] == histogram(2, 4)
     assert [each.values[HIT] for each in history.measured.windows_since("host-a", START, tier="dram")] == [6.0]
 
 
 def test_gauges_are_means_over_the_seconds(history):
     """A late window weighs what it covers, and not as much as all before it; so does an hour in its day."""
-    remember(history, [window(START + timedelta(minutes=each), age=2.0, seconds=60.0) for each in range(54)])
-    remember(history, [window(START + timedelta(hours=1), age=10.0, seconds=60.0)])
-    assert history.retention.sum_up(START + timedelta(hours=3)) == 2
-    remember(history, [window(START + timedelta(minutes=54), age=12.0, seconds=360.0)])
+    remember(history, [window(after(minutes=each), age=2.0, seconds=60.0) for each in range(54)])
+    remember(history, [window(after(hours=1), age=10.0, seconds=60.0)])
+    assert history.retention.sum_up(after(hours=3)) == 2
+    remember(history, [window(after(minutes=54), age=12.0, seconds=360.0)])
     now = START + FORTNIGHT + timedelta(days=2)
-    first, second = history.measured.windows_since("host-a", START - DAY, tier="remote")
+    first, second = told(history, START - DAY)
     assert (first.seconds, first.gauge(AGE), second.gauge(AGE)) == (3600.0, 3.0, 10.0)
     assert history.retention.fold(now) == 1
-    (day,) = history.measured.windows_since("host-a", START - DAY, tier="remote")
+    (day,) = told(history, START - DAY)
     assert day.gauge(AGE) == pytest.approx((3600 * 3.0 + 60 * 10.0) / 3660)
 
 
@@ -153,60 +162,69 @@ def test_a_gauge_that_stays_the_same_is_its_mean_to_the_bit(history):
         for each in range(40)
     ]
     remember(history, odd)
-    assert history.retention.sum_up(START + timedelta(days=2)) == 1
+    assert history.retention.sum_up(after(days=2)) == 1
     (hour,) = history.measured.windows_since("host-a", START - DAY, tier="dram")
     assert hour.values[capacity] == 3 << 40
 
 
 def test_windows_are_pruned_and_hours_stay(history):
     """What windows add up to is kept for a year."""
-    remember(history, [window(at) for at in every(30, START + timedelta(days=3))])
-    now = START + timedelta(days=4)
+    fill(history, 30, after(days=3))
+    now = after(days=4)
     history.retention.sum_up(now)
     assert history.retention.prune(now, timedelta(days=2)) == 96
-    assert len(history.measured.windows_since("host-a", START, tier="remote")) == 72
+    assert len(told(history)) == 72
     assert history.retention.prune(now + YEAR, timedelta(days=2)) == 48 + 72
+
+
+def asked_of(history):
+    """Statements and their values, as they are executed."""
+    asked = []
+    event.listen(history._engine, "before_cursor_execute", lambda *given: asked.append(given[2:4]))
+    return asked
+
+
+def explained(connection, asked):
+    """Rows of the database's plans for these."""
+    explain = "EXPLAIN QUERY PLAN" if connection.dialect.name == "sqlite" else "EXPLAIN"
+    return [row for query, values in asked for row in connection.exec_driver_sql(f"{explain} {query}", values)]
 
 
 def test_pruning_reads_no_table_whole(history):
     """Each store's rows go by themselves: those of a large fleet, kept for weeks, would take longer than any may."""
     remember(history, [window(START)])
-    asked, engine = [], history._engine
-    event.listen(engine, "before_cursor_execute", lambda *given: asked.append(given[2:4]))
-    history.retention.prune(START + timedelta(days=4), DAY)
+    asked, engine = asked_of(history), history._engine
+    history.retention.prune(after(days=4), DAY)
     deletes = [each for each in asked if each[0].startswith("DELETE") and "answers" not in each[0]]
     assert len(deletes) == 4
     if engine.dialect.name == "sqlite":
         with engine.connect() as connection:
-            told = [
-                connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values).all() for query, values in deletes
-            ]
-        plans = {row[3] for rows in told for row in rows}
+            plans = {row[3] for row in explained(connection, deletes)}
         assert plans.isdisjoint(f"SCAN {table}" for table in ("windows", "stage_windows", "hours", "prospects"))
 
 
 def test_a_window_that_is_in_no_hour_yet_is_not_pruned(history):
     """The agent was away, or its summing up failed: what was measured is in the hours before it goes."""
-    remember(history, [window(at) for at in every(30, START + timedelta(days=1))])
-    now = START + timedelta(days=4)
+    fill(history, 30, after(days=1))
+    now = after(days=4)
     assert history.retention.prune(now, DAY) == 0
     history.retention.sum_up(now)
     assert history.retention.prune(now, DAY) == 48
-    hours = history.measured.windows_since("host-a", START - DAY, tier="remote")
+    hours = told(history, START - DAY)
     assert sum(each.values[HIT] for each in hours) == 48
 
 
 def test_old_hours_are_days(history):
     """Days hold what their hours held, of windows and of the ledger; younger hours stay hours."""
-    remember(history, [window(at) for at in every(30, START + timedelta(days=3))])
-    now = START + timedelta(days=4)
+    fill(history, 30, after(days=3))
+    now = after(days=4)
     history.retention.sum_up(now)
-    before = history.measured.windows_since("host-a", START, tier="remote"), history.ledger.account(START)
+    before = told(history), history.ledger.account(START)
     booked = history.ledger.rows(START)
     assert history.retention.fold(now) == 0
     assert history.retention.fold(START + FORTNIGHT + timedelta(days=2)) == 2
     assert history.retention.fold(START + FORTNIGHT + timedelta(days=2)) == 0
-    days, hours = history.measured.windows_since("host-a", START - DAY, tier="remote"), before[0]
+    days, hours = told(history, START - DAY), before[0]
     midnight = START.replace(hour=0)
     assert [each.start for each in days[:3]] == [midnight, midnight + DAY, midnight + 2 * DAY]
     assert [each.values[HIT] for each in days[:3]] == [24.0, 48.0, 2.0]
@@ -223,7 +241,7 @@ def test_old_hours_are_days(history):
 @pytest.mark.parametrize(
     ("ask", "index"),
     [
-        (lambda history: history.measured.windows_since("host-a", START, tier="remote"), "windows_by_tier"),
+        (told, "windows_by_tier"),
         (lambda history: history.measured.store_windows("host-a", START), "windows_by_store"),
         (lambda history: history.measured.candidate_windows("host-a", "remote"), "windows_with_candidates"),
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
@@ -236,17 +254,14 @@ def test_old_hours_are_days(history):
 def test_what_a_round_asks_has_an_index(history, ask, index):
     """No question of a round, of a judge or of a review reads a whole table."""
     remember(history, [window(START)])
-    asked = []
-    event.listen(history._engine, "before_cursor_execute", lambda *given: asked.append(given[2:4]))
+    asked = asked_of(history)
     ask(history)
     queries = [each for each in asked if each[0].startswith("SELECT")]
     sqlite = history._engine.dialect.name == "sqlite"
-    explain = "EXPLAIN QUERY PLAN" if sqlite else "EXPLAIN"
     with history._engine.connect() as connection:
         if not sqlite:
             connection.exec_driver_sql("SET enable_seqscan = off")  # tables of one row are read whole
-        told = [connection.exec_driver_sql(f"{explain} {query}", values).all() for query, values in queries]
-    plans = [row[3 if sqlite else 0] for rows in told for row in rows]
+        plans = [row[3 if sqlite else 0] for row in explained(connection, queries)]
     assert not sqlite or any(index in plan for plan in plans), plans  # PostgreSQL chooses by what a table holds
     whole = [plan for plan in plans if plan.strip().startswith("SCAN" if sqlite else ("Seq Scan", "->  Seq Scan"))]
     assert not any("stores" not in plan for plan in whole), plans

@@ -43,6 +43,11 @@ def managed(capacity, *drams, missing=(), disk=0, **rules):
     return Managed(policy, remote(capacity), fleet, missing)
 
 
+def even(**rules):
+    """Half of the budget is the remote's, a quarter each of two hosts'."""
+    return managed(200 * GIB, 100 * GIB, 100 * GIB, **rules)
+
+
 def dram_to(after, before=100 * GIB):
     return Proposal(capacity_field("dram"), before, after, "better", {"goal": after})
 
@@ -53,14 +58,14 @@ def moves(answer):
 
 def test_the_hosts_shrink_before_the_remote_grows():
     """What DRAM gives up the remote has, and only afterwards."""
-    made = managed(200 * GIB, 100 * GIB, 100 * GIB).split(dram_to(50 * GIB))
+    made = even().split(dram_to(50 * GIB))
     assert moves(made) == [("host-0", 100, 50), ("host-1", 100, 50), (FLEET, 200, 300)]
     assert (made.field, made.after) == (capacity_field("dram"), 50 * GIB)
 
 
 def test_the_remote_shrinks_before_the_hosts_grow():
     """The other way round the remote is first."""
-    made = managed(200 * GIB, 100 * GIB, 100 * GIB).split(dram_to(150 * GIB))
+    made = even().split(dram_to(150 * GIB))
     assert moves(made) == [(FLEET, 200, 100), ("host-0", 100, 150), ("host-1", 100, 150)]
 
 
@@ -76,7 +81,7 @@ def test_hosts_keep_their_proportions_within_their_own_bounds():
 def test_a_bound_for_a_model_holds_for_hosts_that_serve_it_alone(served, grown):
     """As where a host is sized by itself."""
     llama = {"match": {"model": "lla*"}, "tuners": {"tier_size": {"max": {"dram": 120 * GIB}}}}
-    fleet = managed(200 * GIB, 100 * GIB, 100 * GIB, overrides=[llama])
+    fleet = even(overrides=[llama])
     hosts = [fleet.fleet[0], replace(fleet.fleet[1], status={"models": served})]
     made = replace(fleet, fleet=hosts).split(dram_to(150 * GIB))
     assert moves(made) == [(FLEET, 200, 250 - grown), ("host-0", 100, 150), ("host-1", 100, grown)]
@@ -113,7 +118,7 @@ def test_disks_have_their_part_of_the_budget():
 def test_bounds_of_the_remote_bound_the_hosts():
     """DRAM grows no further than the least of the remote allows, and shrinks no further than its most."""
     bounds = {"tier_size": {"min": {"remote": 100 * GIB}, "max": {"remote": 300 * GIB}}}
-    rules = managed(200 * GIB, 100 * GIB, 100 * GIB, tuners=bounds).rules(SPLIT)
+    rules = even(tuners=bounds).rules(SPLIT)
     assert (rules.least, rules.most) == (50 * GIB, 150 * GIB)
 
 
@@ -122,7 +127,7 @@ def test_what_is_above_the_budget_the_remote_gives_back():
     wish = managed(300 * GIB, 100 * GIB, 100 * GIB).overspent()
     assert (wish.field, wish.before, wish.after) == (REMOTE_CAPACITY, 300 * GIB, 200 * GIB)
     assert "the budget leaves them 400.0 GiB" in wish.reason
-    assert managed(200 * GIB, 100 * GIB, 100 * GIB).overspent() is None
+    assert even().overspent() is None
 
 
 @pytest.mark.parametrize(
@@ -207,7 +212,7 @@ def test_what_is_simulated_follows_the_policy_and_no_missed_answer(history):
     """Splits of the budget, also in a round that a store misses; nothing of the remote where it is not managed."""
     whatif = Asked()
     prospects = Prospects(history, whatif, lambda: START, 15.0)
-    whole = managed(200 * GIB, 100 * GIB, 100 * GIB)
+    whole = even()
     partly = managed(200 * GIB, 100 * GIB, missing=["host-1"])
     for shared, wanted in ((whole, Split(400 * GIB, 2)), (partly, Split(400 * GIB, 2)), (None, Split(400 * GIB, 2))):
         prospects.run(Round(whole.policy, 1, whole.fleet, True, shared))
@@ -219,14 +224,14 @@ def test_what_is_simulated_follows_the_policy_and_no_missed_answer(history):
 def test_prospects_are_due_for_a_look_though_rounds_are_not_punctual(history):
     """A round that comes a moment early does not wait for the next one, a window later."""
     whatif = Asked()
-    whole = managed(200 * GIB, 100 * GIB, 100 * GIB)
+    whole = even()
     Prospects(history, whatif, lambda: START, 15.0).run(Round(whole.policy, 1, whole.fleet, True, whole))
     assert whatif.every_s == whole.policy.tuners.tier_size.look_s - 7.5
 
 
 def test_the_budget_of_disks_counts_the_remote():
     """One total is for all tiers: what the remote has is not left for a disk."""
-    whole = managed(200 * GIB, 100 * GIB, 100 * GIB)
+    whole = even()
     paid = Round(whole.policy, 1, whole.fleet, True, whole).elsewhere(Target("host-0", "disk"))
     assert sum(paid.values()) == 400 * GIB
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from agent.fakes import DIGEST, START, FakeStore, remote_window, snapshot
+from agent.fakes import DIGEST, START, FakeStore, after, remote_window, snapshot
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import Hours, Survey, TierWindows
 from tiertune_agent.incidents import detectors as incidents
@@ -21,7 +21,7 @@ HIT = "tier_lookup_tokens_total{result=hit}"
 
 
 def dram(index):
-    at = START + timedelta(seconds=15 * index)
+    at = after(seconds=15 * index)
     return Window("host-a", DIGEST, "llama", "dram", at, 15.0, {HIT: 1.0, "tier_resident_bytes": 5.0})
 
 
@@ -53,7 +53,7 @@ def test_nothing_is_kept_of_a_store_that_left(history):
     seen.heard(left)
     kept.of("host-a", "remote")
     for minutes in range(75):
-        now[0] = START + timedelta(minutes=minutes)
+        now[0] = after(minutes=minutes)
         told = [snapshot(replace(remote_window(4 * minutes), store="host-b"), store="host-b")]
         kept.heard(told)
         seen.heard(told)
@@ -65,10 +65,10 @@ def test_nothing_is_kept_of_a_store_that_left(history):
 
 def test_each_namespace_and_horizon_has_prospects_of_its_own(history):
     """What one tuner was told in a round is no answer to another that looks further back, or at another pool."""
-    old, new = (Prospect(DIGEST, START + timedelta(minutes=minutes), 60.0, 1, {"0/0/0": 1.0}) for minutes in (0, 50))
+    old, new = (Prospect(DIGEST, after(minutes=minutes), 60.0, 1, {"0/0/0": 1.0}) for minutes in (0, 50))
     other = replace(new, namespace="cd" * 16)
     history.measured.remember_prospects([old, new, other])
-    survey = Survey(history, START + timedelta(minutes=55), Hours(), TierWindows(history))
+    survey = Survey(history, after(minutes=55), Hours(), TierWindows(history))
     assert survey.prospects(DIGEST, 600.0) == [new]
     assert survey.prospects(DIGEST, 7200.0) == [old, new]
     assert survey.prospects(other.namespace, 600.0) == [other]
@@ -87,13 +87,13 @@ def test_what_was_proposed_for_a_pool_that_is_gone_is_wished_no_more(agent, roun
 
 def test_an_hour_of_windows_is_kept_in_steps(history):
     """Steps add up to the windows of the last hour; older ones leave; a new agent reads the same from history."""
-    now = [START + timedelta(minutes=30)]
+    now = [after(minutes=30)]
     history.remember([(snapshot(*(dram(index) for index in range(120))), Rates())])
     seen = SeenWindows(history, lambda: now[0])
     assert sum(window.values[HIT] for window in seen.heard([snapshot()])["host-a"]) == 120
     later = [dram(index) for index in range(120, 240)]
     history.remember([(snapshot(*later), Rates())])
-    now[0] = START + timedelta(minutes=60)
+    now[0] = after(minutes=60)
     kept = seen.heard([snapshot(*later)])["host-a"]
     assert [window.start.minute for window in kept] == list(range(0, 60, 5))
     assert {tuple(window.values.items()) for window in kept} == {((HIT, 20.0),)}

@@ -165,15 +165,24 @@ def test_new_prospects_outweigh_old_ones():
     assert proposal(answer(prospects(*[old] * 50, *[new] * 200))).after == 0
 
 
+def split(told, dram, remote, **options):
+    """What is answered for one of two hosts with so many GiB of DRAM, beside a remote, in a budget of 128 GiB."""
+    return answer(told, dram=dram * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=remote * GIB, **options)
+
+
+def split_costs(isolated, even, shared):
+    """What requests cost with all of the budget in DRAM, half of it, and none."""
+    return prospects(*[dict(zip(split_shapes(), (isolated, even, shared), strict=True))] * 10)
+
+
 def split_shapes(total=128, hosts=2, shares=(0.0, 0.5, 1.0)):
     return [Shape(int(total * (1 - share) / hosts) * GIB, 0, int(total * share) * GIB) for share in shares]
 
 
 def test_a_budget_is_split_and_the_giver_shrinks_by_a_step():
     """DRAM takes from the remote at most half of it at a time; the goal is remembered."""
-    isolated, even, shared = split_shapes()
-    told = prospects(*[{isolated: 0.2, even: 0.5, shared: 0.6}] * 10)
-    found = proposal(answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB))
+    told = split_costs(0.2, 0.5, 0.6)
+    found = proposal(split(told, 32, 64))
     assert found.after == 48 * GIB
     assert found.evidence["goal"] == 64 * GIB
 
@@ -182,9 +191,8 @@ def test_a_further_step_must_pay_too():
     """On the way to a goal the last steps may gain next to nothing: each is a risk of its own."""
     isolated, rest, even = split_shapes(shares=(0.0, 12 / 128, 0.5))
     told = prospects(*[{isolated: 0.298, rest: 0.3, even: 0.5}] * 10)
-    budget = {"hosts": 2, "budget_bytes": 128 * GIB}
-    assert isinstance(answer(told, dram=32 * GIB, remote_bytes=64 * GIB, **budget), Proposal)
-    assert isinstance(answer(told, dram=58 * GIB, remote_bytes=12 * GIB, **budget), NoChange)
+    assert isinstance(split(told, 32, 64), Proposal)
+    assert isinstance(split(told, 58, 12), NoChange)
 
 
 def test_a_host_far_smaller_than_the_others_is_not_one_without_the_tier():
@@ -195,17 +203,16 @@ def test_a_host_far_smaller_than_the_others_is_not_one_without_the_tier():
 
 def test_what_a_budget_leaves_unused_is_taken_for_any_gain():
     """It is paid for: DRAM that was cut by hand grows again. To shrink it, or to take it from the remote, must pay."""
-    isolated, even, shared = split_shapes()
-    told = prospects(*[{isolated: 0.499, even: 0.5, shared: 0.6}] * 10)
-    found = proposal(answer(told, dram=8 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=48 * GIB))
+    told = split_costs(0.499, 0.5, 0.6)
+    found = proposal(split(told, 8, 48))
     assert (found.after, found.evidence["goal"]) == (40 * GIB, 64 * GIB)
     assert "64.0 GiB of the budget are unused" in found.reason
-    worth = prospects(*[{isolated: 0.4, even: 0.5, shared: 0.6}] * 10)
-    more = proposal(answer(worth, dram=8 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=48 * GIB))
+    worth = split_costs(0.4, 0.5, 0.6)
+    more = proposal(split(worth, 8, 48))
     assert more.after == 52 * GIB
-    assert isinstance(answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB), NoChange)
-    less = prospects(*[{isolated: 0.6, even: 0.5, shared: 0.499}] * 10)
-    assert isinstance(answer(less, dram=34 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=40 * GIB), NoChange)
+    assert isinstance(split(told, 32, 64), NoChange)
+    less = split_costs(0.6, 0.5, 0.499)
+    assert isinstance(split(less, 34, 40), NoChange)
 
 
 @pytest.mark.parametrize(("rest", "dram", "remote"), [(12, 58, 12), (4, 62, 2)], ids=["a rest", "the last bytes"])
@@ -215,16 +222,14 @@ def test_what_is_left_is_given_whole(rest, dram, remote):
     """
     isolated, small, even = split_shapes(shares=(0.0, rest / 128, 0.5))
     told = prospects(*[{isolated: 0.2, small: 0.3, even: 0.5}] * 10)
-    budget = {"hosts": 2, "budget_bytes": 128 * GIB}
-    assert proposal(answer(told, dram=dram * GIB, remote_bytes=remote * GIB, **budget)).after == 64 * GIB
+    assert proposal(split(told, dram, remote)).after == 64 * GIB
 
 
 def test_within_a_budget_prices_do_not_count():
     """The bytes are paid for either way: only seconds decide where they are."""
-    isolated, even, shared = split_shapes()
-    told = prospects(*[{isolated: 0.6, even: 0.5, shared: 0.3}] * 10)
+    told = split_costs(0.6, 0.5, 0.3)
     rates = Rates(gpu_hour=0.01, gib_hour={"dram": 0.0, "remote": 5.0})
-    found = proposal(answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB, rates=rates))
+    found = proposal(split(told, 32, 64, rates=rates))
     assert found.after == 0
 
 
@@ -259,8 +264,7 @@ def test_a_bound_of_a_split_lies_between_two_splits():
     """The remote has the rest there too; sizes that do not spend the budget are no neighbours of it."""
     isolated, even, shared = split_shapes()
     told = prospects(*[{isolated: 0.2, even: 0.4, shared: 0.6, Shape(40 * GIB, 0, 0): 9.0}] * 10)
-    budget = {"hosts": 2, "budget_bytes": 128 * GIB, "remote_bytes": 64 * GIB}
-    found = proposal(answer(told, dram=32 * GIB, most_bytes=48.0 * GIB, **budget))
+    found = proposal(split(told, 32, 64, most_bytes=48.0 * GIB))
     assert found.evidence["best"] == str(Shape(48 * GIB, 0, 32 * GIB))
     assert found.evidence["seconds_after"] == pytest.approx(0.3)
 
@@ -276,7 +280,7 @@ def test_a_split_leaves_the_disk_as_it_is():
     """Another disk would cost least of all, but the budget that is split between DRAM and the remote is not for it."""
     isolated, even, shared = split_shapes()
     told = prospects(*[{isolated: 0.2, even: 0.5, shared: 0.6, replace(even, disk=GIB): 0.1}] * 10)
-    found = proposal(answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB))
+    found = proposal(split(told, 32, 64))
     assert found.evidence["best"] == str(isolated)
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from agent.fakes import DIGEST, START, remote_window
+from agent.fakes import DIGEST, START, after, remote_window
 from agent.test_actuator import DECISION
 from tiertune_agent.records import Histogram, Prospect, Rates, State, Target, Window
 from tiertune_agent.tuners.base import TypicalCandidate
@@ -44,7 +44,7 @@ def outcomes(*saved):
 
 
 def pool(index, values, tier="", seconds=15.0):
-    return Window("host-a", DIGEST, "llama", tier, START + timedelta(seconds=index * seconds), seconds, values)
+    return Window("host-a", DIGEST, "llama", tier, after(seconds=index * seconds), seconds, values)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_floor_is_weighed_against_all_that_could_be_fetched():
     )
 
 
-CHANGED, FILLED = START + timedelta(seconds=300), START + timedelta(seconds=600)
+CHANGED, FILLED = after(seconds=300), after(seconds=600)
 
 
 def traffic(before, after, *, spread=0.1, seed=1, tier="remote"):
@@ -258,7 +258,7 @@ HALF, MORE, FULL = Shape(100, 0, 100), Shape(150, 0, 50), Shape(200, 0, 0)
 
 
 def prospect(index, requests, half, full, namespace=DIGEST):
-    start = START + timedelta(minutes=5 * index)
+    start = after(minutes=5 * index)
     return Prospect(namespace, start, 300.0, requests, {str(HALF): half, str(FULL): full})
 
 
@@ -272,7 +272,7 @@ def test_an_idle_namespace_weighs_what_it_asks():
     """It is told of at times of its own, where the new size is worse: three requests do not outvote five thousand."""
     chance, seen = Random(1), []
     for index in range(8):
-        start = START + timedelta(seconds=75 * index)
+        start = after(seconds=75 * index)
         busy = {str(HALF): 1.0, str(FULL): 0.95 + chance.gauss(0, 0.002)}
         idle = {str(HALF): 5.0, str(FULL): 5.5 + chance.gauss(0, 0.002)}
         seen.append(Prospect(DIGEST, start, 75.0, 5000, busy))
@@ -288,7 +288,7 @@ def test_an_idle_namespace_weighs_what_it_asks():
 def test_namespaces_that_are_told_of_one_after_another_are_one_window(offset_s):
     """Two namespaces are not twice the windows; those of one stay apart, also where a round came late."""
     late = [0, 75, 165, 240, 315]
-    seen = [Prospect(DIGEST, START + timedelta(seconds=at), 75.0, 10, {str(HALF): 1.0, str(FULL): 0.9}) for at in late]
+    seen = [Prospect(DIGEST, after(seconds=at), 75.0, 10, {str(HALF): 1.0, str(FULL): 0.9}) for at in late]
     others = [replace(one, namespace="cd" * 16, start=one.start + timedelta(seconds=offset_s)) for one in seen]
     assert size_trial(seen, HALF, FULL).windows == 5
     assert 5 <= size_trial([*seen, *others], HALF, FULL).windows <= 6

@@ -6,7 +6,7 @@ from math import sqrt
 import pytest
 
 from agent.answers import proposal
-from agent.fakes import START, histogram
+from agent.fakes import START, after, histogram
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.changes.survey import unbroken
 from tiertune_agent.incidents.detectors import median
@@ -31,12 +31,12 @@ def test_gate_settings_follow_the_policy():
     """The policy's margin and floor are proposed where a store has others; a store that has them is left alone."""
     tuner = GateTuner(RemoteFetchSettings(margin=1.3, min_fetch_tokens=512))
     target = Target("host-a", "remote")
-    for remote, field, after in (
+    for remote, field, wanted in (
         ({"margin": 1.1, "min_fetch_tokens": 0}, "tiers.remote.margin", 1.3),
         ({"margin": 1.3, "min_fetch_tokens": 0}, "tiers.remote.min_fetch_tokens", 512),
     ):
         answer = proposal(tuner.evaluate([], Current(target, {"tiers": {"remote": remote}}, {})))
-        assert (answer.field, answer.after) == (field, after)
+        assert (answer.field, answer.after) == (field, wanted)
     same = Current(target, {"tiers": {"remote": {"margin": 1.3, "min_fetch_tokens": 512}}}, {})
     assert isinstance(tuner.evaluate([], same), NoChange)
 
@@ -71,7 +71,7 @@ def lengths(index, short, long):
         result = "saved" if gained > 0 else "lost"
         values[f"gate_length_requests_total{{tokens={tokens}}}"] = 300.0
         values[f"gate_length_seconds_total{{tokens={tokens},result={result}}}"] = abs(gained)
-    return Window("host-a", "", "", "remote", START + timedelta(seconds=15 * index), 15.0, values)
+    return Window("host-a", "", "", "remote", after(seconds=15 * index), 15.0, values)
 
 
 def floor(windows, now=0, policy=0, changed_at=None):
@@ -94,7 +94,7 @@ def test_the_floor_rises_where_short_fetches_lose():
 
 def test_a_floor_above_the_policys_is_tried_again_after_a_day():
     """Nobody sees whether what is not fetched would pay by now; a floor set by hand is none of the policy's."""
-    quiet = [Window("host-a", "", "", "remote", START + timedelta(seconds=15 * i), 15.0, {}) for i in range(4)]
+    quiet = [Window("host-a", "", "", "remote", after(seconds=15 * i), 15.0, {}) for i in range(4)]
     assert "the floor stays at 4096 tokens" in floor(quiet, now=4096, changed_at=START - timedelta(hours=1)).reason
     assert "the floor stays at 4096 tokens" in floor([], now=4096, changed_at=START).reason
     for changed_at in (None, START - timedelta(days=2)):
@@ -114,8 +114,8 @@ def test_a_floor_above_the_policys_is_tried_again_after_a_day():
 )
 def test_windows_in_a_row_have_no_gap(starts, until, left):
     """What came before a gap, or too long ago, is no evidence about now."""
-    windows = [Window("s", "", "", "dram", START + timedelta(seconds=start), 15.0, {}) for start in starts]
-    run = unbroken(windows, START + timedelta(seconds=until))
+    windows = [Window("s", "", "", "dram", after(seconds=start), 15.0, {}) for start in starts]
+    run = unbroken(windows, after(seconds=until))
     assert [(window.start - START).total_seconds() for window in run] == left
 
 

@@ -6,8 +6,6 @@ import pytest
 
 from agent.fakes import START
 from agent.whatif_fleet import CHUNK_BYTES, CHUNK_TOKENS, DIGEST, Fleet, chain, conversations, exact_cost
-from tiertune_agent.collector.samples import SampleReader
-from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.records import Target, ended
 from tiertune_agent.tuners.base import Current
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
@@ -39,19 +37,14 @@ def test_another_agents_time_has_no_prospect_of_this_one():
     fleet.play(requests[:300])
     fleet.service.resume()
     assert fleet.round() == []
-    fleet.play(requests[300:])
-    (prospect,) = fleet.round()
-    assert prospect.requests == 300
-    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
-    whole = exact_cost(requests, now, 2) * 600
-    first = exact_cost(requests[:300], now, 2) * 300
-    assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
+    tells_the_rest(fleet, requests)
 
 
 def tells_the_rest(fleet, requests):
     """The next prospect is that of the requests from the 300th on, in ghosts that saw those before."""
     fleet.play(requests[300:])
     (prospect,) = fleet.round()
+    assert prospect.requests == 300
     now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
     whole, first = (exact_cost(some, now, 2) * len(some) for some in (requests, requests[:300]))
     assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
@@ -62,8 +55,7 @@ def test_what_an_agent_finds_when_it_starts_has_no_prospect():
     fleet, requests = Fleet(), list(conversations(600))
     fleet.round()
     fleet.play(requests[:300])
-    by_url = {host.url: host for host in fleet.hosts}
-    fleet.service = FleetWhatif(SampleReader(by_url.get), Handout(by_url.get))
+    fleet.restart()
     assert fleet.round() == []
     tells_the_rest(fleet, requests)
 
@@ -73,8 +65,7 @@ def test_a_store_that_an_agents_first_round_misses_has_no_prospect_of_before_eit
     fleet, requests = Fleet(), [(1, keys) for _, keys in conversations(600)]
     fleet.round()
     fleet.play(requests[:300])
-    by_url = {host.url: host for host in fleet.hosts}
-    fleet.service = FleetWhatif(SampleReader(by_url.get), Handout(by_url.get))
+    fleet.restart()
     sound, fleet.hosts[1].samples = fleet.hosts[1].samples, lambda _since: "no json"
     assert fleet.round() == []
     fleet.hosts[1].samples = sound
@@ -153,8 +144,7 @@ def test_an_agent_that_restarts_weighs_sizes_after_half_a_period():
     look(4, seed=2)
     before, grid = asked(), set(told[-1].costs)
     assert grid == set(told[0].costs), "a size that is simulated needs no other grid"
-    by_url = {host.url: host for host in fleet.hosts}
-    fleet.service = FleetWhatif(SampleReader(by_url.get), Handout(by_url.get))
+    fleet.restart()
     fleet.service.resume()
     fleet.round()
     look(1, seed=3)

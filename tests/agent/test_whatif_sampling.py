@@ -5,7 +5,7 @@ from threading import Barrier
 
 import pytest
 
-from agent.fakes import START
+from agent.fakes import START, after
 from agent.whatif_fleet import CHUNK_BYTES, Fleet, chain, exact_cost, many
 from tiertune_agent.collector.samples import Answer, Header
 from tiertune_agent.collector.sampling import GHOST_KEYS, Handout, hot_set
@@ -38,7 +38,7 @@ def test_a_busy_fleet_is_sampled_less():
     answer = Answer("a", "http://a", Header("b", 0, 1.0, 0, 0, 0, 0, 0.0, {}, {}), [], {}, 0)
     rates = []
     for index, chunks in enumerate((0, 135_000, 135_000, 0, 270_000, 360_000, 0, 0, 0, 0, 0, 0, 0)):
-        at = START + timedelta(seconds=15 * index)
+        at = after(seconds=15 * index)
         pace.add(chunks, at)
         handout.round([answer], at, chunks=100.0, chunks_per_s=pace.per_s)
         rates.append(handout.current.rate)
@@ -50,13 +50,13 @@ def test_a_busy_fleet_is_sampled_no_more_after_the_agent_started_anew():
     busy = Answer("a", "http://a", Header("b", 0, 0.0625, 0, 7, 0, 0, 0.0, {}, {}), [], {}, 0)
     handout, pace, rates = Handout(lambda _: None), Pace(), []
     for index in range(6):
-        at = START + timedelta(seconds=15 * index)
+        at = after(seconds=15 * index)
         pace.add(135_000, at)
         handout.round([busy], at, chunks=100.0, chunks_per_s=pace.per_s)
         rates.append(handout.current.rate)
     assert rates == [0.0625] * 6
     for index in range(6, 14):
-        at = START + timedelta(seconds=15 * index)
+        at = after(seconds=15 * index)
         pace.add(0, at)
         handout.round([busy], at, chunks=100.0, chunks_per_s=pace.per_s)
     assert handout.current.rate == 1.0

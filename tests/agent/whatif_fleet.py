@@ -83,6 +83,10 @@ class Fleet:
     def __init__(self, hosts=2, **options):
         self.now_s = START.timestamp()
         self.hosts = [Host(f"host-{index}", self.clock, **options) for index in range(hosts)]
+        self.restart()
+
+    def restart(self):
+        """Another agent reads the same hosts."""
         by_url = {host.url: host for host in self.hosts}
         self.reader, self.handout = SampleReader(by_url.get, self.clock), Handout(by_url.get)
         self.service = FleetWhatif(self.reader, self.handout)

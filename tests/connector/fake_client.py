@@ -33,6 +33,10 @@ class FakeClient:
         self.pending.append(Future())
         return self.pending[-1]
 
+    def answers(self, reply, question=0):
+        """What was asked first, or another one."""
+        self.pending[question].set_result(reply)
+
     def load(self, keys, *, deadline_s, arriving):
         self.arriving = arriving
         return self._reply()

@@ -13,6 +13,7 @@ from typing import Any, Self
 import httpx
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from tiertune_agent.demo.result import values
 from tiertune_connector.chunk import Origin
@@ -106,6 +107,18 @@ def at_once(work: Callable[[int], object], threads: int) -> None:
         pass
 
 
+def no_more_threads(patch: pytest.MonkeyPatch, left: int = 0, named: str = "") -> None:
+    """From now on so many can be started whose name begins so; of others as many as ever."""
+    start, spare = threading.Thread.start, iter(range(left))
+
+    def failing(thread: threading.Thread) -> None:
+        if thread.name.startswith(named) and next(spare, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    patch.setattr(threading.Thread, "start", failing)
+
+
 def counted(counters: Counters, name: str) -> dict[tuple[str, ...], float]:
     """A counter in this process, by the values of its labels."""
     _, metrics = counters.snapshot()
@@ -175,6 +188,11 @@ def pool(store: StoreProcess) -> DramPool:
     return store.store.dram.pools[NAMESPACE.digest]
 
 
+def pinned(store: StoreProcess) -> int:
+    """Chunks of them that may not leave."""
+    return pool(store).pool.pinned
+
+
 class Engine:
     """Stores chunks whose bytes follow from their keys, and reads them back."""
 
@@ -218,6 +236,11 @@ class Engine:
         written = [slot for slot in slots if self.client.write(slot, payload(slot.key, self.chunk_bytes))]
         kept = dict(zip((slot.key for slot in written), self.client.commit(written).result(10), strict=True))
         return [reason or ("" if kept.get(key) else "lost") for key, reason in zip(keys, reserved.reasons, strict=True)]
+
+    def put_all(self, keys: Sequence[bytes], request: str = "r", tenant: bytes = b"") -> None:
+        """AssertionError, with the reasons, unless all are taken."""
+        reasons = self.put(keys, request, tenant)
+        assert not any(reasons), reasons
 
     def load(self, keys: Sequence[bytes], deadline_s: float = 5.0) -> Loaded:
         """As engines do: what comes before the rest is copied at once."""

@@ -118,10 +118,15 @@ def test_what_leaves_tells_whether_it_was_used(tier):
 # -- what a tier lost
 
 
+def committing(tier, lane, clock):
+    """Writes to the remote at commit."""
+    return WriteBehind(tier, {"remote": lane}, clock=clock, tuning=tuning)
+
+
 def test_what_is_used_long_after_it_was_written_is_offered_again(tier, clock):
     """The tier may have lost it meanwhile: it is asked, once in that time however often the chunk is used."""
     lane = FakeLane(Outcome.OK)
-    behind, keys = WriteBehind(tier, {"remote": lane}, clock=clock, tuning=tuning), chain("k", 3)
+    behind, keys = committing(tier, lane, clock), chain("k", 3)
     chunks = fill(tier, keys)
     for passed_s, offered in ((0, keys), (0, []), (BELIEVED_S, []), (1, keys), (1, []), (BELIEVED_S, keys)):
         clock.now += passed_s
@@ -134,7 +139,7 @@ def test_what_is_used_long_after_it_was_written_is_offered_again(tier, clock):
 def test_what_waits_or_failed_is_not_believed_to_be_there(tier, clock):
     """However long it waits it is offered once; if it was not written it is new at its next use."""
     lane = FakeLane()
-    behind, keys = WriteBehind(tier, {"remote": lane}, clock=clock, tuning=tuning), chain("k", 1)
+    behind, keys = committing(tier, lane, clock), chain("k", 1)
     chunks = fill(tier, keys)
     for _ in range(3):
         behind.used(A, chunks)
@@ -152,7 +157,7 @@ def test_what_waits_or_failed_is_not_believed_to_be_there(tier, clock):
 def test_what_was_used_since_it_was_written_is_asked_for_before_it_leaves(tier, clock):
     """At commit as well: once after its last use, and not for ever where nothing leaves."""
     lane = FakeLane(Outcome.OK)
-    behind, keys = WriteBehind(tier, {"remote": lane}, clock=clock, tuning=tuning), chain("k", 16)
+    behind, keys = committing(tier, lane, clock), chain("k", 16)
     behind.used(A, fill(tier, keys))
     assert lane.given() == keys
     clock.now += 1
@@ -172,11 +177,11 @@ def test_what_a_server_refuses_is_not_offered_again_and_again(tier, clock, outco
     for _ in range(times):
         refusing.record(outcome, wrote=wrote)
     fill(tier, keys)
-    WriteBehind(tier, {"remote": lane}, clock=clock, tuning=tuning).clean_ahead()
+    committing(tier, lane, clock).clean_ahead()
     assert lane.given() == keys[3:5]
     refusing.record(Outcome.OK, wrote=True)
     refusing.record(Outcome.OK, wrote=True)
-    WriteBehind(tier, {"remote": lane}, clock=clock, tuning=tuning).clean_ahead()
+    committing(tier, lane, clock).clean_ahead()
     assert lane.given() == keys[:5]
 
 
@@ -200,6 +205,11 @@ def test_what_the_disk_holds_already_is_not_offered(tier, tmp_path, clock):
 # -- before it leaves
 
 
+def evicting(tier, lane, clock):
+    """Writes to the disk what is about to leave."""
+    return WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning("evict"))
+
+
 @pytest.mark.parametrize("write", ["evict", "commit"])
 def test_a_quarter_of_a_pool_is_kept_written(tier, clock, write):
     """Not the same few victims again and again: however many are clean, the next ones are looked at."""
@@ -220,7 +230,7 @@ def test_victims_are_looked_at_in_steps(tier, clock, monkeypatch):
     """The lock is held for a few at a time: a step goes on where the last ended, and begins anew after the last."""
     monkeypatch.setattr(module, "LOOKED_AT", 2)
     lane = FakeLane(Outcome.OK)
-    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning("evict")), chain("k", 20)
+    behind, keys = evicting(tier, lane, clock), chain("k", 20)
     fill(tier, keys[:16])
     steps = []
     for _ in range(4):
@@ -236,7 +246,7 @@ def test_victims_are_looked_at_in_steps(tier, clock, monkeypatch):
 def test_victims_that_wait_are_few(tier, clock):
     """They are pinned: half of a pool at most. Where one was dropped for that, the next step offers it."""
     lane = FakeLane()
-    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning("evict")), chain("k", 16)
+    behind, keys = evicting(tier, lane, clock), chain("k", 16)
     fill(tier, keys)
     lane.waiting = 6
     behind.clean_ahead()
@@ -250,7 +260,7 @@ def test_victims_that_wait_are_few(tier, clock):
 def test_the_victims_of_one_namespace_do_not_wait_for_those_of_another(tier, clock):
     """However many of a large pool wait: what they pin is theirs."""
     lane = FakeLane()
-    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning("evict")), chain("k", 16)
+    behind, keys = evicting(tier, lane, clock), chain("k", 16)
     tier.attach(B, PAGE, "lru")
     resize(tier, 32 * PAGE)
     fill(tier, keys)
@@ -264,7 +274,7 @@ def test_the_victims_of_one_namespace_do_not_wait_for_those_of_another(tier, clo
 def test_a_tier_that_is_full_is_not_offered_victims(tier, clock):
     """Each would count as dropped, twenty times a second; a write that is let through tells when it has room."""
     lane = FakeLane(Outcome.FULL)
-    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning("evict")), chain("k", 16)
+    behind, keys = evicting(tier, lane, clock), chain("k", 16)
     fill(tier, keys)
     for _ in range(8):
         lane.breaker.record(Outcome.FULL, wrote=True)

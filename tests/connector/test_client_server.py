@@ -18,6 +18,7 @@ from connector.stores import (
     chain,
     eventually,
     payload,
+    pinned,
     pool,
     running,
     settings,
@@ -113,7 +114,7 @@ def test_a_restarted_store_is_another_boot(home):
         assert engine.client.boot_id not in ("", boot)
         assert engine.find(chain("k", 3)) == []
         assert engine.read(loaded) == 0, "slots of before mean nothing now"
-        assert engine.put(chain("k", 3)) == [""] * 3
+        engine.put_all(chain("k", 3))
         assert engine.get(chain("k", 3)) == 3
     engine.client.close()
 
@@ -147,7 +148,7 @@ def test_long_chunks_that_were_damaged_or_renewed_are_refused(home):
     segment = slot_stride(long)
     with running(home, dram=4 * segment) as store, Engine(store.server.path, chunk_bytes=long) as engine:
         eventually(lambda: pool(store).provisioned == 4)
-        assert engine.put(chain("k", 4)) == [""] * 4
+        engine.put_all(chain("k", 4))
         assert [engine.get(chain("k", 4)) for _ in range(3)] == [4] * 3
         asked = engine.client.load(chain("k", 4), deadline_s=5)
         kept, out = asked.result(15), np.empty(long, np.uint8)
@@ -167,10 +168,10 @@ def test_a_client_that_is_back_before_its_loss_was_noticed(store):
     """Its old connection ends, and its slots are free."""
     first, frames, _ = raw(store.server.path, hello(client="same"))
     frames.send(Reserve(1, "r", chain("k", 3), b""))
-    eventually(lambda: pool(store).pool.pinned == 3)
+    eventually(lambda: pinned(store) == 3)
     second, _, welcome = raw(store.server.path, hello(client="same"))
     assert welcome.refusal == ""
-    eventually(lambda: pool(store).pool.pinned == 0 and pool(store).quarantined == [])
+    eventually(lambda: pinned(store) == 0 and pool(store).quarantined == [])
     eventually(lambda: len(store.server.sessions()) == 1)
     first.close()
     second.close()
@@ -193,11 +194,11 @@ def test_a_client_that_was_welcomed_too_late_does_not_end_its_next_connection(st
     late.close()
     again, frames, _ = raw(store.server.path, hello(client="same"))
     frames.send(Reserve(1, "r", chain("k", 3), b""))
-    eventually(lambda: pool(store).pool.pinned == 3)
+    eventually(lambda: pinned(store) == 3)
     go_on.set()
     eventually(lambda: len(store.server._connections) == 1)
     frames.send(Reserve(2, "r", chain("k", 5), b""))
-    eventually(lambda: pool(store).pool.pinned == 5)
+    eventually(lambda: pinned(store) == 5)
     again.close()
 
 
@@ -206,9 +207,9 @@ def test_pins_of_a_lost_connection_go_at_once(store):
     engine = Engine(store.server.path, name="lost")
     engine.put(chain("k", 3))
     engine.load(chain("k", 3))
-    assert pool(store).pool.pinned == 3
+    assert pinned(store) == 3
     lose(store, "lost")
-    eventually(lambda: pool(store).pool.pinned == 0)
+    eventually(lambda: pinned(store) == 0)
     engine.client.close()
 
 
@@ -223,9 +224,9 @@ def test_a_release_of_before_does_not_hit_a_lease_of_now(store):
         assert now.lease == before.lease
         engine.client.release(before)
         engine.client.lookup("r", [], prompt_tokens=0).result(5)
-        assert pool(store).pool.pinned == 2
+        assert pinned(store) == 2
         engine.client.release(now)
-        eventually(lambda: pool(store).pool.pinned == 0)
+        eventually(lambda: pinned(store) == 0)
 
 
 def test_a_future_cannot_be_cancelled(store):

@@ -27,6 +27,10 @@ def header(payload: memoryview) -> Header:
     return Header.of(NAMESPACE, KEY, payload, Origin("host-a"))
 
 
+def encoded(codec: Codec, payload: memoryview) -> tuple[Header, memoryview]:
+    return codec.encode(header(payload), payload)
+
+
 def keys_and_values(nbytes: int, seed: int = 0) -> memoryview:
     """Normal numbers in bfloat16: as the cache of a model looks from afar."""
     numbers = np.random.default_rng(seed).standard_normal(nbytes // 2 + 1, np.float32)
@@ -41,7 +45,7 @@ def test_what_was_coded_comes_back(nbytes, kind):
     """Bit for bit, whatever it is; noise is stored as it is, and costs nobody a decoding."""
     made = {"zeros": bytes, "numbers": keys_and_values, "noise": np.random.default_rng(1).bytes}
     payload, codec = memoryview(made[kind](nbytes)), coding()
-    coded, stored = codec.encode(header(payload), payload)
+    coded, stored = encoded(codec, payload)
     assert decode_header(coded.encode()) == coded
     if coded.codec == 0:
         assert stored == payload
@@ -58,7 +62,7 @@ def test_what_was_coded_comes_back(nbytes, kind):
 def test_numbers_get_smaller():
     """By a tenth at least; else a codec would be for nothing."""
     payload = keys_and_values(1 << 20)
-    _, stored = coding().encode(header(payload), payload)
+    _, stored = encoded(coding(), payload)
     assert len(stored) < 0.9 * len(payload)
 
 
@@ -66,7 +70,7 @@ def test_numbers_get_smaller():
 def test_what_is_not_what_was_coded_is_not_taken(at):
     """Whatever the decoder makes of it: sizes, offsets or contents that were changed."""
     payload, codec = keys_and_values(1 << 16), coding()
-    coded, stored = codec.encode(header(payload), payload)
+    coded, stored = encoded(codec, payload)
     harmed = bytearray(stored)
     harmed[at] ^= 0x41
     out = memoryview(bytearray(len(payload)))
@@ -77,7 +81,7 @@ def test_what_is_not_what_was_coded_is_not_taken(at):
 def test_what_is_shorter_than_it_says_is_not_decoded(monkeypatch, left):
     """The decoder would read on behind it, and end the store; sums do not help against who made it on purpose."""
     payload, codec, given = keys_and_values(1 << 16), coding(), []
-    coded, stored = codec.encode(header(payload), payload)
+    coded, stored = encoded(codec, payload)
     monkeypatch.setattr(module, "_blosc", lambda: SimpleNamespace(decompress=lambda *them: given.append(them)))
     assert not codec.decode(coded, stored[:left], memoryview(bytearray(len(payload))))
     assert not codec.decode(coded, stored, memoryview(bytearray(len(payload) - 1)))
@@ -98,7 +102,7 @@ def test_a_change_while_a_chunk_is_coded_holds_for_the_next(monkeypatch, now):
             return real.compress(*args)
 
     monkeypatch.setattr(module, "_blosc", lambda: Switching)
-    coded, stored = codec.encode(header(payload), payload)
+    coded, stored = encoded(codec, payload)
     assert coded.codec == 1
     out = memoryview(bytearray(len(payload)))
     assert codec.decode(coded, stored, out)
@@ -109,7 +113,7 @@ def test_off_is_off():
     """Nothing is coded, or counted, unless it is asked for."""
     counters, payload = Counters(), memoryview(bytes(4096))
     codec = Codec(time.monotonic, counters)
-    assert codec.encode(header(payload), payload) == (header(payload), payload)
+    assert encoded(codec, payload) == (header(payload), payload)
     assert codec.sample(100) == ("raw", bytes(100))
     assert not counters.snapshot()[1].get("codec_bytes_total", {"rows": []})["rows"]
 
@@ -119,7 +123,7 @@ def test_what_it_did_is_counted():
     counters, payload = Counters(), memoryview(bytes(1 << 16))
     codec = Codec(time.monotonic, counters)
     codec.writes = "lz4"
-    coded, stored = codec.encode(header(payload), payload)
+    coded, stored = encoded(codec, payload)
     codec.decode(coded, stored, memoryview(bytearray(1 << 16)))
     metrics = counters.snapshot()[1]
     assert {tuple(row[:2]): row[2] for row in metrics["codec_bytes_total"]["rows"]} == {
@@ -135,21 +139,21 @@ def test_a_probe_gets_as_small_as_chunks_do():
     codec = coding()
     kind, noise = codec.sample(1 << 16)
     assert kind == "lz4-1.0"
-    assert codec.encode(header(memoryview(noise)), memoryview(noise))[0].codec == 0
+    assert encoded(codec, memoryview(noise))[0].codec == 0
     payload = keys_and_values(1 << 20)
     codec = coding()
-    ratio = len(payload) / len(codec.encode(header(payload), payload)[1])
+    ratio = len(payload) / len(encoded(codec, payload)[1])
     assert ratio > 1.2
     kind, probe = codec.sample(1 << 16)
     assert kind == f"lz4-{ratio:.1f}"
-    _, stored = codec.encode(header(memoryview(probe)), memoryview(probe))
+    _, stored = encoded(codec, memoryview(probe))
     assert (1 << 16) / len(stored) == pytest.approx(ratio, rel=0.15)
 
 
 def test_a_codec_that_is_not_installed_is_told(monkeypatch):
     """It cannot be asked for, and what another store coded is no chunk of ours to judge."""
     payload, codec = memoryview(bytes(4096)), coding()
-    coded, _ = codec.encode(header(payload), payload)
+    coded, _ = encoded(codec, payload)
     assert readable(coded)
     assert missing("lz4") == ""
     monkeypatch.setattr(module, "_blosc", lambda: None)
@@ -157,4 +161,4 @@ def test_a_codec_that_is_not_installed_is_told(monkeypatch):
     assert missing("raw") == ""
     assert not readable(coded)
     assert readable(header(payload))
-    assert codec.encode(header(payload), payload)[0].codec == 0
+    assert encoded(codec, payload)[0].codec == 0

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from connector.stores import NAMESPACE, Engine, chain, eventually, running, settings
+from connector.stores import NAMESPACE, Engine, chain, eventually, pool, running, settings
 from tiertune_connector.counters import Counters
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.state import StateDir
@@ -249,7 +249,7 @@ def test_a_restarted_store_has_its_last_tuning(home):
         assert (tuning.version, tuning.bypass, tuning.tiers.dram.capacity_bytes) == (3, True, 123 * 20480)
         process.control.bypass(on=False)
         with Engine(process.server.path) as engine:
-            assert process.store.dram.pools[NAMESPACE.digest].pool.algorithm == "arc"
+            assert pool(process).pool.algorithm == "arc"
             eventually(lambda: engine.put(chain("k", 3)) in ([""] * 3, ["present"] * 3))
 
 

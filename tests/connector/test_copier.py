@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.stores import eventually
+from connector.stores import eventually, no_more_threads
 from tiertune_connector.chunk import checksum
 from tiertune_connector.copying import copier as module
 from tiertune_connector.copying.copier import Copier, PartialCopy
@@ -240,16 +240,12 @@ def test_a_short_copy_wakes_nobody_and_one_without_a_thread_is_made_alone(monkey
     assert copier._thread is None
     data, out = payload(9000), np.zeros(9000, np.uint8)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", _no_more)
+        no_more_threads(patch)
         assert copier.write(out, data) == checksum(data.tobytes())
     assert copier.write(out, data) == checksum(data.tobytes())
     assert copier._thread.is_alive()
     copier.close()
     eventually(lambda: not copier._thread.is_alive())
-
-
-def _no_more(_):
-    raise RuntimeError("can't start new thread")
 
 
 def test_what_was_copied_is_not_held(copier):

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from connector.local_dram import resize
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.copying.probe import PART_BYTES, CopyProbe
 from tiertune_connector.store.health import Health
@@ -36,22 +37,29 @@ def test_longer_chunks_find_room(ticking):
     probe.close()
 
 
+def serving(sizes):
+    """A tier with room for chunks of these sizes, by namespace, and what looks after its health."""
+    dram = DramTier(segment_bytes=1 << 20, clock=itertools.count(10.0).__next__)
+    for name, size in sizes.items():
+        dram.attach(name, size, "lru")
+    resize(dram, 4 << 20)
+    return dram, Health(dram, {}, itertools.count(10.0).__next__, Tuning)
+
+
+def hold(dram, name, key=b"k"):
+    dram.commit(name, key, dram.reserve(name, key, NOBODY), 0)
+
+
 def test_a_store_probes_the_largest_chunks_that_it_has(monkeypatch):
     """Whichever namespace came first: small ones would tell what threads and clocks take. No pin is left.
 
     A chunk or two that a processor's cache holds would tell how fast that is: they are probed where there is no more.
     """
     monkeypatch.setattr("tiertune_connector.store.health._CACHE_BYTES", 1 << 12)
-    dram = DramTier(segment_bytes=1 << 20, clock=itertools.count(10.0).__next__)
-    health = Health(dram, {}, itertools.count(10.0).__next__, Tuning)
     sizes = {"small": 512, "large": 65536, "empty": 1 << 17, "written": 1 << 17}
-    for name, size in sizes.items():
-        dram.attach(name, size, "lru")
-    dram.retune(4 << 20, dict.fromkeys(sizes, (1 << 20, "lru")))
-    while dram.settle():
-        pass
+    dram, health = serving(sizes)
     for name in ("small", "large"):
-        dram.commit(name, b"k", dram.reserve(name, b"k", NOBODY), 0)
+        hold(dram, name)
     dram.reserve("written", b"k", NOBODY)
     copied = []
     monkeypatch.setattr(CopyProbe, "copy", lambda _, chunks: (copied.extend(map(len, chunks)), (1, 1.0))[1])
@@ -60,7 +68,7 @@ def test_a_store_probes_the_largest_chunks_that_it_has(monkeypatch):
     assert copied == [sizes["large"]] * 3
     monkeypatch.setattr("tiertune_connector.store.health._CACHE_BYTES", 1 << 17)
     for key in (b"%d" % number for number in range(300)):
-        dram.commit("small", key, dram.reserve("small", key, NOBODY), 0)
+        hold(dram, "small", key)
     health.probe()
     assert set(copied[3:]) == {sizes["small"]}
     assert not any(pool.pool.pinned for name, pool in dram.pools.items() if name != "written")
@@ -73,23 +81,17 @@ def test_a_models_small_loads_tell_nothing_of_anothers_large_chunks():
 
     A load of many small chunks is as good as one of a large one.
     """
-    dram, clock = DramTier(segment_bytes=1 << 20, clock=itertools.count(10.0).__next__), itertools.count(10.0)
-    health = Health(dram, {}, clock.__next__, Tuning)
     sizes = {"small": 512, "large": 65536}
-    for name, size in sizes.items():
-        dram.attach(name, size, "lru")
-    dram.retune(4 << 20, dict.fromkeys(sizes, (1 << 20, "lru")))
-    while dram.settle():
-        pass
+    dram, health = serving(sizes)
 
     def learned(chunks):
         before = health.dram_cost().samples
         health.dram_took(chunks, chunks * sizes["small"], 0.001)
         return health.dram_cost().samples > before
 
-    dram.commit("small", b"k", dram.reserve("small", b"k", NOBODY), 0)
+    hold(dram, "small")
     assert learned(1)
-    dram.commit("large", b"k", dram.reserve("large", b"k", NOBODY), 0)
+    hold(dram, "large")
     assert [learned(chunks) for chunks in (1, 127, 128)] == [False, False, True]
     health.close()
     dram.close()

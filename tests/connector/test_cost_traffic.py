@@ -51,6 +51,11 @@ class Clockwork:
         return begin
 
 
+def ask(traffic, chunks, now):
+    for _ in range(chunks):
+        traffic.asked(CHUNK, now)
+
+
 @pytest.mark.parametrize("at_once", [1, 8])
 @pytest.mark.parametrize("chunks", [4, 40])
 def test_predictions_are_right_whether_one_load_is_under_way_or_eight(at_once, chunks):
@@ -93,8 +98,7 @@ def test_what_is_under_way_for_others_too_is_no_queue_of_its_own():
     """Who wants 15 of 20 chunks that come waits for five, of a quarter of the loads; of all 20, for nobody."""
     traffic = Traffic(FetchCost(t0_s=0.5, bytes_per_s=SPEED))
     traffic.transfers = 4
-    for _ in range(20):
-        traffic.asked(CHUNK, 0.0)
+    ask(traffic, 20, 0.0)
     some, all_, ended = (traffic.estimate(0.0, chunks, chunks * CHUNK) for chunks in (15, 20, 21))
     assert (some.queue_s, some.transfers) == (pytest.approx(0.5), 1)
     assert (all_.queue_s, all_.transfers) == (ended.queue_s, ended.transfers) == (0.0, 0)
@@ -115,8 +119,7 @@ def test_a_long_load_teaches_before_it_ends():
 def test_a_piece_is_long_enough_in_chunks_and_in_time():
     """Sixteen chunks that came in an eighth of a second teach nothing yet; at a quarter they do, and so each time."""
     traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
-    for _ in range(40):
-        traffic.asked(CHUNK, 10.0)
+    ask(traffic, 40, 10.0)
     seen = []
     for at in [10.125] * 16 + [10.25] + [10.375] * 15 + [10.5]:
         traffic.ended(CHUNK, at, came=True)
@@ -127,8 +130,7 @@ def test_a_piece_is_long_enough_in_chunks_and_in_time():
 def test_a_rest_as_long_as_a_piece_is_believed():
     """What was half done at its begin does not matter in so many chunks."""
     traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
-    for _ in range(32):
-        traffic.asked(CHUNK, 10.0)
+    ask(traffic, 32, 10.0)
     for at in (11.0, 13.0):
         for _ in range(16):
             traffic.ended(CHUNK, at, came=True)
@@ -147,8 +149,7 @@ def test_an_estimate_tells_who_waits_for_the_way():
 def test_the_last_chunks_of_a_long_load_do_not_look_too_fast():
     """Two chunks that were nearly here when the piece before them ended tell nothing of the speed."""
     traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
-    for _ in range(18):
-        traffic.asked(CHUNK, 0.0)
+    ask(traffic, 18, 0.0)
     for number in range(1, 17):
         traffic.ended(CHUNK, number * CHUNK / SPEED, came=True)
     for _ in range(2):
@@ -173,8 +174,7 @@ def test_what_timed_out_was_at_most_so_fast(per_chunk_s):
     traffic.asked(CHUNK, 0.0)
     traffic.ended(CHUNK, 1e-3, came=False, timed_out=True)
     assert traffic.estimate(1.0).samples == 0
-    for _ in range(2):
-        traffic.asked(CHUNK, 10.0)
+    ask(traffic, 2, 10.0)
     traffic.ended(CHUNK, 10.5, came=False, timed_out=True)
     traffic.ended(CHUNK, 11.0, came=False, timed_out=True)
     assert traffic.estimate(11.0).bytes_per_s == pytest.approx(2 * CHUNK / (1.0 - per_chunk_s))
@@ -259,8 +259,7 @@ def test_a_way_that_stalled_has_no_price():
     traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
     traffic.asked(CHUNK, 0.0)
     traffic.ended(CHUNK, 0.1, came=True)
-    for _ in range(2):
-        traffic.asked(CHUNK, 1.0)
+    ask(traffic, 2, 1.0)
     traffic.given_up(0.1, 9.0, 10.0)
     assert traffic.estimate(10.0).bytes_per_s < SPEED / 10
     traffic.stalled(11.0)
@@ -276,8 +275,7 @@ def test_a_way_that_stalled_has_no_price():
 def test_a_way_that_stays_silent_after_a_stall_is_slow_from_then_on():
     """What is still under way counts from the stall, not from when it was asked for."""
     traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
-    for _ in range(2):
-        traffic.asked(CHUNK, 1.0)
+    ask(traffic, 2, 1.0)
     traffic.stalled(11.0)
     traffic.given_up(None, 12.0, 13.0)
     assert traffic.estimate(13.0).bytes_per_s == pytest.approx(CHUNK)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector.stores import no_more_threads
 from tiertune_connector.copying import crew as crew_module
 from tiertune_connector.copying.crew import MOST_HELPERS, Crew, usual_helpers
 
@@ -81,12 +82,8 @@ def test_a_failure_is_told_when_what_is_under_way_has_ended(several):
 
 def test_without_threads_who_asks_does_it_alone(monkeypatch):
     """As where the process may have no more."""
-
-    def refuse(_):
-        raise RuntimeError("can't start new thread")
-
     lonely = Crew(2)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    no_more_threads(monkeypatch)
     assert lonely.each(str, range(4)) == ["0", "1", "2", "3"]
     monkeypatch.undo()
     lonely.close()
@@ -109,10 +106,7 @@ def test_a_helper_that_comes_although_no_thread_could_be_had_is_waited_for(monke
             helped.append(item)
         return item
 
-    def refuse(_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    no_more_threads(monkeypatch)
     assert crew.each(work, range(4)) == [0, 1, 2, 3]
     assert helped
     monkeypatch.undo()

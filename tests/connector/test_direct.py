@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.stores import eventually
+from connector.stores import eventually, no_more_threads
 from tiertune_connector.chunk import checksum
 from tiertune_connector.tiers import direct as module
 from tiertune_connector.tiers.base import unheard
@@ -160,18 +160,6 @@ def test_windows_cover_the_payload_once(readers, tmp_path, monkeypatch):
     assert all(past for *_, past in asked)
     assert all(here[0] + here[1] == there[0] for here, there in pairwise(sorted(asked)))
     file.close()
-
-
-def no_more_threads(patch, left: int = 0):
-    """From now on so many can be started."""
-    start, spare = threading.Thread.start, iter(range(left))
-
-    def failing(thread):
-        if next(spare, None) is None:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    patch.setattr(threading.Thread, "start", failing)
 
 
 def test_the_readers_of_a_file_need_no_threads_later(tmp_path, monkeypatch):

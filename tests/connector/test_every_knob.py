@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from connector.store.serving import put_remote, written
-from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, Http, chain, eventually, running
+from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, Http, chain, eventually, pool, running
 from tiertune_connector.chunk import Header, Origin, checksum
 from tiertune_connector.protocol.messages import FirstToken
 from tiertune_connector.tiers.memory import MemoryTier
@@ -64,7 +64,7 @@ def knob(home) -> Iterator[Knob]:
     with running(home, wrap_remote=lambda _: remote, **more) as process:
         held = Knob(process, remote)
         held.tune(tiers__disk__write="off", tiers__remote__write="off")
-        eventually(lambda: process.store.dram.pools[DIGEST].provisioned == DRAM)
+        eventually(lambda: pool(process).provisioned == DRAM)
         yield held
         held.engine.client.close()
         held.http.close()
@@ -98,7 +98,7 @@ def dram_capacity(knob):
     knob.engine.put(chain("k", DRAM))
     for chunks in (8, 0, 2 * DRAM):
         knob.tune(tiers__dram__capacity_bytes=chunks * STRIDE)
-        eventually(lambda chunks=chunks: knob.store.dram.pools[DIGEST].provisioned == chunks)
+        eventually(lambda chunks=chunks: pool(knob).provisioned == chunks)
         assert knob.status("tiers", "dram", "capacity_bytes") == chunks * STRIDE
         assert knob.engine.put(chain(f"l{chunks}", 3 * DRAM)).count("") == chunks
 
@@ -283,7 +283,7 @@ def tenant_quota(knob):
     assert knob.engine.put(chain("a", 6), tenant=ALICE) == [""] * 4 + ["over_quota"] * 2
     held = {"quota_bytes": 4 * CHUNK_BYTES, "resident_bytes": 4 * CHUNK_BYTES}
     for tenant in (BOB, b""):
-        assert knob.engine.put(chain(f"of {tenant!r}", 6), tenant=tenant) == [""] * 6
+        knob.engine.put_all(chain(f"of {tenant!r}", 6), tenant=tenant)
     assert knob.status("tenants") == {ALICE.hex(): held}
     assert knob.http.total("quota_refused_chunks_total", namespace=DIGEST) == 2
     knob.tune(tenants={ALICE.hex(): {"quota_bytes": 6 * CHUNK_BYTES}})

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from connector.stores import CHUNK_TOKENS, NAMESPACE, STRIDE, Engine, chain, eventually, running
+from connector.stores import CHUNK_TOKENS, NAMESPACE, STRIDE, Engine, chain, eventually, pool, running
 from tiertune_connector.sampling.ghosts import Ghosts, Room
 from tiertune_connector.whatif.sampler import hashes
 
@@ -47,7 +47,7 @@ def store(home, algorithm):
 def test_the_ghost_of_the_pools_own_algorithm_hits_what_the_pool_hits(store, http, algorithm):
     """Over a trace of lookups, to within 2 % of the tokens; all that was looked up is hit or missed."""
     with Engine(store.server.path) as engine:
-        eventually(lambda: store.store.dram.pools[DIGEST].provisioned == CHUNKS)
+        eventually(lambda: pool(store).provisioned == CHUNKS)
         for index, keys in enumerate(prompts(1200)):
             serve(engine, keys, f"r{index}")
     hit, missed = whatif(http, algorithm)

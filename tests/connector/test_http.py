@@ -20,6 +20,7 @@ from connector.stores import (
     at_once,
     chain,
     eventually,
+    pool,
     running,
 )
 from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX
@@ -43,7 +44,7 @@ def store(home, remote):
 def traffic(store, http):
     """Something of everything has happened."""
     with Engine(store.server.path) as engine:
-        eventually(lambda: store.store.dram.pools[DIGEST].provisioned == 64)
+        eventually(lambda: pool(store).provisioned == 64)
         keys = chain("k", 70)
         engine.find(keys)
         engine.put(keys[:40])

@@ -23,11 +23,20 @@ def tier():
     return MemoryTier()
 
 
+def numbered(count):
+    return [b"%d" % number for number in range(count)]
+
+
+def queue(lane, told, *keys, **more):
+    """Writes of these keys, each told when it is over; with ``more`` fields of `Write`."""
+    for key in keys:
+        lane.writers.queue(replace(write(key, told), **more))
+
+
 def test_what_is_queued_is_written_and_told_once(lane, tier):
     """In the end every chunk is there, and its owner knows."""
     told = []
-    for number in range(20):
-        lane.writers.queue(write(b"%d" % number, told))
+    queue(lane, told, *numbered(20))
     eventually(lambda: len(told) == 20)
     assert {outcome for _, outcome in told} == {Outcome.OK}
     assert tier.usage().chunks == 20
@@ -60,8 +69,7 @@ def test_what_waits_is_found_behind_namespaces_that_wait_no_more():
 def test_a_full_queue_drops_and_counts(lane, tier, counters, at_most):
     """It never blocks, whatever the tier does."""
     tier.fault, told = Gate("write"), []
-    lane.writers.queue(write(b"a", told))
-    lane.writers.queue(write(b"b", told))
+    queue(lane, told, b"a", b"b")
     eventually(lambda: tier.fault.entered == 2)
     for number in range(at_most + 7):
         lane.writers.queue(write(b"%d" % number, told), at_most=at_most)
@@ -76,7 +84,7 @@ def test_namespaces_are_written_in_turns(lane, tier):
     """However much of one waits: another has a queue of its own, and its chunks do not come last."""
     tier.fault, told = Gate("write"), []
     for number in range(MAX_QUEUED + 2):
-        lane.writers.queue(write(b"%d" % number, told))
+        queue(lane, told, b"%d" % number)
         eventually(lambda n=number: tier.fault.entered == min(2, n + 1))
     for key in (b"x", b"y"):
         lane.writers.queue(write(key, told, B), at_most=2)
@@ -95,15 +103,14 @@ def test_a_tier_that_dies_lets_go_of_what_waits_for_it(lane, tier, counters):
     """The queue is dropped at once: nobody waits time-out after time-out, with their chunks pinned."""
     gate = tier.fault = Gate("write", outcome=Outcome.TIMEOUT)
     told = []
-    for number in range(50):
-        lane.writers.queue(write(b"%d" % number, told))
+    queue(lane, told, *numbered(50))
     eventually(lambda: gate.entered == 2)
     gate.stopped.release(3)
     eventually(lambda: lane.breaker.open)
     eventually(lambda: sum(outcome is None for _, outcome in told) == 50 - gate.entered)
     assert gate.entered <= 5
     assert total(counters, "write_behind_dropped_total", "remote", "dead") == 50 - gate.entered
-    lane.writers.queue(write(b"more", told))
+    queue(lane, told, b"more")
     assert told[-1] == (b"more", None)
     gate.open()
     eventually(lambda: len(told) == 51)
@@ -122,8 +129,7 @@ def test_a_full_tier_is_read_and_now_and_then_written(lane, tier, counters):
 
     assert tier.write(A, b"there", view(payload(b"there", 100)), NOBODY) is Outcome.OK
     tier.fault = full
-    for number in range(50):
-        lane.writers.queue(write(b"%d" % number, told))
+    queue(lane, told, *numbered(50))
     gate.release(10_000)
     eventually(lambda: len(told) == 50)
     assert 8 <= len(tried) < 12
@@ -133,30 +139,28 @@ def test_a_full_tier_is_read_and_now_and_then_written(lane, tier, counters):
     assert lane.present(A, [b"there"]) == 1
     assert lane.read(A, b"there", memoryview(bytearray(100)))[0] is Outcome.OK
     before = len(tried)
-    lane.writers.queue(write(b"no", told))
+    queue(lane, told, b"no")
     assert (told[-1], len(tried)) == ((b"no", None), before)
     tier.fault = lambda _: None
     lane.try_writing()
-    lane.writers.queue(write(b"yes", told))
+    queue(lane, told, b"yes")
     eventually(lambda: told[-1] == (b"yes", Outcome.OK) and lane.breaker.state == "ok")
 
 
 def test_what_a_tier_still_has_is_not_written_again(lane, tier, counters):
     """It is asked, and only what it lost is moved and counted; who asks in vain is told so."""
     told, keys = [], [b"a", b"b"]
-    for key in keys:
-        lane.writers.queue(replace(write(key, told), again=True))
+    queue(lane, told, *keys, again=True)
     eventually(lambda: len(told) == 2)
     tier.flush()
     assert tier.write(A, b"a", view(payload(b"a", 100)), NOBODY) is Outcome.OK
-    for key in keys:
-        lane.writers.queue(replace(write(key, told), again=True))
+    queue(lane, told, *keys, again=True)
     eventually(lambda: len(told) == 4)
     assert {outcome for _, outcome in told} == {Outcome.OK}
     assert tier.present(A, keys) == (Outcome.OK, 2)
     assert total(counters, "tier_transfer_bytes_total", "remote", "write") == 300
     tier.fault = lambda operation: Outcome.TIMEOUT if operation == "present" else None
-    lane.writers.queue(replace(write(b"a", told), again=True))
+    queue(lane, told, b"a", again=True)
     eventually(lambda: told[-1] == (b"a", Outcome.TIMEOUT))
     eventually(lambda: lane.breaker.unwell)
 
@@ -166,13 +170,13 @@ def test_what_is_written_again_finds_out_that_a_tier_is_full(lane, tier):
     told = []
     tier.fault = lambda operation: Outcome.FULL if operation == "write" else None
     for number in range(8):
-        lane.writers.queue(replace(write(b"%d" % number, told), again=True))
+        queue(lane, told, b"%d" % number, again=True)
         eventually(lambda n=number: len(told) == n + 1)
     eventually(lambda: lane.breaker.paused)
     tier.fault = lambda _: None
     assert tier.write(A, b"there", view(payload(b"there", 100)), NOBODY) is Outcome.OK
     lane.try_writing()
-    lane.writers.queue(replace(write(b"there", told), again=True))
+    queue(lane, told, b"there", again=True)
     eventually(lambda: told[-1] == (b"there", Outcome.OK) and lane.writers.queued() == 0)
     lane.record(Outcome.OK)
     assert lane.breaker.reason.startswith("full")
@@ -201,10 +205,10 @@ def test_an_exception_in_a_tier_ends_no_writer(lane, tier, counters):
 
     tier.fault = raises
     for number in range(3):
-        lane.writers.queue(write(b"%d" % number, told))
+        queue(lane, told, b"%d" % number)
         eventually(lambda n=number: len(told) > n and lane.breaker.unwell)
         lane.record(Outcome.OK)
-    lane.writers.queue(write(b"good", told))
+    queue(lane, told, b"good")
     eventually(lambda: told[-1] == (b"good", Outcome.OK))
     assert total(counters, "internal_errors_total", "write") == 3
 
@@ -216,17 +220,15 @@ def test_an_owner_that_fails_ends_no_writer(lane, tier, counters):
     def fails(_: Outcome | None) -> None:
         raise KeyError
 
-    for number in range(4):
-        lane.writers.queue(replace(write(b"%d" % number, told), done=fails))
+    queue(lane, told, *numbered(4), done=fails)
     eventually(lambda: lane.writers.queued() == 0)
-    lane.writers.queue(write(b"good", told))
+    queue(lane, told, b"good")
     eventually(lambda: told == [(b"good", Outcome.OK)])
     tier.fault = gate
-    for number in range(2):
-        lane.writers.queue(write(b"held %d" % number, told))
+    queue(lane, told, b"held 1", b"held 2")
     eventually(lambda: gate.entered == 2)
-    lane.writers.queue(replace(write(b"first", told), done=fails))
-    lane.writers.queue(write(b"second", told))
+    queue(lane, told, b"first", done=fails)
+    queue(lane, told, b"second")
     for _ in range(3):
         lane.record(Outcome.ERROR)
     assert told[-1] == (b"second", None), "what waits behind it is let go, too"
@@ -255,8 +257,7 @@ def test_close_writes_what_it_can_and_tells_the_rest(tier, counters):
     """A tier that hangs does not keep the process: its queue is dropped when the time is over."""
     lane = Lane(tier, counters, time.monotonic)
     told = []
-    for number in range(5):
-        lane.writers.queue(write(b"%d" % number, told))
+    queue(lane, told, *numbered(5))
     lane.close(PATIENCE_S)
     assert len(told) == 5
     assert tier.usage().chunks == 5
@@ -266,14 +267,13 @@ def test_close_writes_what_it_can_and_tells_the_rest(tier, counters):
     def closed() -> float:
         entered, dropped = gate.entered, total(counters, "write_behind_dropped_total", "remote", "closing")
         lane = Lane(tier, counters, time.monotonic)
-        for number in range(5):
-            lane.writers.queue(write(b"x%d" % number, told))
+        queue(lane, told, *numbered(5))
         eventually(lambda: gate.entered == entered + 2)
         started = time.monotonic()
         lane.close(timeout_s=0.1)
         took = time.monotonic() - started
         assert total(counters, "write_behind_dropped_total", "remote", "closing") == dropped + 3
-        lane.writers.queue(write(b"late", told))
+        queue(lane, told, b"late")
         assert told[-1] == (b"late", None)
         return took
 

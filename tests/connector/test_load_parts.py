@@ -83,6 +83,14 @@ def store_digest(store):
     return digest
 
 
+@pytest.fixture
+def afar(remote, store, engine):
+    """A chunk that only the remote has, as the engine has been told."""
+    hold(remote, store, KEYS[:1])
+    assert engine.find(KEYS[:1]) == ["remote"]
+    return KEYS[:1]
+
+
 class Copying:
     """A load whose parts are copied on the thread that hears of them, as `StoreClient.load` has it."""
 
@@ -109,11 +117,9 @@ def steps(remote, count):
         remote.go.release()
 
 
-def test_a_chunk_is_copied_while_it_comes(store, engine, remote):
+def test_a_chunk_is_copied_while_it_comes(engine, remote, afar):
     """Every part is in the client's row before the next has come, and the whole is as it was written."""
-    hold(remote, store, KEYS[:1])
-    assert engine.find(KEYS[:1]) == ["remote"]
-    copying = Copying(engine, KEYS[:1])
+    copying = Copying(engine, afar)
     for step in (1, 2, 3):
         steps(remote, 1)
         eventually(lambda step=step: (0, step * STEP_BYTES) in copying.heard)
@@ -128,7 +134,7 @@ def test_a_chunk_is_copied_while_it_comes(store, engine, remote):
 
 def test_what_dram_has_is_copied_while_the_rest_comes(store, engine, remote):
     """A load that waits for one chunk does not keep its client from the others."""
-    assert engine.put(KEYS[:2]) == ["", ""]
+    engine.put_all(KEYS[:2])
     hold(remote, store, KEYS[2:])
     assert engine.find(KEYS) == ["dram", "dram", "remote"]
     copying = Copying(engine, KEYS)
@@ -142,24 +148,20 @@ def test_what_dram_has_is_copied_while_the_rest_comes(store, engine, remote):
 
 
 @pytest.mark.parametrize(("ends", "told"), [(Outcome.CORRUPT, "corrupt"), (Outcome.ERROR, "error")])
-def test_what_turns_out_bad_is_not_used(store, engine, remote, ends, told):
+def test_what_turns_out_bad_is_not_used(engine, remote, afar, ends, told):
     """Parts were copied before the whole could be verified: the reply has no slot for them."""
-    hold(remote, store, KEYS[:1])
-    assert engine.find(KEYS[:1]) == ["remote"]
     remote.ends = ends
-    copying = Copying(engine, KEYS[:1])
+    copying = Copying(engine, afar)
     steps(remote, 4)
     loaded, good = copying.finish()
     assert (loaded.outcomes, loaded.slots, good) == ([told], [], [])
     assert copying.heard
 
 
-def test_parts_of_another_time_of_the_slot_are_copied_again(store, engine, remote):
+def test_parts_of_another_time_of_the_slot_are_copied_again(engine, remote, afar):
     """What was copied counts only for the same generation of the same slot."""
-    hold(remote, store, KEYS[:1])
-    assert engine.find(KEYS[:1]) == ["remote"]
     begun = []
-    future = engine.client.load(KEYS[:1], deadline_s=PATIENCE_S, arriving=begun.extend)
+    future = engine.client.load(afar, deadline_s=PATIENCE_S, arriving=begun.extend)
     steps(remote, 1)
     (part,) = eventually(lambda: begun[:1])
     slot, row = part.slot, np.zeros(CHUNK, np.uint8)
@@ -174,11 +176,9 @@ def test_parts_of_another_time_of_the_slot_are_copied_again(store, engine, remot
     assert not engine.client.read(slot, row), "its generation is over"
 
 
-def test_a_byte_that_is_not_what_came_is_found(store, engine, remote, http):
+def test_a_byte_that_is_not_what_came_is_found(store, engine, remote, afar, http):
     """The client's own sum is of what it copied, part by part too; the store then drops the chunk."""
-    hold(remote, store, KEYS[:1])
-    assert engine.find(KEYS[:1]) == ["remote"]
-    copying = Copying(engine, KEYS[:1])
+    copying = Copying(engine, afar)
     steps(remote, 1)
     eventually(lambda: copying.heard)
     (arrival,) = store.store.loads.arrivals._coming.values()
@@ -208,12 +208,10 @@ def test_a_tier_that_cannot_tell_is_told_of_when_it_has_all(store, engine, remot
     assert copying.heard
 
 
-def test_a_chunk_that_was_read_in_part_is_read_once(store, engine, remote):
+def test_a_chunk_that_was_read_in_part_is_read_once(engine, remote, afar):
     """A second read into other memory copies all of it."""
-    hold(remote, store, KEYS[:1])
-    assert engine.find(KEYS[:1]) == ["remote"]
     steps(remote, 4)
-    copying = Copying(engine, KEYS[:1])
+    copying = Copying(engine, afar)
     loaded = copying.future.result(PATIENCE_S)
     assert copying.heard
     assert engine.client.read(loaded.slots[0], copying.rows[0])
@@ -223,12 +221,10 @@ def test_a_chunk_that_was_read_in_part_is_read_once(store, engine, remote):
     engine.client.release(loaded)
 
 
-def test_who_hears_and_fails_loads_all_the_same(store, engine, remote, caplog):
+def test_who_hears_and_fails_loads_all_the_same(engine, remote, afar, caplog):
     """The connection stays, and the reply comes."""
-    hold(remote, store, KEYS[:1])
-    assert engine.find(KEYS[:1]) == ["remote"]
     steps(remote, 4)
-    future = engine.client.load(KEYS[:1], deadline_s=PATIENCE_S, arriving=lambda _: 1 // 0)
+    future = engine.client.load(afar, deadline_s=PATIENCE_S, arriving=lambda _: 1 // 0)
     assert engine.read(future.result(PATIENCE_S)) == 1
     assert caplog.text.count("what has come of a load could not be heard") == engine.client.errors > 0
     assert engine.connected
@@ -253,19 +249,17 @@ def test_a_client_that_has_gone_does_not_end_the_reading(store, remote):
     assert not remote.reading.acquire(blocking=False), "it was read once"
 
 
-def test_who_does_not_ask_for_parts_hears_of_none(store, engine, remote):
+def test_who_does_not_ask_for_parts_hears_of_none(engine, remote, afar):
     """One that copies nothing before gets its reply alone."""
-    hold(remote, store, KEYS[:1])
-    assert engine.find(KEYS[:1]) == ["remote"]
     steps(remote, 4)
-    loaded = engine.client.load(KEYS[:1], deadline_s=PATIENCE_S).result(PATIENCE_S)
+    loaded = engine.client.load(afar, deadline_s=PATIENCE_S).result(PATIENCE_S)
     assert engine.read(loaded) == 1
     assert engine.client.errors == 0
 
 
 def test_what_lies_in_dram_is_copied_before_the_store_answers(store, engine):
     """While it is asked; the answer says whether that was right."""
-    assert engine.put(KEYS) == [""] * 3
+    engine.put_all(KEYS)
     assert engine.find(KEYS) == ["dram"] * 3
     with store.store.dram.lock:
         copying = Copying(engine, KEYS)

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from connector.stores import CHUNK_TOKENS, NAMESPACE, Engine, chain, eventually
+from connector.stores import CHUNK_TOKENS, Engine, chain, eventually, no_more_threads, pool
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.sampling.observer import Observer
@@ -42,9 +42,9 @@ def test_a_long_prompt_is_counted_and_used_in_steps_as_at_once(store, engine, ht
     monkeypatch.setattr(lookups, "AT_ONCE", at_once)
     keys, side = chain("k", 11), chain("side", 5)
     with Engine(store.server.path, name="engine-1") as other:
-        assert other.put(keys[:4]) == [""] * 4
-        assert engine.put(keys[4:8]) == [""] * 4
-        assert engine.put([*side, *chain("younger", 1)]) == [""] * 6
+        other.put_all(keys[:4])
+        engine.put_all(keys[4:8])
+        engine.put_all([*side, *chain("younger", 1)])
         asked = {"prompt_tokens": 11 * CHUNK_TOKENS, "sides": [Side(side, CHUNK_TOKENS, 1)]}
         assert engine.client.lookup("r", keys, **asked).result(10).tiers == ["dram"] * 8
     eventually(lambda: http.total(LOOKED_UP, tier="dram") == 11 * CHUNK_TOKENS)
@@ -52,14 +52,14 @@ def test_a_long_prompt_is_counted_and_used_in_steps_as_at_once(store, engine, ht
     told = {origin: http.total(LOOKED_UP, tier="dram", result="hit", origin=origin) for origin in ("self", "same_host")}
     assert told == {"self": 4 * CHUNK_TOKENS, "same_host": 4 * CHUNK_TOKENS}
     used = [*chain("younger", 1), *reversed(side), *reversed(keys[:8])]
-    assert list(store.store.dram.pools[NAMESPACE.digest].pool) == used
+    assert list(pool(store).pool) == used
 
 
 def test_what_an_engine_had_of_a_long_prompt_is_counted_though_it_tells_both_at_once(store, engine, http, monkeypatch):
     """It has looked for it itself, and told nothing before."""
     monkeypatch.setattr(lookups, "AT_ONCE", 3)
     keys = chain("k", 8)
-    assert engine.put(keys) == [""] * 8
+    engine.put_all(keys)
     eventually(lambda: engine.client.find(keys)[0])
     engine.heard()
     with store.store.dram.lock:  # nobody could answer
@@ -90,7 +90,7 @@ def test_one_for_which_no_thread_can_be_had_is_counted_later(monkeypatch):
     """It takes room meanwhile, and gives it back; its client, which has its answer, hears nothing of it."""
     waiters, counted = Waiters(Counters()), list[str]()
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        no_more_threads(patch)
         waiters.later(Mock(), lambda: counted.append("first"))
     waiters.later(Mock(), lambda: counted.append("second"))
     eventually(lambda: waiters._room._value == 8)

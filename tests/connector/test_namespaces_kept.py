@@ -56,7 +56,7 @@ def stored(home, namespace, count):
     ):
         http.retune(tiers__disk__write="commit", tiers__remote__write="commit", admission__remote="always")
         eventually(lambda: process.store.dram.pools[namespace.digest].provisioned)
-        assert engine.put(chain("k", count)) == [""] * count
+        engine.put_all(chain("k", count))
         kept_on_disk = process.store.disk.pools[namespace.digest].pool
         eventually(lambda: (len(kept_on_disk), remote_chunks(home, namespace)) == (count, count))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from connector.local_dram import LocalDram, resize
-from connector.stores import NAMESPACE, Engine, Http, chain, eventually, payload, running
+from connector.stores import NAMESPACE, Engine, Http, chain, eventually, payload, pool, running
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.client import link as links
 from tiertune_connector.client.link import StoreLink
@@ -69,7 +69,7 @@ def store(tmp_path_factory):
 def engine(store, http):
     store.store.flushes.drop(DIGEST) if DIGEST in store.store.dram.pools else None
     with Engine(store.server.path) as engine:
-        assert engine.put(KEYS) == [""] * len(KEYS)
+        engine.put_all(KEYS)
         eventually(lambda: engine.client.find(KEYS)[0])
         yield engine
 
@@ -186,7 +186,7 @@ def test_a_chunk_that_is_replaced_while_it_is_copied_is_not_used(store, engine):
 
     def copy(parts):
         (part,) = parts
-        segment = store.store.dram.pools[DIGEST].segments[part.slot.ref.segment]
+        segment = pool(store).segments[part.slot.ref.segment]
         data = segment.slot(part.slot.ref.index)
         kept = data.copy()
         data[100] ^= 1
@@ -242,7 +242,7 @@ def test_one_that_knows_another_layout_asks(store, monkeypatch):
     with Engine(store.server.path, name="other") as other:
         other.put(KEYS)
         assert other.get(KEYS) == len(KEYS)
-        held = {store.store.dram.pools[DIGEST].pool.get(key).segment.number for key in KEYS}
+        held = {pool(store).pool.get(key).segment.number for key in KEYS}
         assert (other.client._index, set(other.client._segments)) == (None, held)
         assert not other.client._frames.descriptors
 
@@ -251,9 +251,9 @@ def test_where_there_is_no_memory_for_an_index_clients_ask(home, monkeypatch):
     """They are served all the same."""
     monkeypatch.setattr(index_module, "spared", Mock(side_effect=OSError(errno.ENOMEM, "none")))
     with running(home) as store, Engine(store.server.path) as engine:
-        assert engine.put(KEYS) == [""] * len(KEYS)
+        engine.put_all(KEYS)
         assert engine.get(KEYS) == len(KEYS)
-        assert store.store.dram.pools[DIGEST].index is None
+        assert pool(store).index is None
         assert engine.client._index is None
         store.store.show()
         store.store.flushes.drop(DIGEST)

@@ -18,7 +18,7 @@ def test_who_stores_many_chunks_holds_up_nobody(store, engine, monkeypatch):
         monkeypatch.setattr(storing, "sleep", lambda _: told.append(other.client.reserve([]).result(10).slots))
         monkeypatch.setattr(storing, "AT_ONCE", 10)
         monkeypatch.setattr(server, "AT_ONCE", 10)
-        assert engine.put(chain("k", 25)) == [""] * 25
+        engine.put_all(chain("k", 25))
         assert told == [[]] * 4, "between three steps of reserving, and of commits"
         assert engine.get(chain("k", 25)) == 25
 
@@ -66,5 +66,5 @@ def test_many_chunks_that_are_stored_leave_tail_first(store, engine, monkeypatch
     monkeypatch.setattr(storing, "AT_ONCE", 10)
     keys = chain("k", 25)
     assert engine.find(keys, "r") == []
-    assert engine.put(keys, request_id) == [""] * 25
+    engine.put_all(keys, request_id)
     assert list(pool(store).pool) == keys[::-1]

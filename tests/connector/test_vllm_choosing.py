@@ -21,6 +21,7 @@ COSTS = {
     "remote": FetchEstimate(0.0, 0.0, CHUNK_BYTES / REMOTE_S),
 }
 SLOW = {"remote": FetchEstimate(0.0, 0.0, 1.0)}
+FAR = ["remote"] * 10
 PARTS = ["dram"] * 3 + ["remote"] * 7
 
 
@@ -75,13 +76,23 @@ def arrives(backlog, request, tiers, costs=COSTS, room=None):
     return Ask(request, PROMPT, [bytes([place]) for place in range(10)], [], reply, monotonic())
 
 
+def prefetched(choosing, backlog, tiers, request="a", **more):
+    """One that arrives, and of which all that has room is prefetched."""
+    waiting = arrives(backlog, request, tiers, **more)
+    choosing.prefetch(waiting, room=100)
+    return waiting
+
+
+NONE = {"dram": 0, "remote": 0}
+
+
 def queues(gate):
     """Seconds that a fetch waits now, by tier, to a second."""
     now = monotonic()
     return {tier: round(cost.queue_s) for tier, cost in gate.behind(COSTS, now, now).items()}
 
 
-@pytest.mark.parametrize("tiers", [(), ["remote"] * 10])
+@pytest.mark.parametrize("tiers", [(), FAR])
 def test_nobody_waits_for_what_a_request_has_itself(choosing, backlog, tiers):
     """On the device or in staging, and whatever else is found: of ten chunks it has eight, and two are computed."""
     first = arrives(backlog, "a", tiers, SLOW)
@@ -93,15 +104,15 @@ def test_nobody_waits_for_what_a_request_has_itself(choosing, backlog, tiers):
 
 def test_what_is_fetched_is_ahead_of_others_and_what_is_not_is_not(choosing, backlog, gate):
     """Loads that the store did not know of when it told its costs."""
-    assert not choosing.choose(arrives(backlog, "a", ["remote"] * 10, SLOW), 0).fetches
-    assert queues(gate) == {"dram": 0, "remote": 0}
+    assert not choosing.choose(arrives(backlog, "a", FAR, SLOW), 0).fetches
+    assert queues(gate) == NONE
     assert choosing.choose(arrives(backlog, "b", PARTS), 0).cut == 10
     assert queues(gate) == {"dram": 3 * DRAM_S, "remote": 7 * REMOTE_S}
 
 
 def test_what_dram_has_no_room_for_is_computed(choosing, backlog, gate, client):
     """Neither is it predicted to come, nor do others believe so; what the engine has itself needs no room."""
-    first = arrives(backlog, "a", ["remote"] * 10, room=(8, 6))
+    first = arrives(backlog, "a", FAR, room=(8, 6))
     arrives(backlog, "b", ())
     choosing.prefetch(first, room=100)
     assert [len(keys) for keys, _ in client.loads] == [6]
@@ -117,27 +128,25 @@ def test_what_dram_has_no_room_for_is_computed(choosing, backlog, gate, client):
 def test_other_groups_chunks_need_room_too(client, backlog, gate, needs, cuts):
     """Of six chunks that can come, a prompt of three groups has two; one with a window has four, and the window's."""
     choosing = Choosing(client, gate, backlog, Telemetry(), chunk_tokens=CHUNK, needs=needs)
-    waiting = arrives(backlog, "a", ["remote"] * 10, room=(8, 6))
-    choosing.prefetch(waiting, room=100)
+    waiting = prefetched(choosing, backlog, FAR, room=(8, 6))
     assert [len(keys) for keys, _ in client.loads] == [cuts[0]]
     client.come(cuts[0])
     assert choosing.choose(waiting, 0).fetch_s == cuts[0] * DRAM_S
-    assert choosing.choose(arrives(backlog, "b", ["remote"] * 10, room=(8, 6)), 2).cut == cuts[1]
-    assert choosing.choose(arrives(backlog, "c", ["remote"] * 10, room=(0, 0)), 2).cut == 2
+    assert choosing.choose(arrives(backlog, "b", FAR, room=(8, 6)), 2).cut == cuts[1]
+    assert choosing.choose(arrives(backlog, "c", FAR, room=(0, 0)), 2).cut == 2
     assert choosing.choose(arrives(backlog, "d", ["dram"] * 2, room=(6, 5)), 0).cut == 2
 
 
 def test_windows_alone_need_no_room_for_what_is_before_them(client, backlog, gate):
     """Of a prompt as long as may be only the window comes, if there is room for that."""
     choosing = Choosing(client, gate, backlog, Telemetry(), chunk_tokens=CHUNK, needs=lambda n: min(n, 3))
-    assert choosing.choose(arrives(backlog, "a", ["remote"] * 10, room=(2, 2)), 0).cut == 2
-    assert choosing.choose(arrives(backlog, "b", ["remote"] * 10, room=(4, 3)), 0).cut == 10
+    assert choosing.choose(arrives(backlog, "a", FAR, room=(2, 2)), 0).cut == 2
+    assert choosing.choose(arrives(backlog, "b", FAR, room=(4, 3)), 0).cut == 10
 
 
 def test_a_prefetch_keeps_no_chunks_of_dram_on_their_way(choosing, backlog, gate, client):
     """They lie there. They are copied when the request is chosen, and only these while the others still come."""
-    waiting = arrives(backlog, "a", PARTS)
-    choosing.prefetch(waiting, room=100)
+    waiting = prefetched(choosing, backlog, PARTS)
     assert len(client.loads) == 1
     assert queues(gate) == {"dram": 0, "remote": 7 * REMOTE_S}
     assert choosing.choose(waiting, 0).cut == 10
@@ -154,8 +163,7 @@ def test_what_was_chosen_already_is_not_prefetched(choosing, backlog, client):
 
 def test_what_was_prefetched_is_copied_out_of_dram(choosing, backlog, gate, client):
     """All of it, whatever tier it came from: the next request waits for that."""
-    waiting = arrives(backlog, "a", PARTS)
-    choosing.prefetch(waiting, room=100)
+    waiting = prefetched(choosing, backlog, PARTS)
     client.come(10)
     assert choosing.choose(waiting, 0).cut == 10
     assert queues(gate) == {"dram": 10 * DRAM_S, "remote": 0}
@@ -164,8 +172,7 @@ def test_what_was_prefetched_is_copied_out_of_dram(choosing, backlog, gate, clie
 def test_all_that_had_room_was_prefetched(choosing, backlog, gate, client):
     """It comes out of DRAM, whatever lies in its tier beyond; with chunks of its own, the engine may have more."""
     for request, own, queued in (("a", 0, {"dram": 6 * DRAM_S, "remote": 0}), ("b", 2, {"dram": 0, "remote": 60})):
-        waiting = arrives(backlog, request, ["remote"] * 10, room=(8, 6))
-        choosing.prefetch(waiting, room=100)
+        waiting = prefetched(choosing, backlog, FAR, request, room=(8, 6))
         client.come(6)
         assert choosing.choose(waiting, own).cut == 6 + own
         assert queues(gate) == queued
@@ -177,30 +184,28 @@ def test_nobody_is_behind_what_is_over(choosing, backlog, gate, client):
     loading, waiting = arrives(backlog, "a", PARTS), arrives(backlog, "b", PARTS)
     choosing.choose(loading, 0)
     choosing.ended(loading)
-    assert queues(gate) == {"dram": 0, "remote": 0}
+    assert queues(gate) == NONE
     choosing.prefetch(waiting, room=100)
     client.come(10)
     choosing.prefetch(arrives(backlog, "c", ()), room=100)
-    assert queues(gate) == {"dram": 0, "remote": 0}
+    assert queues(gate) == NONE
 
 
 @pytest.mark.parametrize("cut", [None, 0], ids=["gone", "declined"])
 def test_a_prefetch_that_nobody_waits_for_is_ahead_until_it_is_over(choosing, backlog, gate, client, cut):
     """Nothing stops it at the store: whose reply told of no queue would believe that the link is idle."""
-    waiting = arrives(backlog, "a", PARTS)
-    choosing.prefetch(waiting, room=100)
+    waiting = prefetched(choosing, backlog, PARTS)
     waiting.cut_tokens = cut
     choosing.ended(waiting)
     assert queues(gate) == {"dram": 0, "remote": 7 * REMOTE_S}
     client.come(10)
     choosing.ended(waiting)
-    assert queues(gate) == {"dram": 0, "remote": 0}
+    assert queues(gate) == NONE
 
 
 def test_what_was_chosen_after_its_prefetch_is_under_way(choosing, backlog, gate, client):
     """That the prefetch is over ends nothing of it."""
-    waiting = arrives(backlog, "a", PARTS)
-    choosing.prefetch(waiting, room=100)
+    waiting = prefetched(choosing, backlog, PARTS)
     client.come(5)
     waiting.cut_tokens = choosing.choose(waiting, 0).cut * CHUNK
     choosing.prefetch(arrives(backlog, "b", ()), room=100)
@@ -209,8 +214,8 @@ def test_what_was_chosen_after_its_prefetch_is_under_way(choosing, backlog, gate
 
 def test_what_did_not_come_is_loaded_as_it_would_have_been(choosing, backlog, gate, client):
     """A prefetch that was cut off makes no slower tier near."""
-    waiting = arrives(backlog, "a", ["dram"] * 3 + ["disk"] * 3 + ["remote"] * 4, COSTS | {"disk": COSTS["remote"]})
-    choosing.prefetch(waiting, room=100)
+    parts, costs = ["dram"] * 3 + ["disk"] * 3 + ["remote"] * 4, COSTS | {"disk": COSTS["remote"]}
+    waiting = prefetched(choosing, backlog, parts, costs=costs)
     client.come(8)
     assert choosing.choose(waiting, 0).cut == 10
     now = monotonic()

@@ -17,6 +17,9 @@ def gate():
     return EngineGate(prefill, chunk_tokens=TOKENS, chunk_bytes=BYTES, load_deadline_s=1.0, floor_s=0.1)
 
 
+FAR = ["remote"] * 4
+
+
 def choose(gate, tiers, remote, *, computed=0, settings=None, backlog_s=0.0, prefills=0):
     return gate.choose(
         tiers,
@@ -31,19 +34,19 @@ def choose(gate, tiers, remote, *, computed=0, settings=None, backlog_s=0.0, pre
 
 def test_a_slow_remote_is_recomputed_and_a_fast_one_fetched(gate):
     """A chunk of 1 MiB takes 64 ms to compute: 1 s from a remote of 1 MiB/s loses, 10 ms wins."""
-    assert choose(gate, ["remote"] * 4, SLOW).cut == 0
-    assert choose(gate, ["remote"] * 4, FAST).cut == 4
+    assert choose(gate, FAR, SLOW).cut == 0
+    assert choose(gate, FAR, FAST).cut == 4
 
 
 def test_what_the_device_takes_for_its_copy_counts(gate):
     """A fetch of 10 ms a chunk wins against 64 ms of computing until the copy to the device takes 60."""
     gate.copied(4 * BYTES, 4 * 0.05)
-    assert choose(gate, ["remote"] * 4, FAST).cut == 4
+    assert choose(gate, FAR, FAST).cut == 4
     gate.copied(400 * BYTES, 400 * 0.06)
-    assert choose(gate, ["remote"] * 4, FAST).cut == 0
+    assert choose(gate, FAR, FAST).cut == 0
     for _ in range(100):
         gate.copied(4 * BYTES, 4 * 0.05)
-    assert choose(gate, ["remote"] * 4, FAST).cut == 4
+    assert choose(gate, FAR, FAST).cut == 4
 
 
 def test_each_group_of_a_models_layers_has_chunks_to_be_handled():
@@ -52,19 +55,19 @@ def test_each_group_of_a_models_layers_has_chunks_to_be_handled():
     usual = {"chunk_tokens": TOKENS, "load_deadline_s": 1.0, "floor_s": 0.1}
     for groups, told in ((1, (4, 0.08)), (4, (0, 0.32))):
         gate = EngineGate(prefill, chunk_bytes=groups * BYTES, groups=groups, **usual)
-        decision = choose(gate, ["remote"] * 4, handled)
+        decision = choose(gate, FAR, handled)
         assert (decision.cut, decision.fetch_s) == (told[0], pytest.approx(told[1]))
 
 
 def test_one_slow_copy_is_not_the_last(gate):
     """Where nothing is fetched nothing is copied, and nobody would tell that copies are fast."""
     gate.copied(BYTES, 0.6)
-    cuts = [choose(gate, ["remote"] * 4, FAST).cut for _ in range(300)]
+    cuts = [choose(gate, FAR, FAST).cut for _ in range(300)]
     assert cuts == sorted(cuts)
     assert set(cuts[:200]) == {0}
     assert cuts[-1] == 4
     gate.copied(100 * BYTES, 100 * 0.06)
-    assert choose(gate, ["remote"] * 4, FAST).cut == 0
+    assert choose(gate, FAR, FAST).cut == 0
 
 
 def test_what_is_computed_is_not_decided(gate):
@@ -76,7 +79,7 @@ def test_what_is_computed_is_not_decided(gate):
 
 def test_the_backlog_hides_a_part_of_a_fetch(gate):
     """Behind 2.1 s of work two chunks of a second each come for nothing; a third would not."""
-    decision = choose(gate, ["remote"] * 4, SLOW, backlog_s=2.1)
+    decision = choose(gate, FAR, SLOW, backlog_s=2.1)
     assert (decision.cut, decision.fetch_s, decision.reason) == (2, 2.0, Reason.CHEAPER)
 
 
@@ -84,7 +87,7 @@ def test_the_backlog_hides_a_part_of_a_fetch(gate):
 def test_the_deadline_is_the_prediction_times_the_tuned_factor(gate, factor, deadline_s):
     """But never less than the floor."""
     settings = {"remote": GateSettings(deadline_factor=factor)}
-    decision = choose(gate, ["remote"] * 4, FAST, settings=settings)
+    decision = choose(gate, FAR, FAST, settings=settings)
     assert gate.deadline_s(decision, settings) == pytest.approx(deadline_s)
 
 
@@ -112,9 +115,9 @@ def test_what_became_of_it_is_told_per_tier(gate):
 
 def test_who_is_before_a_request_changes_its_choice(gate):
     """Four chunks, 256 ms to compute and 40 to fetch: not over a link with 20 transfers, unless the engine is full."""
-    assert choose(gate, ["remote"] * 4, crowded(20)).cut == 0
-    assert choose(gate, ["remote"] * 4, crowded(20), prefills=2).cut == 4
-    assert choose(gate, ["remote"] * 4, SLOW, prefills=20).cut == 4
+    assert choose(gate, FAR, crowded(20)).cut == 0
+    assert choose(gate, FAR, crowded(20), prefills=2).cut == 4
+    assert choose(gate, FAR, SLOW, prefills=20).cut == 4
     assert choose(gate, ["dram"] * 4, crowded(20)).cut == 4
 
 
@@ -141,7 +144,7 @@ def test_transfers_that_were_told_a_while_ago_have_moved_on_with_their_queue(gat
 
 def test_loads_that_the_store_did_not_know_of_are_ahead(gate):
     """After a fetch of 4 s was decided, the next from the same tier waits for what is left of it."""
-    decision = choose(gate, ["remote"] * 4, SLOW, backlog_s=10.0)
+    decision = choose(gate, FAR, SLOW, backlog_s=10.0)
     assert decision.fetch_s == 4.0
     gate.began("remote", decision.fetch_s, 20.0)
     costs = {"dram": FAST, "remote": queued(0.5)}

@@ -53,6 +53,16 @@ def loaded(slots):
     return Loaded(slots, ["hit"] * len(slots) + ["miss"] * (len(KEYS) - len(slots)), {}, 1, 1)
 
 
+def load(transfers, job=1, rows=(0, 1, 2)):
+    """Into these rows of staging; its deadline comes a second later."""
+    transfers.load(job, f"request-{job}", KEYS, list(rows), deadline_s=1)
+
+
+def store(transfers, job=1):
+    """The first rows, with the same deadline."""
+    transfers.store(job, f"request-{job}", KEYS, [0, 1, 2], deadline_s=1)
+
+
 def drained(transfers):
     """The one job that is over when all copies have ended."""
     transfers.drain(10)
@@ -62,9 +72,9 @@ def drained(transfers):
 
 def test_a_load_fills_the_rows_it_was_given(transfers, client, staging):
     """Key by key the slot's bytes are in the row that vLLM named, and the slots are released."""
-    transfers.load(7, "a", KEYS, [3, 0, 2], deadline_s=1)
+    load(transfers, 7, [3, 0, 2])
     assert transfers.take() == []
-    client.pending[0].set_result(loaded(slots(client, 3)))
+    client.answers(loaded(slots(client, 3)))
     job = drained(transfers)
     assert (job.id, job.succeeded, job.late) == (7, True, False)
     assert [int(row[0]) for row in staging] == [2, 0, 3, 1]
@@ -76,8 +86,8 @@ def test_a_load_that_found_less_tells_which_keys_came(transfers, client):
     """Missing and corrupt chunks are left out of the successful keys."""
     found = slots(client, 2)
     client.corrupt.add(found[1])
-    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
-    client.pending[0].set_result(loaded(found))
+    load(transfers)
+    client.answers(loaded(found))
     job = drained(transfers)
     assert not job.succeeded
     assert job.done == KEYS[:1]
@@ -85,12 +95,12 @@ def test_a_load_that_found_less_tells_which_keys_came(transfers, client):
 
 def test_a_load_past_its_deadline_fails_and_late_bytes_never_reach_staging(transfers, client, clock, staging):
     """A reply after the deadline only gives its slots back."""
-    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    load(transfers)
     clock.now += 1.0
     (job,) = transfers.take()
     assert job.late
     assert job.done == []
-    client.pending[0].set_result(loaded(slots(client, 3)))
+    client.answers(loaded(slots(client, 3)))
     transfers.drain(10)
     assert not staging.any()
     assert len(client.released) == 1
@@ -100,8 +110,8 @@ def test_a_load_past_its_deadline_fails_and_late_bytes_never_reach_staging(trans
 def test_a_copy_in_progress_is_not_reported_by_its_deadline(transfers, client, clock):
     """While a thread may write a row, the job is not over, however late it is; rows that none has begun are left."""
     client.hold.clear()
-    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
-    client.pending[0].set_result(loaded(slots(client, 3)))
+    load(transfers)
+    client.answers(loaded(slots(client, 3)))
     assert client.copying.wait(10)
     clock.now += 5.0
     assert transfers.take() == []
@@ -123,14 +133,14 @@ def test_chunks_of_a_job_are_copied_several_at_a_time(client, clock, staging, mo
     monkeypatch.setattr(client, "write" if stores else "read", copy)
     transfers = Transfers(client, staging, clock=clock, helpers=4 if stores else 2)
     if stores:
-        transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+        store(transfers)
         eventually(lambda: client.pending)
-        client.pending[0].set_result(Reserved(slots(client, 3), [""] * 3))
+        client.answers(Reserved(slots(client, 3), [""] * 3))
         eventually(lambda: len(client.pending) == 2)
-        client.pending[1].set_result([True] * 3)
+        client.answers([True] * 3, 1)
     else:
-        transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
-        client.pending[0].set_result(loaded(slots(client, 3)))
+        load(transfers)
+        client.answers(loaded(slots(client, 3)))
     assert drained(transfers).succeeded
     transfers.close(0)
     assert set(threading.enumerate()) <= before
@@ -148,12 +158,12 @@ def test_a_load_does_not_wait_for_what_copies_stores(client, clock, staging, mon
     monkeypatch.setattr(client, "read", lambda *_: together.wait() >= 0)
     client.hold.clear()
     transfers = Transfers(client, staging, clock=clock, helpers=2)
-    transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    store(transfers)
     eventually(lambda: client.pending)
-    client.pending[0].set_result(Reserved(slots(client, 3), [""] * 3))
+    client.answers(Reserved(slots(client, 3), [""] * 3))
     assert all(storing.acquire(timeout=10) for _ in range(2))
-    transfers.load(2, "b", KEYS, [0, 1, 2], deadline_s=1)
-    client.pending[1].set_result(loaded(slots(client, 3)))
+    load(transfers, 2)
+    client.answers(loaded(slots(client, 3)), 1)
     (job,) = eventually(transfers.take)
     assert (job.id, job.succeeded) == (2, True)
     client.hold.set()
@@ -163,13 +173,13 @@ def test_a_load_does_not_wait_for_what_copies_stores(client, clock, staging, mon
 def test_what_comes_is_copied_before_all_has_come(transfers, client, staging):
     """Part by part, into the rows that vLLM named; the reply then finishes them."""
     found = slots(client, 3)
-    transfers.load(1, "a", KEYS, [3, 0, 2], deadline_s=1)
+    load(transfers, rows=[3, 0, 2])
     client.arriving([ArrivedPart(1, found[1], 1000), ArrivedPart(0, found[0], ROW)])
     client.arriving([ArrivedPart(1, found[1], 3000)])
     eventually(lambda: {ArrivedPart(0, found[0], ROW), ArrivedPart(1, found[1], 3000)} <= set(client.parts))
     assert transfers.take() == []
     assert [int((row == 1).sum() + (row == 2).sum()) for row in staging] == [3000, 0, 0, ROW]
-    client.pending[0].set_result(loaded(found))
+    client.answers(loaded(found))
     job = drained(transfers)
     assert job.succeeded
     assert [int(row[-1]) for row in staging] == [2, 0, 3, 1]
@@ -179,7 +189,7 @@ def test_what_comes_is_copied_before_all_has_come(transfers, client, staging):
 def test_a_deadline_ends_a_load_between_two_parts(transfers, client, clock, staging):
     """What comes afterwards never reaches staging, which may be another request's by then."""
     found = slots(client, 3)
-    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    load(transfers)
     client.arriving([ArrivedPart(0, found[0], 1000)])
     eventually(lambda: client.parts and all(job.state is JobState.WAITING for job in transfers._jobs.values()))
     clock.now += 1.0
@@ -187,7 +197,7 @@ def test_a_deadline_ends_a_load_between_two_parts(transfers, client, clock, stag
     assert (job.late, job.done) == (True, [])
     staging[:] = 0
     client.arriving([ArrivedPart(0, found[0], 2000)])
-    client.pending[0].set_result(loaded(found))
+    client.answers(loaded(found))
     transfers.drain(10)
     assert client.gave_back.wait(10)
     assert not staging.any()
@@ -198,10 +208,10 @@ def test_a_part_in_progress_is_not_reported_by_its_deadline(transfers, client, c
     """While a thread may write a row, the job is not over; a reply meanwhile waits for it, and is late."""
     client.hold_parts.clear()
     found = slots(client, 3)
-    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    load(transfers)
     client.arriving([ArrivedPart(0, found[0], 1000)])
     assert client.copying.wait(10)
-    client.pending[0].set_result(loaded(found))
+    client.answers(loaded(found))
     clock.now += 5.0
     assert transfers.take() == []
     client.hold_parts.set()
@@ -215,7 +225,7 @@ def test_a_deadline_ends_a_load_whose_parts_wait(transfers, client, clock):
     """However many have come: only those that threads copy are seen through."""
     client.hold_parts.clear()
     found = slots(client, 3)
-    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    load(transfers)
     client.arriving([ArrivedPart(index, slot, ROW) for index, slot in enumerate(found)])
     assert client.copying.wait(10)
     client.arriving([ArrivedPart(0, found[0], ROW)])
@@ -224,7 +234,7 @@ def test_a_deadline_ends_a_load_whose_parts_wait(transfers, client, clock):
     client.hold_parts.set()
     (job,) = eventually(transfers.take)
     assert (job.late, job.done) == (True, [])
-    client.pending[0].set_result(loaded(found))
+    client.answers(loaded(found))
     transfers.close(10)
     assert len(client.parts) in (1, 2)  # two, if there is a helper
     assert len(client.released) == 1
@@ -234,12 +244,12 @@ def test_the_parts_of_one_load_do_not_hold_up_another(transfers, client, staging
     """Of two copying threads a load has one at most, whatever comes for it."""
     client.hold_parts.clear()
     found = slots(client, 3)
-    transfers.load(1, "a", KEYS, [3, 3, 3], deadline_s=1000)
+    load(transfers, rows=[3, 3, 3])
     for _ in range(9):
         client.arriving([ArrivedPart(0, found[0], ROW)])
     assert client.copying.wait(10)
-    transfers.load(2, "b", KEYS, [0, 1, 2], deadline_s=1000)
-    client.pending[1].set_result(loaded(found))
+    load(transfers, 2)
+    client.answers(loaded(found), 1)
     (job,) = eventually(transfers.take)
     assert (job.id, job.succeeded) == (2, True)
     client.hold_parts.set()
@@ -252,10 +262,10 @@ def test_a_reply_that_meets_the_end_of_its_load_gives_back(transfers, client, mo
     monkeypatch.setattr(transfers, "_move", lambda *args: move(*args) and ended(*args))
     client.hold_parts.clear()
     (found,) = slots(client, 1)
-    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    load(transfers)
     client.arriving([ArrivedPart(0, found, 1000)])
     assert client.copying.wait(10)
-    client.pending[0].set_result(loaded([found]))
+    client.answers(loaded([found]))
     closing = threading.Thread(target=transfers.close, args=(0,))
     closing.start()
     client.hold_parts.set()
@@ -269,11 +279,11 @@ def test_a_part_that_raises_fails_the_job(transfers, client, caplog):
     """The reply's slots are given back all the same."""
     (found,) = slots(client, 1)
     client.corrupt.add(found)
-    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    load(transfers)
     client.arriving([ArrivedPart(0, found, 1000)])
     (job,) = eventually(transfers.take)
     assert (job.late, job.done) == (False, [])
-    client.pending[0].set_result(loaded([found]))
+    client.answers(loaded([found]))
     assert client.gave_back.wait(10)
     assert [record.message for record in caplog.records] == ["a copy between staging and the store failed"]
 
@@ -282,11 +292,11 @@ def test_a_load_does_not_wait_for_the_copies_of_stores(transfers, client, stagin
     """However many chunks are on their way to the store."""
     client.writing.clear()
     for job in range(4):
-        transfers.store(job, "a", KEYS, [0, 1, 2], deadline_s=1000)
+        store(transfers, job)
     client.reservation().set_result(ONE_GRANTED)
     assert client.copying.wait(10)
-    transfers.load(9, "a", KEYS, [3, 0, 2], deadline_s=1000)
-    client.pending[-1].set_result(loaded(slots(client, 3)))
+    load(transfers, 9, [3, 0, 2])
+    client.answers(loaded(slots(client, 3)), -1)
     assert client.gave_back.wait(10)
     client.writing.set()
     assert staging[3].all()
@@ -298,8 +308,8 @@ def test_a_load_that_waits_for_a_copying_thread_is_late_too(client, clock, stagi
     client.hold.clear()
     found = slots(client, 3)
     for job in (1, 2):
-        transfers.load(job, "a", KEYS, [0, 1, 2] if job == 1 else [3, 3, 3], deadline_s=1)
-        client.pending[-1].set_result(loaded(found))
+        load(transfers, job, [0, 1, 2] if job == 1 else [3, 3, 3])
+        client.answers(loaded(found), -1)
     assert client.copying.wait(10)
     clock.now += 1.0
     (job,) = transfers.take()
@@ -318,7 +328,7 @@ def test_a_store_writes_what_is_wanted_and_then_commits_it(transfers, client, st
     client.reservation().set_result(Reserved([None, wanted, None], ["present", "", "full"]))
     transfers._storing.shutdown()
     assert transfers.take() == []
-    client.pending[1].set_result([True])
+    client.answers([True], 1)
     (job,) = transfers.take()
     assert job.succeeded
     assert client.committed == [wanted]
@@ -327,7 +337,7 @@ def test_a_store_writes_what_is_wanted_and_then_commits_it(transfers, client, st
 
 def test_a_drain_ends_what_waits_for_the_store(transfers, client):
     """A store that never answers cannot hold the scheduler; slots that it grants later are given back."""
-    transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
+    store(transfers)
     reservation = client.reservation()
     transfers.drain(0)
     (job,) = transfers.take()
@@ -340,7 +350,7 @@ def test_a_drain_ends_what_waits_for_the_store(transfers, client):
 def test_a_drain_does_not_wait_for_the_commit_of_a_copy_that_it_saw_through(transfers, client):
     """A store that hangs between a copy and its commit cannot hold the scheduler either; no job is left."""
     client.hold.clear()
-    transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
+    store(transfers)
     client.reservation().set_result(ONE_GRANTED)
     assert client.copying.wait(10)
     draining = threading.Thread(target=transfers.drain, args=(0,), daemon=True)
@@ -356,10 +366,10 @@ def test_a_drain_does_not_wait_for_the_commit_of_a_copy_that_it_saw_through(tran
 def test_a_store_that_is_over_before_it_is_offered_asks_nothing(transfers, client, clock):
     """The thread that offers was busy until the job's deadline: the store is not made to find room for it."""
     client.hold.clear()
-    transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
+    store(transfers)
     client.reservation().set_result(ONE_GRANTED)
     assert client.copying.wait(10)
-    transfers.store(2, "a", KEYS, [0, 1, 2], deadline_s=1)
+    store(transfers, 2)
     clock.now += 1.0
     (job,) = transfers.take()
     assert (job.id, job.late) == (2, True)
@@ -370,8 +380,8 @@ def test_a_store_that_is_over_before_it_is_offered_asks_nothing(transfers, clien
 
 def test_a_copy_that_raises_is_a_failed_job_and_logged(transfers, client, caplog):
     """An unexpected error in a copy neither loses the job nor its slots."""
-    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
-    client.pending[0].set_result(loaded([slot(0)]))
+    load(transfers)
+    client.answers(loaded([slot(0)]))
     job = drained(transfers)
     assert job.done == []
     assert [record.message for record in caplog.records] == ["a copy between staging and the store failed"]
@@ -381,7 +391,7 @@ def test_a_copy_that_raises_is_a_failed_job_and_logged(transfers, client, caplog
 def test_a_store_whose_copy_raises_has_failed_chunk_by_chunk(transfers, client, caplog, monkeypatch):
     """As `engine_stored_chunks_total` counts them; the store has its slots back."""
     monkeypatch.setattr(client, "write", Mock(side_effect=OSError("a slot that cannot be written")))
-    transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
+    store(transfers)
     given = [slot(0), slot(2)]
     client.reservation().set_result(Reserved([given[0], None, given[1]], ["", "full", ""]))
     (job,) = eventually(transfers.take)

@@ -88,33 +88,28 @@ def test_more_memory_never_costs_more(prompts):
     assert costs[0] == pytest.approx(sum(Prices().prefill_s(len(chain)) for chain in prompts))
 
 
-def test_a_remote_that_costs_more_than_it_saves_is_not_used():
-    """With a slow link a shape with a remote tier costs what it costs without; with a fast one less."""
-    small, shared = Shape(1, 0, 0), Shape(1, 0, 100)
-    for remote in (5.0, 0.01):
-        ghosts = ChainGhosts([small, shared], rate=1.0, chunk_bytes=1)
-        for _ in range(4):
-            for family in range(3):
-                ghosts.request(seen([100 * family, 100 * family + 1]), Prices(remote=remote))
-        bill = ghosts.take()
-        dear = remote > 1
-        assert (bill.seconds[str(shared)] == bill.seconds[str(small)]) == dear
-        assert (bill.seconds[str(shared)] < bill.seconds[str(small)]) != dear
+@pytest.mark.parametrize("dear", [True, False])
+@pytest.mark.parametrize(
+    ("tier", "heads", "depth", "pairs"),
+    [
+        ("remote", 0, 2, [(Shape(1, 0, 100), Shape(1, 0, 0))]),
+        ("disk", 1, 3, [(Shape(2, 100, 0), Shape(2, 0, 0)), (Shape(0, 100, 0), Shape(0, 0, 0))]),
+    ],
+)
+def test_a_tier_that_costs_more_than_it_saves_is_not_used(tier, heads, depth, pairs, dear):
+    """With a slow link, or disk, a shape with the tier costs what it costs without, with a fast one less.
 
-
-def test_a_disk_that_costs_more_than_it_saves_is_not_used():
-    """As gates would not: a slow disk is no reason for more DRAM, nor for none of its own; a fast one is used."""
-    shapes = alone, beside, only = Shape(2, 0, 0), Shape(2, 100, 0), Shape(0, 100, 0)
-    for disk in (5.0, 0.01):
-        ghosts = ChainGhosts([*shapes, Shape(0, 0, 0)], rate=1.0, chunk_bytes=1)
-        for _ in range(4):
-            for family in range(3):
-                ghosts.request(seen([0, *(100 * family + depth for depth in range(1, 4))]), Prices(disk=disk))
-        bill = ghosts.take()
-        dear = disk > 1
-        for with_disk, without in ((beside, alone), (only, Shape(0, 0, 0))):
-            assert (bill.seconds[str(with_disk)] == bill.seconds[str(without)]) == dear
-            assert (bill.seconds[str(with_disk)] < bill.seconds[str(without)]) != dear
+    As gates would not fetch: a slow disk is no reason for more DRAM, nor for none of its own.
+    """
+    ghosts = ChainGhosts([shape for pair in pairs for shape in pair], rate=1.0, chunk_bytes=1)
+    for _ in range(4):
+        for family in range(1, 4):
+            own = range(100 * family, 100 * family + depth)
+            ghosts.request(seen([*range(heads), *own]), Prices(**{tier: 5.0 if dear else 0.01}))
+    bill = ghosts.take().seconds
+    for used, without in pairs:
+        assert (bill[str(used)] == bill[str(without)]) == dear
+        assert (bill[str(used)] < bill[str(without)]) != dear
 
 
 def test_disk_chunks_pay_their_fetch():

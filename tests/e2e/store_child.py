@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from connector.stores import STRIDE, Engine, Http, eventually
+from connector.stores import PATIENCE_S, STRIDE, Engine, Http, eventually
 
 MAIN = "from tiertune_agent.cli import main; main()"
 
@@ -72,6 +72,9 @@ class Child:
 
     def health(self, tier: str) -> str:
         return self.told(tier)[0]
+
+    def await_health(self, tier: str, state: str, timeout_s: float = PATIENCE_S) -> None:
+        eventually(lambda: self.health(tier) == state, timeout_s)
 
     def has_memory(self) -> bool:
         """All of the DRAM that it is to have."""

@@ -53,7 +53,7 @@ def small_disk(path: Path, size: int):
 def put(store, engine, keys):
     """In pieces that the queue behind can take."""
     for start in range(0, len(keys), 10):
-        assert engine.put(keys[start : start + 10]) == [""] * 10
+        engine.put_all(keys[start : start + 10])
         eventually(lambda: store.idle("disk"))
 
 
@@ -82,7 +82,7 @@ def test_a_file_system_that_is_full_costs_chunks_and_has_room_again(home):
         store.empty()
         kept = [key for key in keys if engine.get([key])]
         assert 30 <= len(kept) < 60
-        assert engine.put(chain("hot", 8)) == [""] * 8
+        engine.put_all(chain("hot", 8))
         assert engine.get(chain("hot", 8)) == 8
         (path / "other").unlink()
         eventually(lambda: put(store, engine, chain(f"try{time.monotonic()}", 10)) or store.health("disk") == "ok")
@@ -115,11 +115,11 @@ def test_a_broken_disk_is_told_and_bypassed_until_it_is_well(home):
         state, reason = store.told("disk")
         assert (state, "in a row ended in error: [Errno 5] a fault" in reason) == ("dead", True)
         assert "disk: dead: " in store.http.text("/healthz")
-        assert engine.put(chain("hot", 20)) == [""] * 20
+        engine.put_all(chain("hot", 20))
         assert engine.get(chain("hot", 20)) == 20
         flag.unlink()
         eventually(lambda: engine.get(keys[:1]) == 1)
-        eventually(lambda: store.health("disk") == "ok")
+        store.await_health("disk", "ok")
         assert [engine.get([key]) for key in keys] == [1] * 40, "an error drops nothing"
         assert store.http.total("internal_errors_total") == 0
 
@@ -149,7 +149,7 @@ def test_a_disk_that_turns_read_only_is_told_and_writes_to_it_end(home):
         store.empty()
         eventually(lambda: engine.get(chain("k", 10)) == 10), "it can be read when it is tried again"
         flag.unlink()
-        eventually(lambda: store.health("disk") == "ok")
+        store.await_health("disk", "ok")
         put(store, engine, chain("after", 10))
         store.empty()
         assert engine.get(chain("after", 10)) == 10
@@ -212,7 +212,7 @@ def test_memory_that_runs_short_is_told_and_serving_goes_on(home):
             eventually(lambda: pools()["effective"]["capacity_bytes"] > 32 << 20)
             keys = chain("k", 1000)
             for start in range(0, 1000, 100):
-                assert engine.put(keys[start : start + 100]) == [""] * 100
+                engine.put_all(keys[start : start + 100])
             assert engine.get(keys) == 1000
             told = pools()
             assert told["effective"]["capacity_bytes"] < told["applied"]["capacity_bytes"] <= wanted

@@ -7,11 +7,11 @@ import pytest
 
 from e2e.observed import observed
 from e2e.servers import wait_until
-from e2e.vllm_engines import needs_engine
+from e2e.vllm_engines import of_engines
 from e2e.vllm_model import VOCABULARY, write_model
 from e2e.vllm_own import CHUNK_BYTES, CHUNK_TOKENS, own_server
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(420), needs_engine]
+pytestmark = of_engines(420)
 
 TOKENS, PROMPTS = 1024, 8
 """Twice what the host's memory holds, and more than the engine's own cache."""

@@ -150,7 +150,7 @@ def test_what_a_killed_engine_held_is_free_within_a_second(home):
             eventually(lambda: store.http.total("tier_pinned_bytes", tier="dram") == 0)
             eventually(lambda: store.http.total("quarantined_slots") == 0)
             released.append(time.monotonic() - started)
-            assert other.put(chain(f"o{turn}", 64)) == [""] * 64
+            other.put_all(chain(f"o{turn}", 64))
             assert other.get(chain(f"o{turn}", 64)) == 64
             assert other.find(chain("reserved", 10)) == []
         assert store.http.get("/v1/status")["clients"][0]["engine"] == "engine-0"
@@ -184,7 +184,7 @@ def test_slots_of_an_engine_whose_socket_broke_are_kept_for_it_and_readers_notic
             ended = time.monotonic()
         assert ended - started - stood.seconds(started, ended) < RELEASED_S
         for turn in range(2):
-            assert other.put(chain(f"o{turn}", 60)) == [""] * 60
+            other.put_all(chain(f"o{turn}", 60))
             for segment, slot in zip(segments[1:], writing, strict=True):
                 segment.slot(slot.ref.index)[:] = 0xEE
             assert other.get(chain(f"o{turn}", 60)) == 60, "the late copies meet no chunk"
@@ -202,4 +202,4 @@ def test_slots_of_an_engine_whose_socket_broke_are_kept_for_it_and_readers_notic
         assert engine.client.commit(writing).result(5) == [False] * 4
         assert not engine.client.read(loaded.slots[0], np.empty(engine.chunk_bytes, np.uint8))
         assert not engine.client.write(writing[0], payload(writing[0].key))
-        assert other.put(chain("all", 64)) == [""] * 64
+        other.put_all(chain("all", 64))

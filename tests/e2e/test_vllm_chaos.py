@@ -5,14 +5,13 @@ from contextlib import contextmanager
 from itertools import count
 
 import numpy as np
-import pytest
 
 from e2e.servers import wait_until
-from e2e.vllm_engines import Request, differences, needs_engine
+from e2e.vllm_engines import Request, differences, of_engines
 from e2e.vllm_fixtures import prompts
 from e2e.vllm_stores import MIB, Every
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
+pytestmark = of_engines(600)
 
 REQUESTS = 200
 CHANGES = 50

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from e2e.servers import wait_until
-from e2e.vllm_engines import CHUNK_TOKENS, Request, differences, needs_engine
+from e2e.vllm_engines import CHUNK_TOKENS, Request, differences, of_engines
 from e2e.vllm_fixtures import CHUNK_BYTES, chunks, fetching, prompts
 from e2e.vllm_stores import MIB, damage
 from tiertune_connector.chunk import HEADER_BYTES
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
+pytestmark = of_engines(600)
 
 
 def salted(some, salt):

@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import pytest
-
-from e2e.vllm_engines import CHUNK_TOKENS, Request, differences, engine, needs_engine, regions, through_store
+from e2e.vllm_engines import CHUNK_TOKENS, Request, differences, engine, of_engines, regions, through_store
 from e2e.vllm_fixtures import CHUNK_BYTES, chunks, fetching, prompts
 from e2e.vllm_model import ADAPTER_RANK, write_adapter, write_model
 from e2e.vllm_stores import host
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
+pytestmark = of_engines(600)
 
 APART = {"prefix": 0, "tail": 1000}
 

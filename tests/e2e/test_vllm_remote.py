@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from e2e.servers import wait_until
-from e2e.vllm_engines import CHUNK_TOKENS, Request, differences, needs_engine
+from e2e.vllm_engines import CHUNK_TOKENS, Request, differences, of_engines
 from e2e.vllm_fixtures import CHUNK_BYTES, prompts
 from e2e.vllm_stores import MIB, Every
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
+pytestmark = of_engines(600)
 
 REQUESTS, TOKENS = 9, 1536
 PER_S = 1.2

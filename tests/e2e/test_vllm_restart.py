@@ -1,12 +1,10 @@
 """An engine that was restarted, as one of two connectors."""
 
-import pytest
-
-from e2e.vllm_engines import CHUNK_TOKENS, differences, needs_engine
+from e2e.vllm_engines import CHUNK_TOKENS, differences, of_engines
 from e2e.vllm_fixtures import CHUNK_BYTES, chunks, fetching, prompts
 from e2e.vllm_model import LAYERS
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
+pytestmark = of_engines(600)
 
 
 def test_a_restarted_engine_is_warm_and_first_hit_loads_while_all_save(fleet, reference, engine_a, engine_b):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from connector.stores import short_folder
-from e2e.vllm_engines import PYTHON, environment, needs_engine
+from e2e.vllm_engines import PYTHON, environment, of_engines
 from e2e.vllm_fixtures import prompts
 from e2e.vllm_model import write_model
 from e2e.vllm_stores import MIB, host
@@ -21,7 +21,7 @@ from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace
 from tiertune_connector.vllm.transfers import Transfers
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
+pytestmark = of_engines(600)
 
 OVERHEAD_S = 200e-6
 CHUNK_BYTES, CHUNKS = 32 * MIB, 4

@@ -3,15 +3,13 @@
 import json
 from collections import defaultdict
 
-import pytest
-
 from e2e.servers import wait_until
-from e2e.vllm_engines import CHUNK_TOKENS, EXTERNAL_HITS, Request, differences, needs_engine
+from e2e.vllm_engines import CHUNK_TOKENS, EXTERNAL_HITS, Request, differences, of_engines
 from e2e.vllm_fixtures import CHUNK_BYTES, chunks, prompts
 from e2e.vllm_server import BLOCK_TOKENS, GPU_BLOCKS, RANKS
 from tiertune_agent.engines import Engines
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
+pytestmark = of_engines(600)
 
 SALT = "tenant"
 COUNTERS = ("vllm:kv_offload_tiering_read_bytes_total", "tiertune_engine_fetched_tokens_total")

@@ -1,13 +1,11 @@
 """Real engines share through real stores: on one host, across hosts, and after losses."""
 
-import pytest
-
 from e2e.servers import wait_until
-from e2e.vllm_engines import CHUNK_TOKENS, differences, needs_engine
+from e2e.vllm_engines import CHUNK_TOKENS, differences, of_engines
 from e2e.vllm_fixtures import CHUNK_BYTES, chunks, fetching, prompts
 from e2e.vllm_stores import MIB
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
+pytestmark = of_engines(600)
 
 
 def test_two_engines_of_a_host_share_through_its_store(fleet, reference, engine_a, engine_b):

@@ -18,11 +18,13 @@ from typing import Any
 PATIENCE_S = 10
 IDLE_S = 0.001
 """vLLM's own loop sleeps so long after a step that computed nothing, to let transfers go on."""
+Told = dict[str, Any]
+"""What is asked, or answered, as JSON."""
 NO_LABEL = frozenset({"model_name", "engine"})
 
 
 class Child:
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: Told) -> None:
         from vllm import LLM
         from vllm.config import KVEventsConfig, KVTransferConfig
 
@@ -36,12 +38,10 @@ class Child:
         self._core = getattr(self._engine.engine_core, "engine_core", None)
         """In this process, else None."""
         self._requests = 0
-        self._adapters: dict[str, Any] = {}
+        self._adapters: Told = {}
         self._broken = 0
 
-    def generate(
-        self, requests: list[dict[str, Any]], max_tokens: int, begun: Callable[[], None] | None = None
-    ) -> dict[str, Any]:
+    def generate(self, requests: list[Told], max_tokens: int, begun: Callable[[], None] | None = None) -> Told:
         """Greedy. A request is ``prompt``, ``salt`` and ``adapter`` ("": none), and ``at``, its arrival in seconds.
 
         Each answer has tokens, their logprobs, how many prompt tokens were cached, and seconds from the arrival to the
@@ -52,7 +52,7 @@ class Child:
         self._requests += len(requests)
         started = time.perf_counter()
         due = deque(sorted(range(len(requests)), key=lambda index: requests[index]["at"]))
-        answers: list[dict[str, Any]] = [{} for _ in requests]
+        answers: list[Told] = [{} for _ in requests]
         while due or self._engine.has_unfinished_requests():
             while due and requests[due[0]]["at"] <= time.perf_counter() - started:
                 index = due.popleft()
@@ -75,14 +75,14 @@ class Child:
         self._rest()
         return {"answers": answers, "seconds": seconds, "counters": self._counters()}
 
-    def counters(self) -> dict[str, Any]:
+    def counters(self) -> Told:
         return {"counters": self._counters()}
 
-    def reset(self, *, connector: bool) -> dict[str, Any]:
+    def reset(self, *, connector: bool) -> Told:
         """Empty the engine's own prefix cache; with ``connector`` also staging."""
         return {"done": bool(self._llm.reset_prefix_cache(reset_connector=connector))}
 
-    def over_reset(self, storing: list[int], requests: list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
+    def over_reset(self, storing: list[int], requests: list[Told], max_tokens: int) -> Told:
         """As ``generate``, but all caches are emptied before the first step, when the store has answered.
 
         By then ``storing`` is computed and the worker is to copy it to staging: it does so when the loads of that step
@@ -109,7 +109,7 @@ class Child:
 
         return self.generate(requests, max_tokens, reset)
 
-    def always_fetch(self, *, on: bool, patient: bool = False) -> dict[str, Any]:
+    def always_fetch(self, *, on: bool, patient: bool = False) -> Told:
         """As an engine without a gate: recomputing seems dear beyond all measure. In-process engines only.
 
         ``patient``: loads may take as long as they like, too.
@@ -119,7 +119,7 @@ class Child:
         always_fetch(on=on, patient=patient)
         return {}
 
-    def break_socket(self, path: str, call: str, after: int) -> dict[str, Any]:
+    def break_socket(self, path: str, call: str, after: int) -> Told:
         """The connection to the store breaks before the client's copy number ``after`` from now on ends.
 
         ``call`` is ``read`` or ``write`` of StoreClient. The process lives and goes on copying. In-process engines
@@ -140,22 +140,22 @@ class Child:
         setattr(StoreClient, call, broken)
         return {}
 
-    def broken(self) -> dict[str, Any]:
+    def broken(self) -> Told:
         """Connections that were broken."""
         return {"broken": self._broken}
 
-    def stub(self) -> dict[str, Any]:
+    def stub(self) -> Told:
         """What the stub connector behind MultiConnector saw on both of its sides."""
         from e2e.vllm_stub import SEEN
 
         return dict(SEEN)
 
-    def telemetry(self) -> dict[str, Any]:
+    def telemetry(self) -> Told:
         """Seconds of all steps so far, and of the adapter's accounting of them. In-process engines only."""
         steps = self._core.scheduler.connector.tier.telemetry.steps
         return {"step_s": steps.step_s, "overhead_s": steps.overhead_s}
 
-    def prefill(self, tokens: list[int]) -> dict[str, Any]:
+    def prefill(self, tokens: list[int]) -> Told:
         """What the gate believes that prompts of so many tokens take to compute, in seconds. In-process engines only.
 
         None: it does not know yet.
@@ -202,12 +202,12 @@ def _sampling(max_tokens: int) -> Any:
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=0)
 
 
-def _prompt(request: dict[str, Any]) -> dict[str, Any]:
+def _prompt(request: Told) -> Told:
     prompt = {"prompt_token_ids": request["prompt"]}
     return prompt | {"cache_salt": request["salt"]} if request["salt"] else prompt
 
 
-def _note(answer: dict[str, Any], output: Any, seconds: float) -> None:
+def _note(answer: Told, output: Any, seconds: float) -> None:
     completion = output.outputs[0]
     answer.setdefault("ttft_s", seconds)
     answer["seconds"] = seconds
@@ -236,7 +236,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM's log goes to standard output
 
-    def say(answer: dict[str, Any]) -> None:
+    def say(answer: Told) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -35,6 +35,11 @@ needs_engine = pytest.mark.skipif(
 )
 
 
+def of_engines(timeout_s: int) -> list[pytest.MarkDecorator]:
+    """Marks of a module whose tests need real engines, and so long each."""
+    return [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(timeout_s), needs_engine]
+
+
 @dataclass(frozen=True)
 class Request:
     prompt: Sequence[int]

@@ -140,3 +140,19 @@ def engines(configured: Callable[..., Any], store: StoreProcess) -> Iterator[Cal
     yield make
     for engine in made:
         engine.close()
+
+
+@pytest.fixture
+def prompt(engines: Callable[..., Any]) -> list[int]:
+    """Of four chunks and a part of one, which the store has from an engine that computed them."""
+    from engine.scheduler import tokens
+
+    prompt = tokens(300)
+    engines().computes("a", prompt)
+    return prompt
+
+
+@pytest.fixture
+def engine(engines: Callable[..., Any]) -> Any:
+    """On the store, with settings as usual."""
+    return engines()

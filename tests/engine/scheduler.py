@@ -48,16 +48,24 @@ class Engine:
         self.manager.on_schedule_end(ScheduleEndContext(new_req_ids=[], preempted_req_ids=preempted))
 
     def matched(self, request, computed=0):
-        """Steps until the scheduler has its answer: tokens that come from outside; and how often it was put off."""
-        until, put_off = time.monotonic() + PATIENCE_S, 0
+        """Steps until the scheduler has its answer: tokens that come from outside. ``put_off`` counts those before."""
+        until, self.put_off = time.monotonic() + PATIENCE_S, 0
         while time.monotonic() < until:
             tokens, _ = self.connector.get_num_new_matched_tokens(request, computed)
             self.step()
             if tokens is not None:
-                return tokens, put_off
-            put_off += 1
+                return tokens
+            self.put_off += 1
             time.sleep(0.001)
         raise AssertionError("no answer")
+
+    def finds(self, name, tokens, **fields):
+        """Tokens from outside for a request that comes."""
+        return self.matched(self.request(name, tokens, **fields))
+
+    def computes(self, name, tokens, **fields):
+        """A request comes, of which the worker computes the whole prompt."""
+        self.compute(self.request(name, tokens, **fields))
 
     def compute(self, request, *, only=lambda _group, _index: True):
         """The worker computes the whole prompt: bytes that follow from the keys go through staging to the store."""
@@ -139,6 +147,11 @@ class Engine:
             (tier._prompts, tier._contexts, tier._lookups._asks, tier._names, tier._loading, len(tier.backlog))
         )
 
+    def took(self, tokens, seconds):
+        """It believes that prefills of so many tokens take so long."""
+        for _ in range(6):
+            self.tier._choosing._gate._prefill.observe_step([(0, tokens)], seconds)
+
     def done(self, request):
         self.manager.on_request_finished(self.context(request))
 
@@ -165,14 +178,13 @@ def wait_until(true):
 def far_from_a_small_dram(first, second, store, remote):
     """A prompt of ten chunks that only the remote has, and a DRAM for eight; ``second`` fetches whatever comes."""
     prompt = tokens(64 * 10 + 20)
-    first.compute(first.request("a", prompt))
+    first.computes("a", prompt)
     wait_until(lambda: len(remote._chunks) >= 10 * len(first.tier._groups))
     (pool,) = store.store.dram.pools.values()
     store.store.dram.flush(None, None)
     store.store.dram.retune(8 * pool.stride, {})
     wait_until(lambda: pool.pool.capacity == 8)
-    for _ in range(6):
-        second.tier._choosing._gate._prefill.observe_step([(0, 1000)], 10_000.0)
+    second.took(1000, 10_000.0)
     store.store.lanes["remote"].transit.estimate = lambda *_: FetchEstimate(0.0, 0.001, 1e9)
     return prompt
 

@@ -78,12 +78,17 @@ def written(folder, kind):
     return str(folder)
 
 
+def refused(config, match, layers=None):
+    """At the start of its connector, with this message."""
+    with pytest.raises(UnsupportedError, match=match):
+        compat.Engine(config, cache_of(config, layers))
+
+
 def test_another_version_is_refused_unless_allowed(configured, monkeypatch, caplog):
     """At the connector's start, by the operator's key."""
     monkeypatch.setattr(vllm, "__version__", "0.40.1")
     config = configured()
-    with pytest.raises(UnsupportedError, match=r"this is vLLM 0\.40\.1"):
-        compat.Engine(config, cache_of(config))
+    refused(config, r"this is vLLM 0\.40\.1")
     allowed = configured(extra={"allow_untested": True})
     with caplog.at_level(logging.WARNING, logger=compat.logger.name):
         compat.Engine(allowed, cache_of(allowed))
@@ -128,15 +133,13 @@ def test_pooling_of_all_tokens_is_refused(configured, kind, served):
     if served:
         compat.Engine(config, cache_of(config))
     else:
-        with pytest.raises(UnsupportedError, match="hidden states of all of a prompt"):
-            compat.Engine(config, cache_of(config))
+        refused(config, "hidden states of all of a prompt")
 
 
 def test_a_prefix_lm_is_refused(configured):
     """What comes later in a prompt is in its first chunk's keys and values, and not in the chunk's key."""
     config = configured()
-    with pytest.raises(UnsupportedError, match="attend to later ones"):
-        compat.Engine(config, cache_of(config, {"attn": full_attention(non_causal=True)}))
+    refused(config, "attend to later ones", {"attn": full_attention(non_causal=True)})
     kinds = {"a": full_attention(), "b": full_attention(non_causal=True)}
     wrapped = UniformTypeKVCacheSpecs(block_size=BLOCK, kv_cache_specs=kinds)
     cache = KVCacheConfig(num_blocks=4, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["a", "b"], wrapped)])
@@ -158,16 +161,14 @@ def test_diffusion_models_are_refused(configured):
     config = configured()
     config.model_config.hf_config.canvas_length = 256
     del config.model_config.is_diffusion  # which is worked out once
-    with pytest.raises(UnsupportedError, match="diffusion model"):
-        compat.Engine(config, cache_of(config))
+    refused(config, "diffusion model")
 
 
 def test_routed_experts_are_refused(configured):
     """vLLM's worker ends at a token that it has none of."""
     config = configured()
     config.aux_output_config.enable_return_routed_experts = True
-    with pytest.raises(UnsupportedError, match="enable_return_routed_experts"):
-        compat.Engine(config, cache_of(config))
+    refused(config, "enable_return_routed_experts")
 
 
 def test_vllm_is_told_what_follows_from_our_settings(configured):
@@ -206,15 +207,13 @@ def test_staging_too_small_for_a_prompt_is_warned_of(configured, caplog, staging
 def test_staging_that_holds_no_chunk_is_refused(configured):
     """vLLM would make a region of nothing: "cannot mmap an empty file"."""
     config = configured(extra={"staging": "255KiB", "chunk_tokens": 64})
-    with pytest.raises(UnsupportedError, match=r"staging: 255.0 KiB hold no chunk of 64 tokens, which takes 256.0 KiB"):
-        compat.Engine(config, cache_of(config))
+    refused(config, r"staging: 255.0 KiB hold no chunk of 64 tokens, which takes 256.0 KiB")
 
 
 def test_a_chunk_that_is_no_whole_blocks_is_refused(configured):
     """The message names the key and the sizes beside it."""
     config = configured(extra={"chunk_tokens": 100})
-    with pytest.raises(UnsupportedError, match=r"kv_connector_extra_config\.chunk_tokens: .* 96 or 128"):
-        compat.Engine(config, cache_of(config))
+    refused(config, r"kv_connector_extra_config\.chunk_tokens: .* 96 or 128")
 
 
 def arrived(**fields):

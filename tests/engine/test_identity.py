@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 import torch
@@ -22,6 +23,24 @@ def identify(config, cache=None):
     cache = cache or cache_of(config)
     engine = Engine(config, cache)
     return namespace(config, cache, engine.config, engine.groups, engine.settings.epoch)
+
+
+@pytest.fixture
+def changed(configured):
+    """Makes the digest of an engine whose configuration has become another once its cache was made.
+
+    Fields are named by their path, dots written ``__``; ``of`` are EngineArgs'.
+    """
+
+    def digest(of=None, **fields):
+        config = configured(**NAME, **(of or {}))
+        cache = cache_of(config)
+        for path, value in fields.items():
+            *parents, last = path.split("__")
+            setattr(reduce(getattr, parents, config), last, value)
+        return identify(config, cache).digest
+
+    return digest
 
 
 @pytest.fixture
@@ -92,50 +111,34 @@ class TestLength:
         assert told(1024, attn_temperature_tuning=True) == told(40000, attn_temperature_tuning=True)
 
     @pytest.mark.parametrize("kind", ["dynamic", "made up"])
-    def test_where_it_is_not_known_what_depends_on_it_the_length_is_told(self, configured, kind):
+    def test_where_it_is_not_known_what_depends_on_it_the_length_is_told(self, changed, kind):
         """A rope that may be made for the length, as that of some models is, or one that is not known."""
-        digests = []
-        for length in (2048, 2048, 1024):
-            config = configured(max_model_len=length, **NAME)
-            config.model_config.hf_text_config.rope_parameters = {"rope_type": kind, "factor": 2.0}
-            digests.append(identify(config).digest)
-        assert digests[0] == digests[1] != digests[2]
+        rope = {"model_config__hf_text_config__rope_parameters": {"rope_type": kind, "factor": 2.0}}
+        one, same, other = (changed({"max_model_len": length}, **rope) for length in (2048, 2048, 1024))
+        assert one == same != other
 
-    def test_images_that_are_sized_by_it_are_told_by_it(self, configured, usual):
+    def test_images_that_are_sized_by_it_are_told_by_it(self, changed, usual):
         """As Nemotron's processor cuts them."""
-        digests = set()
-        for length in (1024, 2048):
-            config = configured(**NAME)
-            cache = cache_of(config)
-            config.model_config.max_model_len = length
-            config.model_config.model_arch_config.architectures = ["NemotronH_Nano_VL_V2"]
-            digests.add(identify(config, cache).digest)
+        kind = {"model_config__model_arch_config__architectures": ["NemotronH_Nano_VL_V2"]}
+        digests = {changed(model_config__max_model_len=length, **kind) for length in (1024, 2048)}
         assert len(digests | {usual.digest}) == 3
 
-    def test_a_length_that_was_fitted_to_the_memory_is_another(self, configured):
+    def test_a_length_that_was_fitted_to_the_memory_is_another(self, changed):
         """The model was made with a longer one."""
-        digests = set()
-        for asked in (1024, -1):
-            config = configured(**NAME)
-            config.model_config.hf_text_config.attn_temperature_tuning = True
-            config.model_config.original_max_model_len = asked
-            digests.add(identify(config).digest)
-        assert len(digests) == 2
+        tuned = {"model_config__hf_text_config__attn_temperature_tuning": True}
+        one, other = (changed(model_config__original_max_model_len=asked, **tuned) for asked in (1024, -1))
+        assert one != other
 
-    def test_a_drafters_keys_depend_on_it_too(self, configured, tmp_path):
+    def test_a_drafters_keys_depend_on_it_too(self, changed, tmp_path):
         """It is told whatever the model itself makes of its length."""
         rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
         drafter = write_model(tmp_path / "drafter", seed=1)
         speculative = {"model": str(drafter), "method": "draft_model", "num_speculative_tokens": 2}
-        digests = set()
-        for length in (1024, 2048):
-            config = configured(speculative_config=speculative, **NAME)
-            cache = cache_of(config)
-            text = config.speculative_config.draft_model_config.hf_text_config
-            text.rope_parameters = rope | {"original_max_position_embeddings": 1024}
-            config.model_config.max_model_len = length
-            digests.add(identify(config, cache).digest)
-        assert len(digests) == 2
+        rope = {"original_max_position_embeddings": 1024, **rope}
+        text = {"speculative_config__draft_model_config__hf_text_config__rope_parameters": rope}
+        of = {"speculative_config": speculative}
+        one, other = (changed(of, model_config__max_model_len=length, **text) for length in (1024, 2048))
+        assert one != other
 
 
 def test_a_configuration_from_elsewhere_is_part_of_it(configured, usual, model, tmp_path):
@@ -162,30 +165,24 @@ def test_a_hub_models_commit_is_not_that_of_a_configuration_from_elsewhere(confi
     assert identify(config).weights.startswith("engine:")
 
 
-def test_how_tokens_are_dealt_out_to_ranks_is_part_of_it(configured):
+@pytest.mark.parametrize(("ranks", "different"), [(1, 1), (2, 2)])
+def test_how_tokens_are_dealt_out_to_ranks_is_part_of_it(changed, ranks, different):
     """Under context parallelism; without it the setting says nothing."""
-    digests = {1: set(), 2: set()}
-    for ranks, told in digests.items():
-        for size in (1, 16):
-            config = configured(**NAME)
-            cache = cache_of(config)
-            config.parallel_config.decode_context_parallel_size = ranks
-            config.parallel_config.cp_kv_cache_interleave_size = size
-            told.add(identify(config, cache).digest)
-    assert [len(told) for told in digests.values()] == [1, 2]
+    digests = {
+        changed(parallel_config__decode_context_parallel_size=ranks, parallel_config__cp_kv_cache_interleave_size=size)
+        for size in (1, 16)
+    }
+    assert len(digests) == different
 
 
-def test_which_layers_a_pipeline_stage_has_is_part_of_it(configured, monkeypatch):
+@pytest.mark.parametrize(("stages", "different"), [(1, 1), (2, 2)])
+def test_which_layers_a_pipeline_stage_has_is_part_of_it(changed, monkeypatch, stages, different):
     """Where an operator deals them out: another way may make rows of the same size. Without stages it is nothing."""
-    digests = {1: set(), 2: set()}
-    for stages, told in digests.items():
-        for dealt in ("1,3", "2,2"):
-            monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", dealt)
-            config = configured(**NAME)
-            cache = cache_of(config)
-            config.parallel_config.pipeline_parallel_size = stages
-            told.add(identify(config, cache).digest)
-    assert [len(told) for told in digests.values()] == [1, 2]
+    digests = set()
+    for dealt in ("1,3", "2,2"):
+        monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", dealt)
+        digests.add(changed(parallel_config__pipeline_parallel_size=stages))
+    assert len(digests) == different
 
 
 def test_what_a_recurrent_state_is_made_of_is_part_of_it(configured):
@@ -198,12 +195,9 @@ def test_what_a_recurrent_state_is_made_of_is_part_of_it(configured):
     assert len(digests) == 3
 
 
-def test_how_an_engine_quantises_is_part_of_it(configured, usual):
+def test_how_an_engine_quantises_is_part_of_it(changed, usual):
     """Beyond the method's name, which many ways have in common."""
-    config = configured(**NAME)
-    cache = cache_of(config)
-    config.model_config.quantization_config = {"ignore": ["lm_head"]}
-    assert identify(config, cache).digest != usual.digest
+    assert changed(model_config__quantization_config={"ignore": ["lm_head"]}) != usual.digest
 
 
 def test_other_weights_under_the_same_name_are_another_namespace(configured, usual, tmp_path):
@@ -273,12 +267,9 @@ def test_another_layout_of_the_cache_is_another_namespace(configured, usual, fie
     assert identify(config, cache_of(config, layers)).digest != usual.digest
 
 
-def test_layouts_in_memory_are_part_of_it(configured, usual):
+def test_layouts_in_memory_are_part_of_it(changed, usual):
     """The same pages with their parts in another order."""
-    config = configured(**NAME)
-    cache = cache_of(config)
-    config.cache_config.kv_cache_layout = "BLHNC"
-    assert identify(config, cache).digest != usual.digest
+    assert changed(cache_config__kv_cache_layout="BLHNC") != usual.digest
 
 
 def test_a_release_of_vllm_shares_with_itself_alone(configured, usual, monkeypatch):
@@ -352,19 +343,18 @@ def test_weights_that_cannot_be_told_are_the_engines_own(configured, model, tmp_
     assert len(digests) == 2
 
 
-@pytest.mark.parametrize("unknown", ["weights", "scales", "exchanged"])
-def test_an_engine_that_shares_with_none_does_not_share_with_its_next_run(configured, unknown):
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        {"of": {"load_format": "dummy"}},
+        {"cache_config__calculate_kv_scales": True},
+        {"weight_transfer_config": WeightTransferConfig()},
+    ],
+    ids=["weights", "scales", "exchanged"],
+)
+def test_an_engine_that_shares_with_none_does_not_share_with_its_next_run(changed, unknown):
     """Nor with one on another host that an operator gave the same id: of these, too, nobody knows what they have."""
-    digests = set()
-    for _ in range(2):
-        config = configured(load_format="dummy" if unknown == "weights" else "auto", **NAME)
-        cache = cache_of(config)
-        if unknown == "scales":
-            config.cache_config.calculate_kv_scales = True
-        elif unknown == "exchanged":
-            config.weight_transfer_config = WeightTransferConfig()
-        digests.add(identify(config, cache).digest)
-    assert len(digests) == 2
+    assert changed(**unknown) != changed(**unknown)
 
 
 def test_engines_that_apply_adapters_otherwise_tell_it(configured):

@@ -15,31 +15,25 @@ from tiertune_connector.client.store_client import Loaded
 from tiertune_connector.vllm.transfers import JobState
 
 
-def test_a_request_that_ends_before_its_load_begins_leaves_nothing(engines):
+def test_a_request_that_ends_before_its_load_begins_leaves_nothing(engine, prompt):
     """Its slots in staging are given back."""
-    first, second = engines(), engines()
-    prompt = tokens(300)
-    first.compute(first.request("a", prompt))
-    asked = second.request("b", prompt)
-    wait_until(second.tier._lookups.get("b").reply.done)
-    assert second.connector.get_num_new_matched_tokens(asked, 0) == (None, False)
-    second.tier.on_request_finished(second.context(asked))
-    second.settle()
-    assert second.staged(asked) == [[False] * 4]
-    assert second.manager.primary_tier._num_write_pending_chunks == 0
+    asked = engine.request("b", prompt)
+    wait_until(engine.tier._lookups.get("b").reply.done)
+    assert engine.connector.get_num_new_matched_tokens(asked, 0) == (None, False)
+    engine.tier.on_request_finished(engine.context(asked))
+    engine.settle()
+    assert engine.staged(asked) == [[False] * 4]
+    assert engine.manager.primary_tier._num_write_pending_chunks == 0
 
 
-def test_a_request_that_is_aborted_in_mid_load_leaves_nothing(engines):
+def test_a_request_that_is_aborted_in_mid_load_leaves_nothing(engine, prompt):
     """The load comes to its end by itself, and its slots in staging are free again."""
-    first, second = engines(), engines()
-    prompt = tokens(300)
-    first.compute(first.request("a", prompt))
-    asked = second.request("b", prompt)
-    second.begin_load(asked)
-    second.done(asked)
-    second.settle()
-    assert second.knows_nothing()
-    assert second.manager.primary_tier._num_write_pending_chunks == 0
+    asked = engine.request("b", prompt)
+    engine.begin_load(asked)
+    engine.done(asked)
+    engine.settle()
+    assert engine.knows_nothing()
+    assert engine.manager.primary_tier._num_write_pending_chunks == 0
 
 
 def test_a_reset_in_mid_load_ends_it(engines, monkeypatch):
@@ -47,14 +41,14 @@ def test_a_reset_in_mid_load_ends_it(engines, monkeypatch):
     monkeypatch.setattr("tiertune_connector.vllm.tier.DRAIN_S", 0.01)
     first, second = engines(), engines()
     prompt = tokens(300)
-    first.compute(first.request("a", prompt))
+    first.computes("a", prompt)
     answer = Future()
     second.tier._client.load = lambda *_, **__: answer
     asked = second.request("b", prompt)
     second.begin_load(asked)
     second.connector.reset_cache()
     answer.set_result(Loaded([], ["error"] * 4, {}, 0, 1))
-    assert second.matched(asked)[0] == 0
+    assert second.matched(asked) == 0
     second.done(asked)
     assert second.knows_nothing()
 
@@ -62,91 +56,76 @@ def test_a_reset_in_mid_load_ends_it(engines, monkeypatch):
 class TestResetWhileTheWorkerCopies:
     """vLLM gives all rows of staging out anew, and the worker goes on with what it was told before."""
 
-    @pytest.fixture
-    def prompt(self, engines):
-        """The store has it."""
-        first = engines()
-        first.compute(first.request("a", tokens(300)))
-        return tokens(300)
-
-    @pytest.fixture
-    def busy(self, engines):
-        return engines()
-
-    def test_no_row_is_filled_that_the_worker_may_still_write(self, busy, prompt):
+    def test_no_row_is_filled_that_the_worker_may_still_write(self, engine, prompt):
         """Until it has done the step in which it ends that: what it wrote last would be another prompt's hit."""
-        job, copied = busy.begin_store(busy.request("b", tokens(300, seed=1)))
-        busy.connector.reset_cache()
-        asked = busy.request("c", prompt)
-        assert busy.matched(asked)[0] == 0
-        assert busy.give() == {job}
-        assert busy.matched(busy.request("d", prompt))[0] == 0
+        job, copied = engine.begin_store(engine.request("b", tokens(300, seed=1)))
+        engine.connector.reset_cache()
+        asked = engine.request("c", prompt)
+        assert engine.matched(asked) == 0
+        assert engine.give() == {job}
+        assert engine.finds("d", prompt) == 0
         copied()
-        busy.output()
-        assert busy.matched(busy.request("e", prompt))[0] == 256
-        assert busy.staged(asked) == [[True] * 4]
+        engine.output()
+        assert engine.finds("e", prompt) == 256
+        assert engine.staged(asked) == [[True] * 4]
 
-    def test_steps_that_were_given_before_it_release_nothing(self, busy, prompt):
+    def test_steps_that_were_given_before_it_release_nothing(self, engine, prompt):
         """Their outputs come later, where steps are given ahead."""
-        busy.begin_store(busy.request("b", tokens(300, seed=1)))
-        busy.give()
-        busy.connector.reset_cache()
-        busy.output()
-        assert busy.matched(busy.request("c", prompt))[0] == 0
-        busy.give()
-        busy.output()
-        assert busy.matched(busy.request("d", prompt))[0] == 256
+        engine.begin_store(engine.request("b", tokens(300, seed=1)))
+        engine.give()
+        engine.connector.reset_cache()
+        engine.output()
+        assert engine.finds("c", prompt) == 0
+        engine.give()
+        engine.output()
+        assert engine.finds("d", prompt) == 256
 
-    def test_a_reset_in_between_does_not_release_it(self, busy, prompt):
+    def test_a_reset_in_between_does_not_release_it(self, engine, prompt):
         """The second one finds no job under way any more; the worker still has to end those of the first."""
-        job, _ = busy.begin_store(busy.request("b", tokens(300, seed=1)))
-        busy.connector.reset_cache()
-        assert busy.give() == {job}
-        busy.connector.reset_cache()
-        assert busy.matched(busy.request("c", prompt))[0] == 0
-        busy.output()
-        assert busy.matched(busy.request("d", prompt))[0] == 256
+        job, _ = engine.begin_store(engine.request("b", tokens(300, seed=1)))
+        engine.connector.reset_cache()
+        assert engine.give() == {job}
+        engine.connector.reset_cache()
+        assert engine.finds("c", prompt) == 0
+        engine.output()
+        assert engine.finds("d", prompt) == 256
 
-    def test_where_the_worker_has_nothing_to_copy_nothing_is_held(self, busy, prompt):
+    def test_where_the_worker_has_nothing_to_copy_nothing_is_held(self, engine, prompt):
         """An idle engine is warm from the store at once."""
-        busy.connector.reset_cache()
-        assert busy.matched(busy.request("c", prompt))[0] == 256
+        engine.connector.reset_cache()
+        assert engine.finds("c", prompt) == 256
 
 
-def test_a_preempted_request_is_fetched_again(engines):
-    """What staging has lost meanwhile comes a second time."""
-    first, second = engines(), engines()
-    prompt = tokens(300)
-    first.compute(first.request("a", prompt))
-    asked = second.request("b", prompt)
-    assert second.matched(asked)[0] == 256
-    second.manager.primary_tier.reset_cache()
-    assert second.matched(asked)[0] == 0
-    second.step("b")
-    assert second.matched(asked)[0] == 256
-    assert second.staged(asked) == [[True] * 4]
+def test_a_preempted_request_is_fetched_again(engine, prompt):
+    """What staging has lost meanwhile comes a engine time."""
+    asked = engine.request("b", prompt)
+    assert engine.matched(asked) == 256
+    engine.manager.primary_tier.reset_cache()
+    assert engine.matched(asked) == 0
+    engine.step("b")
+    assert engine.matched(asked) == 256
+    assert engine.staged(asked) == [[True] * 4]
 
 
 def test_a_prompt_longer_than_staging_gets_what_fits(engines):
     """Its own chunks do not push each other out of staging for ever, each fetched again and again."""
     first = engines()
     prompt = tokens(64 * 12 + 10)
-    first.compute(first.request("a", prompt))
+    first.computes("a", prompt)
     small = engines(staging=str(8 * first.rows.shape[1]))
-    assert small.matched(small.request("b", prompt))[0] == 64 * 8
+    assert small.finds("b", prompt) == 64 * 8
 
 
 def test_what_staging_has_no_room_for_is_not_told_as_fetched(engines):
     """Eight chunks of twelve came, so that two thirds are saved; for those of the next prompt there is no row."""
     first = engines()
     prompt, other = tokens(64 * 12 + 10), tokens(300, seed=1)
-    first.compute(first.request("a", prompt))
-    first.compute(first.request("b", other))
+    first.computes("a", prompt)
+    first.computes("b", other)
     small = engines(staging=str(8 * first.rows.shape[1]))
-    for _ in range(5):
-        small.tier._choosing._gate._prefill.observe_step([(0, 778)], 1.0)
+    small.took(778, 1.0)
     asked = small.request("c", prompt)
-    assert small.matched(asked)[0] == 8 * 64
+    assert small.matched(asked) == 8 * 64
     decision, told = small.tier._lookups.get("c").decision, small.tier.telemetry._stats.totals
     assert decision.cut == 12
     assert told["engine_fetched_tokens_total", ("dram",)] == 8 * 64
@@ -154,7 +133,7 @@ def test_what_staging_has_no_room_for_is_not_told_as_fetched(engines):
     small.manager.prepare_load(small.keys(asked)[0][:8], small.context(asked))
     before = dict(told)
     last = small.request("d", other)
-    assert small.matched(last)[0] == 0
+    assert small.matched(last) == 0
     small.done(last)
     assert {key for key in told if told[key] != before.get(key)} == {
         ("engine_lookup_tokens_total", ("dram", "hit")),
@@ -166,14 +145,14 @@ def test_a_part_of_a_chunk_on_the_device_is_no_chunk_that_was_fetched(engines):
     """Of four chunks the device has one and a half, and staging has no room: none of the three came."""
     first = engines()
     prompt = tokens(300)
-    first.compute(first.request("a", prompt))
+    first.computes("a", prompt)
     small = engines(staging=str(first.rows.shape[1]))
     other = small.request("c", tokens(64, seed=1))
     small.manager.prepare_store(small.keys(other)[0], small.context(other))
     asked = small.request("b", prompt)
     told = []
     small.tier._client.report = told.extend
-    assert small.matched(asked, computed=96)[0] == 0
+    assert small.matched(asked, computed=96) == 0
     small.done(asked)
     assert [(report.fetched_tokens, report.vain_tokens) for report in told] == [(3 * 64, 3 * 64)]
 
@@ -182,38 +161,32 @@ def test_a_load_that_fails_is_told_with_what_it_was_to_bring(engines):
     """Staging had room for eight chunks of twelve, of which the store brings none."""
     first = engines()
     prompt = tokens(64 * 12 + 10)
-    first.compute(first.request("a", prompt))
+    first.computes("a", prompt)
     small = engines(staging=str(8 * first.rows.shape[1]))
     failed = Future()
     failed.set_result(Loaded([], ["error"] * 8, {}, 0, 1))
     small.tier._client.load = lambda *_, **__: failed
-    assert small.matched(small.request("b", prompt))[0] == 0
+    assert small.finds("b", prompt) == 0
     told = small.tier.telemetry._stats.totals
     assert told["engine_loads_total", ("dram", "failed")] == 1
     assert told["engine_fetched_tokens_total", ("dram",)] == 8 * 64
 
 
 @pytest.mark.parametrize(("comes", "matched"), [(True, (256, True)), (False, (0, False))])
-def test_a_load_that_is_over_puts_its_request_off_no_more(engines, comes, matched):
+def test_a_load_that_is_over_puts_its_request_off_no_more(engine, prompt, comes, matched):
     """vLLM hears of it when the request is asked for, and not only at the end of that step, which may be a long one."""
-    first, second = engines(), engines()
-    prompt = tokens(300)
-    first.compute(first.request("a", prompt))
     if not comes:
         failed = Future()
         failed.set_result(Loaded([], ["error"] * 4, {}, 0, 1))
-        second.tier._client.load = lambda *_, **__: failed
-    asked = second.request("b", prompt)
-    second.begin_load(asked)
-    wait_until(lambda: second.tier._transfers._none(JobState.WAITING, JobState.COPYING))
-    assert second.connector.get_num_new_matched_tokens(asked, 0) == matched
+        engine.tier._client.load = lambda *_, **__: failed
+    asked = engine.request("b", prompt)
+    engine.begin_load(asked)
+    wait_until(lambda: engine.tier._transfers._none(JobState.WAITING, JobState.COPYING))
+    assert engine.connector.get_num_new_matched_tokens(asked, 0) == matched
 
 
-def test_requests_that_wait_for_one_load_wait_for_one_deadline(engines):
+def test_requests_that_wait_for_one_load_wait_for_one_deadline(engines, prompt):
     """When it fails the others do not try one after another, each waiting for all before it."""
-    first = engines()
-    prompt = tokens(300)
-    first.compute(first.request("a", prompt))
     second = engines(load_deadline="200ms", load_deadline_floor="200ms")
     begun, load = [], second.tier._transfers.load
     second.tier._transfers.load = lambda job, request, *of, **by: begun.append(request) or load(job, request, *of, **by)
@@ -232,9 +205,8 @@ def test_requests_that_wait_for_one_load_wait_for_one_deadline(engines):
     assert begun == ["b0"]
 
 
-def test_blocks_that_another_connector_loads_into_are_copied_before(engines):
+def test_blocks_that_another_connector_loads_into_are_copied_before(engine):
     """Beside it behind a `MultiConnector`: what a request that has ended left in them is on its way to staging yet."""
-    engine = engines()
     job, _ = engine.begin_store(engine.request("a", tokens(300)))
     engine.scheduler._block_id_to_pending_jobs[7] = {job}
     given = KVCacheBlocks(([KVCacheBlock(7)],))
@@ -243,9 +215,8 @@ def test_blocks_that_another_connector_loads_into_are_copied_before(engines):
 
 
 @pytest.mark.parametrize(("failed", "stored"), [(3, False), (99, True)], ids=["of its blocks", "of others"])
-def test_what_was_computed_on_blocks_that_another_connector_did_not_fill_is_not_stored(engines, failed, stored):
+def test_what_was_computed_on_blocks_that_another_connector_did_not_fill_is_not_stored(engine, failed, stored):
     """A step's output tells it, when the worker has been told to copy them to staging by then."""
-    engine = engines()
     request = engine.request("a", tokens(300))
     job, copied = engine.begin_store(request)
     status = engine.scheduler._req_status["a"]
@@ -260,9 +231,8 @@ def test_what_was_computed_on_blocks_that_another_connector_did_not_fill_is_not_
     engine.settle()
 
 
-def test_a_request_that_has_ended_on_blocks_that_were_not_filled_stores_nothing_more(engines):
+def test_a_request_that_has_ended_on_blocks_that_were_not_filled_stores_nothing_more(engine):
     """vLLM corrects how much those have computed that run; it does not look at those that were aborted meanwhile."""
-    engine = engines()
     request = engine.request("a", tokens(300))
     engine.scheduler._req_status["a"].group_states[0].block_ids = list(range(1, 11))
     request.status = RequestStatus.FINISHED_ABORTED
@@ -279,15 +249,13 @@ def test_a_request_that_has_ended_on_blocks_that_were_not_filled_stores_nothing_
     ],
     ids=["at its end", "by an error amid its prompt", "by an output of before it was preempted"],
 )
-def test_no_more_of_a_request_that_has_ended_is_stored_than_it_computed(engines, status, computed, stored):
+def test_no_more_of_a_request_that_has_ended_is_stored_than_it_computed(engine, status, computed, stored):
     """Its other blocks have not been filled, or are another request's by now."""
-    engine = engines()
     assert engine.end(engine.request("a", tokens(300)), status, computed=computed) == stored
 
 
-def test_who_asks_for_less_to_be_stored_has_less_stored(engines):
+def test_who_asks_for_less_to_be_stored_has_less_stored(engine):
     """`max_offload_tokens` of the request counts on, whatever it computed."""
-    engine = engines()
     sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"max_offload_tokens": 130}})
     request = engine.request("a", tokens(300), sampling=sampling)
     assert engine.end(request, RequestStatus.FINISHED_STOPPED, computed=300) == 128

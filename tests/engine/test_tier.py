@@ -13,31 +13,26 @@ from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.tiers.base import Outcome
 
 
-def test_another_engine_gets_exactly_what_the_first_one_computed(engines):
+def test_another_engine_gets_exactly_what_the_first_one_computed(engine, prompt):
     """All whole chunks come, byte for byte; the scheduler is put off until they are there, and never waits."""
-    first, second = engines(), engines()
-    prompt = tokens(300)
-    first.compute(first.request("a", prompt))
-    asked = second.request("b", prompt)
-    matched, put_off = second.matched(asked)
-    assert matched == 256
-    assert put_off > 0
-    assert second.staged(asked) == [[True] * 4]
+    asked = engine.request("b", prompt)
+    assert engine.matched(asked) == 256
+    assert engine.put_off > 0
+    assert engine.staged(asked) == [[True] * 4]
 
 
-def test_a_prompt_that_nobody_has_is_computed(engines):
+def test_a_prompt_that_nobody_has_is_computed(engine):
     """The answer is no tokens, and stays so however often vLLM asks."""
-    engine = engines()
     request = engine.request("a", tokens(300))
-    assert [engine.matched(request)[0] for _ in range(3)] == [0, 0, 0]
+    assert [engine.matched(request) for _ in range(3)] == [0, 0, 0]
 
 
 def test_what_is_on_the_device_is_not_fetched(engines):
     """With two chunks computed by the time the scheduler asks, the other two are fetched."""
     first, second = engines(), engines()
-    first.compute(first.request("a", tokens(300)))
+    first.computes("a", tokens(300))
     asked = second.request("b", tokens(300))
-    assert second.matched(asked, computed=128)[0] == 128
+    assert second.matched(asked, computed=128) == 128
     assert second.staged(asked) == [[False, False, True, True]]
 
 
@@ -45,12 +40,12 @@ def test_a_store_that_was_flushed_gets_again_what_staging_has(engines, store):
     """The next request with the prompt learns what the store lacks, and cascades it; another engine then hits."""
     first, second = engines(), engines()
     prompt = tokens(300)
-    first.compute(first.request("a", prompt))
+    first.computes("a", prompt)
     store.store.flushes.drop()
     again = first.request("b", prompt)
-    assert first.matched(again, computed=256)[0] == 0
+    assert first.matched(again, computed=256) == 0
     first.settle()
-    assert second.matched(second.request("c", prompt))[0] == 256
+    assert second.finds("c", prompt) == 256
 
 
 def test_an_epoch_that_is_flushed_leaves_the_others(engines, store, remote):
@@ -58,45 +53,39 @@ def test_an_epoch_that_is_flushed_leaves_the_others(engines, store, remote):
     prompt = tokens(300)
     for epoch in (1, 2):
         engine = engines(epoch=epoch)
-        assert engine.matched(engine.request("a", prompt))[0] == 0
-        engine.compute(engine.request("b", prompt))
+        assert engine.finds("a", prompt) == 0
+        engine.computes("b", prompt)
     wait_until(lambda: sum(store.store.namespaces.served(name) is not None for name, _ in list(remote._chunks)) == 8)
     assert store.store.flushes.drop(epoch=1) == {"dram": (Outcome.OK, 4), "remote": (Outcome.OK, 4)}
-    found = [engine.matched(engine.request("c", prompt))[0] for engine in (engines(epoch=1), engines(epoch=2))]
+    found = [engine.finds("c", prompt) for engine in (engines(epoch=1), engines(epoch=2))]
     assert found == [0, 256]
 
 
-def test_a_waiting_requests_remote_chunks_are_brought_near(engines, store, remote):
+def test_a_waiting_requests_remote_chunks_are_brought_near(engine, prompt, store, remote):
     """Before the scheduler wants the request its chunks are in DRAM; nothing of them stays pinned."""
-    first = engines()
-    prompt = tokens(300)
-    first.compute(first.request("a", prompt))
     wait_until(lambda: len(remote._chunks) >= 4)
     pool = next(iter(store.store.dram.pools.values()))
     store.store.dram.flush(None, None)
-    second = engines()
-    second.tier._choosing._gate._prefill.observe_step([(0, 1000)] * 1, 1.0)
-    for _ in range(5):
-        second.tier._choosing._gate._prefill.observe_step([(0, 1000)], 1.0)
+    engine.took(1000, 1.0)
     lane = store.store.lanes["remote"]
     lane.transit.estimate = lambda *_: FetchEstimate(0.0, 1e-4, 1e9)
-    waiting = second.request("b", prompt)
-    wait_until(lambda: (second.step(), len(pool.pool) == 4)[1])
-    wait_until(lambda: (second.step(), pool.pool.pinned == 0)[1])
-    assert second.matched(waiting)[0] == 256
+    waiting = engine.request("b", prompt)
+    wait_until(lambda: (engine.step(), len(pool.pool) == 4)[1])
+    wait_until(lambda: (engine.step(), pool.pool.pinned == 0)[1])
+    assert engine.matched(waiting) == 256
 
 
 def test_unsalted_requests_neither_read_nor_write_where_salt_is_required(engines, store):
     """A salted one does both; another salt does not see it."""
     first, second = engines(isolation="require_salt"), engines(isolation="require_salt")
     prompt = tokens(300)
-    first.compute(first.request("a", prompt))
+    first.computes("a", prompt)
     assert held(store) == 0
-    first.compute(first.request("b", prompt, cache_salt="alice"))
+    first.computes("b", prompt, cache_salt="alice")
     assert held(store) == 4
-    assert second.matched(second.request("c", prompt))[0] == 0
-    assert second.matched(second.request("d", prompt, cache_salt="bob"))[0] == 0
-    assert second.matched(second.request("e", prompt, cache_salt="alice"))[0] == 256
+    assert second.finds("c", prompt) == 0
+    assert second.finds("d", prompt, cache_salt="bob") == 0
+    assert second.finds("e", prompt, cache_salt="alice") == 256
 
 
 def test_an_adapter_of_the_same_name_with_other_weights_never_hits(engines, home):
@@ -104,38 +93,36 @@ def test_an_adapter_of_the_same_name_with_other_weights_never_hits(engines, home
     first, second = engines(), engines()
     prompt = tokens(300)
     helper = adapter(home / "helper", 1)
-    first.compute(first.request("a", prompt, lora_request=helper))
-    assert second.matched(second.request("b", prompt))[0] == 0
-    assert second.matched(second.request("c", prompt, lora_request=helper))[0] == 256
+    first.computes("a", prompt, lora_request=helper)
+    assert second.finds("b", prompt) == 0
+    assert second.finds("c", prompt, lora_request=helper) == 256
     other = adapter(home / "helper", 2)
     third = engines()
-    assert third.matched(third.request("d", prompt, lora_request=other))[0] == 0
+    assert third.finds("d", prompt, lora_request=other) == 0
 
 
 def test_chunks_of_other_weights_that_were_in_the_adapters_place_never_leave_the_engine(engines, home):
     """Loaded again with other weights, it finds in staging what the old ones computed; no other engine gets that."""
     first, second = engines(), engines()
     prompt = tokens(300)
-    first.compute(first.request("a", prompt, lora_request=adapter(home / "helper", 1)))
+    first.computes("a", prompt, lora_request=adapter(home / "helper", 1))
     other = adapter(home / "helper", 2)
     other.lora_int_id = 2
     first.matched(first.request("b", prompt, lora_request=other), computed=256)
     first.settle()
-    assert second.matched(second.request("c", prompt, lora_request=other))[0] == 0
+    assert second.finds("c", prompt, lora_request=other) == 0
 
 
-def test_what_an_adapter_computes_after_it_was_replaced_amid_a_request_stays_in_the_engine(engines, home, store):
+def test_what_an_adapter_computes_after_it_was_replaced_amid_a_request_stays_in_the_engine(engine, home, store):
     """Loaded in place, it computes the rest of requests that came before; their keys tell the old weights."""
-    engine = engines()
     asked = engine.request("a", tokens(300), lora_request=adapter(home / "helper", 1))
     adapter(home / "helper", 2)
     engine.compute(asked)
     assert held(store) == 0
 
 
-def test_a_part_of_a_chunk_is_not_given_to_the_store(engines, store):
+def test_a_part_of_a_chunk_is_not_given_to_the_store(engine, store):
     """Nobody asks the store for it: vLLM keeps the last part of a recurrent model's prompt for its own staging."""
-    engine = engines()
     request = engine.request("a", tokens(300))
     context, part = engine.context(request), make_offload_key(b"part" * 8, 0)
     context.set_offload_key_position(part, 288)
@@ -147,9 +134,8 @@ def test_a_part_of_a_chunk_is_not_given_to_the_store(engines, store):
     assert engine.tier.telemetry._stats.totals["engine_stored_chunks_total", ("stored",)] == 4
 
 
-def test_chunks_of_a_request_that_nobody_knows_are_not_stored(engines, store):
+def test_chunks_of_a_request_that_nobody_knows_are_not_stored(engine, store):
     """In doubt whose they are, they stay where they are; vLLM's job ends all the same."""
-    engine = engines()
     request = engine.request("a", tokens(300))
     engine.tier._prompts.clear()
     engine.compute(request)
@@ -166,24 +152,24 @@ class TestExchangedWeights:
     def test_what_was_stored_before_a_reset_is_found_no_more(self, trained):
         """What is stored afterwards is, as ever."""
         prompt = tokens(300)
-        trained.compute(trained.request("a", prompt))
+        trained.computes("a", prompt)
         trained.connector.reset_cache()
         again = trained.request("b", prompt)
-        assert trained.matched(again)[0] == 0
+        assert trained.matched(again) == 0
         trained.compute(again)
         trained.manager.primary_tier.reset_cache()
-        assert trained.matched(trained.request("c", prompt))[0] == 256
+        assert trained.finds("c", prompt) == 256
 
     def test_a_request_that_is_kept_over_a_reset_neither_reads_nor_writes(self, trained, store):
         """Whether it was decided for or not: of what it has computed, nobody knows with which weights."""
         prompt = tokens(300)
-        trained.compute(trained.request("a", prompt))
+        trained.computes("a", prompt)
         trained.manager.primary_tier.reset_cache()
         loading, waiting = trained.request("b", prompt), trained.request("c", prompt)
         trained.begin_load(loading)
         trained.connector.reset_cache()
         trained.step("b")
-        assert [trained.matched(request)[0] for request in (loading, waiting)] == [0, 0]
+        assert [trained.matched(request) for request in (loading, waiting)] == [0, 0]
         before = held(store)
         trained.compute(waiting)
         assert held(store) == before
@@ -194,15 +180,14 @@ class TestExchangedWeights:
         """Nor does it find what others stored."""
         mine, theirs = tokens(300), tokens(300, seed=1)
         other = engines()
-        trained.compute(trained.request("a", mine))
-        other.compute(other.request("a", theirs))
-        assert other.matched(other.request("b", mine))[0] == 0
-        assert trained.matched(trained.request("b", theirs))[0] == 0
+        trained.computes("a", mine)
+        other.computes("a", theirs)
+        assert other.finds("b", mine) == 0
+        assert trained.finds("b", theirs) == 0
 
 
-def test_prompts_whose_logprobs_are_asked_for_are_not_looked_up(engines, store):
+def test_prompts_whose_logprobs_are_asked_for_are_not_looked_up(engine, store):
     """They are computed from their first token on, and wait for nothing."""
-    engine = engines()
     sampling = SamplingParams(max_tokens=1, prompt_logprobs=1)
     request = engine.request("a", tokens(300), sampling=sampling)
     assert engine.connector.get_num_new_matched_tokens(request, 0) == (0, False)
@@ -210,9 +195,8 @@ def test_prompts_whose_logprobs_are_asked_for_are_not_looked_up(engines, store):
     assert held(store) == 4
 
 
-def test_a_request_that_may_not_load_from_a_tier_is_not_looked_up(engines):
+def test_a_request_that_may_not_load_from_a_tier_is_not_looked_up(engine):
     """It waits for no answer that it could not use."""
-    engine = engines()
     sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"kv_load_tiers": []}})
     request = engine.request("a", tokens(300), sampling=sampling)
     assert engine.connector.get_num_new_matched_tokens(request, 0) == (0, False)
@@ -232,11 +216,11 @@ def test_media_that_vllm_only_numbers_are_not_shared(engines, store, hashed, sha
         data=None, modality="image", identifier="renderer0-mm-1-image-0", mm_position=PlaceholderRange(0, CHUNK)
     )
     prompt = tokens(300)
-    first.compute(first.request("a", prompt, mm_features=[image]))
-    assert second.matched(second.request("b", prompt, mm_features=[image]))[0] == shared
+    first.computes("a", prompt, mm_features=[image])
+    assert second.finds("b", prompt, mm_features=[image]) == shared
     text = tokens(300, seed=1)
-    first.compute(first.request("c", text))
-    assert second.matched(second.request("d", text))[0] == 256
+    first.computes("c", text)
+    assert second.finds("d", text) == 256
 
 
 def adapter(folder, fill):

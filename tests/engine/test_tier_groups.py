@@ -41,7 +41,7 @@ def test_all_groups_chunks_need_room_in_dram(engines, store, remote, layers, chu
     """Six of the store's chunks come into a DRAM of eight: so many of the prompt's, with the window's last two."""
     first, second = engines(layers=layers), engines(layers=layers)
     asked = second.request("b", far_from_a_small_dram(first, second, store, remote))
-    assert second.matched(asked)[0] == 64 * chunks
+    assert second.matched(asked) == 64 * chunks
     second.done(asked)
     counts = gated(second)
     assert counts["loads_total", ("remote", "won")] == 1
@@ -68,9 +68,9 @@ class TestHybrid:
         """No more of the windowed group is fetched than vLLM needs."""
         first, second = engines(layers=hybrid), engines(layers=hybrid)
         prompt = tokens(64 * 6 + 10)
-        first.compute(first.request("a", prompt))
+        first.computes("a", prompt)
         asked = second.request("b", prompt)
-        assert second.matched(asked)[0] == 64 * 6
+        assert second.matched(asked) == 64 * 6
         whole, window = second.staged(asked)
         assert whole == [True] * 6
         assert window[-2:] == [True, True]
@@ -82,20 +82,19 @@ class TestHybrid:
         prompt = tokens(64 * 6 + 10)
         windowed = 1 - next(group.index for group in first.tier._groups if group.window_chunks is None)
         first.compute(first.request("a", prompt), only=lambda group, n: group != windowed or n < 5)
-        assert second.matched(second.request("b", prompt))[0] == 64 * 5
+        assert second.finds("b", prompt) == 64 * 5
 
     def test_where_the_window_has_no_room_nothing_is_told_as_saved(self, engines, store, monkeypatch):
         """vLLM computes the prompt at once, with the chain on its way: that brings nothing, and nobody waits for it."""
         first = engines(layers=hybrid)
         prompt = tokens(64 * 6 + 10)
-        first.compute(first.request("a", prompt))
+        first.computes("a", prompt)
         small = engines(layers=hybrid, staging=str(7 * first.rows.shape[1]))
-        for _ in range(5):
-            small.tier._choosing._gate._prefill.observe_step([(0, 394)], 1.0)
+        small.took(394, 1.0)
         asked = small.request("b", prompt)
         wait_until(small.tier._lookups.get("b").reply.done)
         waited = waits(small, monkeypatch)
-        assert small.matched(asked) == (0, 0)
+        assert (small.matched(asked), small.put_off) == (0, 0)
         small.settle()
         assert waited == [0]
         assert small.tier._lookups.get("b").decision.cut == 6
@@ -107,9 +106,9 @@ class TestHybrid:
         """The window's chunks are of the same tokens."""
         first, second = engines(layers=hybrid), engines(layers=hybrid)
         prompt = tokens(64 * 6 + 10)
-        first.compute(first.request("a", prompt))
+        first.computes("a", prompt)
         waited = waits(second, monkeypatch)
-        assert second.matched(second.request("b", prompt))[0] == 64 * 6
+        assert second.finds("b", prompt) == 64 * 6
         assert waited == [64 * 6]
         assert gated(second)["fetched_tokens_total", ("dram",)] == 64 * 6
 
@@ -117,6 +116,6 @@ class TestHybrid:
         """Of a prompt that ends with a chunk vLLM takes one token less."""
         first, second = engines(layers=hybrid), engines(layers=hybrid)
         prompt = tokens(64 * 6)
-        first.compute(first.request("a", prompt))
-        assert second.matched(second.request("b", prompt))[0] == 64 * 6 - 1
+        first.computes("a", prompt)
+        assert second.finds("b", prompt) == 64 * 6 - 1
         assert gated(second)["fetched_tokens_total", ("dram",)] == 64 * 6

@@ -18,47 +18,38 @@ from tiertune_connector.vllm.gate import FADE
 from tiertune_connector.vllm.step_timing import StepMetadata
 
 
-def test_a_load_that_is_over_sooner_than_predicted_is_ahead_of_nobody(engines, store, remote):
+def test_a_load_that_is_over_sooner_than_predicted_is_ahead_of_nobody(engine, prompt, store, remote):
     """A slow link was foretold, and the chunks came at once: the gate believes no more that it is busy."""
-    first, second = engines(), engines()
-    prompt = tokens(300)
-    first.compute(first.request("a", prompt))
     wait_until(lambda: len(remote._chunks) >= 4)
     store.store.dram.flush(None, None)
-    gate = second.tier._choosing._gate
-    for _ in range(6):
-        gate._prefill.observe_step([(0, 1000)], 10_000.0)
+    gate = engine.tier._choosing._gate
+    engine.took(1000, 10_000.0)
     slow = FetchEstimate(0.0, 5.0, 1e9)
     store.store.lanes["remote"].transit.estimate = lambda *_: slow
-    assert second.matched(second.request("b", prompt))[0] == 256
+    assert engine.finds("b", prompt) == 256
     now = time.monotonic()
     assert gate.behind({"remote": slow, "dram": slow}, now, now) == {"remote": slow, "dram": slow}
 
 
-def test_the_gate_knows_who_else_is_on_the_engine(engines):
+def test_the_gate_knows_who_else_is_on_the_engine(engine, prompt):
     """Requests whose prompts are not computed yet, before and behind; one that is decoding is none."""
-    first, second = engines(), engines()
-    prompt = tokens(300)
-    first.compute(first.request("a", prompt))
-    second.request("b", tokens(300, seed=1))
-    asked = second.request("c", prompt)
-    second.request("d", tokens(300, seed=2))
-    assert second.matched(asked)[0] == 256
-    assert [each.prefills for each in second.tier._lookups.get("c").decision.candidates] == [2]
-    second.tier.given([("b", 0, 300)])
-    assert second.tier.backlog.others("c") == 2
-    second.tier.output()
-    assert second.tier.backlog.others("c") == 1
+    engine.request("b", tokens(300, seed=1))
+    asked = engine.request("c", prompt)
+    engine.request("d", tokens(300, seed=2))
+    assert engine.matched(asked) == 256
+    assert [each.prefills for each in engine.tier._lookups.get("c").decision.candidates] == [2]
+    engine.tier.given([("b", 0, 300)])
+    assert engine.tier.backlog.others("c") == 2
+    engine.tier.output()
+    assert engine.tier.backlog.others("c") == 1
 
 
-def test_what_a_step_computes_is_done_when_its_output_comes(engines, monkeypatch):
+def test_what_a_step_computes_is_done_when_its_output_comes(engine, monkeypatch):
     """With asynchronous scheduling the next step is given before that: a request waits for both until then.
 
     Its first token is there with the output of the step that computed the prompt's end, not with the next step given.
     """
-    engine = engines()
-    for _ in range(5):
-        engine.tier._choosing._gate._prefill.observe_step([(0, 1000)], 1.0)
+    engine.took(1000, 1.0)
     told = []
     monkeypatch.setattr(engine.tier.telemetry, "first_token", lambda ask: told.append(ask.request))
     engine.request("a", tokens(300, seed=1))
@@ -122,9 +113,8 @@ def test_what_a_request_that_ended_still_loads_is_ahead_of_others(engines, monke
     assert ended == ["b"]
 
 
-def test_steps_whose_output_never_comes_are_not_kept(engines):
+def test_steps_whose_output_never_comes_are_not_kept(engine):
     """As many as the profile keeps: an engine that told of none would fill its memory."""
-    engine = engines()
     engine.request("a", tokens(300, seed=1))
     for place in range(IN_FLIGHT + 3):
         engine.tier.given([("a", place, place + 1)])
@@ -168,33 +158,30 @@ def test_what_another_request_fetches_is_told_once(engines, store, monkeypatch):
     first, second = engines(), engines()
     prompt = tokens(300)
     longer = prompt[:256] + tokens(150, seed=1)
-    first.compute(first.request("a", longer))
+    first.computes("a", longer)
     waited = waits(second, monkeypatch)
     requests = [second.request("b", prompt), second.request("c", longer), second.request("d", prompt)]
     second.begin_load(*requests)
-    assert [second.matched(request)[0] for request in requests] == [256, 384, 256]
+    assert [second.matched(request) for request in requests] == [256, 384, 256]
     assert sorted(waited) == [0, 128, 256]
     assert gated(second)["fetched_tokens_total", ("dram",)] == 384
     wait_until(lambda: told(store, "gate_fetched_tokens_total") == 384)
     assert told(store, "duplicate_prefill_tokens_total") == 0
 
 
-def test_what_a_request_may_not_load_is_not_told_as_fetched(engines):
+def test_what_a_request_may_not_load_is_not_told_as_fetched(engine, prompt):
     """Its client bounds the tokens that are loaded for it."""
-    first, second = engines(), engines()
-    prompt = tokens(300)
-    first.compute(first.request("a", prompt))
     sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"max_load_tokens": 128}})
-    assert second.matched(second.request("b", prompt, sampling=sampling))[0] == 128
-    assert second.tier._lookups.get("b").decision.cut == 4
-    assert gated(second)["fetched_tokens_total", ("dram",)] == 128
+    assert engine.finds("b", prompt, sampling=sampling) == 128
+    assert engine.tier._lookups.get("b").decision.cut == 4
+    assert gated(engine)["fetched_tokens_total", ("dram",)] == 128
 
 
 def test_a_prompt_longer_than_dram_is_fetched_as_far_as_dram_has_room(engines, store, remote):
     """Of ten chunks in the remote six come into a DRAM of eight. That was the plan: it is no load that failed."""
     first, second = engines(), engines()
     asked = second.request("b", far_from_a_small_dram(first, second, store, remote))
-    assert second.matched(asked)[0] == 64 * 6
+    assert second.matched(asked) == 64 * 6
     second.done(asked)
     counts = gated(second)
     assert counts["loads_total", ("remote", "won")] == 1
@@ -203,18 +190,15 @@ def test_a_prompt_longer_than_dram_is_fetched_as_far_as_dram_has_room(engines, s
     wait_until(lambda: told(store, "duplicate_prefill_tokens_total") == 64 * 4)
 
 
-def test_what_staging_lost_before_it_was_taken_is_not_told_as_saved(engines, store):
+def test_what_staging_lost_before_it_was_taken_is_not_told_as_saved(engine, prompt, store):
     """It came in time, and in vain: a load that failed, of what is computed again."""
-    first, second = engines(), engines()
-    prompt = tokens(300)
-    first.compute(first.request("a", prompt))
-    asked = second.request("b", prompt)
-    second.begin_load(asked)
-    second.settle()
-    second.manager.primary_tier.reset_cache()
-    assert second.matched(asked)[0] == 0
-    second.done(asked)
-    assert gated(second) == {
+    asked = engine.request("b", prompt)
+    engine.begin_load(asked)
+    engine.settle()
+    engine.manager.primary_tier.reset_cache()
+    assert engine.matched(asked) == 0
+    engine.done(asked)
+    assert gated(engine) == {
         ("gate_requests_total", ("dram", "fetch", "unknown_cost")): 1,
         ("loads_total", ("dram", "failed")): 1,
         ("fetched_tokens_total", ("dram",)): 256,

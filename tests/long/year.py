@@ -44,8 +44,12 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 VARIANTS, AT_ONCE = 40, 20_000
 TUNERS = ("remote_fetch", "gate_settings", "holdout", "tier_size", "eviction", "admission")
 
+Row = dict[str, Any]
+"""Of a table, by the names of its columns."""
+Rows = Iterator[Row]
 
-def places() -> list[dict[str, Any]]:
+
+def places() -> list[Row]:
     """What one store tells of each tier and pool; the demo has no disk, so its rows are made of those of DRAM."""
     told = list(SAMPLE["windows"])
     return told + [{**place, "tier": "disk"} for place in told if place["tier"] == "dram"]
@@ -71,7 +75,7 @@ class Year:
             counts[model.__tablename__] = self._insert(engine, model, rows)
         return counts
 
-    def _tables(self) -> Iterator[tuple[type[Base], Iterator[dict[str, Any]]]]:
+    def _tables(self) -> Iterator[tuple[type[Base], Rows]]:
         now = self._now
         begin = (now - YEAR).replace(hour=0, minute=0, second=0, microsecond=0)
         fortnight = (now - FORTNIGHT).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -97,7 +101,7 @@ class Year:
         )
 
     @staticmethod
-    def _insert(engine: Engine, model: type[Base], rows: Iterator[dict[str, Any]]) -> int:
+    def _insert(engine: Engine, model: type[Base], rows: Rows) -> int:
         count = 0
         while batch := list(islice(rows, AT_ONCE)):
             with engine.begin() as connection:
@@ -105,15 +109,15 @@ class Year:
             count += len(batch)
         return count
 
-    def _variants(self, place: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    def _variants(self, place: Row) -> list[tuple[int, Row]]:
         """Requests that found chunks, and counters."""
         told = [varied(place["values"], self._chance) for _ in range(VARIANTS)]
         return [(int(values.get("gate_candidate_requests_total", 0)), values) for values in told]
 
-    def _columns(self, place: dict[str, Any], store: str, start: datetime) -> dict[str, Any]:
+    def _columns(self, place: Row, store: str, start: datetime) -> Row:
         return {"store": store, "start": start, **{name: place[name] for name in ("namespace", "model", "tier")}}
 
-    def _windows(self, starts: list[datetime]) -> Iterator[dict[str, Any]]:
+    def _windows(self, starts: list[datetime]) -> Rows:
         told = [(place, self._variants(place)) for place in places()]
         for start in starts:
             for store in self._names:
@@ -122,7 +126,7 @@ class Year:
                     row = self._columns(place, store, start)
                     yield {**row, "seconds": WINDOW_S, "requests": requests, "counters": counters}
 
-    def _hours(self, starts: list[datetime]) -> Iterator[dict[str, Any]]:
+    def _hours(self, starts: list[datetime]) -> Rows:
         told = [(place, [self._hour(place) for _ in range(VARIANTS)]) for place in places()]
         for start in starts:
             for store in self._names:
@@ -130,7 +134,7 @@ class Year:
                     row = self._columns(place, store, start)
                     yield {**row, "seconds": 3600.0, "counters": self._chance.choice(variants)}
 
-    def _hour(self, place: dict[str, Any]) -> dict[str, Any]:
+    def _hour(self, place: Row) -> Row:
         """As the sum of many windows: histograms fill more buckets."""
         windows: list[Window] = []
         for index in range(60):
@@ -145,7 +149,7 @@ class Year:
         (hour,) = hourly(windows)
         return hour_row(hour).counters
 
-    def _ledger(self, hours: list[datetime]) -> Iterator[dict[str, Any]]:
+    def _ledger(self, hours: list[datetime]) -> Rows:
         draw = self._chance.random
         for hour in hours:
             for store in self._names:
@@ -156,7 +160,7 @@ class Year:
                         amounts = {"bytes": int(draw() * 2**36), "transferred": int(draw() * 2**36)}
                         yield {**key, "seconds": 3600.0, **figures, **amounts, "holdout": None}
 
-    def _stages(self, starts: list[datetime]) -> Iterator[dict[str, Any]]:
+    def _stages(self, starts: list[datetime]) -> Rows:
         for start in starts:
             for store in self._names:
                 for phase in ("prefill", "decode", "mixed"):
@@ -171,7 +175,7 @@ class Year:
                     }
                     yield {**row, **spent}
 
-    def _prospects(self) -> Iterator[dict[str, Any]]:
+    def _prospects(self) -> Rows:
         costs = {f"{1 << dram}/0/{1 << remote}": 0.01 for dram in range(30, 36) for remote in range(34, 38)}
         look = timedelta(seconds=TierSizeSettings().look_s)
         for number in range(FORTNIGHT // look):
@@ -179,7 +183,7 @@ class Year:
             row = {"namespace": "ab" * 16, "start": self._now - number * look, "seconds": look.total_seconds()}
             yield {**row, "requests": 100, "costs": told}
 
-    def _stores(self) -> Iterator[dict[str, Any]]:
+    def _stores(self) -> Rows:
         now = self._now
         for name in self._names:
             known = {"name": name, "url": f"http://{name}:7410", "boot_id": "b", "version": "0.1.0"}
@@ -205,7 +209,7 @@ class Year:
                 number += 1
                 yield number, begin + day * DAY, store
 
-    def _decisions(self, begin: datetime) -> Iterator[dict[str, Any]]:
+    def _decisions(self, begin: datetime) -> Rows:
         for number, at, store in self._moments(begin):
             off = bool(number % 2)
             what = {
@@ -240,7 +244,7 @@ class Year:
                 "applied_version": 2,
             }
 
-    def _verdicts(self, begin: datetime) -> Iterator[dict[str, Any]]:
+    def _verdicts(self, begin: datetime) -> Rows:
         for number, at, _ in self._moments(begin):
             yield {
                 "decision": number,
@@ -250,18 +254,18 @@ class Year:
                 "evidence": {"gain": 1.0},
             }
 
-    def _answers(self) -> Iterator[dict[str, Any]]:
+    def _answers(self) -> Rows:
         for store in self._names:
             for tuner in TUNERS:
                 place = {"tuner": tuner, "store": store, "tier": "remote", "namespace": ""}
                 yield {**place, "at": self._now, "change": False, "reason": "fetching pays: 20 requests saved 9 s"}
 
-    def _incidents(self, begin: datetime) -> Iterator[dict[str, Any]]:
+    def _incidents(self, begin: datetime) -> Rows:
         for _, at, store in self._moments(begin):
             over = {"opened_at": at, "last_seen": at, "closed_at": at + HOUR}
             yield {"kind": "store_unreachable", "store": store, "message": "connection refused", **over}
 
-    def _audit(self, begin: datetime) -> Iterator[dict[str, Any]]:
+    def _audit(self, begin: datetime) -> Rows:
         for _, at, store in self._moments(begin):
             yield {
                 "at": at,

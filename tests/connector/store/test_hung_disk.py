@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from connector.store.serving import evict_all, put_remote, serving, written
-from connector.stores import NAMESPACE, PATIENCE_S, STRIDE, Clock, Engine, Http, chain, eventually
+from connector.stores import NAMESPACE, PATIENCE_S, STRIDE, Clock, Engine, Http, chain, eventually, pool
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.slab import Slab
@@ -66,7 +66,7 @@ def hung(monkeypatch):
 
 def put(store, engine, *prompts):
     for keys in prompts:
-        assert engine.put(keys) == [""] * len(keys)
+        engine.put_all(keys)
         written(store)
 
 
@@ -184,12 +184,12 @@ def test_what_a_disk_hangs_with_is_stored_anew(store, http, engine, monkeypatch,
     keys, lane, clock = chain("k", 12), store.store.lanes["disk"], Clock(time.monotonic())
     put(store, engine, keys)
     evict_all(http)
-    free, held = hung("read"), store.store.dram.pools[DIGEST]
+    free, held = hung("read"), pool(store)
     assert engine.load(keys[:4], deadline_s=0.05).outcomes == ["late"] * 4
     monkeypatch.setattr(lane, "_clock", clock)
     clock.now += 60.0
     eventually(lambda: len(held.quarantined) == 4)
-    assert engine.put(keys) == [""] * 12
+    engine.put_all(keys)
     assert engine.find(keys) == ["dram"] * 12
     assert (lane.transit._traffic._chunks, lane.transit._traffic._bytes) == (0, 0)
     free.set()

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from connector.store.serving import DIGEST, Reads, evict_all, joined, put_remote, serving, used, written
+from connector.store.serving import Reads, evict_all, joined, put_remote, serving, used, written
 from connector.stores import (
     CHUNK_TOKENS,
     STRIDE,
@@ -12,6 +12,7 @@ from connector.stores import (
     at_best,
     chain,
     eventually,
+    pinned,
     short_folder,
 )
 
@@ -110,7 +111,7 @@ def test_a_late_chunk_is_told_late_and_is_there_afterwards(remote, store, engine
     reads.free.set()
     assert eventually(lambda: engine.find(keys) == ["dram"] * 3)
     assert engine.get(keys) == 3
-    eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 1)  # what a late load was given
+    eventually(lambda: pinned(store) == 1)  # what a late load was given
 
 
 def test_a_chunk_on_its_way_is_fetched_once(remote, store, engine):
@@ -127,24 +128,24 @@ def test_a_chunk_on_its_way_is_fetched_once(remote, store, engine):
         assert reads.count == 4
         assert engine.read(loads[0]) == engine.read(loads[2]) == other.read(loads[1]) == 4
         for who, loaded in zip((engine, other, engine), loads, strict=True):
-            assert store.store.dram.pools[DIGEST].pool.pinned == 4
+            assert pinned(store) == 4
             who.client.release(loaded)
             who.heard()
-        assert store.store.dram.pools[DIGEST].pool.pinned == 0
+        assert pinned(store) == 0
 
 
 def test_a_load_holds_nothing_behind_a_chunk_that_cannot_come(store, engine, http):
     """Nobody would give it back: its client is told of the leading chunks alone."""
     keys = chain("k", 4)
-    assert engine.put([keys[0], *keys[2:]]) == [""] * 3
+    engine.put_all([keys[0], *keys[2:]])
     written(store)
     assert http.retune(tiers__remote__fetch="off").status_code == 200
     loaded = engine.load(keys)
     assert loaded.outcomes == ["hit", "miss", "miss", "miss"]
-    assert store.store.dram.pools[DIGEST].pool.pinned == 1
+    assert pinned(store) == 1
     engine.client.release(loaded)
     engine.heard()
-    assert store.store.dram.pools[DIGEST].pool.pinned == 0
+    assert pinned(store) == 0
 
 
 def test_a_load_does_not_evict_its_own_head(home, remote):
@@ -191,4 +192,4 @@ def test_chunks_that_came_cannot_leave_before_their_load_has_them(home, remote):
                     assert engine.read(loaded) == len(loaded.slots)
                     assert loaded.outcomes == ["hit"] * len(loaded.slots) + ["miss"] * (6 - len(loaded.slots))
                     engine.client.release(loaded)
-            eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
+            eventually(lambda: pinned(store) == 0)

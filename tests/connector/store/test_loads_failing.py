@@ -11,6 +11,9 @@ from connector.stores import (
     chain,
     counted,
     eventually,
+    no_more_threads,
+    pinned,
+    pool,
 )
 from tiertune_connector.tiers.base import Outcome
 
@@ -26,8 +29,8 @@ def test_a_failing_fetch_is_an_outcome_per_chunk(remote, store, engine, fault, o
     remote.fault = lambda operation: fault if operation == "read" else None
     assert engine.load(keys).outcomes == ["hit", outcome, outcome]
     remote.fault = lambda _: None
-    eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 1)
-    assert len(store.store.dram.pools[DIGEST].pool) == 1
+    eventually(lambda: pinned(store) == 1)
+    assert len(pool(store).pool) == 1
 
 
 def test_a_damaged_remote_chunk_is_corrupt_and_gone(remote, store, engine):
@@ -43,7 +46,7 @@ def test_damage_in_dram_is_found_by_the_reader(remote, store, engine, http):
     """The client refuses what the store did not notice; the store then drops the chunk, and fetches it anew."""
     engine.put([b"key"])
     eventually(lambda: remote.present(DIGEST, [b"key"])[1])
-    store.store.dram.pools[DIGEST].pool.get(b"key").view()[17] ^= 1
+    pool(store).pool.get(b"key").view()[17] ^= 1
     assert engine.get([b"key"]) == 0
     eventually(lambda: http.total("tier_errors_total", tier="dram", operation="read", reason="corrupt") == 1)
     eventually(lambda: http.total("tier_pinned_bytes", tier="dram") == 0)
@@ -124,7 +127,7 @@ def test_a_client_that_leaves_during_its_load_pins_nothing(remote, store, engine
     eventually(lambda: len(store.server.sessions()) == 1)
     reads.free.set()
     eventually(lambda: engine.find(keys) == ["dram"] * 3)
-    eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
+    eventually(lambda: pinned(store) == 0)
 
 
 def test_a_store_that_ends_amid_a_load_tells_no_failure(home, remote, caplog):
@@ -153,15 +156,8 @@ def test_where_no_thread_can_be_had_a_load_misses_and_holds_nothing(remote, stor
     put_remote(remote, there)
     reads = remote.fault = Reads()
     reads.free.set()
-    start = threading.Thread.start
-
-    def failing(thread):
-        if thread.name.startswith("remote-read"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
     with monkeypatch.context() as exhausted:
-        exhausted.setattr(threading.Thread, "start", failing)
+        no_more_threads(exhausted, named="remote-read")
         loaded = engine.load(here + there)
         assert loaded.outcomes == ["hit", "hit", "miss", "miss"]
         engine.client.release(loaded)

@@ -1,13 +1,12 @@
 """Lookups of a store whose remote is slow to answer."""
 
-import threading
 import time
 
 import pytest
 
 from connector.lanes import Gate
 from connector.store.serving import put_remote
-from connector.stores import CHUNK_TOKENS, chain, eventually
+from connector.stores import CHUNK_TOKENS, chain, eventually, no_more_threads
 from tiertune_connector.protocol.messages import Lookup, Side
 
 
@@ -36,7 +35,7 @@ def test_what_the_remote_has_not_told_by_the_deadline_is_not_waited_for(remote, 
 def test_what_left_before_it_was_counted_is_still_its_engine_s(engine, http):
     """A request may wait for its turn for long: what it found has an engine, whatever was evicted meanwhile."""
     keys = chain("r", 4)
-    assert engine.put(keys) == [""] * 4
+    engine.put_all(keys)
     asked = {"prompt_tokens": 4 * CHUNK_TOKENS, "defer": True}
     assert engine.client.lookup("a", keys, **asked).result(30).tiers == ["dram"] * 4
     engine.heard()
@@ -68,7 +67,7 @@ def test_what_an_engine_has_itself_counts_also_while_the_store_is_bypassed(engin
 def test_a_lookup_that_cannot_wait_does_not_ask_the_remote(remote, store, engine, waited_s, wait):
     """Its deadline has passed, or it is on the thread that serves all: what DRAM has is told at once."""
     keys = chain("r", 6)
-    assert engine.put(keys[:3]) == [""] * 3
+    engine.put_all(keys[:3])
     gate = remote.fault = Gate("present")
     (session,) = store.server.sessions()
     asked = Lookup(1, "a", keys, 6 * CHUNK_TOKENS, b"", [], deadline_s=1.0)
@@ -81,15 +80,8 @@ def test_where_no_thread_can_be_had_a_client_is_served_without_waiting(remote, s
     here, there = chain("h", 2), chain("t", 2)
     engine.put(here)
     put_remote(remote, there)
-    start = threading.Thread.start
-
-    def failing(thread):
-        if thread.name.startswith("wait-"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
     with monkeypatch.context() as exhausted:
-        exhausted.setattr(threading.Thread, "start", failing)
+        no_more_threads(exhausted, named="wait-")
         assert engine.find(here + there) == ["dram"] * 2
         loaded = engine.load(here + there)
         assert loaded.outcomes == ["hit", "hit", "miss", "miss"]

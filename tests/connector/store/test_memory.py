@@ -17,6 +17,7 @@ from connector.stores import (
     chain,
     eventually,
     payload,
+    pinned,
     running,
 )
 from tiertune_connector.keys import Namespace
@@ -41,7 +42,7 @@ def test_a_chain_written_in_pieces_is_used_once(home, algorithm):
             engine.put(again, request)
         assert engine.find(once, "d") == []
         for start in range(0, 12, 3):
-            assert engine.put(once[start : start + 3], "d") == [""] * 3
+            engine.put_all(once[start : start + 3], "d")
         for number in range(6):
             engine.put(chain(f"other {number}", 10), f"o{number}")
         pool = store.store.dram.pools[DIGEST].pool
@@ -62,22 +63,22 @@ def test_what_two_engines_compute_at_a_time_is_counted_once_too_often(store, eng
         return http.total("duplicate_prefill_tokens_total", namespace=DIGEST) / CHUNK_TOKENS
 
     keys, new = chain("k", 8), chain("new", 2)
-    assert engine.put(keys[:3]) == [""] * 3
+    engine.put_all(keys[:3])
     with joined(store, name="engine-1") as other:
         assert engine.find(keys, "mine") == other.find(keys, "yours") == ["dram"] * 3
-        assert engine.put(keys[3:6], "mine") == [""] * 3
+        engine.put_all(keys[3:6], "mine")
         assert len(engine.client.reserve(keys[6:], request="mine").result(10).slots) == 2
         assert engine.put(keys[3:], "mine")[:3] == ["present"] * 3
         assert again() == 0
         assert other.put(keys, "yours") == ["present"] * 6 + ["busy"] * 2
         assert again() == 5
         assert other.put(keys, "nobody's") == ["present"] * 6 + ["busy"] * 2
-        assert other.put(new, "yours") == [""] * 2
+        other.put_all(new, "yours")
         assert again() == 5
         assert other.find(new, "mine too") == ["dram"] * 2
         late = chain("late", 4)
         assert other.find(late, "half") == engine.find(late, "theirs") == []
-        assert engine.put(late, "theirs") == [""] * 4
+        engine.put_all(late, "theirs")
         other.client.own("half", gpu_chunks=3, staging_chunks=0)
         assert other.put(late, "half") == ["present"] * 4
         assert again() == 6, "what an engine had itself it did not compute"
@@ -91,7 +92,7 @@ def test_what_two_engines_compute_at_a_time_is_counted_once_too_often(store, eng
 def test_what_one_engine_stored_another_reads(store, engine):
     """Bit for bit, out of the same memory."""
     keys = chain("k", 20)
-    assert engine.put(keys) == [""] * 20
+    engine.put_all(keys)
     with Engine(store.server.path, name="engine-1") as other:
         assert other.find(keys) == ["dram"] * 20
         assert other.get(keys) == 20
@@ -128,7 +129,7 @@ def test_a_full_pool_keeps_the_heads_of_chains(home, remote):
         first, second = chain("first", 10), chain("second", 10)
         for name, keys in (("first", first), ("second", second)):
             engine.find(keys, request=name)
-            assert engine.put(keys, request=name) == [""] * 10
+            engine.put_all(keys, request=name)
             written(store)
         assert engine.find(second) == ["dram"] * 10
         assert engine.find(first)[:7] == ["dram"] * 6 + ["remote"]
@@ -185,7 +186,7 @@ def test_dram_that_was_once_slow_is_tried_again(remote, store, engine, monkeypat
     for _ in range(3):
         fast()
     eventually(fast)  # a probe that a busy machine held up is outdone by those after it
-    assert store.store.dram.pools[DIGEST].pool.pinned == 0
+    assert pinned(store) == 0
 
 
 # -- other groups of layers, and what an engine has itself
@@ -286,7 +287,7 @@ def test_leases_and_reservations_expire(home, remote):
         eventually(lambda: pool.quarantined == [] and pool.pool.capacity == 4)
         engine.client.release(loaded)
         written(store)
-        assert engine.put(chain("n", 4)) == [""] * 4
+        engine.put_all(chain("n", 4))
 
 
 def test_a_late_word_of_a_reservation_that_is_over_is_not_of_a_newer_one(home, remote):
