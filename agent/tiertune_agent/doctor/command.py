@@ -232,7 +232,7 @@ def _unknown_of(store: StoreFacts) -> Iterator[str]:
         yield "who shares with whom: a store of its version does not tell"
     if not present(store.status, "remote"):
         return
-    found = store.total("gate_candidate_requests_total", tier="remote")
+    found = store.counted.total("gate_candidate_requests_total", tier="remote")
     if found < FEW:
         yield f"whether its remote pays: only {found:.0f} requests found chunks there"
     elif not any(store.prefill(digest) for digest in store.pools):

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import Rows
-from tiertune_agent.records import Histogram, Value
-from tiertune_agent.tuners.base import pools
+from tiertune_agent.fields import read
+from tiertune_agent.records import Window, series
+from tiertune_agent.tuners.base import pools, present
 from tiertune_agent.whatif.terms import Prefill
+from tiertune_connector.tuning import TIERS
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,12 @@ class Clock:
 
     ahead_s: float
     doubt_s: float
+
+
+def as_window(rows: Rows) -> Window:
+    """A store's counters as one window, with all their labels."""
+    told = {series(name, labels): value for (name, labels), value in rows.items()}
+    return Window("", "", "", "", datetime.min.replace(tzinfo=UTC), 0.0, told)
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class StoreFacts:
     """Why asking it failed; empty: it answers."""
     status: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
-    rows: Rows = field(default_factory=dict)
+    counted: Window = field(default_factory=lambda: as_window({}))
     """Its counters since it started."""
     clock: Clock | None = None
     known: str = ""
@@ -48,26 +57,10 @@ class StoreFacts:
     def name(self) -> str:
         return str(self.status.get("store") or self.called or self.known or self.url)
 
-    def total(self, name: str, **labels: str) -> float:
-        """A counter's sum over all series with these labels."""
-        return sum(value for _, value in self._matching(name, labels) if not isinstance(value, Histogram))
-
-    def count(self, name: str, **labels: str) -> float:
-        """Observations of a histogram, over all series with these labels."""
-        return sum(value.count for _, value in self._matching(name, labels) if isinstance(value, Histogram))
-
-    def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """A counter's sums over all series with these labels, by the values of ``label``; zeros are left out."""
-        sums: dict[str, float] = {}
-        for its, value in self._matching(name, labels):
-            if value and not isinstance(value, Histogram):
-                text = its.get(label, "")
-                sums[text] = sums.get(text, 0.0) + value
-        return sums
-
-    def gauge(self, name: str, **labels: str) -> float | None:
-        """Sum of a gauge's series with these labels; None: no such series."""
-        return self.total(name, **labels) if self._matching(name, labels) else None
+    @property
+    def tiers(self) -> Mapping[str, Mapping[str, Any]]:
+        """States of those that are configured."""
+        return {tier: read(self.status, f"tiers.{tier}") for tier in TIERS if present(self.status, tier)}
 
     @property
     def pools(self) -> Mapping[str, Mapping[str, Any]]:
@@ -80,11 +73,6 @@ class StoreFacts:
     def prefill(self, namespace: str) -> Prefill | None:
         """The prefill cost that its engines reported; None: none yet."""
         return Prefill.told(self.pools.get(namespace) or {})
-
-    def _matching(self, name: str, labels: Mapping[str, str]) -> list[tuple[dict[str, str], Value]]:
-        """All series with these labels: all labels of each, and its value."""
-        found = [(dict(told), value) for (series, told), value in self.rows.items() if series == name]
-        return [(its, value) for its, value in found if labels.items() <= its.items()]
 
 
 @dataclass(frozen=True)
@@ -104,6 +92,11 @@ class AgentFacts:
     @property
     def answers(self) -> bool:
         return not self.problem
+
+    @property
+    def file(self) -> str:
+        """Its policy file; its address if it has none."""
+        return str(self.policies.get("source") or self.url)
 
     @property
     def stores(self) -> Sequence[Mapping[str, Any]]:

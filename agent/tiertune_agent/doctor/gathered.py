@@ -17,7 +17,15 @@ from tiertune_agent.collector.counters import parse
 from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.credentials import turned_away
 from tiertune_agent.doctor.checks.of_engines import WANTED
-from tiertune_agent.doctor.facts import AgentFacts, Clock, DatabaseFacts, EngineFacts, ServerFacts, StoreFacts
+from tiertune_agent.doctor.facts import (
+    AgentFacts,
+    Clock,
+    DatabaseFacts,
+    EngineFacts,
+    ServerFacts,
+    StoreFacts,
+    as_window,
+)
 from tiertune_agent.engines import shown as engine_key
 from tiertune_agent.history.database import DatabaseError, connect, revisions, shown, sqlite_path
 from tiertune_agent.network import asked_whole, at_once, http_client, json_of, read_whole, said
@@ -85,7 +93,7 @@ class Reader:
                 clock = _clock(reading.time_s, asked, self.now())
         except FAILED as error:
             return StoreFacts(url, called, problem=_why(error), closed=isinstance(error, _ClosedError))
-        return StoreFacts(url, called, status=status, tuning=tuning, rows=reading.rows, clock=clock)
+        return StoreFacts(url, called, status=status, tuning=tuning, counted=as_window(reading.rows), clock=clock)
 
     def _engine(self, url: str, trusted: Mapping[str, Any]) -> EngineFacts:
         try:

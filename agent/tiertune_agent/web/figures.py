@@ -53,10 +53,8 @@ class Cost:
     recompute_s: float
 
 
-@dataclass(frozen=True)
-class Span:
-    start: datetime
-    end: datetime
+Span = tuple[datetime, datetime]
+"""From and to."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class Gate:
     """Over those that fetched."""
     outcomes: Mapping[str, float]
     reasons: Mapping[str, float]
-    """Why requests did not fetch."""
+    """Why requests did not fetch, most frequent first."""
 
     @property
     def asked(self) -> bool:
@@ -140,6 +138,7 @@ def flow(whole: WindowSums, tier: str, *, step_s: float, points: int) -> TierFlo
 def gate(whole: WindowSums, tier: str) -> Gate:
     served = whole.tiers.get(tier)
     every = Window("", "", "", tier, datetime.min.replace(tzinfo=UTC), 0.0, served.gate if served else {})
+    refused = every.split("gate_requests_total", "reason", decision="recompute")
     return Gate(
         fetched=every.total("gate_requests_total", decision="fetch"),
         recomputed=every.total("gate_requests_total", decision="recompute"),
@@ -147,7 +146,7 @@ def gate(whole: WindowSums, tier: str) -> Gate:
         predicted_recompute=_mean(every, "gate_predicted_seconds", kind="recompute"),
         actual_fetch=_mean(every, "gate_actual_seconds", kind="fetch"),
         outcomes={name: every.total("gate_outcomes_total", outcome=name) for name in OUTCOMES},
-        reasons=_refusals(every),
+        reasons=dict(sorted(refused.items(), key=lambda item: -item[1])),
     )
 
 
@@ -174,7 +173,7 @@ def off_spans(changes: Sequence[tuple[datetime, str]], now_is: str, since: datet
             state, began = to, at
     if state == now_is == "off":
         spans.append((began, now))
-    return [Span(start, end) for start, end in spans]
+    return spans
 
 
 def _before(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetime) -> str:
@@ -219,16 +218,5 @@ def _spread(latest: float, length: float) -> Iterator[tuple[int, float]]:
 
 
 def _mean(window: Window, name: str, **labels: str) -> float | None:
-    seen = window.histograms(name, **labels)
-    number = sum(value.count for value in seen)
-    return sum(value.sum for value in seen) / number if number else None
-
-
-def _refusals(window: Window) -> dict[str, float]:
-    """Requests that did not fetch, by reason, most frequent first."""
-    found: dict[str, float] = {}
-    for labels, value in window.labelled("gate_requests_total"):
-        if labels.get("decision") == "recompute":
-            reason = labels.get("reason", "")
-            found[reason] = found.get(reason, 0.0) + value
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    number = window.count(name, **labels)
+    return sum(value.sum for value in window.histograms(name, **labels)) / number if number else None
