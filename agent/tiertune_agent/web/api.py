@@ -14,6 +14,7 @@ from tiertune_agent.changes.control import ChangeControl, Refused, Unknown
 from tiertune_agent.changes.operators import Caller, Operators
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.leader import NotLeadingError
+from tiertune_agent.records import Decision
 from tiertune_agent.web.bodies import Bounded, unprocessable
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.signing import from_here
@@ -133,27 +134,19 @@ def _seen(looks: Looks) -> APIRouter:
 def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
     api = APIRouter(prefix="/api/v1")
 
-    def unless_frozen() -> None:
-        frozen = operators.frozen()
-        if frozen:
-            raise Refused(f"nothing changes now: frozen {frozen}")
+    def command(act: Callable[[int, str], Decision]) -> None:
+        name = act.__name__
 
-    @api.post("/decisions/{number}/approve")
-    def approve(number: Number, caller: CallerOf) -> dict[str, Any]:
-        operators.audit(caller, "approve", {"decision": number})
-        unless_frozen()
-        return changes.approve(number, caller.who).document()
+        def run(number: Number, caller: CallerOf) -> dict[str, Any]:
+            operators.audit(caller, name, {"decision": number})
+            if act != changes.reject and (frozen := operators.frozen()):
+                raise Refused(f"nothing changes now: frozen {frozen}")
+            return act(number, caller.who).document()
 
-    @api.post("/decisions/{number}/reject")
-    def reject(number: Number, caller: CallerOf) -> dict[str, Any]:
-        operators.audit(caller, "reject", {"decision": number})
-        return changes.reject(number, caller.who).document()
+        api.add_api_route(f"/decisions/{{number}}/{name}", run, methods=["POST"], name=name)
 
-    @api.post("/decisions/{number}/rollback")
-    def rollback(number: Number, caller: CallerOf) -> dict[str, Any]:
-        operators.audit(caller, "rollback", {"decision": number})
-        unless_frozen()
-        return changes.rollback(number, caller.who).document()
+    for act in (changes.approve, changes.reject, changes.rollback):
+        command(act)
 
     @api.post("/freeze")
     def freeze(body: FreezeBody, caller: CallerOf) -> dict[str, Any]:
