@@ -35,13 +35,14 @@ def pairs(rows: Iterable[tuple[str, str | Text]]) -> Table:
     return table
 
 
-def _listing(names: Iterable[str], *folded: str) -> Table:
-    """Columns of one line if there is room, then ``folded`` ones of several; in a narrow terminal all are folded."""
+def _listing(rows: Iterable[Sequence[object]], *names: str, nothing: str = "") -> Table:
+    """Columns of one line if there is room; in a narrow terminal all but the first are folded. ``nothing``: no rows."""
     table = Table(box=None, header_style="bold")
     for place, name in enumerate(names):
         table.add_column(name, no_wrap=place == 0, overflow="fold")
-    for name in folded:
-        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(one)) for one in row))
+    table.caption = None if table.row_count else nothing
     return table
 
 
@@ -50,26 +51,18 @@ def _moment(told: object) -> str:
 
 
 def decisions_table(decisions: Sequence[Mapping[str, Any]]) -> Table:
-    table = _listing(("id", "at", "tuner", "store", "tier", "from", "to", "state"), "reason")
-    for decision in decisions:
-        moment, field = _moment(decision["created_at"]), decision["field"]
-        whose = (decision[name] for name in ("tuner", "store", "tier"))
-        change = (shown(field, decision[name]) for name in ("from", "to"))
-        told = (*whose, *change, decision["state"], decision["reason"])
-        table.add_row(str(decision["id"]), moment, *(Text(str(one)) for one in told))
-    if not decisions:
-        table.caption = "no decisions"
-    return table
+    names = ("id", "at", "tuner", "store", "tier", "from", "to", "state", "reason")
+    rows = ([{**one, "at": _moment(one["created_at"]), **_change(one)}[name] for name in names] for one in decisions)
+    return _listing(rows, *names, nothing="no decisions")
+
+
+def _change(decision: Mapping[str, Any]) -> dict[str, str]:
+    return {name: shown(decision["field"], decision[name]) for name in ("from", "to")}
 
 
 def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _listing(("at", "who", "from", "what"), "detail")
-    for row in rows:
-        told = (_moment(row["at"]), row["who"], row["from"], row["what"], json.dumps(row["detail"]))
-        table.add_row(*map(Text, told))
-    if not rows:
-        table.caption = "no commands"
-    return table
+    told = ([_moment(row["at"]), row["who"], row["from"], row["what"], json.dumps(row["detail"])] for row in rows)
+    return _listing(told, "at", "who", "from", "what", "detail", nothing="no commands")
 
 
 def decision_table(decision: dict[str, Any]) -> Table:
@@ -112,10 +105,7 @@ def _run(name: str, run: Mapping[str, Any]) -> tuple[str, ...]:
 
 def backtest_table(rows: Iterable[Sequence[str]]) -> Table:
     """What a policy would have done; the last of each row is the reason."""
-    table = _listing(("at", "tuner"), "change", "outcome", "reason")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    return _listing(rows, "at", "tuner", "change", "outcome", "reason")
 
 
 def _figures(table: Table, *names: str) -> None:
