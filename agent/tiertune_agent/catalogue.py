@@ -64,7 +64,11 @@ class AgentMetrics:
         assert isinstance(family, Counter)
         (family.labels(*labels) if labels else family).inc(amount)
 
-    def set(self, name: str, value: float, *labels: str) -> None:
+    def set(self, name: str, value: float | None, *labels: str) -> None:
+        """None: the value is not known, and not exported."""
+        if value is None:
+            self.unset(name, *labels)
+            return
         family = self._families[name]
         assert isinstance(family, Gauge)
         (family.labels(*labels) if labels else family).set(value)
