@@ -15,7 +15,7 @@ from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.evidence import Summand
 from tiertune_agent.verdicts.verdict import Spells, Trial, compare, contrast
 from tiertune_agent.web import over_sizes
-from tiertune_agent.web.compared import Value, bar_chart, compared
+from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import counted, curve, ghosts
 from tiertune_agent.web.unmade import unmade
 from tiertune_connector.whatif.chain import Shape
@@ -141,14 +141,20 @@ def test_the_scale_ends_at_a_round_number(most, tick):
 
 def test_bars_are_drawn_to_one_scale():
     """The longest with its doubt fills the room; what is not known has no length."""
-    values = [Value("a", "A", 3.0, 1.0), Value("b", "B", 2.0), Value("a", "C", None)]
-    drawn = bar_chart("of", values, 2.0)
-    assert drawn.rows == ("A: 3", "B: 2", "C: unknown")
+    drawn = Compared("of", "", before=2.0, after=3.0, doubt=1.0).chart
+    assert drawn.rows == (
+        "Before the change: 2",
+        "Promised: unknown",
+        "After, as it is: 3",
+        "Without the change: unknown",
+    )
     assert [(one.kind, one.values, one.doubts) for one in drawn.pieces] == [
-        ("a", (3.0, None, None), (1.0, None, None)),
-        ("b", (None, 2.0, None), (None, None, None)),
+        ("column", (2.0, None, None, None), ()),
+        ("after", (None, None, 3.0, None), (None, None, 1.0, None)),
+        ("without", (None, None, None, None), ()),
     ]
-    assert (drawn.top, drawn.against, drawn.label) == (4.0, 2.0, "of: A: 3, B: 2, C: unknown")
+    assert (drawn.top, drawn.against) == (4.0, 2.0)
+    assert drawn.label == f"of: {', '.join(drawn.rows)}"
 
 
 def wish(history, tuner, target, change, *, evidence=None, mode="recommend", at=START):
