@@ -1,6 +1,7 @@
 """The JSON API. Every writing call leaves an audit row."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Request
@@ -81,10 +82,9 @@ def application(
     app.include_router(_seen(looks))
     app.include_router(_writing(operators, changes), dependencies=[Depends(from_here), Depends(leading)])
     app.add_exception_handler(RequestValidationError, unprocessable)
-    app.add_exception_handler(Unknown, lambda _request, error: _told(404, error))
-    app.add_exception_handler(Refused, lambda _request, error: _told(409, error))
-    app.add_exception_handler(NotLeadingError, lambda _request, error: _told(409, error))
-    app.add_exception_handler(DatabaseError, lambda _request, error: _told(503, error))
+    codes = {Unknown: 404, Refused: 409, NotLeadingError: 409, DatabaseError: 503}
+    for kind, code in codes.items():
+        app.add_exception_handler(kind, partial(_told, code))
     return app
 
 
@@ -168,5 +168,5 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
     return api
 
 
-def _told(code: int, error: Exception) -> Response:
+def _told(code: int, _: Request, error: Exception) -> Response:
     return JSONResponse({"detail": str(error)}, status_code=code)
