@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import Rows
-from tiertune_agent.fields import read
+from tiertune_agent.fields import Json, read
 from tiertune_agent.records import Window, series
 from tiertune_agent.tuners.base import pools, present
 from tiertune_agent.whatif.terms import Prefill
@@ -37,8 +36,8 @@ class StoreFacts:
     """Its name in the settings; empty: they give none."""
     problem: str = ""
     """Why asking it failed; empty: it answers."""
-    status: Mapping[str, Any] = field(default_factory=dict)
-    tuning: Mapping[str, Any] = field(default_factory=dict)
+    status: Json = field(default_factory=dict)
+    tuning: Json = field(default_factory=dict)
     counted: Window = field(default_factory=lambda: as_window({}))
     """Its counters since it started."""
     clock: Clock | None = None
@@ -58,16 +57,16 @@ class StoreFacts:
         return str(self.status.get("store") or self.called or self.known or self.url)
 
     @property
-    def tiers(self) -> Mapping[str, Mapping[str, Any]]:
+    def tiers(self) -> Mapping[str, Json]:
         """States of those that are configured."""
         return {tier: read(self.status, f"tiers.{tier}") for tier in TIERS if present(self.status, tier)}
 
     @property
-    def pools(self) -> Mapping[str, Mapping[str, Any]]:
+    def pools(self) -> Mapping[str, Json]:
         return pools(self.status)
 
     @property
-    def clients(self) -> Sequence[Mapping[str, Any]]:
+    def clients(self) -> Sequence[Json]:
         return self.status.get("clients") or ()
 
     def prefill(self, namespace: str) -> Prefill | None:
@@ -81,10 +80,10 @@ class AgentFacts:
 
     url: str
     problem: str = ""
-    fleet: Mapping[str, Any] = field(default_factory=dict)
-    incidents: Sequence[Mapping[str, Any]] = ()
+    fleet: Json = field(default_factory=dict)
+    incidents: Sequence[Json] = ()
     """Open ones."""
-    policies: Mapping[str, Any] = field(default_factory=dict)
+    policies: Json = field(default_factory=dict)
     clock: Clock | None = None
     away: bool = False
     """It is there, but its database is not."""
@@ -99,7 +98,7 @@ class AgentFacts:
         return str(self.policies.get("source") or self.url)
 
     @property
-    def stores(self) -> Sequence[Mapping[str, Any]]:
+    def stores(self) -> Sequence[Json]:
         """Stores as the agent last saw them, without sources that are only observed."""
         return [store for store in self.fleet.get("stores") or () if not store.get("observed")]
 

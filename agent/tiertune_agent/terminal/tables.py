@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tiertune_agent.fields import shown
+from tiertune_agent.fields import Json, shown
 
 PIPE_WIDTH = 200
 
@@ -50,17 +50,17 @@ def _moment(told: object) -> str:
     return str(told)[:19].replace("T", " ")
 
 
-def decisions_table(decisions: Sequence[Mapping[str, Any]]) -> Table:
+def decisions_table(decisions: Sequence[Json]) -> Table:
     names = ("id", "at", "tuner", "store", "tier", "from", "to", "state", "reason")
     rows = ([{**one, "at": _moment(one["created_at"]), **_change(one)}[name] for name in names] for one in decisions)
     return _listing(rows, *names, nothing="no decisions")
 
 
-def _change(decision: Mapping[str, Any]) -> dict[str, str]:
+def _change(decision: Json) -> dict[str, str]:
     return {name: shown(decision["field"], decision[name]) for name in ("from", "to")}
 
 
-def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def audit_table(rows: Sequence[Json]) -> Table:
     told = ([_moment(row["at"]), row["who"], row["from"], row["what"], json.dumps(row["detail"])] for row in rows)
     return _listing(told, "at", "who", "from", "what", "detail", nothing="no commands")
 
@@ -76,7 +76,7 @@ def decision_table(decision: dict[str, Any]) -> Table:
     )
 
 
-def curve_table(points: Sequence[Mapping[str, Any]]) -> Table:
+def curve_table(points: Sequence[Json]) -> Table:
     """A row for each size of the cache."""
     table = Table(box=None, header_style="bold")
     _figures(table, "size", "chunks", "hits %")
@@ -85,7 +85,7 @@ def curve_table(points: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def runs_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
+def runs_table(runs: Mapping[str, Json]) -> Table:
     """The runs of a replay."""
     table = Table(box=None, header_style="bold")
     table.add_column("run", no_wrap=True)
@@ -96,7 +96,7 @@ def runs_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
-def _run(name: str, run: Mapping[str, Any]) -> tuple[str, ...]:
+def _run(name: str, run: Json) -> tuple[str, ...]:
     times = [f"{1000 * run[f'ttft_{kind}_s']:.1f}" for kind in ("mean", "p50", "p99")]
     tokens = (sum(run["hit_tokens"].values()), run["hit_tokens"]["remote"])
     shares = [f"{100 * count / run['prompt_tokens']:.2f}" for count in tokens]

@@ -1,13 +1,12 @@
 """Checks of what stores report of themselves: reachable, names, clocks, versions, health of tiers. Pure."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import AllFacts, Clock, StoreFacts
 from tiertune_agent.doctor.finding import Found, Told, check, of_store
-from tiertune_agent.fields import capacity_field, read
+from tiertune_agent.fields import Json, capacity_field, read
 from tiertune_connector.units import format_duration, format_size
 
 SKEW_S = 2.0
@@ -157,5 +156,5 @@ def internal_errors(store: StoreFacts) -> Told:
         yield wrong, "its log has their tracebacks: please report them"
 
 
-def _dead_servers(state: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _dead_servers(state: Json) -> Sequence[Json]:
     return [one for one in state.get("servers") or () if one.get("health") == "dead"]

@@ -30,6 +30,8 @@ KINDS = ("fetch", "recompute")
 """Of predicted seconds."""
 FAILED = ("error", "full", "timeout")
 """The same if the tier was asked, and did not take them."""
+MEND_OFF = "fetching is off already, rightly: a faster link would bring it back, else take the tier away"
+MEND_ON = "let remote_fetch run in mode auto, or get a faster link (plan: what it takes); the gate meanwhile recomputes"
 MEND_WRITES = "look at its room, its permissions and its time-outs (df -h; Redis: maxmemory-policy allkeys-lru)"
 
 
@@ -85,7 +87,8 @@ def remote_slow(store: StoreFacts) -> Told:
         tokens = store.counted.total("gate_candidate_tokens_total", tier="remote")
         times = f"{1e3 * fetch_s / known:.0f} ms to fetch, {1e3 * recompute_s / known:.0f} ms to recompute"
         wrong = f"the {tokens / found:,.0f} tokens that a request finds in remote on average take {times}"
-        yield "; ".join((wrong, *_break_even(store))), _mend(store)
+        off = read(store.tuning, "tiers.remote.fetch") == "off"
+        yield "; ".join((wrong, *_break_even(store))), MEND_OFF if off else MEND_ON
 
 
 def _break_even(store: StoreFacts) -> Iterator[str]:
@@ -102,14 +105,6 @@ def _break_even(store: StoreFacts) -> Iterator[str]:
             token_s = float(pool.get("chunk_bytes") or 0) / size / rate
             even = break_even_tokens(shape, gpu, token_s, first_s)
             yield f"at {rate / 1e6:.0f} MB/s {pool.get('model') or digest} breaks even at {even:,.0f} tokens"
-
-
-def _mend(store: StoreFacts) -> str:
-    if read(store.tuning, "tiers.remote.fetch") == "off":
-        return "fetching is off already, rightly: a faster link would bring it back, else take the tier away"
-    return (
-        "let remote_fetch run in mode auto, or get a faster link (plan: what it takes); the gate meanwhile recomputes"
-    )
 
 
 @of_store("write_behind_drops", "warning")
