@@ -8,7 +8,7 @@ ghosts, prospects and predicted costs remain valid, outcomes of fetches do not.
 
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
@@ -93,13 +93,12 @@ def backtest(url: str, loaded: LoadedPolicy, last_s: float) -> Backtest:
     """The policy over the last seconds of the history at ``url``, with a progress bar. DatabaseError, BacktestError."""
     with _recorded(url) as history:
         recording = record(history, last_s, loaded.policy.tuners.tier_size.period)
-    with TemporaryDirectory() as folder:
-        scratch = History(open_current(f"sqlite:///{Path(folder) / 'backtest.sqlite'}"))
-        try:
-            with bar("backtest", len({ended(window) for window in recording.windows})) as shown:
-                return rehearse(recording, loaded, scratch, shown.step)
-        finally:
-            scratch.close()
+    with (
+        TemporaryDirectory() as folder,
+        closing(History(open_current(f"sqlite:///{Path(folder) / 'backtest.sqlite'}"))) as scratch,
+        bar("backtest", len({ended(window) for window in recording.windows})) as shown,
+    ):
+        return rehearse(recording, loaded, scratch, shown.step)
 
 
 def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
@@ -186,14 +185,12 @@ class _Rehearsal:
         policy, remote = self._loaded.policy, self._recording.remote
         fleet = [snapshot for name, snapshot in self._fleet.items() if self._at < self._late[name]]
         missing = self._missing({snapshot.store for snapshot in fleet})
-        if not policy.for_target(REMOTE).remote.manage:
-            return Round(policy, self._revision, fleet, missing=missing)
-        if remote is None:
-            return Round(policy, self._revision, fleet, managed=True, missing=missing)
-        found = _snapshot(remote, self._stores.tuning[FLEET], (), self._at)
-        self._scratch.remember([(found, Rates())])
-        shared = Managed(policy, found, fleet, missing)
-        return Round(policy, self._revision, fleet, managed=True, shared=shared, missing=missing)
+        managed, shared = policy.for_target(REMOTE).remote.manage, None
+        if managed and remote:
+            found = _snapshot(remote, self._stores.tuning[FLEET], (), self._at)
+            self._scratch.remember([(found, Rates())])
+            shared = Managed(policy, found, fleet, missing)
+        return Round(policy, self._revision, fleet, managed=managed, shared=shared, missing=missing)
 
     def _missing(self, there: Container[str]) -> list[str]:
         """Stores that do not answer now: they were seen before, and report again later."""
@@ -240,11 +237,8 @@ def _recorded(url: str) -> Iterator[History]:
         raise BacktestError(f"database: {shown(url)} is empty: no agent has recorded anything there")
     if have != newest:
         raise outdated(have, newest)
-    history = History(engine)
-    try:
+    with closing(History(engine)) as history:
         yield history
-    finally:
-        history.close()
 
 
 def _before(tuning: Json, decisions: Sequence[Decision], store: str) -> Json:
