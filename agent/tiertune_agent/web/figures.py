@@ -94,7 +94,11 @@ def sums(window: Window) -> WindowSums:
     prompted = 0.0 if window.tier else _first(window, "prompt_tokens_total")
     hit, missed = (window.known("tier_lookup_tokens_total", result=result) for result in ("hit", "miss"))
     end = ended(window)
-    gate = {name: _plain(value) for name, value in window.values.items() if name.startswith(SHOWN)}
+    gate = {
+        name: Histogram(value.count, value.sum, {}) if isinstance(value, Histogram) else value
+        for name, value in window.values.items()
+        if name.startswith(SHOWN)
+    }
     served = Served(hit, missed, {(end, window.seconds): hit} if hit else {}, gate)
     found = _first(window, "tier_lookup_tokens_total", result="hit") if hit else 0.0
     return WindowSums(prompted, found, end, {window.tier: served})
@@ -202,10 +206,6 @@ def _together(each: Sequence[Served]) -> Served:
 
 def _first(window: Window, name: str, **labels: str) -> float:
     return window.total(name, **labels) - window.total(name, stage=AGAIN, **labels)
-
-
-def _plain(value: Value) -> Value:
-    return Histogram(value.count, value.sum, {}) if isinstance(value, Histogram) else value
 
 
 def _spread(latest: float, length: float) -> Iterator[tuple[int, float]]:

@@ -276,37 +276,29 @@ def _decisions(seen: Seen) -> Iterator[DecisionCard]:
         undoable = decision.state in STANDING and place not in changed
         if decision.state in CHANGED:
             changed.add(place)
-        yield _decision(decision, seen.verdicts.get(decision.id, ()), undoable=undoable)
-
-
-def _decision(decision: Decision, verdicts: Sequence[Json], *, undoable: bool) -> DecisionCard:
-    name = decision.field.rpartition(".")[2]
-    return DecisionCard(
-        decision,
-        before=figure(name, decision.before),
-        after=figure(name, decision.after),
-        facts=_facts(decision),
-        evidence=tables(decision.evidence),
-        verdicts=tuple(verdicts),
-        compared=compared(decision, verdicts),
-        approvable=approvable(decision),
-        undoable=undoable,
-    )
+        verdicts, name = seen.verdicts.get(decision.id, ()), decision.field.rpartition(".")[2]
+        yield DecisionCard(
+            decision,
+            before=figure(name, decision.before),
+            after=figure(name, decision.after),
+            facts=_facts(decision),
+            evidence=tables(decision.evidence),
+            verdicts=tuple(verdicts),
+            compared=compared(decision, verdicts),
+            approvable=approvable(decision),
+            undoable=undoable,
+        )
 
 
 def _facts(decision: Decision) -> tuple[tuple[str, str], ...]:
+    versions = (decision.expected_version, decision.applied_version)
     pairs = (
         ("Setting", decision.field),
         ("Mode", decision.mode),
         ("Proposed", f"{decision.created_at:%Y-%m-%d %H:%M:%S} UTC"),
         ("Approved by", decision.approved_by),
         ("Applied", f"{decision.applied_at:%Y-%m-%d %H:%M:%S} UTC" if decision.applied_at else ""),
-        ("Tuning version", _versions(decision)),
+        ("Tuning version", " → ".join(str(version) for version in versions if version is not None)),
         ("Policy revision", str(decision.policy_revision or "")),
     )
     return tuple((name, value) for name, value in pairs if value)
-
-
-def _versions(decision: Decision) -> str:
-    before, after = decision.expected_version, decision.applied_version
-    return " → ".join(f"{version}" for version in (before, after) if version is not None)
