@@ -91,10 +91,6 @@ class Window:
         """The histograms among ``matching``."""
         return [value for value in self.matching(name, **labels) if isinstance(value, Histogram)]
 
-    def count(self, name: str, **labels: str) -> float:
-        """Observations of ``matching`` histograms."""
-        return sum(value.count for value in self.histograms(name, **labels))
-
     def labelled(self, name: str) -> list[tuple[dict[str, str], float]]:
         """All series of ``name`` with their labels; no histograms."""
         found = []
@@ -111,14 +107,6 @@ class Window:
                 value = self.values[key]
                 if not isinstance(value, Histogram):
                     yield name, told, value
-
-    def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """Sums of the numbers of ``name`` that carry ``labels``, by the values of ``label``; zeros are left out."""
-        sums: dict[str, float] = {}
-        for told, value in self.labelled(name):
-            if value and labels.items() <= told.items():
-                sums[told.get(label, "")] = sums.get(told.get(label, ""), 0.0) + value
-        return sums
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of ``matching`` numbers; 0 if nothing was counted."""

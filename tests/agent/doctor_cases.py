@@ -11,7 +11,7 @@ from tiertune_agent.doctor.facts import (
     ServerFacts,
     StorageFacts,
     StoreFacts,
-    as_window,
+    counted_in,
 )
 from tiertune_agent.records import Histogram
 
@@ -27,7 +27,7 @@ def store(name="host-a", *counters, called="", clock=None, tuning=None, **status
     """A store that is well but for what is said; ``counters``: ``(name, {label: value}, count)`` each."""
     told = {"store": name, "boot_id": name, "version": VERSION, "uptime_s": 3600.0, "gpus": "ok: 1 of 1 GPUs"}
     told |= {"clients": [client("e0")], "namespaces": {ONE: PARTS}, "tiers": tiers()}
-    counted = as_window({(name, tuple(labels.items())): value for name, labels, value in counters})
+    counted = counted_in({(name, tuple(labels.items())): value for name, labels, value in counters})
     return StoreFacts(
         f"http://{name}:7410", called, status=told | status, tuning=tuning or {}, counted=counted, clock=clock
     )

@@ -21,10 +21,25 @@ class Clock:
     doubt_s: float
 
 
-def as_window(rows: Rows) -> Window:
-    """A store's counters as one window, with all their labels."""
+class Counted(Window):
+    """A store's counters since it started as one window, with all their labels."""
+
+    def count(self, name: str, **labels: str) -> float:
+        """Observations of ``matching`` histograms."""
+        return sum(value.count for value in self.histograms(name, **labels))
+
+    def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Sums of the numbers of ``name`` that carry ``labels``, by the values of ``label``; zeros are left out."""
+        sums: dict[str, float] = {}
+        for told, value in self.labelled(name):
+            if value and labels.items() <= told.items():
+                sums[told.get(label, "")] = sums.get(told.get(label, ""), 0.0) + value
+        return sums
+
+
+def counted_in(rows: Rows) -> Counted:
     told = {series(name, labels): value for (name, labels), value in rows.items()}
-    return Window("", "", "", "", datetime.min.replace(tzinfo=UTC), 0.0, told)
+    return Counted("", "", "", "", datetime.min.replace(tzinfo=UTC), 0.0, told)
 
 
 @dataclass(frozen=True)
@@ -38,8 +53,7 @@ class StoreFacts:
     """Why asking it failed; empty: it answers."""
     status: Json = field(default_factory=dict)
     tuning: Json = field(default_factory=dict)
-    counted: Window = field(default_factory=lambda: as_window({}))
-    """Its counters since it started."""
+    counted: Counted = field(default_factory=lambda: counted_in({}))
     clock: Clock | None = None
     known: str = ""
     """Its name in the agent's list; empty: it is not listed."""

@@ -24,7 +24,7 @@ from tiertune_agent.doctor.facts import (
     EngineFacts,
     ServerFacts,
     StoreFacts,
-    as_window,
+    counted_in,
 )
 from tiertune_agent.engines import shown as engine_key
 from tiertune_agent.fields import Json
@@ -94,7 +94,7 @@ class Reader:
                 clock = _clock(reading.time_s, asked, self.now())
         except FAILED as error:
             return StoreFacts(url, called, problem=_why(error), closed=isinstance(error, _ClosedError))
-        return StoreFacts(url, called, status=status, tuning=tuning, counted=as_window(reading.rows), clock=clock)
+        return StoreFacts(url, called, status=status, tuning=tuning, counted=counted_in(reading.rows), clock=clock)
 
     def _engine(self, url: str, trusted: Json) -> EngineFacts:
         try:

@@ -34,7 +34,9 @@ Change = tuple[RedisServer, str, int | str, int | str]
 """Change of a setting: server, name, old and new value."""
 
 
-def remote_of(access: RemoteAccess | None, *, manages: str, steady_s: Callable[[], float] | None) -> "Remote | None":
+def remote_of(
+    access: RemoteAccess | None, *, manages: str, steady_s: Callable[[], float] | None = None
+) -> "Remote | None":
     """The remote that the settings name, if any. DocumentError if it is to be managed, but cannot be.
 
     ``manages`` is the place in the policy that has it managed; empty: none does. ``steady_s`` as in ``Remote``.

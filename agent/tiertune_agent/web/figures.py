@@ -142,7 +142,6 @@ def flow(whole: WindowSums, tier: str, *, step_s: float, points: int) -> TierFlo
 def gate(whole: WindowSums, tier: str) -> Gate:
     served = whole.tiers.get(tier)
     every = Window("", "", "", tier, datetime.min.replace(tzinfo=UTC), 0.0, served.gate if served else {})
-    refused = every.split("gate_requests_total", "reason", decision="recompute")
     return Gate(
         fetched=every.total("gate_requests_total", decision="fetch"),
         recomputed=every.total("gate_requests_total", decision="recompute"),
@@ -150,7 +149,7 @@ def gate(whole: WindowSums, tier: str) -> Gate:
         predicted_recompute=_mean(every, "gate_predicted_seconds", kind="recompute"),
         actual_fetch=_mean(every, "gate_actual_seconds", kind="fetch"),
         outcomes={name: every.total("gate_outcomes_total", outcome=name) for name in OUTCOMES},
-        reasons=dict(sorted(refused.items(), key=lambda item: -item[1])),
+        reasons=_refusals(every),
     )
 
 
@@ -218,5 +217,16 @@ def _spread(latest: float, length: float) -> Iterator[tuple[int, float]]:
 
 
 def _mean(window: Window, name: str, **labels: str) -> float | None:
-    number = window.count(name, **labels)
-    return sum(value.sum for value in window.histograms(name, **labels)) / number if number else None
+    seen = window.histograms(name, **labels)
+    number = sum(value.count for value in seen)
+    return sum(value.sum for value in seen) / number if number else None
+
+
+def _refusals(window: Window) -> dict[str, float]:
+    """Requests that did not fetch, by reason, most frequent first."""
+    found: dict[str, float] = {}
+    for labels, value in window.labelled("gate_requests_total"):
+        if labels.get("decision") == "recompute":
+            reason = labels.get("reason", "")
+            found[reason] = found.get(reason, 0.0) + value
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
