@@ -2,6 +2,7 @@
 
 from collections.abc import Container
 from contextlib import suppress
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -60,14 +61,14 @@ class AgentMetrics:
         self._families = {metric.name: self._register(metric) for metric in METRICS}
 
     def count(self, name: str, *labels: str, amount: float = 1.0) -> None:
-        family = self._families[name]
-        assert isinstance(family, Counter)
-        (family.labels(*labels) if labels else family).inc(amount)
+        self._child(name, *labels).inc(amount)
 
-    def set(self, name: str, value: float, *labels: str) -> None:
-        family = self._families[name]
-        assert isinstance(family, Gauge)
-        (family.labels(*labels) if labels else family).set(value)
+    def set(self, name: str, value: float | None, *labels: str) -> None:
+        """None: the value is not known, and not exported."""
+        if value is None:
+            self.unset(name, *labels)
+            return
+        self._child(name, *labels).set(value)
 
     def unset(self, name: str, *labels: str) -> None:
         """Remove the metric's sample with these labels."""
@@ -87,13 +88,15 @@ class AgentMetrics:
                 self.unset(name, *(labels[each] for each in order))
 
     def observe(self, name: str, seconds: float) -> None:
-        family = self._families[name]
-        assert isinstance(family, Histogram)
-        family.observe(seconds)
+        self._child(name).observe(seconds)
 
     def render(self) -> bytes:
         """Prometheus text."""
         return generate_latest(Merged(self._registry, self.observed))
+
+    def _child(self, name: str, *labels: str) -> Any:  # noqa: ANN401 (a Counter, Gauge or Histogram, as declared)
+        family = self._families[name]
+        return family.labels(*labels) if labels else family
 
     def _register(self, metric: Metric) -> Counter | Gauge | Histogram:
         name = PREFIX + metric.name

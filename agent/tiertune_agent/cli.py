@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tiertune_agent.cli_control import control_app, decisions_app
+from tiertune_agent.preview.commands import dashboards_app
 from tiertune_agent.terminal.options import AGENT, Config, Json, fail, result, writable
 
 TRACE = "Parquet file, or an included trace: lmcache_agents, shift_mix_slice."
@@ -26,7 +27,6 @@ store_app = typer.Typer(help="The store: one process per host.", no_args_is_help
 agent_app = typer.Typer(help="The agent: one per fleet leads.", no_args_is_help=True)
 policy_app = typer.Typer(help="Policy files: what the agent may do.", no_args_is_help=True)
 database_app = typer.Typer(help="The agent's history.", no_args_is_help=True)
-dashboards_app = typer.Typer(help="The dashboards for Grafana.", no_args_is_help=True)
 for name, group in (
     ("store", store_app),
     ("agent", agent_app),
@@ -327,42 +327,6 @@ def database_upgrade(
     result(document, json_path, lambda: typer.echo(f"{shown(database)}: {was} at revision {after}"))
 
 
-@dashboards_app.command("preview")
-def dashboards_preview(
-    prometheus: Annotated[
-        str, typer.Option(envvar="TIERTUNE_PROMETHEUS", help="Prometheus's address.")
-    ] = "http://127.0.0.1:9090",
-    out: Annotated[Path | None, typer.Option(help="Write the pages into this folder instead of serving them.")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve them on.")] = 7430,
-    last: Annotated[str, typer.Option(help="How far back to look.")] = "1h",
-    until: Annotated[
-        str, typer.Option(help="End of the time shown (UTC), such as 2025-03-05T12:00; by default now.")
-    ] = "",
-    store: Annotated[str, typer.Option(help="Only these stores, such as host-a|host-b; by default all.")] = "",
-    namespace: Annotated[str, typer.Option(help="Only these namespaces (digests); by default all.")] = "",
-    json_path: Json = None,
-) -> None:
-    """Show the dashboards with a Prometheus's real results, without Grafana."""
-    from tiertune_agent.preview.commands import preview_command
-
-    preview_command(
-        prometheus=prometheus,
-        out=out,
-        port=port,
-        last=last,
-        until=until,
-        store=store,
-        namespace=namespace,
-        json_path=json_path,
-    )
-
-
-def _said(error: Exception) -> str:
-    from tiertune_connector.documents import where
-
-    return where(error) if isinstance(error, OSError) else str(error)
-
-
 def main() -> None:
     """Entry point: a failure is one message and an exit status, never a traceback."""
     try:
@@ -373,5 +337,7 @@ def main() -> None:
     except (ValueError, RuntimeError, OSError) as error:
         if not isinstance(error, OSError) and not type(error).__module__.startswith("tiertune_"):
             raise  # not an error that was written for people
-        typer.echo(_said(error), err=True)
+        from tiertune_connector.documents import where
+
+        typer.echo(where(error) if isinstance(error, OSError) else error, err=True)
         sys.exit(2 if isinstance(error, ValueError) else 1)

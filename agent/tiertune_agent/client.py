@@ -54,9 +54,6 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
 def _detail(document: Any) -> str:  # noqa: ANN401 (JSON)
     detail = document.get("detail", document.get("message")) if isinstance(document, dict) else document
     if isinstance(detail, list):
-        return "; ".join(f"{'.'.join(map(str, problem['loc'][1:]))}: {_plain(problem['msg'])}" for problem in detail)
+        told = (f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg'].removeprefix('Value error, ')}" for one in detail)
+        return "; ".join(told)
     return str(detail)
-
-
-def _plain(message: str) -> str:
-    return message.removeprefix("Value error, ")

@@ -101,6 +101,11 @@ class PlannedFleet(Document):
         return self.hit_tokens * self.token_bytes
 
     @property
+    def new_bytes(self) -> float:
+        """KV that a mean request computes anew."""
+        return (self.tokens - self.hit_tokens) * self.token_bytes
+
+    @property
     def token_bytes(self) -> float:
         """On the link and in the remote tier."""
         return self.model.kv_token_bytes / self.codec_ratio
@@ -243,7 +248,7 @@ def plan(fleet: PlannedFleet) -> Plan:
         network=network,
         compute=compute,
         money=money,
-        remote_keeps_s=fleet.remote / (fleet.all_requests_per_s * _new_bytes(fleet)),
+        remote_keeps_s=fleet.remote / (fleet.all_requests_per_s * fleet.new_bytes),
         unweighed=tuple(key for key in UNWEIGHED if read(given, key) is not None),
         worth=not against,
         verdict=_verdict(fleet, compute, money, against),
@@ -319,11 +324,6 @@ def _money(fleet: PlannedFleet, network: Network, compute: Compute) -> Money:
         network=carried,
         net=freed - rent - carried,
     )
-
-
-def _new_bytes(fleet: PlannedFleet) -> float:
-    """KV that a mean request computes anew."""
-    return (fleet.tokens - fleet.hit_tokens) * fleet.token_bytes
 
 
 def _against(fleet: PlannedFleet, network: Network, compute: Compute, money: Money) -> Iterator[str]:

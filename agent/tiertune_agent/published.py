@@ -52,9 +52,9 @@ class Published:
         A figure that is not known now is not exported: neither its last value nor zero.
         """
         state = (read(remote.status, "tiers.remote") if remote else None) or {}
-        self._show(_CAPACITY, desired if state else None, REMOTE, "desired")
-        self._show(_CAPACITY, state.get("capacity_bytes"), REMOTE, "effective")
-        self._show(_RESIDENT, state.get("resident_bytes"), REMOTE)
+        self._metrics.set(_CAPACITY, desired if state else None, REMOTE, "desired")
+        self._metrics.set(_CAPACITY, state.get("capacity_bytes"), REMOTE, "effective")
+        self._metrics.set(_RESIDENT, state.get("resident_bytes"), REMOTE)
         for server in state.get("servers", ()):
             self._count(server)
 
@@ -64,12 +64,6 @@ class Published:
         self._metrics.clear("agent_incidents")
         self.remote(None)
         self._evicted.clear()
-
-    def _show(self, name: str, value: int | None, *labels: str) -> None:
-        if value is None:
-            self._metrics.unset(name, *labels)
-        else:
-            self._metrics.set(name, value, *labels)
 
     def _count(self, server: dict[str, Any]) -> None:
         """Redis counts from its start, or its last reset of statistics; we count from when we first saw it."""

@@ -42,7 +42,7 @@ from tiertune_agent.settings import AgentSettings
 from tiertune_agent.web import page, signing
 from tiertune_agent.web.api import application
 from tiertune_agent.web.look import Looks
-from tiertune_agent.web.views import Named, Views
+from tiertune_agent.web.views import Views
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.ending import until_told
@@ -102,8 +102,7 @@ class Agent:
         trust = credentials.options(None, settings.stores_ca_file)
         observer = Observer(settings.observe, now, transport, steady_s, trust)
         self.observing = Observing(observer, self.history, self.metrics.observed, now)
-        named = Named(lambda: self.collector.addresses, self.observing.addresses)
-        self.history.named = named.addresses
+        self.history.named = lambda: {*self.collector.addresses, *self.observing.addresses}
         by_http = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
         actuator: Actuator = NullActuator() if dry_run else by_http
         self.samples = SampleReader(self.collector.client)
@@ -127,16 +126,24 @@ class Agent:
             remote=self._remote,
             published=self.published,
         )
-        self.app = self._application(settings, named)
+        self.app = self._application(settings)
         self.served = self._behind_tokens(settings.http)
 
-    def _application(self, settings: AgentSettings, named: Named) -> FastAPI:
+    def _application(self, settings: AgentSettings) -> FastAPI:
         """The API and the page."""
 
         def leads() -> bool:
             return self.leader.leading
 
-        views = Views(self.history, self.policy, leads=leads, now=self._now, window_s=settings.window, named=named)
+        views = Views(
+            self.history,
+            self.policy,
+            leads=leads,
+            now=self._now,
+            window_s=settings.window,
+            stores=lambda: self.collector.addresses,
+            sources=self.observing.addresses,
+        )
         looks = Looks(views, self.history, now=self._now, window_s=settings.window)
         told, hosts = self.unwell, called(settings.http)
         app = application(

@@ -11,6 +11,7 @@ from tiertune_agent.doctor.facts import (
     ServerFacts,
     StorageFacts,
     StoreFacts,
+    counted_in,
 )
 from tiertune_agent.records import Histogram
 
@@ -22,17 +23,13 @@ LINE = {"overhead_s": 0.0, "seconds_per_flop": 1e-15, "params": 8e9, "layers": 3
 PARTS = {"model": "llama", "weights": "w", "hash_seed": "s", "chunk_tokens": "256"}
 
 
-def rows(*counters):
-    """``(name, {label: value}, count)`` each."""
-    return {(name, tuple(labels.items())): value for name, labels, value in counters}
-
-
 def store(name="host-a", *counters, called="", clock=None, tuning=None, **status):
-    """A store that is well but for what is said."""
+    """A store that is well but for what is said; ``counters``: ``(name, {label: value}, count)`` each."""
     told = {"store": name, "boot_id": name, "version": VERSION, "uptime_s": 3600.0, "gpus": "ok: 1 of 1 GPUs"}
     told |= {"clients": [client("e0")], "namespaces": {ONE: PARTS}, "tiers": tiers()}
+    counted = counted_in({(name, tuple(labels.items())): value for name, labels, value in counters})
     return StoreFacts(
-        f"http://{name}:7410", called, status=told | status, tuning=tuning or {}, rows=rows(*counters), clock=clock
+        f"http://{name}:7410", called, status=told | status, tuning=tuning or {}, counted=counted, clock=clock
     )
 
 

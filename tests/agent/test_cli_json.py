@@ -9,7 +9,7 @@ from typer.main import get_command
 from agent.test_preview import FakePrometheus
 from tiertune_agent.cli import app
 from tiertune_agent.policy.document import schema
-from tiertune_agent.preview import commands
+from tiertune_agent.preview import prometheus
 
 PROCESSES = {"store serve", "agent run"}
 """They serve until they are told to end: there is no result."""
@@ -118,7 +118,7 @@ def test_db_upgrade(tiertune, tmp_path):
 def test_dashboards_preview(tiertune, tmp_path, monkeypatch):
     """A page for each dashboard, with how many panels have data."""
     monkeypatch.setattr(
-        commands, "Prometheus", lambda _: FakePrometheus([({"capacity_bytes": "1"}, [1.0, 2.0])]).source()
+        prometheus, "Prometheus", lambda _: FakePrometheus([({"capacity_bytes": "1"}, [1.0, 2.0])]).source()
     )
     path = tmp_path / "told.json"
     done = tiertune("dashboards", "preview", "--out", tmp_path / "pages", "--json", path)

@@ -91,7 +91,7 @@ class TestGathering:
         assert [one.name for one in facts.answering] == ["host-a"]
         assert facts.agent.clock.ahead_s == pytest.approx(0.0)
         assert facts.answering[0].clock.ahead_s == pytest.approx(0.0)
-        assert facts.answering[0].total("gate_candidate_requests_total", tier="remote") == 20
+        assert facts.answering[0].counted.total("gate_candidate_requests_total", tier="remote") == 20
         assert names(facts) == {"version_mismatch"}
 
     def test_a_store_that_went_away_is_one_finding(self, look, rounds, store):

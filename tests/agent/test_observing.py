@@ -165,7 +165,7 @@ def test_what_is_not_told_is_advised_on_by_nobody(world, lmcache):
 def test_the_agent_exports_what_it_mapped_as_stores_do(world, vllm, lmcache):
     """Valid text, one family per name, the source as label store; nothing of what is unknown, or when it stands by."""
     one = world(vllm, lmcache)
-    one.agent.published._show("tier_resident_bytes", 5, "remote")
+    one.agent.metrics.set("tier_resident_bytes", 5, "remote")
     text = one.get("/metrics").text
     families = list(text_string_to_metric_families(text))
     names = [family.name for family in families]

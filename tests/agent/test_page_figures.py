@@ -11,7 +11,7 @@ from tiertune_agent.records import Histogram, Window
 from tiertune_agent.web import figures, headline, text
 from tiertune_agent.web.charts import draw
 from tiertune_agent.web.evidence import SHOWN_ROWS, tables
-from tiertune_agent.web.figures import Cost, Span
+from tiertune_agent.web.figures import Cost
 from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
 
@@ -81,7 +81,7 @@ class TestFigures:
         """The spans follow the switches, also those before the first moment shown."""
         switched = [(after(seconds=at), to) for at, to in changes]
         spans = figures.off_spans(switched, now_is, START - timedelta(seconds=60), START)
-        assert spans == [Span(*(after(seconds=at) for at in pair)) for pair in expected]
+        assert spans == [tuple(after(seconds=at) for at in pair) for pair in expected]
 
 
 SECONDS = st.floats(1e-7, 1e4)
@@ -93,7 +93,7 @@ def paid(at, fetch_s=0.02, recompute_s=0.5):
 
 
 def charted(costs, off=(), now=0.0):
-    spans = [Span(*(after(seconds=at) for at in pair)) for pair in off]
+    spans = [tuple(after(seconds=at) for at in pair) for pair in off]
     return cost_chart("host-a", costs, spans, after(seconds=now), FRESH)
 
 

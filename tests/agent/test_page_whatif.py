@@ -15,7 +15,7 @@ from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.evidence import Summand
 from tiertune_agent.verdicts.verdict import Spells, Trial, compare, contrast
 from tiertune_agent.web import over_sizes
-from tiertune_agent.web.compared import Value, bar_chart, compared
+from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import counted, curve, ghosts
 from tiertune_agent.web.unmade import unmade
 from tiertune_connector.whatif.chain import Shape
@@ -101,7 +101,7 @@ class TestCurves:
 
     def test_a_chart_rises_to_the_right_and_marks_the_present(self):
         """More is higher, larger is further right, and the mark is at the present size."""
-        drawn = curve(STORE, pool(*(told(LRU, at) for at in range(3)))).chart.chart
+        drawn = curve(STORE, pool(*(told(LRU, at) for at in range(3)))).chart
         (line,) = (series for series in drawn.series if not series.filled)
         assert line.points == tuple(sorted(line.points))
         assert [share for _, share in line.points] == pytest.approx([0.2, 0.33, 0.4, 0.41])
@@ -111,9 +111,9 @@ class TestCurves:
 
     def test_what_values_may_be_off_by_is_an_area(self):
         """Two standard errors on both sides, not below nothing; a single point has none."""
-        shares = ((1.0, 0.1), (2.0, 0.2))
-        line, alone = over_sizes.Line("lru", shares, (0.15, 0.05)), over_sizes.Line("arc", ((2.0, 0.3),), (0.05,))
-        series = {one.kind: one for one in over_sizes.curve_chart([line, alone], None, "").chart.series}
+        shares = ((1.0, 0.1, 0.15), (2.0, 0.2, 0.05))
+        line, alone = over_sizes.Line("lru", shares), over_sizes.Line("arc", ((2.0, 0.3, 0.05),))
+        series = {one.kind: one for one in over_sizes.curve_chart([line, alone], None, "").series}
         assert [share for _, share in series["band c0"].points] == pytest.approx([0.25, 0.25, 0.15, 0.0])
         assert (series["c1"].line, series["c1"].dots > series["c0"].dots) == (False, True)
         assert "band c1" not in series
@@ -121,8 +121,10 @@ class TestCurves:
     def test_a_size_near_the_present_one_has_no_label(self):
         """Labels would run together."""
         sizes = (1.0 * GIB, 1.1 * GIB, 4.0 * GIB)
-        drawn = over_sizes.curve_chart([over_sizes.Line("lru", tuple((size, 0.5) for size in sizes))], 1.1 * GIB, "")
-        assert [tick.label for tick in drawn.chart.xs] == ["now 1.1 GiB", "4 GiB"]
+        drawn = over_sizes.curve_chart(
+            [over_sizes.Line("lru", tuple((size, 0.5, 0.0) for size in sizes))], 1.1 * GIB, ""
+        )
+        assert [tick.label for tick in drawn.xs] == ["now 1.1 GiB", "4 GiB"]
 
     def test_one_size_alone_is_no_chart(self):
         """A point is no curve."""
@@ -132,21 +134,27 @@ class TestCurves:
 @pytest.mark.parametrize(("most", "tick"), [(0.33, "40%"), (0.05, "5%"), (1.0, "100%")])
 def test_the_scale_ends_at_a_round_number(most, tick):
     """Above the highest value, and never above all of it."""
-    drawn = over_sizes.curve_chart([over_sizes.Line("lru", ((1.0, most / 2), (2.0, most)))], None, "").chart
+    drawn = over_sizes.curve_chart([over_sizes.Line("lru", ((1.0, most / 2, 0.0), (2.0, most, 0.0)))], None, "")
     assert drawn.ys[-1].label == tick
     assert drawn.ys[-1].at == drawn.y[1]
 
 
 def test_bars_are_drawn_to_one_scale():
     """The longest with its doubt fills the room; what is not known has no length."""
-    values = [Value("a", "A", 3.0, 1.0), Value("b", "B", 2.0), Value("a", "C", None)]
-    drawn = bar_chart("of", values, 2.0)
-    assert drawn.rows == ("A: 3", "B: 2", "C: unknown")
+    drawn = Compared("of", "", before=2.0, after=3.0, doubt=1.0).chart
+    assert drawn.rows == (
+        "Before the change: 2",
+        "Promised: unknown",
+        "After, as it is: 3",
+        "Without the change: unknown",
+    )
     assert [(one.kind, one.values, one.doubts) for one in drawn.pieces] == [
-        ("a", (3.0, None, None), (1.0, None, None)),
-        ("b", (None, 2.0, None), (None, None, None)),
+        ("column", (2.0, None, None, None), ()),
+        ("after", (None, None, 3.0, None), (None, None, 1.0, None)),
+        ("without", (None, None, None, None), ()),
     ]
-    assert (drawn.top, drawn.against, drawn.label) == (4.0, 2.0, "of: A: 3, B: 2, C: unknown")
+    assert (drawn.top, drawn.against) == (4.0, 2.0)
+    assert drawn.label == f"of: {', '.join(drawn.rows)}"
 
 
 def wish(history, tuner, target, change, *, evidence=None, mode="recommend", at=START):

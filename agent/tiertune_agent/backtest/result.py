@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tiertune_agent.fields import shown
+from tiertune_agent.fields import Json, shown
 from tiertune_agent.records import CHANGED, Decision, Prospect, StoreRecord, Window, ended
 from tiertune_connector.units import format_duration
 
@@ -19,7 +19,7 @@ class Recording:
     stores: Sequence[StoreRecord]
     remote: StoreRecord | None
     """None: nobody managed it."""
-    tuning: Mapping[str, Mapping[str, Any]]
+    tuning: Mapping[str, Json]
     """By store, when the span began."""
     windows: Sequence[Window]
     prospects: Sequence[Prospect]
@@ -49,7 +49,7 @@ class Backtest:
     """By decision of the policy: the recorded one that did the same."""
     instead: dict[int, str] = field(default_factory=dict)
     """By recorded decision: what the policy's tuner answered at that time."""
-    answers: Sequence[Mapping[str, Any]] = ()
+    answers: Sequence[Json] = ()
     """The last answer of every tuner for each target."""
     against_windows: int = 0
     """Windows with fetches that the policy would have switched off."""

@@ -8,13 +8,12 @@ ghosts, prospects and predicted costs remain valid, outcomes of fetches do not.
 
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from tiertune_agent.backtest.result import NOT_ASKED, Backtest, Recording
 from tiertune_agent.changes.actuator import ChangeResult
@@ -22,7 +21,7 @@ from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.rounds import Rounds
-from tiertune_agent.fields import read, replaced
+from tiertune_agent.fields import Json, read, replaced
 from tiertune_agent.history.database import (
     AddressError,
     connect,
@@ -58,6 +57,8 @@ from tiertune_connector.units import format_duration
 NEAR_PERIODS, NEAR_S = 2, 600.0
 """Decisions this far apart at most, by the longer of the two, can be the same one."""
 EVERY = 1_000_000
+NEVER_FROZEN = str
+"""Freezes that operators commanded do not apply (an empty reason); those of the policy's calendar do."""
 NEVER = datetime.max.replace(tzinfo=UTC)
 
 
@@ -68,7 +69,7 @@ class BacktestError(RuntimeError):
 class Rehearsed:
     """Stores whose tuning is a document in memory: an actuator that always succeeds."""
 
-    def __init__(self, tuning: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, tuning: Mapping[str, Json]) -> None:
         self.tuning = {store: dict(document) for store, document in tuning.items()}
 
     def apply(self, decision: Decision) -> ChangeResult:
@@ -92,13 +93,12 @@ def backtest(url: str, loaded: LoadedPolicy, last_s: float) -> Backtest:
     """The policy over the last seconds of the history at ``url``, with a progress bar. DatabaseError, BacktestError."""
     with _recorded(url) as history:
         recording = record(history, last_s, loaded.policy.tuners.tier_size.period)
-    with TemporaryDirectory() as folder:
-        scratch = History(open_current(f"sqlite:///{Path(folder) / 'backtest.sqlite'}"))
-        try:
-            with bar("backtest", len({ended(window) for window in recording.windows})) as shown:
-                return rehearse(recording, loaded, scratch, shown.step)
-        finally:
-            scratch.close()
+    with (
+        TemporaryDirectory() as folder,
+        closing(History(open_current(f"sqlite:///{Path(folder) / 'backtest.sqlite'}"))) as scratch,
+        bar("backtest", len({ended(window) for window in recording.windows})) as shown,
+    ):
+        return rehearse(recording, loaded, scratch, shown.step)
 
 
 def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
@@ -150,9 +150,9 @@ class _Rehearsal:
         changes = ChangeControl(scratch, self._stores, self._now)
         window_s = median(window.seconds for window in recording.windows)
         self._rounds = Rounds(
-            scratch, changes, _never_frozen, now=self._now, window_s=window_s, timer=lambda: 0.0
+            scratch, changes, NEVER_FROZEN, now=self._now, window_s=window_s, timer=lambda: 0.0
         )  # all are asked, however long it takes
-        self._judge = Judge(scratch, changes, _never_frozen, self._now)
+        self._judge = Judge(scratch, changes, NEVER_FROZEN, self._now)
         self._revision = scratch.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self._at)
         self._fleet: dict[str, Snapshot] = {}
         self._records = {store.name: store for store in recording.stores}
@@ -185,14 +185,12 @@ class _Rehearsal:
         policy, remote = self._loaded.policy, self._recording.remote
         fleet = [snapshot for name, snapshot in self._fleet.items() if self._at < self._late[name]]
         missing = self._missing({snapshot.store for snapshot in fleet})
-        if not policy.for_target(REMOTE).remote.manage:
-            return Round(policy, self._revision, fleet, missing=missing)
-        if remote is None:
-            return Round(policy, self._revision, fleet, managed=True, missing=missing)
-        found = _snapshot(remote, self._stores.tuning[FLEET], (), self._at)
-        self._scratch.remember([(found, Rates())])
-        shared = Managed(policy, found, fleet, missing)
-        return Round(policy, self._revision, fleet, managed=True, shared=shared, missing=missing)
+        managed, shared = policy.for_target(REMOTE).remote.manage, None
+        if managed and remote:
+            found = _snapshot(remote, self._stores.tuning[FLEET], (), self._at)
+            self._scratch.remember([(found, Rates())])
+            shared = Managed(policy, found, fleet, missing)
+        return Round(policy, self._revision, fleet, managed=managed, shared=shared, missing=missing)
 
     def _missing(self, there: Container[str]) -> list[str]:
         """Stores that do not answer now: they were seen before, and report again later."""
@@ -227,11 +225,6 @@ class _Rehearsal:
         return told
 
 
-def _never_frozen() -> str:
-    """Freezes that operators commanded do not apply; those of the policy's calendar do."""
-    return ""
-
-
 @contextmanager
 def _recorded(url: str) -> Iterator[History]:
     """A history that exists and has this version's schema; a test does not migrate it."""
@@ -244,14 +237,11 @@ def _recorded(url: str) -> Iterator[History]:
         raise BacktestError(f"database: {shown(url)} is empty: no agent has recorded anything there")
     if have != newest:
         raise outdated(have, newest)
-    history = History(engine)
-    try:
+    with closing(History(engine)) as history:
         yield history
-    finally:
-        history.close()
 
 
-def _before(tuning: Mapping[str, Any], decisions: Sequence[Decision], store: str) -> Mapping[str, Any]:
+def _before(tuning: Json, decisions: Sequence[Decision], store: str) -> Json:
     """The tuning without the changes that still stand."""
     for one in sorted(decisions, key=lambda one: one.id, reverse=True):
         for part in parts(one):
@@ -278,12 +268,12 @@ def _moments(windows: Sequence[Window], apart: timedelta) -> Iterator[tuple[date
         yield at, stores
 
 
-def _snapshot(store: StoreRecord, tuning: Mapping[str, Any], windows: Sequence[Window], at: datetime) -> Snapshot:
+def _snapshot(store: StoreRecord, tuning: Json, windows: Sequence[Window], at: datetime) -> Snapshot:
     status = _status(store.status, windows)
     return Snapshot(store.name, store.url, store.boot_id, store.version, at, status, tuning, {}, tuple(windows))
 
 
-def _status(last: Mapping[str, Any], windows: Sequence[Window]) -> Mapping[str, Any]:
+def _status(last: Json, windows: Sequence[Window]) -> Json:
     """The last status, with the sizes that pools had when the windows ended: ghosts are of a pool's own size."""
     for window in windows:
         nbytes = window.gauge("tier_capacity_bytes", state="effective")
@@ -293,7 +283,7 @@ def _status(last: Mapping[str, Any], windows: Sequence[Window]) -> Mapping[str, 
     return last
 
 
-def _fetched_against(windows: Sequence[Window], tuning: Mapping[str, Any]) -> tuple[int, float]:
+def _fetched_against(windows: Sequence[Window], tuning: Json) -> tuple[int, float]:
     """How many windows had fetches although this tuning has them off, and the seconds that they lost."""
     if read(tuning, FIELD) != "off":
         return 0, 0.0

@@ -14,6 +14,7 @@ from tiertune_agent import credentials
 from tiertune_agent.doctor import gathered, report
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import AllFacts, DatabaseFacts, ServerFacts, StorageFacts, StoreFacts
+from tiertune_agent.fields import Json
 from tiertune_agent.incidents.detectors import FEW
 from tiertune_agent.network import web_address
 from tiertune_agent.replay.engine import break_even_tokens, prefill_s
@@ -101,7 +102,7 @@ def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathe
     reader = reader or gathered.Reader(credentials.from_environment(os.environ))
     agent = reader.agent(asked.agent) if asked.agent else None
     stores, named = dict(asked.stores), list(asked.servers)
-    known: dict[str, Mapping[str, Any]] = {}
+    known: dict[str, Json] = {}
     if agent and agent.answers:
         known = {str(one["url"]): one for one in agent.stores}
         stores |= {url: stores.get(url, "") for url in known}
@@ -129,7 +130,7 @@ def _stores(reader: gathered.Reader, asked: Endpoints, stores: Mapping[str, str]
     ]
 
 
-def _with(store: StoreFacts, told: Mapping[str, Any] | None) -> StoreFacts:
+def _with(store: StoreFacts, told: Json | None) -> StoreFacts:
     """The store, and how the agent knows it."""
     return replace(store, known=str(told["name"]), heard=bool(told.get("reachable"))) if told else store
 
@@ -232,7 +233,7 @@ def _unknown_of(store: StoreFacts) -> Iterator[str]:
         yield "who shares with whom: a store of its version does not tell"
     if not present(store.status, "remote"):
         return
-    found = store.total("gate_candidate_requests_total", tier="remote")
+    found = store.counted.total("gate_candidate_requests_total", tier="remote")
     if found < FEW:
         yield f"whether its remote pays: only {found:.0f} requests found chunks there"
     elif not any(store.prefill(digest) for digest in store.pools):

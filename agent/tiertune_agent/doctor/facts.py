@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
 
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import Rows
-from tiertune_agent.records import Histogram, Value
-from tiertune_agent.tuners.base import pools
+from tiertune_agent.fields import Json, read
+from tiertune_agent.records import Window, series
+from tiertune_agent.tuners.base import pools, present
 from tiertune_agent.whatif.terms import Prefill
+from tiertune_connector.tuning import TIERS
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,27 @@ class Clock:
 
     ahead_s: float
     doubt_s: float
+
+
+class Counted(Window):
+    """A store's counters since it started as one window, with all their labels."""
+
+    def count(self, name: str, **labels: str) -> float:
+        """Observations of ``matching`` histograms."""
+        return sum(value.count for value in self.histograms(name, **labels))
+
+    def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Sums of the numbers of ``name`` that carry ``labels``, by the values of ``label``; zeros are left out."""
+        sums: dict[str, float] = {}
+        for told, value in self.labelled(name):
+            if value and labels.items() <= told.items():
+                sums[told.get(label, "")] = sums.get(told.get(label, ""), 0.0) + value
+        return sums
+
+
+def counted_in(rows: Rows) -> Counted:
+    told = {series(name, labels): value for (name, labels), value in rows.items()}
+    return Counted("", "", "", "", datetime.min.replace(tzinfo=UTC), 0.0, told)
 
 
 @dataclass(frozen=True)
@@ -28,10 +51,9 @@ class StoreFacts:
     """Its name in the settings; empty: they give none."""
     problem: str = ""
     """Why asking it failed; empty: it answers."""
-    status: Mapping[str, Any] = field(default_factory=dict)
-    tuning: Mapping[str, Any] = field(default_factory=dict)
-    rows: Rows = field(default_factory=dict)
-    """Its counters since it started."""
+    status: Json = field(default_factory=dict)
+    tuning: Json = field(default_factory=dict)
+    counted: Counted = field(default_factory=lambda: counted_in({}))
     clock: Clock | None = None
     known: str = ""
     """Its name in the agent's list; empty: it is not listed."""
@@ -48,43 +70,22 @@ class StoreFacts:
     def name(self) -> str:
         return str(self.status.get("store") or self.called or self.known or self.url)
 
-    def total(self, name: str, **labels: str) -> float:
-        """A counter's sum over all series with these labels."""
-        return sum(value for _, value in self._matching(name, labels) if not isinstance(value, Histogram))
-
-    def count(self, name: str, **labels: str) -> float:
-        """Observations of a histogram, over all series with these labels."""
-        return sum(value.count for _, value in self._matching(name, labels) if isinstance(value, Histogram))
-
-    def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """A counter's sums over all series with these labels, by the values of ``label``; zeros are left out."""
-        sums: dict[str, float] = {}
-        for its, value in self._matching(name, labels):
-            if value and not isinstance(value, Histogram):
-                text = its.get(label, "")
-                sums[text] = sums.get(text, 0.0) + value
-        return sums
-
-    def gauge(self, name: str, **labels: str) -> float | None:
-        """Sum of a gauge's series with these labels; None: no such series."""
-        return self.total(name, **labels) if self._matching(name, labels) else None
+    @property
+    def tiers(self) -> Mapping[str, Json]:
+        """States of those that are configured."""
+        return {tier: read(self.status, f"tiers.{tier}") for tier in TIERS if present(self.status, tier)}
 
     @property
-    def pools(self) -> Mapping[str, Mapping[str, Any]]:
+    def pools(self) -> Mapping[str, Json]:
         return pools(self.status)
 
     @property
-    def clients(self) -> Sequence[Mapping[str, Any]]:
+    def clients(self) -> Sequence[Json]:
         return self.status.get("clients") or ()
 
     def prefill(self, namespace: str) -> Prefill | None:
         """The prefill cost that its engines reported; None: none yet."""
         return Prefill.told(self.pools.get(namespace) or {})
-
-    def _matching(self, name: str, labels: Mapping[str, str]) -> list[tuple[dict[str, str], Value]]:
-        """All series with these labels: all labels of each, and its value."""
-        found = [(dict(told), value) for (series, told), value in self.rows.items() if series == name]
-        return [(its, value) for its, value in found if labels.items() <= its.items()]
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,10 @@ class AgentFacts:
 
     url: str
     problem: str = ""
-    fleet: Mapping[str, Any] = field(default_factory=dict)
-    incidents: Sequence[Mapping[str, Any]] = ()
+    fleet: Json = field(default_factory=dict)
+    incidents: Sequence[Json] = ()
     """Open ones."""
-    policies: Mapping[str, Any] = field(default_factory=dict)
+    policies: Json = field(default_factory=dict)
     clock: Clock | None = None
     away: bool = False
     """It is there, but its database is not."""
@@ -106,7 +107,12 @@ class AgentFacts:
         return not self.problem
 
     @property
-    def stores(self) -> Sequence[Mapping[str, Any]]:
+    def file(self) -> str:
+        """Its policy file; its address if it has none."""
+        return str(self.policies.get("source") or self.url)
+
+    @property
+    def stores(self) -> Sequence[Json]:
         """Stores as the agent last saw them, without sources that are only observed."""
         return [store for store in self.fleet.get("stores") or () if not store.get("observed")]
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from tiertune_agent.doctor.facts import AllFacts
+from tiertune_agent.incidents.detectors import FEW
 
 Severity = Literal["error", "warning", "note"]
 """Something does not work; it works, but costs or hides something; worth knowing, nothing is wrong."""
@@ -61,7 +62,13 @@ def of_each(
 
 
 of_agent = of_each(lambda facts: [facts.agent] if facts.agent else [], "url")
+of_policy = of_each(lambda facts: [facts.agent] if facts.agent else [], "file")
 of_store = of_each(lambda facts: facts.answering, "name")
 of_engine = of_each(lambda facts: facts.engines, "url")
 of_server = of_each(lambda facts: facts.servers, "server")
 of_storage = of_each(lambda facts: [facts.storage] if facts.storage else [], "storage")
+
+
+def often(count: float, of: float) -> bool:
+    """Whether that many of all are worth a finding."""
+    return count >= FEW and count > OFTEN * of

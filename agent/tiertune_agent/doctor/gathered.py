@@ -17,8 +17,17 @@ from tiertune_agent.collector.counters import parse
 from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.credentials import turned_away
 from tiertune_agent.doctor.checks.of_engines import WANTED
-from tiertune_agent.doctor.facts import AgentFacts, Clock, DatabaseFacts, EngineFacts, ServerFacts, StoreFacts
+from tiertune_agent.doctor.facts import (
+    AgentFacts,
+    Clock,
+    DatabaseFacts,
+    EngineFacts,
+    ServerFacts,
+    StoreFacts,
+    counted_in,
+)
 from tiertune_agent.engines import shown as engine_key
+from tiertune_agent.fields import Json
 from tiertune_agent.history.database import DatabaseError, connect, revisions, shown, sqlite_path
 from tiertune_agent.network import asked_whole, at_once, http_client, json_of, read_whole, said
 from tiertune_agent.remote.server import RedisServer
@@ -43,7 +52,7 @@ class _AwayError(ValueError):
 class Reader:
     """Asks others over HTTP."""
 
-    access: Mapping[str, Any]
+    access: Json
     """Options of httpx for agent and stores, as ``credentials`` makes them."""
     transport: httpx.BaseTransport | None = None
     now: Callable[[], float] = time.time
@@ -64,17 +73,17 @@ class Reader:
         opened = [one for one in incidents if not one.get("closed_at")]
         return AgentFacts(url, fleet=fleet, incidents=opened, policies=policies, clock=clock)
 
-    def stores(self, urls: Mapping[str, str], access: Mapping[str, Any] | None) -> list[StoreFacts]:
+    def stores(self, urls: Mapping[str, str], access: Json | None) -> list[StoreFacts]:
         """``urls``: addresses, each with its name in the settings. ``access``: None is the command line's."""
         own = self.access if access is None else access
         return at_once(lambda url: self._store(url, urls[url], own), urls)
 
-    def engines(self, urls: Collection[str], access: Mapping[str, Any] | None = None) -> list[EngineFacts]:
+    def engines(self, urls: Collection[str], access: Json | None = None) -> list[EngineFacts]:
         """``access``: as of ``stores``; an engine is shown no token of it."""
         trusted = {name: value for name, value in {**self.access, **(access or {})}.items() if name == "verify"}
         return at_once(lambda url: self._engine(url, trusted), urls)
 
-    def _store(self, url: str, called: str, access: Mapping[str, Any]) -> StoreFacts:
+    def _store(self, url: str, called: str, access: Json) -> StoreFacts:
         try:
             with self._http(url, access) as http:
                 status, tuning = _document(http, "/v1/status"), _document(http, "/v1/tuning")
@@ -85,9 +94,9 @@ class Reader:
                 clock = _clock(reading.time_s, asked, self.now())
         except FAILED as error:
             return StoreFacts(url, called, problem=_why(error), closed=isinstance(error, _ClosedError))
-        return StoreFacts(url, called, status=status, tuning=tuning, rows=reading.rows, clock=clock)
+        return StoreFacts(url, called, status=status, tuning=tuning, counted=counted_in(reading.rows), clock=clock)
 
-    def _engine(self, url: str, trusted: Mapping[str, Any]) -> EngineFacts:
+    def _engine(self, url: str, trusted: Json) -> EngineFacts:
         try:
             with self._http(url, {"headers": engine_key(), **trusted}) as http:
                 told = Exposition(read_whole(http, "/metrics").text, WANTED)
@@ -97,7 +106,7 @@ class Reader:
             return EngineFacts(url, problem=_why(error))
         return EngineFacts(url, version=version, told=told)
 
-    def _http(self, url: str, more: Mapping[str, Any]) -> httpx.Client:
+    def _http(self, url: str, more: Json) -> httpx.Client:
         return http_client(base_url=url, timeout=TIMEOUT_S, transport=self.transport, **more)
 
 

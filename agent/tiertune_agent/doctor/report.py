@@ -36,14 +36,15 @@ def document(facts: AllFacts, findings: Sequence[Finding]) -> dict[str, Any]:
 
 def looked_at(facts: AllFacts) -> dict[str, int]:
     """By kind, how many answered."""
-    return {
-        "agents": int(bool(facts.agent and facts.agent.answers)),
-        "stores": len(facts.answering),
-        "engines": sum(not engine.problem for engine in facts.engines),
-        "servers": sum(not server.problem for server in facts.servers),
-        "databases": int(bool(facts.database and not facts.database.problem)),
-        "storages": int(bool(facts.storage and not facts.storage.problem)),
+    asked = {
+        "agents": [facts.agent],
+        "stores": facts.stores,
+        "engines": facts.engines,
+        "servers": facts.servers,
+        "databases": [facts.database],
+        "storages": [facts.storage],
     }
+    return {kind: sum(one is not None and not one.problem for one in those) for kind, those in asked.items()}
 
 
 def show(facts: AllFacts, findings: Sequence[Finding]) -> None:

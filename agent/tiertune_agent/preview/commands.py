@@ -1,5 +1,8 @@
 """``tiertune dashboards preview``."""
 
+# ruff: noqa: PLC0415 (--help is quick)
+# ruff: noqa: PLR0917 (typer calls commands by keyword)
+
 import errno
 import os
 import re
@@ -7,35 +10,39 @@ import socket
 import time
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import typer
-import uvicorn
 
-from tiertune_agent.preview.documents import boards
-from tiertune_agent.preview.drawn import Selection
-from tiertune_agent.preview.page import application, write
-from tiertune_agent.preview.prometheus import Prometheus
-from tiertune_agent.terminal.options import InputError, parsed, result
-from tiertune_agent.web.text import moment
-from tiertune_connector.documents import where
-from tiertune_connector.units import parse_duration
+from tiertune_agent.terminal.options import InputError, Json, parsed, result
+
+dashboards_app = typer.Typer(help="The dashboards for Grafana.", no_args_is_help=True)
 
 
-def preview_command(
-    *,
-    prometheus: str,
-    out: Path | None,
-    port: int,
-    last: str,
-    until: str,
-    store: str,
-    namespace: str,
-    json_path: Path | None,
+@dashboards_app.command("preview")
+def dashboards_preview(
+    prometheus: Annotated[
+        str, typer.Option(envvar="TIERTUNE_PROMETHEUS", help="Prometheus's address.")
+    ] = "http://127.0.0.1:9090",
+    out: Annotated[Path | None, typer.Option(help="Write the pages into this folder instead of serving them.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve them on.")] = 7430,
+    last: Annotated[str, typer.Option(help="How far back to look.")] = "1h",
+    until: Annotated[
+        str, typer.Option(help="End of the time shown (UTC), such as 2025-03-05T12:00; by default now.")
+    ] = "",
+    store: Annotated[str, typer.Option(help="Only these stores, such as host-a|host-b; by default all.")] = "",
+    namespace: Annotated[str, typer.Option(help="Only these namespaces (digests); by default all.")] = "",
+    json_path: Json = None,
 ) -> None:
-    """Write the pages to ``out``, or serve them. InputError, PrometheusError if that is not possible.
+    """Show the dashboards with a Prometheus's real results, without Grafana."""
+    import uvicorn
 
-    Print where they are and what they show, and write that to ``json_path``.
-    """
+    from tiertune_agent.preview.documents import boards
+    from tiertune_agent.preview.drawn import Selection
+    from tiertune_agent.preview.page import application, write
+    from tiertune_agent.preview.prometheus import Prometheus
+    from tiertune_connector.units import parse_duration
+
     if not prometheus.startswith(("http://", "https://")):
         raise InputError(f"--prometheus: {prometheus!r} is no address such as http://127.0.0.1:9090")
     last_s = parsed("--last", parse_duration, last)
@@ -71,6 +78,8 @@ def pattern(option: str, text: str) -> str:
 
 def _possible(out: Path | None, port: int) -> None:
     """InputError if the pages cannot be written, or served."""
+    from tiertune_connector.documents import where
+
     try:
         if out:
             _may_be(out)
@@ -92,6 +101,8 @@ def _may_be(folder: Path) -> None:
 
 def _moment(until: str) -> float:
     """Unix seconds of an ISO 8601 time (UTC if it names no zone); empty: of now."""
+    from tiertune_agent.web.text import moment
+
     if not until:
         return time.time()
     try:

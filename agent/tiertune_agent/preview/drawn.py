@@ -1,6 +1,6 @@
 """A dashboard with the answers to its queries: what the page shows of each panel."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -19,6 +19,9 @@ SPARK_SHARE = 0.45
 LEAST_SCRAPES = 4
 """Least number within a rate's range, as in Grafana."""
 LEGEND_LINES, LETTER_PX, SWATCH_PX, MORE_PX = 2, 6.3, 33.0, 75.0
+
+
+Answers = Sequence[tuple[Target, Series]]
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,25 @@ def _panel(panel: Panel, source: Prometheus, choice: Selection, scrape_s: float,
         return Drawn(panel, said=f"refused: {error}")
     if not answers:
         return Drawn(panel, said="no data")
-    return _DRAW.get(panel.kind, _unknown)(panel, answers, frame, moments)
+    return _drawn(panel, answers, frame, moments)
+
+
+def _drawn(panel: Panel, answers: Answers, frame: Frame, moments: Sequence[Moment]) -> Drawn:
+    match panel.kind:
+        case "timeseries":
+            return _lines(panel, answers, frame, moments)
+        case "state-timeline":
+            return _states(panel, answers, frame, moments)
+        case "stat":
+            return _number(panel, answers[0][1].points, frame)
+        case "bargauge":
+            values = [(name, series.points[-1][1]) for name, series in _named(answers)]
+            return Drawn(panel, bars=plot.bars(values, panel.unit, panel.most))
+        case "trend":
+            points = [(float(series.labels[panel.x_label]), series.points[-1][1]) for _, series in answers]
+            return Drawn(panel, plot.curve(points, frame, panel.unit, panel.x_unit))
+        case other:
+            return Drawn(panel, said=f"a preview knows no panels of the kind {other}")
 
 
 def _ask(target: Target, source: Prometheus, frame: Frame, values: Mapping[str, str]) -> list[Series]:
@@ -156,9 +177,6 @@ def _ask(target: Target, source: Prometheus, frame: Frame, values: Mapping[str, 
     start = frame.start // frame.step_s * frame.step_s  # as Grafana: the same moments whenever one looks
     found = source.over(expression, start, frame.end, frame.step_s)
     return sorted(found, key=lambda series: named(target.legend, series.labels))
-
-
-Answers = Sequence[tuple[Target, Series]]
 
 
 def _named(answers: Answers) -> list[tuple[str, Series]]:
@@ -197,33 +215,9 @@ def _states(panel: Panel, answers: Answers, frame: Frame, moments: Sequence[Mome
     return Drawn(panel, made, legends=legends)
 
 
-def _number(panel: Panel, answers: Answers, frame: Frame, _: Sequence[Moment]) -> Drawn:
-    points = answers[0][1].points
+def _number(panel: Panel, points: plot.Points, frame: Frame) -> Drawn:
     value = points[-1][1]
     colour = [colour for least, colour in panel.thresholds if value >= least]
     course = replace(frame, width=frame.width + SIDES_PX, height=frame.height * SPARK_SHARE)
     shown = figure(value, panel.unit)
     return Drawn(panel, plot.spark(points, course), figure=shown, colour=colour[-1] if colour else "text")
-
-
-def _bars(panel: Panel, answers: Answers, _: Frame, __: Sequence[Moment]) -> Drawn:
-    values = [(name, series.points[-1][1]) for name, series in _named(answers)]
-    return Drawn(panel, bars=plot.bars(values, panel.unit, panel.most))
-
-
-def _curve(panel: Panel, answers: Answers, frame: Frame, _: Sequence[Moment]) -> Drawn:
-    points = [(float(series.labels[panel.x_label]), series.points[-1][1]) for _, series in answers]
-    return Drawn(panel, plot.curve(points, frame, panel.unit, panel.x_unit))
-
-
-def _unknown(panel: Panel, _: Answers, __: Frame, ___: Sequence[Moment]) -> Drawn:
-    return Drawn(panel, said=f"a preview knows no panels of the kind {panel.kind}")
-
-
-_DRAW: dict[str, Callable[[Panel, Answers, Frame, Sequence[Moment]], Drawn]] = {
-    "timeseries": _lines,
-    "state-timeline": _states,
-    "stat": _number,
-    "bargauge": _bars,
-    "trend": _curve,
-}

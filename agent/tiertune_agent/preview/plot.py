@@ -105,23 +105,17 @@ def broken(points: Points, step_s: float) -> list[list[Point]]:
     return runs
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A value that held for a while (Unix seconds)."""
+def cells(series: prometheus.Series, step_s: float) -> list[tuple[float, float, float]]:
+    """Value, begin and end (Unix seconds) of each stretch of one value, up to the next point.
 
-    value: float
-    begin: float
-    until: float
-
-
-def cells(series: prometheus.Series, step_s: float) -> list[Cell]:
-    """A cell per stretch of one value, up to the next point; before a gap, a step beyond its last point."""
+    Before a gap it ends a step beyond its last point.
+    """
     found = []
     for run in broken(series.points, step_s):
         ends = [at for at, _ in run[1:]] + [run[-1][0] + step_s]
         for value, held in groupby(zip(run, ends, strict=True), key=lambda point: point[0][1]):
             spans = list(held)
-            found.append(Cell(value, spans[0][0][0], spans[-1][1]))
+            found.append((value, spans[0][0][0], spans[-1][1]))
     return found
 
 
@@ -134,10 +128,10 @@ def states(named: Named, frame: Frame, words: Mapping[float, tuple[str, str]], m
     written: list[tuple[Point, str]] = []
     for place, (_, held) in enumerate(rows):
         middle = float(len(rows) - 1 - place)
-        for cell in held:
-            word, colour = words.get(cell.value, (str(cell.value), "text"))
-            low, high, until = middle - ROW_SHARE, middle + ROW_SHARE, min(cell.until, frame.end)
-            begin = max(cell.begin, frame.start)
+        for value, since, end in held:
+            word, colour = words.get(value, (str(value), "text"))
+            low, high, until = middle - ROW_SHARE, middle + ROW_SHARE, min(end, frame.end)
+            begin = max(since, frame.start)
             corners = [(begin, low), (begin, high), (until, high), (until, low)]
             areas.setdefault((word, colour), []).append(corners)
             room = WORD_ROOM * frame.width * (until - begin) / (frame.end - frame.start)

@@ -16,6 +16,7 @@ import httpx
 import redis
 
 from tiertune_agent.collector.stores import Trouble
+from tiertune_agent.fields import Json
 from tiertune_agent.network import said
 from tiertune_agent.records import FLEET, Snapshot, Window
 from tiertune_agent.remote.server import MAXMEMORY, POLICY, RedisServer, ServerMemory
@@ -119,7 +120,7 @@ class Remote:
         """As in a store's client. Raises httpx.TransportError if a server does not answer."""
         return _document(self._held())
 
-    def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:  # noqa: ARG002
+    def put_tuning(self, document: Json, *, expected: int, key: str) -> httpx.Response:  # noqa: ARG002
         """As in a store's client: 412 if it was changed since, 422 if a server refuses; then the others are set back.
 
         If one does not answer, httpx.TransportError: it may have been set.
@@ -165,9 +166,7 @@ def shares(capacity: int | None, servers: int) -> list[int]:
     return [max(EMPTY, each + (1 if number < rest else 0)) for number in range(servers)]
 
 
-def _changes(
-    servers: Sequence[RedisServer], held: Sequence[ServerMemory], old: Mapping[str, Any], new: Mapping[str, Any]
-) -> Iterator[Change]:
+def _changes(servers: Sequence[RedisServer], held: Sequence[ServerMemory], old: Json, new: Json) -> Iterator[Change]:
     """Settings to change. Servers of unequal sizes stay so until the sum changes."""
     if new["capacity_bytes"] != old["capacity_bytes"]:
         for server, one, share in zip(servers, held, shares(new["capacity_bytes"], len(servers)), strict=True):

@@ -1,9 +1,10 @@
 """One Redis of the remote, as the agent reads and sets it; behind Sentinels the master and its replicas."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis
@@ -40,20 +41,16 @@ class RedisServer:
 
     def __init__(self, address: Address, login: Login, timeout_s: float, environment: Mapping[str, str]) -> None:
         self.name = str(address)
-
-        def pool(where: Address) -> redis.ConnectionPool:
-            return connection_pool(
-                where,
-                login,
-                timeout_s=timeout_s,
-                connections=_CONNECTIONS,
-                environment=environment,
-                decode_responses=True,
-            )
-
+        self._pool_of = partial(
+            connection_pool,
+            login=login,
+            timeout_s=timeout_s,
+            connections=_CONNECTIONS,
+            environment=environment,
+            decode_responses=True,
+        )
         self._address = address
-        self._pool_of: Callable[[Address], redis.ConnectionPool] = pool
-        self._redis = redis.Redis(connection_pool=pool(address))
+        self._redis = redis.Redis(connection_pool=self._pool_of(address))
 
     def refusal(self) -> str:
         """Why the server does not allow tuning; empty: it does, or it is away now."""

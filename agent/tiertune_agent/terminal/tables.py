@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tiertune_agent.fields import shown
+from tiertune_agent.fields import Json, shown
 
 PIPE_WIDTH = 200
 
@@ -35,13 +35,14 @@ def pairs(rows: Iterable[tuple[str, str | Text]]) -> Table:
     return table
 
 
-def _listing(names: Iterable[str], *folded: str) -> Table:
-    """Columns of one line if there is room, then ``folded`` ones of several; in a narrow terminal all are folded."""
+def _listing(rows: Iterable[Sequence[object]], *names: str, nothing: str = "") -> Table:
+    """Columns of one line if there is room; in a narrow terminal all but the first are folded. ``nothing``: no rows."""
     table = Table(box=None, header_style="bold")
     for place, name in enumerate(names):
         table.add_column(name, no_wrap=place == 0, overflow="fold")
-    for name in folded:
-        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(one)) for one in row))
+    table.caption = None if table.row_count else nothing
     return table
 
 
@@ -49,27 +50,19 @@ def _moment(told: object) -> str:
     return str(told)[:19].replace("T", " ")
 
 
-def decisions_table(decisions: Sequence[Mapping[str, Any]]) -> Table:
-    table = _listing(("id", "at", "tuner", "store", "tier", "from", "to", "state"), "reason")
-    for decision in decisions:
-        moment, field = _moment(decision["created_at"]), decision["field"]
-        whose = (decision[name] for name in ("tuner", "store", "tier"))
-        change = (shown(field, decision[name]) for name in ("from", "to"))
-        told = (*whose, *change, decision["state"], decision["reason"])
-        table.add_row(str(decision["id"]), moment, *(Text(str(one)) for one in told))
-    if not decisions:
-        table.caption = "no decisions"
-    return table
+def decisions_table(decisions: Sequence[Json]) -> Table:
+    names = ("id", "at", "tuner", "store", "tier", "from", "to", "state", "reason")
+    rows = ([{**one, "at": _moment(one["created_at"]), **_change(one)}[name] for name in names] for one in decisions)
+    return _listing(rows, *names, nothing="no decisions")
 
 
-def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = _listing(("at", "who", "from", "what"), "detail")
-    for row in rows:
-        told = (_moment(row["at"]), row["who"], row["from"], row["what"], json.dumps(row["detail"]))
-        table.add_row(*map(Text, told))
-    if not rows:
-        table.caption = "no commands"
-    return table
+def _change(decision: Json) -> dict[str, str]:
+    return {name: shown(decision["field"], decision[name]) for name in ("from", "to")}
+
+
+def audit_table(rows: Sequence[Json]) -> Table:
+    told = ([_moment(row["at"]), row["who"], row["from"], row["what"], json.dumps(row["detail"])] for row in rows)
+    return _listing(told, "at", "who", "from", "what", "detail", nothing="no commands")
 
 
 def decision_table(decision: dict[str, Any]) -> Table:
@@ -83,7 +76,7 @@ def decision_table(decision: dict[str, Any]) -> Table:
     )
 
 
-def curve_table(points: Sequence[Mapping[str, Any]]) -> Table:
+def curve_table(points: Sequence[Json]) -> Table:
     """A row for each size of the cache."""
     table = Table(box=None, header_style="bold")
     _figures(table, "size", "chunks", "hits %")
@@ -92,7 +85,7 @@ def curve_table(points: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def runs_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
+def runs_table(runs: Mapping[str, Json]) -> Table:
     """The runs of a replay."""
     table = Table(box=None, header_style="bold")
     table.add_column("run", no_wrap=True)
@@ -103,7 +96,7 @@ def runs_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
-def _run(name: str, run: Mapping[str, Any]) -> tuple[str, ...]:
+def _run(name: str, run: Json) -> tuple[str, ...]:
     times = [f"{1000 * run[f'ttft_{kind}_s']:.1f}" for kind in ("mean", "p50", "p99")]
     tokens = (sum(run["hit_tokens"].values()), run["hit_tokens"]["remote"])
     shares = [f"{100 * count / run['prompt_tokens']:.2f}" for count in tokens]
@@ -112,10 +105,7 @@ def _run(name: str, run: Mapping[str, Any]) -> tuple[str, ...]:
 
 def backtest_table(rows: Iterable[Sequence[str]]) -> Table:
     """What a policy would have done; the last of each row is the reason."""
-    table = _listing(("at", "tuner"), "change", "outcome", "reason")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    return _listing(rows, "at", "tuner", "change", "outcome", "reason")
 
 
 def _figures(table: Table, *names: str) -> None:

@@ -1,6 +1,7 @@
 """The JSON API. Every writing call leaves an audit row."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Request
@@ -14,6 +15,7 @@ from tiertune_agent.changes.control import ChangeControl, Refused, Unknown
 from tiertune_agent.changes.operators import Caller, Operators
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.leader import NotLeadingError
+from tiertune_agent.records import Decision
 from tiertune_agent.web.bodies import Bounded, unprocessable
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.signing import from_here
@@ -80,10 +82,9 @@ def application(
     app.include_router(_seen(looks))
     app.include_router(_writing(operators, changes), dependencies=[Depends(from_here), Depends(leading)])
     app.add_exception_handler(RequestValidationError, unprocessable)
-    app.add_exception_handler(Unknown, lambda _request, error: _told(404, error))
-    app.add_exception_handler(Refused, lambda _request, error: _told(409, error))
-    app.add_exception_handler(NotLeadingError, lambda _request, error: _told(409, error))
-    app.add_exception_handler(DatabaseError, lambda _request, error: _told(503, error))
+    codes = {Unknown: 404, Refused: 409, NotLeadingError: 409, DatabaseError: 503}
+    for kind, code in codes.items():
+        app.add_exception_handler(kind, partial(_told, code))
     return app
 
 
@@ -133,27 +134,19 @@ def _seen(looks: Looks) -> APIRouter:
 def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
     api = APIRouter(prefix="/api/v1")
 
-    def unless_frozen() -> None:
-        frozen = operators.frozen()
-        if frozen:
-            raise Refused(f"nothing changes now: frozen {frozen}")
+    def command(act: Callable[[int, str], Decision]) -> None:
+        name = act.__name__
 
-    @api.post("/decisions/{number}/approve")
-    def approve(number: Number, caller: CallerOf) -> dict[str, Any]:
-        operators.audit(caller, "approve", {"decision": number})
-        unless_frozen()
-        return changes.approve(number, caller.who).document()
+        def run(number: Number, caller: CallerOf) -> dict[str, Any]:
+            operators.audit(caller, name, {"decision": number})
+            if act != changes.reject and (frozen := operators.frozen()):
+                raise Refused(f"nothing changes now: frozen {frozen}")
+            return act(number, caller.who).document()
 
-    @api.post("/decisions/{number}/reject")
-    def reject(number: Number, caller: CallerOf) -> dict[str, Any]:
-        operators.audit(caller, "reject", {"decision": number})
-        return changes.reject(number, caller.who).document()
+        api.add_api_route(f"/decisions/{{number}}/{name}", run, methods=["POST"], name=name)
 
-    @api.post("/decisions/{number}/rollback")
-    def rollback(number: Number, caller: CallerOf) -> dict[str, Any]:
-        operators.audit(caller, "rollback", {"decision": number})
-        unless_frozen()
-        return changes.rollback(number, caller.who).document()
+    for act in (changes.approve, changes.reject, changes.rollback):
+        command(act)
 
     @api.post("/freeze")
     def freeze(body: FreezeBody, caller: CallerOf) -> dict[str, Any]:
@@ -175,5 +168,5 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
     return api
 
 
-def _told(code: int, error: Exception) -> Response:
+def _told(code: int, _: Request, error: Exception) -> Response:
     return JSONResponse({"detail": str(error)}, status_code=code)

@@ -29,31 +29,6 @@ OPEN = (State.PROPOSED, *UNJUDGED)
 
 
 @dataclass(frozen=True)
-class Value:
-    """None: not known. ``doubt``: what it may be off by."""
-
-    kind: str
-    name: str
-    value: float | None
-    doubt: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.name}: {'unknown' if self.value is None else f'{self.value:.3g}'}"
-
-
-def bar_chart(label: str, values: Sequence[Value], against: float | None) -> Bars:
-    """Bars one below the other, on one scale; ``against``: what they are compared with."""
-    known = [one.value + (one.doubt or 0.0) for one in values if one.value is not None]
-    rows = tuple(map(str, values))
-    pieces = []
-    for kind in dict.fromkeys(one.kind for one in values):
-        each = [one if one.kind == kind else Value(kind, "", None) for one in values]
-        pieces.append(Piece(kind, tuple(one.value for one in each), tuple(one.doubt for one in each)))
-    top = max([against or 0.0, *known]) or 1.0
-    return Bars(f"{label}: {', '.join(rows)}", rows, tuple(pieces), top, against)
-
-
-@dataclass(frozen=True)
 class Compared:
     """The figures as the API shows them. Lower is better. None: not known."""
 
@@ -73,13 +48,20 @@ class Compared:
     @property
     def chart(self) -> Bars:
         spells = self.after is not None and self.without is None
-        values = (
-            Value("column", "Before the change", self.before),
-            Value("column", "Promised", self.promised),
-            Value("after", "After, as it is" if spells else "With the change", self.after, self.doubt),
-            Value("without", "Without the change", self.without),
+        after = "After, as it is" if spells else "With the change"
+        names = ("Before the change", "Promised", after, "Without the change")
+        values = (self.before, self.promised, self.after, self.without)
+        told = zip(names, values, strict=True)
+        rows = tuple(f"{name}: {'unknown' if value is None else f'{value:.3g}'}" for name, value in told)
+        pieces = (
+            Piece("column", (self.before, self.promised, None, None)),
+            Piece("after", (None, None, self.after, None), (None, None, self.doubt, None)),
+            Piece("without", (None, None, None, self.without)),
         )
-        return bar_chart(self.of, values, self.before if self.without is None else self.without)
+        against = self.before if self.without is None else self.without
+        known = [value for value in (against, self.before, self.promised) if value is not None]
+        top = max([*known, (self.after or 0.0) + (self.doubt or 0.0)]) or 1.0
+        return Bars(f"{self.of}: {', '.join(rows)}", rows, pieces, top, against)
 
 
 def compared(decision: Decision, verdicts: Sequence[Json]) -> Compared | None:

@@ -10,7 +10,8 @@ from tiertune_agent.fields import Json, in_force, read
 from tiertune_agent.records import Window
 from tiertune_agent.tuners.evidence import ERRORS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, Which, ghost_tokens, nearest
-from tiertune_agent.web.over_sizes import Curves, Line, curve_chart, short
+from tiertune_agent.web.charts import Chart
+from tiertune_agent.web.over_sizes import Line, curve_chart, short
 
 SAME = 0.005
 """Ratios that differ by less are reported as the same, because ghosts may err by about as much."""
@@ -111,14 +112,30 @@ class Curve:
     """Gain in hit ratio by the best that was simulated."""
 
     @property
-    def chart(self) -> Curves | None:
-        """The chart; None if there are ghosts of one size only."""
-        return _chart(self.ghosts, self.algorithm, self.capacity_bytes, f"Hit ratio of {self.name} by size")
+    def lines(self) -> list[Line]:
+        """Of each algorithm, over the sizes that were simulated."""
+        return [
+            Line(
+                name,
+                tuple(self._point((name, size)) for size in self.ghosts.sizes(name) if size > 0),
+                name == self.algorithm,
+            )
+            for name in self.ghosts.algorithms
+        ]
+
+    @property
+    def chart(self) -> Chart | None:
+        """The chart of the lines; None if there are ghosts of one size only."""
+        return curve_chart(self.lines, self.capacity_bytes or None, f"Hit ratio of {self.name} by size")
 
     @property
     def name(self) -> str:
         pool = self.ghosts
         return f"{self.store} dram {pool.model or pool.namespace[:8]}"
+
+    def _point(self, which: Which) -> tuple[float, float, float]:
+        share = self.ghosts.share(which)
+        return float(which[1]), share.value, ERRORS * share.error if isfinite(share.error) else 0.0
 
     def document(self) -> dict[str, Any]:
         """The curve as the API shows it; null: not known."""
@@ -225,13 +242,3 @@ def doubt(gain: Ratio) -> str:
         return " (too few windows to say how sure)"
     points = ERRORS * gain.error * 100
     return f" (± {points:.1f} points)" if points >= 0.05 else " (± less than 0.1 points)"
-
-
-def _chart(pool: Ghosts, algorithm: str, capacity: float | None, label: str) -> Curves | None:
-    lines = []
-    for name in pool.algorithms:
-        shares = [(size, pool.share((name, size))) for size in pool.sizes(name) if size > 0]
-        points = tuple((float(size), share.value) for size, share in shares)
-        errors = tuple(ERRORS * share.error if isfinite(share.error) else 0.0 for _, share in shares)
-        lines.append(Line(name, points, errors, present=name == algorithm))
-    return curve_chart(lines, capacity or None, label)

@@ -53,10 +53,8 @@ class Cost:
     recompute_s: float
 
 
-@dataclass(frozen=True)
-class Span:
-    start: datetime
-    end: datetime
+Span = tuple[datetime, datetime]
+"""From and to."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class Gate:
     """Over those that fetched."""
     outcomes: Mapping[str, float]
     reasons: Mapping[str, float]
-    """Why requests did not fetch."""
+    """Why requests did not fetch, most frequent first."""
 
     @property
     def asked(self) -> bool:
@@ -96,7 +94,11 @@ def sums(window: Window) -> WindowSums:
     prompted = 0.0 if window.tier else _first(window, "prompt_tokens_total")
     hit, missed = (window.known("tier_lookup_tokens_total", result=result) for result in ("hit", "miss"))
     end = ended(window)
-    gate = {name: _plain(value) for name, value in window.values.items() if name.startswith(SHOWN)}
+    gate = {
+        name: Histogram(value.count, value.sum, {}) if isinstance(value, Histogram) else value
+        for name, value in window.values.items()
+        if name.startswith(SHOWN)
+    }
     served = Served(hit, missed, {(end, window.seconds): hit} if hit else {}, gate)
     found = _first(window, "tier_lookup_tokens_total", result="hit") if hit else 0.0
     return WindowSums(prompted, found, end, {window.tier: served})
@@ -174,7 +176,7 @@ def off_spans(changes: Sequence[tuple[datetime, str]], now_is: str, since: datet
             state, began = to, at
     if state == now_is == "off":
         spans.append((began, now))
-    return [Span(start, end) for start, end in spans]
+    return spans
 
 
 def _before(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetime) -> str:
@@ -203,10 +205,6 @@ def _together(each: Sequence[Served]) -> Served:
 
 def _first(window: Window, name: str, **labels: str) -> float:
     return window.total(name, **labels) - window.total(name, stage=AGAIN, **labels)
-
-
-def _plain(value: Value) -> Value:
-    return Histogram(value.count, value.sum, {}) if isinstance(value, Histogram) else value
 
 
 def _spread(latest: float, length: float) -> Iterator[tuple[int, float]]:

@@ -48,7 +48,7 @@ def headline(
     facts = (
         _stores(stores, up, unheard),
         *([_sources(sources, unseen)] if sources or unseen else []),
-        _mode(modes),
+        Fact("Mode", ", ".join(f"{what} {mode}" for what, mode in modes.items())),
         _frozen(fleet["frozen"]),
         _bypass(stores, fleet["bypass_unheard"]),
         _incidents(fleet["incidents"]),
@@ -167,10 +167,6 @@ def _stores(stores: Sequence[Json], up: Sequence[Json], unheard: Sequence[str]) 
 def _sources(sources: Sequence[Json], unheard: Sequence[str]) -> Fact:
     up, number = sum(source["reachable"] for source in sources), len(sources) + len(unheard)
     return Fact("Observed", f"{up} of {number} answer", "ok" if up == number else "warn")
-
-
-def _mode(modes: Mapping[str, str]) -> Fact:
-    return Fact("Mode", ", ".join(f"{what} {mode}" for what, mode in modes.items()))
 
 
 def _frozen(frozen: Json | None) -> Fact:

@@ -134,7 +134,11 @@ class Looks:
             fleet=fleet,
             policy=self._views.policies(),
             account=self._history.ledger.account(now - timedelta(hours=ACCOUNT_HOURS)),
-            incidents=self._incidents() if sum(fleet["incidents"].values()) else [],
+            incidents=[
+                one
+                for one in (self._views.incidents()["incidents"] if sum(fleet["incidents"].values()) else ())
+                if not one["closed_at"]
+            ],
             stores=self._stores,
             decisions=shown,
             switches=[one for one in decisions.find(states=CHANGED)[::-1] if one.field == FIELD and one.applied_at],
@@ -142,9 +146,6 @@ class Looks:
             waited=decisions.waited(now - WISHED),
             prospects=self._history.measured.prospects("", now - timedelta(seconds=POINTS * self._window_s), now),
         )
-
-    def _incidents(self) -> list[Json]:
-        return [one for one in self._views.incidents()["incidents"] if not one["closed_at"]]
 
     def _renew(self, stores: Sequence[Json], now: datetime) -> None:
         """Read new windows of stores that answered since; for others, what was read still holds.
@@ -177,7 +178,18 @@ class Looks:
             return replace(read, answered=store["last_seen"])
         steps = [*before, *_steps(window for window in told if window.start >= since)]
         pools = ghosts(one for step in steps for one in step.counted) if told or not steps else read.ghosts
-        return _summed_up(store["last_seen"], steps, self._candidates(store["name"], read, told), pools)
+        candidates = self._candidates(store["name"], read, told)
+        typical = typical_candidate(candidates)
+        return SeenStore(
+            store["last_seen"],
+            steps,
+            candidates,
+            pools,
+            [window for step in steps for window in step.windows],
+            added(step.sums for step in steps),
+            [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
+            typical,
+        )
 
     def _candidates(self, store: str, read: SeenStore, told: Sequence[Window]) -> Sequence[Window]:
         if not read.answered:
@@ -185,22 +197,6 @@ class Looks:
         again = {window.start for window in told}
         more = (one for one in told if one.tier == "remote" and one.total("gate_candidate_requests_total"))
         return [*(one for one in read.candidates if one.start not in again), *more][-KEPT_CANDIDATE_WINDOWS:]
-
-
-def _summed_up(
-    answered: str, steps: Sequence[_Step], candidates: Sequence[Window], pools: tuple[Ghosts, ...]
-) -> SeenStore:
-    typical = typical_candidate(candidates)
-    return SeenStore(
-        answered,
-        steps,
-        candidates,
-        pools,
-        [window for step in steps for window in step.windows],
-        added(step.sums for step in steps),
-        [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
-        typical,
-    )
 
 
 def approvable(decision: Decision) -> bool:

@@ -15,36 +15,27 @@ KINDS = 3
 
 @dataclass(frozen=True)
 class Line:
-    """Values over bytes, smallest first; ``errors`` are what each may be off by. ``present``: what is in force."""
+    """Bytes, smallest first, with a value and what it may be off by. ``present``: what is in force."""
 
     name: str
-    points: tuple[tuple[float, float], ...]
-    errors: tuple[float, ...] = ()
+    points: tuple[tuple[float, float, float], ...]
     present: bool = False
 
     @property
     def doubted(self) -> bool:
         """Whether its errors can be drawn."""
-        return any(self.errors) and len(self.points) > 1
+        return any(error for *_, error in self.points) and len(self.points) > 1
 
 
-@dataclass(frozen=True)
-class Curves:
-    """Lines over bytes, on a logarithmic axis."""
-
-    chart: Chart
-    lines: tuple[Line, ...]
-
-
-def curve_chart(lines: Sequence[Line], now: float | None, label: str) -> Curves | None:
+def curve_chart(lines: Sequence[Line], now: float | None, label: str) -> Chart | None:
     """The chart of shares; None if fewer than two sizes are known. ``now``: the present size, None: not known."""
-    sizes = sorted({size for line in lines for size, _ in line.points})
+    sizes = sorted({size for line in lines for size, *_ in line.points})
     if len(sizes) < 2:
         return None
     low, high = log10(min(sizes[0], now or sizes[0])), log10(max(sizes[-1], now or sizes[-1]))
-    top = min(1.0, _rounded(max(share for line in lines for _, share in line.points)))
+    top = min(1.0, _rounded(max(share for line in lines for _, share, _ in line.points)))
     marked = f"now {short(now)}" if now else ""
-    chart = Chart(
+    return Chart(
         label=label,
         series=tuple(
             series for draw in (_band, _line) for place, line in enumerate(lines) for series in draw(line, place, top)
@@ -57,7 +48,6 @@ def curve_chart(lines: Sequence[Line], now: float | None, label: str) -> Curves 
         ys=tuple(Tick(top * part, f"{top * part:.0%}") for part in (0.0, 0.5, 1.0)),
         marked=marked,
     )
-    return Curves(chart, tuple(lines))
 
 
 def _band(line: Line, place: int, top: float) -> tuple[Series, ...]:
@@ -65,17 +55,14 @@ def _band(line: Line, place: int, top: float) -> tuple[Series, ...]:
     if not line.doubted:
         return ()
     edges = [
-        [
-            (log10(size), min(top, max(0.0, share + sign * error)))
-            for (size, share), error in zip(line.points, line.errors, strict=True)
-        ]
+        [(log10(size), min(top, max(0.0, share + sign * error))) for size, share, error in line.points]
         for sign in (1, -1)
     ]
     return (Series(f"band c{place % KINDS}", (*edges[0], *edges[1][::-1]), filled=True),)
 
 
 def _line(line: Line, place: int, top: float) -> tuple[Series, ...]:
-    points = tuple((log10(size), min(top, share)) for size, share in line.points)
+    points = tuple((log10(size), min(top, share)) for size, share, _ in line.points)
     alone = len(points) == 1
     return (Series(f"c{place % KINDS}", points, line.name, line=not alone, dots=5.0 if alone else 3.5),)
 

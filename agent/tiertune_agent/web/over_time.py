@@ -30,7 +30,7 @@ def cost_chart(store: str, costs: Sequence[Cost], off: Sequence[Span], now: date
         return (min(max(at, first), last) - last).total_seconds()
 
     told = (f"{span(-x(first))} ago", "now") if now - last <= fresh else (ago(first, now), ago(last, now))
-    spans = [(x(one.start), x(one.end)) for one in off]
+    spans = [(x(start), x(end)) for start, end in off]
     return Chart(
         label=f"Seconds per request on {store}: fetching from remote against recomputing",
         series=(

@@ -92,7 +92,6 @@ class DecisionCard:
 
 @dataclass(frozen=True)
 class Overview:
-    now: datetime
     as_of: datetime | None
     """When a store last answered."""
     headline: Headline
@@ -117,16 +116,9 @@ class Overview:
     more_curves: int
     decisions: tuple[DecisionCard, ...]
     unmade: Unmade
-    answers: tuple[Json, ...]
     incidents: Mapping[str, Sequence[Json]]
     """Open ones by kind, the newest first: when a network is away there are as many as stores."""
     policy: PolicyView
-    wait: Json
-    """What the policy asks for before a first decision."""
-    commands: bool
-    """Whether this agent takes commands: it leads."""
-    frozen: bool
-    frozen_by_command: bool
     bypassed: str
     """``all`` stores, ``some``, or none: empty."""
 
@@ -150,9 +142,14 @@ def overview(seen: Seen) -> Overview:
     charts = _charts(seen, switches)
     told = dict(islice(charts.items(), DRAWN))
     return Overview(
-        now=seen.now,
         as_of=max((moment(store["last_seen"]) for store in stores), default=None),
-        headline=_headline(seen, switches, traffic=busy),
+        headline=headline(
+            seen.fleet,
+            {key.replace("_", " "): seen.policy["modes"][key] for key in settable()},
+            traffic=busy,
+            waiting=sum(map(approvable, seen.decisions)),
+            switched_off={store for store, mine in switches.items() if mine[-1][1] == "off"},
+        ),
         lately_s=POINTS * seen.window_s,
         found_tokens=min(whole.found_tokens, whole.prompt_tokens),  # it may be of a prompt before
         prompt_tokens=whole.prompt_tokens,
@@ -169,13 +166,8 @@ def overview(seen: Seen) -> Overview:
         more_curves=max(0, len(drawn) - TOLD),
         decisions=tuple(_decisions(seen)),
         unmade=unmade(seen),
-        answers=tuple(answer for answer in seen.fleet["answers"] if not answer["change"]),
         incidents=_by_kind(seen.incidents),
         policy=policy_view(seen),
-        wait=seen.policy["policy"]["tuners"]["remote_fetch"],
-        commands=seen.fleet["leader"],
-        frozen=bool(seen.fleet["frozen"]),
-        frozen_by_command=bool(seen.fleet["frozen"]) and seen.fleet["frozen"]["since"] is not None,
         bypassed=_bypassed(stores),
     )
 
@@ -195,16 +187,6 @@ def less(one: float | None, other: float | None) -> float | None:
 def _bypassed(stores: Sequence[Json]) -> str:
     found = [store["bypass"] for store in stores if not store["observed"]]
     return "" if not any(found) else "all" if all(found) else "some"
-
-
-def _headline(seen: Seen, switches: Switches, *, traffic: bool) -> Headline:
-    return headline(
-        seen.fleet,
-        {key.replace("_", " "): seen.policy["modes"][key] for key in settable()},
-        traffic=traffic,
-        waiting=sum(map(approvable, seen.decisions)),
-        switched_off={store for store, mine in switches.items() if mine[-1][1] == "off"},
-    )
 
 
 def _tier(tier: str, seen: Seen, whole: WindowSums) -> TierRow:
@@ -242,17 +224,12 @@ def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collect
     )
 
 
-def _fetches(store: Json) -> bool:
-    """Whether it has a remote tier that it can be told to fetch from, or not."""
-    return not store["observed"] and "remote" in own_tiers(store)
-
-
 def _charts(seen: Seen, switches: Switches) -> dict[str, Chart]:
     """Charts by store: first those switched lately, then those where fetching came nearest to losing, or lost most."""
     found = {
         store["name"]: _chart(store, seen, switches.get(store["name"], ()))
         for store in seen.fleet["stores"]
-        if _fetches(store)
+        if not store["observed"] and "remote" in own_tiers(store)
     }
     made = {name: chart for name, chart in found.items() if chart}
 
@@ -299,37 +276,29 @@ def _decisions(seen: Seen) -> Iterator[DecisionCard]:
         undoable = decision.state in STANDING and place not in changed
         if decision.state in CHANGED:
             changed.add(place)
-        yield _decision(decision, seen.verdicts.get(decision.id, ()), undoable=undoable)
-
-
-def _decision(decision: Decision, verdicts: Sequence[Json], *, undoable: bool) -> DecisionCard:
-    name = decision.field.rpartition(".")[2]
-    return DecisionCard(
-        decision,
-        before=figure(name, decision.before),
-        after=figure(name, decision.after),
-        facts=_facts(decision),
-        evidence=tables(decision.evidence),
-        verdicts=tuple(verdicts),
-        compared=compared(decision, verdicts),
-        approvable=approvable(decision),
-        undoable=undoable,
-    )
+        verdicts, name = seen.verdicts.get(decision.id, ()), decision.field.rpartition(".")[2]
+        yield DecisionCard(
+            decision,
+            before=figure(name, decision.before),
+            after=figure(name, decision.after),
+            facts=_facts(decision),
+            evidence=tables(decision.evidence),
+            verdicts=tuple(verdicts),
+            compared=compared(decision, verdicts),
+            approvable=approvable(decision),
+            undoable=undoable,
+        )
 
 
 def _facts(decision: Decision) -> tuple[tuple[str, str], ...]:
+    versions = (decision.expected_version, decision.applied_version)
     pairs = (
         ("Setting", decision.field),
         ("Mode", decision.mode),
         ("Proposed", f"{decision.created_at:%Y-%m-%d %H:%M:%S} UTC"),
         ("Approved by", decision.approved_by),
         ("Applied", f"{decision.applied_at:%Y-%m-%d %H:%M:%S} UTC" if decision.applied_at else ""),
-        ("Tuning version", _versions(decision)),
+        ("Tuning version", " → ".join(str(version) for version in versions if version is not None)),
         ("Policy revision", str(decision.policy_revision or "")),
     )
     return tuple((name, value) for name, value in pairs if value)
-
-
-def _versions(decision: Decision) -> str:
-    before, after = decision.expected_version, decision.applied_version
-    return " → ".join(f"{version}" for version in (before, after) if version is not None)

@@ -41,8 +41,7 @@ def router(looks: Looks) -> APIRouter:
     @once
     def figures(seen: Seen) -> str:
         """The live part, the same for every reader: only the frame depends on who reads."""
-        shown = overview(seen)
-        known = {"page": shown, "ago": partial(text.ago, now=shown.now)}
+        known = {"page": overview(seen), "seen": seen, "ago": partial(text.ago, now=seen.now)}
         return templates.get_template("live.html").render(known)
 
     @pages.get("/")

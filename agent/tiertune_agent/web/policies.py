@@ -40,15 +40,6 @@ class Overlay:
 
 
 @dataclass(frozen=True)
-class Numbered:
-    """A line of the file; ``level`` of what is found there, or empty."""
-
-    number: int
-    text: str
-    level: str
-
-
-@dataclass(frozen=True)
 class PolicyView:
     source: str
     """Empty: no file, the built-in policy."""
@@ -60,8 +51,10 @@ class PolicyView:
     findings: tuple[Finding, ...]
     asked: tuple[TunerAnswers, ...]
     overlays: tuple[Overlay, ...]
-    text: tuple[Numbered, ...]
-    """Of what is in force."""
+    text: list[str]
+    """Lines of what is in force."""
+    noted: set[int]
+    """Numbers of those that have a note; errors are about a newer file."""
 
     @property
     def last(self) -> datetime | None:
@@ -81,7 +74,8 @@ def policy_view(seen: Seen) -> PolicyView:
         findings=findings,
         asked=tuple(_asked(seen)),
         overlays=tuple(_overlays(seen)),
-        text=tuple(_numbered(policy, findings)),
+        text=policy["text"].splitlines(),
+        noted={int(one.place.split(":")[-2]) for one in findings if one.level == "note" and one.place.count(":") > 1},
     )
 
 
@@ -116,10 +110,3 @@ def _of(store: Json) -> Iterator[Target]:
     yield Target(store["name"], "", "", models(store))
     for namespace, pool in pools(store).items():
         yield Target(store["name"], "", namespace, (pool.get("model", ""),))
-
-
-def _numbered(policy: Json, findings: tuple[Finding, ...]) -> Iterator[Numbered]:
-    """Number the lines; only notes are about the text in force, while errors are about a newer one."""
-    notes = {int(one.place.split(":")[-2]) for one in findings if one.level == "note" and one.place.count(":") > 1}
-    for number, line in enumerate(policy["text"].splitlines(), 1):
-        yield Numbered(number, line, "note" if number in notes else "")

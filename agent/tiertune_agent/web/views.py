@@ -1,7 +1,6 @@
 """The documents that the API and the page show, read from history."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -26,25 +25,6 @@ SHOWN_PER_WINDOW = {
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
-@dataclass(frozen=True)
-class Named:
-    """Names of the present stores, and of the sources that are only observed, by address."""
-
-    stores: Callable[[], Mapping[str, str]] = dict
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-    def addresses(self) -> Collection[str]:
-        return {*self.stores(), *self.sources}
-
-    def unheard(self, known: Collection[str]) -> dict[str, list[str]]:
-        """Names of those at none of the ``known`` addresses."""
-        named = {"stores": self.stores(), "sources": self.sources}
-        return {kind: [name for url, name in at.items() if url not in known] for kind, at in named.items()}
-
-
-NOBODY = Named()
-
-
 class Views:
     """Public methods but ``decision`` and ``frozen`` are what the API has at their names, with these parameters."""
 
@@ -56,10 +36,13 @@ class Views:
         leads: Callable[[], bool],
         now: Callable[[], datetime],
         window_s: float,
-        named: Named = NOBODY,
+        stores: Callable[[], Mapping[str, str]] = dict,
+        sources: Mapping[str, str] | None = None,
     ) -> None:
+        """``stores``, ``sources``: names of the present stores, and of what is only observed, by address."""
         self._history = history
-        self._named = named
+        self._named = stores
+        self._sources = sources or {}
         self._policy = policy
         self._leads = leads
         self._now = now
@@ -73,14 +56,18 @@ class Views:
         ``unheard``: stores and sources of the settings of which nothing is known yet; ``bypass_unheard``: the
         bypass, on or off, that was commanded to such stores, until they hear it.
         """
-        stores, named = self._history.stores(), self._named.stores()
+        stores, named = self._history.stores(), self._named()
+        known = {store.url for store in stores}
         return {
             "time": self._now().isoformat(),
             "leader": self._leads(),
             "window_s": self._window_s,
             "frozen": self.frozen(),
             "stores": [self._store(store) for store in stores],
-            "unheard": self._named.unheard({store.url for store in stores}),
+            "unheard": {
+                kind: [name for url, name in at.items() if url not in known]
+                for kind, at in (("stores", named), ("sources", self._sources))
+            },
             "bypass_unheard": [
                 {"name": named[url], "url": url, "on": on} for url, on in self._history.wishes.of(named).items()
             ],

@@ -1,7 +1,7 @@
 """Checks of what the agent reports: who leads, freezes, bypasses, its policy, its incidents. Pure."""
 
 from tiertune_agent.doctor.facts import AgentFacts, AllFacts
-from tiertune_agent.doctor.finding import Check, Found, Told, check, of_agent
+from tiertune_agent.doctor.finding import Check, Found, Told, check, of_agent, of_policy
 from tiertune_connector.units import format_duration
 
 MEND_POLICY = "mend the file: tiertune policy check names line and column"
@@ -71,19 +71,16 @@ def _late_s(agent: AgentFacts) -> float | None:
     return late_s if late_s > SILENT_WINDOWS * float(agent.fleet.get("window_s") or 0.0) else None
 
 
-@check("policy_invalid", "error")
-def policy_invalid(facts: AllFacts) -> Found:
-    problem = facts.agent and facts.agent.policies.get("problem")
-    if facts.agent and problem:
-        wrong = f"the policy file is not in force, an older one is: {problem}"
-        yield str(facts.agent.policies.get("source") or facts.agent.url), wrong, MEND_POLICY
+@of_policy("policy_invalid", "error")
+def policy_invalid(agent: AgentFacts) -> Told:
+    if problem := agent.policies.get("problem"):
+        yield f"the policy file is not in force, an older one is: {problem}", MEND_POLICY
 
 
-@check("policy_without_effect", "warning")
-def policy_without_effect(facts: AllFacts) -> Found:
-    for note in (facts.agent.policies.get("notes") or ()) if facts.agent else ():
-        where = str(facts.agent.policies.get("source") or facts.agent.url) if facts.agent else ""
-        yield where, f"the policy does less than it says: {note}", "take the key out, or set what it lacks"
+@of_policy("policy_without_effect", "warning")
+def policy_without_effect(agent: AgentFacts) -> Told:
+    for note in agent.policies.get("notes") or ():
+        yield f"the policy does less than it says: {note}", "take the key out, or set what it lacks"
 
 
 @of_agent("frozen", "warning")

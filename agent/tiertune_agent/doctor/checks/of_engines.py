@@ -1,8 +1,7 @@
 """Checks of what engines export on vLLM's own ``/metrics``. Pure."""
 
 from tiertune_agent.doctor.facts import AllFacts, EngineFacts
-from tiertune_agent.doctor.finding import OFTEN, Found, Told, check, of_engine
-from tiertune_agent.incidents.detectors import FEW
+from tiertune_agent.doctor.finding import Found, Told, check, of_engine, often
 
 INFO = "vllm:cache_config_info"
 REQUESTS = "vllm:time_to_first_token_seconds_count"
@@ -45,7 +44,7 @@ def without_store(engine: EngineFacts) -> Told:
 @of_engine("staging_small", "warning")
 def staging_small(engine: EngineFacts) -> Told:
     failures = sum(engine.total(name) for name in NO_ROOM)
-    if failures >= FEW and failures > OFTEN * engine.total(REQUESTS):
+    if often(failures, engine.total(REQUESTS)):
         wrong = f"staging had no room {failures:.0f} times in {engine.total(REQUESTS):.0f} requests: chunks were missed"
         mend = "raise staging, or leave it out (then it fits two steps and two longest prompts); and shm_size with it"
         yield wrong, mend
@@ -79,7 +78,7 @@ def versions_differ(facts: AllFacts) -> Found:
 @of_engine("lookups_late", "warning")
 def lookups_late(engine: EngineFacts) -> Told:
     late, requests = engine.total(LATE), engine.total(REQUESTS)
-    if late >= FEW and late > OFTEN * requests:
+    if often(late, requests):
         wrong = f"the store did not answer {late:.0f} of {requests:.0f} requests within lookup_deadline"
         yield wrong, "give the store its own cores, or raise lookup_deadline"
 
@@ -88,7 +87,7 @@ def lookups_late(engine: EngineFacts) -> Told:
 def chunks_lost(engine: EngineFacts) -> Told:
     results = engine.told.split(STORED, "result") if engine.told else {}
     lost, every = sum(results.get(one, 0.0) for one in LOST), sum(results.values())
-    if lost >= FEW and lost > OFTEN * every:
+    if often(lost, every):
         why = ", ".join(f"{results[one]:.0f} {one}" for one in LOST if results.get(one))
         wrong = f"{lost:.0f} of {every:.0f} chunks that it finished reached no store ({why})"
         yield wrong, "look at the store: is it there, has its DRAM room, are its cores free"

@@ -1,15 +1,12 @@
 """Checks of what stores report of themselves: reachable, names, clocks, versions, health of tiers. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Sequence
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import AllFacts, Clock, StoreFacts
 from tiertune_agent.doctor.finding import Found, Told, check, of_store
-from tiertune_agent.fields import capacity_field, read
-from tiertune_agent.tuners.base import present
-from tiertune_connector.tuning import TIERS
+from tiertune_agent.fields import Json, capacity_field, read
 from tiertune_connector.units import format_duration, format_size
 
 SKEW_S = 2.0
@@ -78,21 +75,18 @@ def engines_refused(store: StoreFacts) -> Told:
         "protocol": "install one version of tiertune beside the engines and at the store",
         "chunk_size": "set the same chunk_tokens at all engines of the model, and restart them",
     }
-    for reason, count in store.split("rejected_hellos_total", "reason").items():
+    for reason, count in store.counted.split("rejected_hellos_total", "reason").items():
         wrong = f"engines were turned away {count:.0f} times since it started ({reason}): they recompute everything"
         yield wrong, mends.get(reason, "look at the engines' logs: they tell why")
 
 
-@check("tier_dead", "error")
-def tier_dead(facts: AllFacts) -> Found:
-    for store, tier, state in _tiers(facts):
-        servers = [
-            f"{one['server']}: {one['reason']}" for one in state.get("servers") or () if one.get("health") == "dead"
-        ]
-        if state.get("health") in ("dead", "recovering") or servers:
-            reason = "; ".join(servers) or str(state.get("reason") or "no reason told")
-            mend = _DEAD.get(tier, ALSO_LOOKED_FOR["tier_dead"])
-            yield store.name, f"{tier} is {state['health']}: {reason}", mend
+@of_store("tier_dead", "error")
+def tier_dead(store: StoreFacts) -> Told:
+    for tier, state in store.tiers.items():
+        dead = [f"{one['server']}: {one['reason']}" for one in _dead_servers(state)]
+        if state.get("health") in ("dead", "recovering") or dead:
+            reason = "; ".join(dead) or str(state.get("reason") or "no reason told")
+            yield f"{tier} is {state['health']}: {reason}", _DEAD.get(tier, ALSO_LOOKED_FOR["tier_dead"])
 
 
 _DEAD = {
@@ -101,13 +95,12 @@ _DEAD = {
 }
 
 
-@check("tier_slow", "warning")
-def tier_slow(facts: AllFacts) -> Found:
-    for store, tier, state in _tiers(facts):
-        dead = any(one.get("health") == "dead" for one in state.get("servers") or ())
-        if state.get("health") == "slow" and not dead:
+@of_store("tier_slow", "warning")
+def tier_slow(store: StoreFacts) -> Told:
+    for tier, state in store.tiers.items():
+        if state.get("health") == "slow" and not _dead_servers(state):
             reason = str(state.get("reason") or "no reason told")
-            yield store.name, f"{tier} is slow: {reason}", _FULL if "full: " in reason else _SLOW
+            yield f"{tier} is slow: {reason}", _FULL if "full: " in reason else _SLOW
 
 
 _SLOW = "look at its host and at the network between; measure it: doctor --storage"
@@ -118,10 +111,11 @@ _FULL = "make room (df -h; Redis: maxmemory-policy allkeys-lru), or lower its ca
 def tier_empty(facts: AllFacts) -> Found:
     """A configured tier of capacity 0. The agent's stores are left to its incidents: none if it decided so itself."""
     heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent and facts.agent.answers else set()
-    for store, tier, _ in _tiers(facts):
-        if store.name not in heard and read(store.tuning, capacity_field(tier)) == 0:
-            wrong = f"{tier} is configured, but its capacity is 0"
-            yield store.name, wrong, "give it a capacity (tiertune decisions, or PUT /v1/tuning), or take it away"
+    for store in facts.answering:
+        for tier in store.tiers:
+            if store.name not in heard and read(store.tuning, capacity_field(tier)) == 0:
+                wrong = f"{tier} is configured, but its capacity is 0"
+                yield store.name, wrong, "give it a capacity (tiertune decisions, or PUT /v1/tuning), or take it away"
 
 
 @of_store("capacity_not_effective", "warning")
@@ -156,15 +150,11 @@ def gpus_unseen(store: StoreFacts) -> Told:
 
 @of_store("internal_errors", "warning")
 def internal_errors(store: StoreFacts) -> Told:
-    if places := store.split("internal_errors_total", "place"):
+    if places := store.counted.split("internal_errors_total", "place"):
         counts = ", ".join(f"{count:.0f} in {place}" for place, count in places.items())
         wrong = f"unexpected failures since it started: {counts}"
         yield wrong, "its log has their tracebacks: please report them"
 
 
-def _tiers(facts: AllFacts) -> Iterator[tuple[StoreFacts, str, Mapping[str, Any]]]:
-    """Tiers that are configured."""
-    for store in facts.answering:
-        for tier in TIERS:
-            if present(store.status, tier):
-                yield store, tier, read(store.status, f"tiers.{tier}")
+def _dead_servers(state: Json) -> Sequence[Json]:
+    return [one for one in state.get("servers") or () if one.get("health") == "dead"]

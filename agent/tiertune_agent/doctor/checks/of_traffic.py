@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import AllFacts, StoreFacts
-from tiertune_agent.doctor.finding import OFTEN, Found, Told, check, of_store
+from tiertune_agent.doctor.finding import OFTEN, Found, Told, check, of_store, often
 from tiertune_agent.fields import read
 from tiertune_agent.incidents.detectors import FEW, among_tenants
 from tiertune_agent.replay.engine import break_even_tokens
@@ -26,8 +26,12 @@ MENDS = {
 """By the part of a namespace that differs."""
 MEANT = ("dead", "flushed", "closing")
 """Why chunks are not written behind though nothing is too slow: the tier was dead, a flush, the end of a store."""
+KINDS = ("fetch", "recompute")
+"""Of predicted seconds."""
 FAILED = ("error", "full", "timeout")
 """The same if the tier was asked, and did not take them."""
+MEND_OFF = "fetching is off already, rightly: a faster link would bring it back, else take the tier away"
+MEND_ON = "let remote_fetch run in mode auto, or get a faster link (plan: what it takes); the gate meanwhile recomputes"
 MEND_WRITES = "look at its room, its permissions and its time-outs (df -h; Redis: maxmemory-policy allkeys-lru)"
 
 
@@ -66,7 +70,7 @@ def _differing(parts: list[Mapping[str, str]]) -> list[str]:
 @of_store("unsalted_traffic", "warning")
 def unsalted_traffic(store: StoreFacts) -> Told:
     """As the agent's incident of this name, but since the store's start instead of in the last hour."""
-    counts = store.split("requests_total", "salted")
+    counts = store.counted.split("requests_total", "salted")
     quotas = len(store.tuning.get("tenants") or {})
     for wrong in among_tenants(counts.get("no", 0.0), counts.get("yes", 0.0), quotas):
         yield wrong, ALSO_LOOKED_FOR["unsalted_traffic"]
@@ -75,21 +79,22 @@ def unsalted_traffic(store: StoreFacts) -> Told:
 @of_store("remote_slow", "warning")
 def remote_slow(store: StoreFacts) -> Told:
     """A remote whose chunks would be recomputed faster than fetched, by the gate's own predictions."""
-    found = store.total("gate_candidate_requests_total", tier="remote")
-    kinds = "fetch", "recompute"
-    known = min(store.count("gate_predicted_seconds", tier="remote", kind=kind) for kind in kinds)
-    fetch_s, recompute_s = (store.total("gate_candidate_seconds_total", tier="remote", kind=kind) for kind in kinds)
+    found = store.counted.total("gate_candidate_requests_total", tier="remote")
+    known = min(store.counted.count("gate_predicted_seconds", tier="remote", kind=kind) for kind in KINDS)
+    seconds = store.counted.split("gate_candidate_seconds_total", "kind", tier="remote")
+    fetch_s, recompute_s = (seconds.get(kind, 0.0) for kind in KINDS)
     if known >= FEW and fetch_s > recompute_s:
-        tokens = store.total("gate_candidate_tokens_total", tier="remote")
+        tokens = store.counted.total("gate_candidate_tokens_total", tier="remote")
         times = f"{1e3 * fetch_s / known:.0f} ms to fetch, {1e3 * recompute_s / known:.0f} ms to recompute"
         wrong = f"the {tokens / found:,.0f} tokens that a request finds in remote on average take {times}"
-        yield "; ".join((wrong, *_break_even(store))), _mend(store)
+        off = read(store.tuning, "tiers.remote.fetch") == "off"
+        yield "; ".join((wrong, *_break_even(store))), MEND_OFF if off else MEND_ON
 
 
 def _break_even(store: StoreFacts) -> Iterator[str]:
     """For each model whose engines reported their prefill cost, at the remote's present speed."""
-    first_s = store.gauge("fetch_estimate_t0_seconds", tier="remote")
-    rate = store.gauge("fetch_estimate_bytes_per_second", tier="remote")
+    first_s = store.counted.gauge("fetch_estimate_t0_seconds", tier="remote")
+    rate = store.counted.gauge("fetch_estimate_bytes_per_second", tier="remote")
     if first_s is None or not rate:
         return
     for digest, pool in store.pools.items():
@@ -102,22 +107,14 @@ def _break_even(store: StoreFacts) -> Iterator[str]:
             yield f"at {rate / 1e6:.0f} MB/s {pool.get('model') or digest} breaks even at {even:,.0f} tokens"
 
 
-def _mend(store: StoreFacts) -> str:
-    if read(store.tuning, "tiers.remote.fetch") == "off":
-        return "fetching is off already, rightly: a faster link would bring it back, else take the tier away"
-    return (
-        "let remote_fetch run in mode auto, or get a faster link (plan: what it takes); the gate meanwhile recomputes"
-    )
-
-
 @of_store("write_behind_drops", "warning")
 def write_behind_drops(store: StoreFacts) -> Told:
     for tier in SLOWER:
-        told = store.split("write_behind_dropped_total", "reason", tier=tier)
+        told = store.counted.split("write_behind_dropped_total", "reason", tier=tier)
         lost = {reason: count for reason, count in told.items() if reason not in MEANT}
-        written = store.count("tier_operation_seconds", tier=tier, operation="write", outcome="ok")
+        written = store.counted.count("tier_operation_seconds", tier=tier, operation="write", outcome="ok")
         dropped = sum(lost.values())
-        if dropped >= FEW and dropped > OFTEN * (dropped + written):
+        if often(dropped, dropped + written):
             wrong = f"{dropped:.0f} of {dropped + written:.0f} chunks never reached {tier} ({', '.join(sorted(lost))})"
             slow = 2 * sum(lost.get(reason, 0.0) for reason in FAILED) <= dropped
             mend = f"{tier} takes less than engines make: admit fewer (second_access), or a faster one"
@@ -127,11 +124,10 @@ def write_behind_drops(store: StoreFacts) -> Told:
 @of_store("loads_late", "warning")
 def loads_late(store: StoreFacts) -> Told:
     for tier in TIERS:
-        all_ = sum(
-            store.total("gate_outcomes_total", tier=tier, outcome=one) for one in ("won", "lost", "late", "failed")
-        )
-        bad = sum(store.total("gate_outcomes_total", tier=tier, outcome=one) for one in ("late", "failed"))
-        if bad >= FEW and bad > OFTEN * all_:
+        outcomes = store.counted.split("gate_outcomes_total", "outcome", tier=tier)
+        all_ = sum(outcomes.get(one, 0.0) for one in ("won", "lost", "late", "failed"))
+        bad = sum(outcomes.get(one, 0.0) for one in ("late", "failed"))
+        if often(bad, all_):
             wrong = f"{bad:.0f} of {all_:.0f} fetches from {tier} came too late or failed"
             yield wrong, "look at the tier's load and link; a higher margin fetches less, surer"
 
@@ -140,10 +136,10 @@ def loads_late(store: StoreFacts) -> Told:
 def no_room(store: StoreFacts) -> Told:
     """What a load brings comes into DRAM: no more of a prompt than its pool there takes at once."""
     for tier in SLOWER:
-        all_ = store.total("gate_requests_total", tier=tier)
-        refused = store.total("gate_requests_total", tier=tier, reason="no_room")
-        if refused >= FEW and refused > OFTEN * all_:
-            size = format_size(store.gauge("tier_capacity_bytes", tier="dram", state="effective") or 0)
+        all_ = store.counted.total("gate_requests_total", tier=tier)
+        refused = store.counted.total("gate_requests_total", tier=tier, reason="no_room")
+        if often(refused, all_):
+            size = format_size(store.counted.gauge("tier_capacity_bytes", tier="dram", state="effective") or 0)
             wrong = f"{refused:.0f} of {all_:.0f} requests had no room in DRAM ({size}) for their chunks in {tier}"
             yield wrong, "raise the capacity of DRAM, or the pool's own there, until the longest shared prompt fits"
 
@@ -151,14 +147,14 @@ def no_room(store: StoreFacts) -> Told:
 @of_store("corrupt_chunks", "warning")
 def corrupt_chunks(store: StoreFacts) -> Told:
     for tier in TIERS:
-        if found := store.total("tier_errors_total", tier=tier, reason="corrupt"):
+        if found := store.counted.total("tier_errors_total", tier=tier, reason="corrupt"):
             wrong = f"{found:.0f} chunks in {tier} were not what was written; they were recomputed"
             yield wrong, "look at who else writes there, at the disk, and at the host's memory"
 
 
 @of_store("quotas_full", "note")
 def quotas_full(store: StoreFacts) -> Told:
-    refused = store.total("quota_refused_chunks_total")
+    refused = store.counted.total("quota_refused_chunks_total")
     if refused >= FEW:
         full = [who for who, told in (store.status.get("tenants") or {}).items() if _full(told)]
         wrong = f"{refused:.0f} chunks were refused: {', '.join(full) or 'a tenant'} has used its quota up"
