@@ -56,7 +56,7 @@ def of_pools(accounts: Accounts, dram: DramTier, disk: DiskTier | None) -> Itera
         pools: Mapping[str, Held] = tier.pools.copy()
         for digest, held in pools.items():
             labels = accounts.pool_labels(digest)
-            yield "tier_resident_bytes", (tier.name, *labels), len(held.pool) * held.stride
+            yield "tier_resident_bytes", (tier.name, *labels), held.resident_bytes
             yield "tier_pinned_bytes", (tier.name, *labels), held.pool.pinned * held.stride
             yield "tier_capacity_bytes", (tier.name, "desired", *labels), held.allowed * held.stride
             yield "tier_capacity_bytes", (tier.name, "effective", *labels), held.effective * held.stride

@@ -5,9 +5,7 @@ from typing import Any
 
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.breaker import Breaker, Breakers
-from tiertune_connector.tiers.disk_pool import DiskPool
 from tiertune_connector.tiers.shares import Held
-from tiertune_connector.tiers.slots import DramPool
 from tiertune_connector.tuning import TIERS, LocalTier, Tuning
 
 
@@ -47,15 +45,13 @@ def _servers(breaker: Breaker | Breakers) -> dict[str, Any]:
 
 def _pools(store: TieredStore) -> dict[str, dict[str, Any]]:
     """What DRAM and the disk hold, by namespace; the disk alone if no engine came since the store started."""
-    held: dict[str, dict[LocalTier, DramPool | DiskPool]] = {
-        digest: {"dram": pool} for digest, pool in list(store.dram.pools.items())
-    }
+    held: dict[str, dict[LocalTier, Held]] = {digest: {"dram": pool} for digest, pool in list(store.dram.pools.items())}
     for digest, pool in list(store.disk.pools.items()) if store.disk else ():
         held.setdefault(digest, {})["disk"] = pool
     return {digest: _pool(store, digest, pools) for digest, pools in held.items()}
 
 
-def _pool(store: TieredStore, digest: str, pools: Mapping[LocalTier, DramPool | DiskPool]) -> dict[str, Any]:
+def _pool(store: TieredStore, digest: str, pools: Mapping[LocalTier, Held]) -> dict[str, Any]:
     served = store.namespaces.served(digest)
     told = {
         "model": store.namespaces.model(digest),
@@ -76,6 +72,6 @@ def _sizes(tuning: Tuning, digest: str, tier: LocalTier, held: Held) -> dict[str
         },
         "applied": {"capacity_bytes": held.allowed * stride, "eviction": pool.algorithm},
         "effective": {"capacity_bytes": held.effective * stride, "eviction": pool.algorithm},
-        "resident_bytes": len(pool) * stride,
+        "resident_bytes": held.resident_bytes,
         "chunks": len(pool),
     }

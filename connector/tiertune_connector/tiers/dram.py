@@ -9,33 +9,28 @@ one step at most.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from time import sleep
+from functools import partial
 
 from tiertune_connector.chunk import Origin, checksum
-from tiertune_connector.tiers.base import FLUSHED, Evicted, Outcome, Usage
+from tiertune_connector.tiers.base import FLUSHED, Outcome
 from tiertune_connector.tiers.segment import Geometry, Segment
-from tiertune_connector.tiers.shares import HANDED_OVER, retune
+from tiertune_connector.tiers.shares import HANDED_OVER, LocalTier, retune
 from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot, new_segment, take_again
 
 _NO_MEMORY_S = 1.0
 """Wait before asking again a machine that had no memory left."""
 _LOOKED_S = 1.0
 """A client that found a chunk by `tiers.index` has copied it by then."""
-_BREATH_S = 5e-4
-"""Pause between steps of a flush: without it, others would hardly get the lock."""
 
 
-class DramTier:
+class DramTier(LocalTier[DramPool]):
     """Thread-safe under ``lock``, which the store shares: index operations are short and touch no bytes."""
 
     name = "dram"
 
     def __init__(self, *, segment_bytes: int, clock: Callable[[], float]) -> None:
         """``clock`` gives monotonic seconds."""
-        self.lock = threading.RLock()
-        self.pools: dict[str, DramPool] = {}
-        self.capacity_bytes = 0
-        self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
+        super().__init__()
         self._segment_bytes = segment_bytes
         self._clock = clock
         self._settling = threading.Lock()
@@ -173,22 +168,8 @@ class DramTier:
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         """In steps, with requests served in between; the caller keeps out what comes meanwhile and should go."""
         with self.lock:
-            found = [(pool, list(pool.pool.visible)) for name, pool in self.pools.items() if namespace in (None, name)]
-        count = 0
-        for pool, keys in found:
-            for start in range(0, len(keys), LEAVING_AT_ONCE):
-                with self.lock:
-                    if self.pools.get(pool.namespace) is not pool:  # closed meanwhile
-                        break
-                    count += sum(self._drop(pool, key, tenant) for key in keys[start : start + LEAVING_AT_ONCE])
-                sleep(_BREATH_S)
-        return Outcome.OK, count
-
-    def usage(self) -> Usage:
-        with self.lock:
-            chunks = sum(len(pool.pool) for pool in self.pools.values())
-            resident = sum(len(pool.pool) * pool.stride for pool in self.pools.values())
-            return Usage(resident, self.capacity_bytes, chunks)
+            pools = [pool for name, pool in self.pools.items() if namespace in (None, name)]
+        return Outcome.OK, self._drop_from(pools, partial(self._drop, tenant), at_once=LEAVING_AT_ONCE)
 
     def close(self) -> None:
         with self.lock:
@@ -208,7 +189,7 @@ class DramTier:
         if len(pool.pool) > pool.pool.capacity:
             self.on_evicted([pool.vacate(slot, "capacity", key) for key, slot in pool.pool.trim()])
 
-    def _drop(self, pool: DramPool, key: bytes, tenant: bytes | None) -> bool:
+    def _drop(self, tenant: bytes | None, pool: DramPool, key: bytes) -> bool:
         """Flush a chunk; False if it is not here any more, or another tenant's."""
         slot = pool.pool.get(key)
         if slot is None or tenant not in (None, slot.origin.tenant):
