@@ -52,7 +52,7 @@ class Control:
             if key in self._changes:
                 known = self._changes[key]
                 if known != change and not (known.endswith(f" {body}") and self._in_force(document)):
-                    raise KeyReusedError(key)
+                    raise KeyReusedError("the Idempotency-Key was used for another change")
                 return self.tuning
             if expected_version != self.tuning.version:
                 raise VersionConflictError(f"the tuning is at version {self.tuning.version}")
