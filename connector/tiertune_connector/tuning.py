@@ -1,6 +1,7 @@
 """The live, versioned document of a store: applied whole or not at all."""
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError
@@ -150,6 +151,10 @@ class Tuning(Document):
 
     def document(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
+
+
+InForce = Callable[[], Tuning]
+"""Returns the tuning that is in force now."""
 
 
 def parse_tuning(document: object) -> Tuning:

@@ -30,6 +30,7 @@ from tiertune_connector.serve.writes import Traced, Writes, changed
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.status import status
 from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.units import Clock
 
 MAX_BODY_BYTES = 1 << 20
 MAX_HOT_KEYS = 1024
@@ -59,7 +60,7 @@ class SamplingRequest(Document):
     version: int = Field(ge=1, lt=1 << 63)
 
 
-def guarded(app: ASGIApp, listening: Listening, clock: Callable[[], float]) -> ASGIApp:
+def guarded(app: ASGIApp, listening: Listening, clock: Clock) -> ASGIApp:
     """The application guarded by the tokens that the settings name, if any. DocumentError if their file is bad."""
     app = SameSite(app, listening)
     tokens = listening.tokens()
@@ -88,7 +89,7 @@ class Http:
         server: Server,
         control: Control,
         counters: Counters,
-        clock: Callable[[], float],
+        clock: Clock,
         *,
         gpus: Callable[[], str],
         writes: Writes,

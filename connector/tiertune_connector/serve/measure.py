@@ -22,6 +22,7 @@ from tiertune_connector.documents import DocumentError
 from tiertune_connector.serve.main import remote_tier
 from tiertune_connector.settings import RemoteSettings
 from tiertune_connector.tiers.base import Outcome, Tier
+from tiertune_connector.units import Clock
 
 TIMEOUT_S = 10.0
 """Longer than a store would wait, to measure what is slow."""
@@ -81,7 +82,7 @@ def measure(
     *,
     chunk_bytes: int,
     chunks: int,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
     wrap: Callable[[Tier], Tier] = lambda tier: tier,
     step: Callable[[], object] = lambda: None,
 ) -> StorageTimes:
@@ -109,7 +110,7 @@ def measure(
 class _Trial:
     """Operations on one namespace's chunks: seconds of each, _FailedError if one is not OK."""
 
-    def __init__(self, tier: Tier, namespace: str, clock: Callable[[], float], step: Callable[[], object]) -> None:
+    def __init__(self, tier: Tier, namespace: str, clock: Clock, step: Callable[[], object]) -> None:
         self._tier, self._namespace, self._clock, self._step = tier, namespace, clock, step
 
     def run(self, chunk_bytes: int, chunks: int, folder: Path | None) -> dict[str, float]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.counters import Gauge
-from tiertune_connector.slower.lane import Lane
+from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.health import Health
 from tiertune_connector.tiers.breaker import STATES, Breakers
@@ -27,7 +27,7 @@ def of_costs(costs: Mapping[str, FetchEstimate]) -> Iterator[Gauge]:
         yield "fetch_estimate_doubt", (name,), estimate.doubt
 
 
-def of_tiers(lanes: Mapping[str, Lane], health: Health) -> Iterator[Gauge]:
+def of_tiers(lanes: Lanes, health: Health) -> Iterator[Gauge]:
     """Health of every tier, and of each server where one has several; queues of the slower ones."""
     for tier in ("dram", *lanes):
         now, _ = health.told(tier)

@@ -1,16 +1,15 @@
 """Pools of DRAM and the disk, kept as the tuning asks: each namespace's share of a tier, and its algorithm."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from tiertune_connector.counters import Counters
 from tiertune_connector.sessions.namespaces import Namespaces
-from tiertune_connector.slower.lane import Lane
+from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import LocalTier, Tuning
+from tiertune_connector.tuning import InForce, LocalTier
 
 
 @dataclass(eq=False)
@@ -20,10 +19,10 @@ class Pools:
     dram: DramTier
     disk: DiskTier | None
     """The medium of the disk's lane."""
-    lanes: Mapping[str, Lane]
+    lanes: Lanes
     namespaces: Namespaces
     counters: Counters
-    tuning: Callable[[], Tuning]
+    tuning: InForce
     """What is in force."""
 
     def __post_init__(self) -> None:

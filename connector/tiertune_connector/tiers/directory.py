@@ -9,7 +9,7 @@ import os
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 import xxhash
 
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header, writer_id
-from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, outcome_of, unheard
+from tiertune_connector.tiers.base import Came, Counted, Evicted, OnEvicted, Outcome, Read, Usage, outcome_of, unheard
 
 _WINDOW_BYTES = 1 << 20
 """Read, and summed while it is still in the processor's own cache."""
@@ -42,9 +42,9 @@ class DirectoryTier:
         self._found = False  # the own files are looked for on first use: the directory may be away at start
         self._own: OrderedDict[Path, int] = OrderedDict()
         self._own_bytes = 0  # includes what is being written
-        self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
+        self.on_evicted: OnEvicted = lambda _: None
 
-    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+    def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
         try:
             self._check()
             missing = (i for i, key in enumerate(keys) if not self._path(namespace, key).exists())
@@ -52,7 +52,7 @@ class DirectoryTier:
         except OSError as error:
             return self._failed(error), 0
 
-    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
         path = self._path(namespace, key)
         try:
             header, done, digest = _fill(path, out, came)
@@ -96,7 +96,7 @@ class DirectoryTier:
             self._own[path] = size
         return Outcome.OK
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         count = 0
         try:
             self._check()

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -17,11 +17,12 @@ from time import monotonic
 
 from tiertune_connector import locks
 from tiertune_connector.chunk import NOBODY, Header, Origin
-from tiertune_connector.tiers.base import Came, Outcome, outcome_of, unheard
+from tiertune_connector.tiers.base import Came, Counted, Outcome, Read, outcome_of, unheard
 from tiertune_connector.tiers.direct import reading_threads
 from tiertune_connector.tiers.disk_pool import WIPED_AT_ONCE, DiskPool
-from tiertune_connector.tiers.shares import HANDED_OVER, LocalTier, retune
+from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
 from tiertune_connector.tiers.slab import Slab
+from tiertune_connector.units import Clock
 
 _NAME = re.compile(r"([0-9a-f]{32})-(\d+)\.slab")
 _READERS = 4
@@ -39,13 +40,13 @@ class DiskTier(LocalTier[DiskPool]):
 
     name = "disk"
 
-    def __init__(self, root: Path, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, root: Path, clock: Clock = monotonic) -> None:
         """``root`` is made if missing; OSError if that fails, or another store uses it."""
         super().__init__()
         self.why = ""
         self.root = root
         self._clock = clock
-        self._asked: Mapping[str, tuple[int | None, str]] = {}
+        self._asked: Asked = {}
         self._wiped = threading.Condition(self.lock)
         self._opening = threading.Lock()
         try:
@@ -82,7 +83,7 @@ class DiskTier(LocalTier[DiskPool]):
                 if match and match[1] not in self.pools:
                     self._open(match[1], int(match[2]), algorithm)
 
-    def retune(self, capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
+    def retune(self, capacity_bytes: int, asked: Asked) -> None:
         """Like `DramTier.retune`, also for namespaces attached later."""
         with self.lock:
             self.capacity_bytes, self._asked = capacity_bytes, asked
@@ -106,7 +107,7 @@ class DiskTier(LocalTier[DiskPool]):
             self._remove_vacant()
         return more
 
-    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+    def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
         with self.lock:
             pool = self.pools.get(namespace)
             return Outcome.OK, pool.pool.prefix(keys) if pool else 0
@@ -130,9 +131,7 @@ class DiskTier(LocalTier[DiskPool]):
                 for nbytes, pool in sorted(held.items())
             ]
 
-    def read(
-        self, namespace: str, key: bytes, out: memoryview, came: Came = unheard, *, use: bool = True
-    ) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard, *, use: bool = True) -> Read:
         """A tier's `read`; one that only checks or probes is no ``use`` of the chunk."""
         with self.lock:
             pool = self.pools.get(namespace)
@@ -179,7 +178,7 @@ class DiskTier(LocalTier[DiskPool]):
         self._wipe(pool, WIPED_AT_ONCE)
         return outcome
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """In steps, like `DramTier.flush`."""
         with self.lock:
             pools = [pool for name, pool in self.pools.items() if namespace in (None, name)]

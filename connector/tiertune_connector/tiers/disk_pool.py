@@ -1,13 +1,14 @@
 """One namespace on disk: a pool of keys, and the slots of its slab file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiertune_connector.chunk import NOBODY, Header
 from tiertune_connector.pool import Pool
-from tiertune_connector.tiers.base import Evicted
+from tiertune_connector.tiers.base import Evicted, OnEvicted
 from tiertune_connector.tiers.shares import Held
 from tiertune_connector.tiers.slab import Slab
+from tiertune_connector.units import Clock
 
 WIPED_AT_ONCE = 32
 """Chunks whose room one step gives back: about a millisecond of disk time."""
@@ -35,8 +36,8 @@ class DiskPool(Held):
         slab: Slab,
         algorithm: str,
         capacity: int,
-        clock: Callable[[], float],
-        evicted: Callable[[Sequence[Evicted]], None],
+        clock: Clock,
+        evicted: OnEvicted,
     ) -> None:
         """Take up the slab's whole chunks, at most ``capacity``. No spare room is left.
 

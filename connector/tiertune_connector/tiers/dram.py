@@ -8,14 +8,15 @@ one step at most.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from tiertune_connector.chunk import Origin, checksum
-from tiertune_connector.tiers.base import FLUSHED, Outcome
+from tiertune_connector.tiers.base import FLUSHED, Counted, Outcome
 from tiertune_connector.tiers.segment import Geometry, Segment
-from tiertune_connector.tiers.shares import HANDED_OVER, LocalTier, retune
+from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
 from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot, new_segment, take_again
+from tiertune_connector.units import Clock
 
 _NO_MEMORY_S = 1.0
 """Wait before asking again a machine that had no memory left."""
@@ -28,7 +29,7 @@ class DramTier(LocalTier[DramPool]):
 
     name = "dram"
 
-    def __init__(self, *, segment_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(self, *, segment_bytes: int, clock: Clock) -> None:
         """``clock`` gives monotonic seconds."""
         super().__init__()
         self._segment_bytes = segment_bytes
@@ -49,7 +50,7 @@ class DramTier(LocalTier[DramPool]):
                 )
             return pool if pool.chunk_bytes == chunk_bytes else None
 
-    def retune(self, capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
+    def retune(self, capacity_bytes: int, asked: Asked) -> None:
         """Set capacity and algorithm by namespace; pools without bytes of their own share the rest.
 
         Takes the first step of that; the others follow in ``settle``.
@@ -165,7 +166,7 @@ class DramTier(LocalTier[DramPool]):
         finally:
             self.unpin(namespace, key)
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """In steps, with requests served in between; the caller keeps out what comes meanwhile and should go."""
         with self.lock:
             pools = [pool for name, pool in self.pools.items() if namespace in (None, name)]

@@ -1,18 +1,20 @@
 """What local tiers have in common: pools, how they share the capacity, and how chunks are dropped in steps."""
 
 import threading
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping
 from operator import itemgetter
 from time import sleep
 from typing import Any, Generic, TypeVar
 
 from tiertune_connector.pool import Pool
-from tiertune_connector.tiers.base import Evicted, Usage
+from tiertune_connector.tiers.base import OnEvicted, Usage
 
 HANDED_OVER = 128
 """Chunks one step hands over to another algorithm: a quarter of a millisecond with the lock held."""
 
 
+Asked = Mapping[str, tuple[int | None, str]]
+"""By namespace its own bytes (None: a part of what the others leave), and its algorithm (empty: as it is)."""
 _BREATH_S = 5e-4
 """Pause between steps of a flush: without it, others would hardly get the lock."""
 
@@ -52,7 +54,7 @@ class LocalTier(Generic[AnyHeld]):
         self.lock = threading.RLock()
         self.pools: dict[str, AnyHeld] = {}
         self.capacity_bytes = 0
-        self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
+        self.on_evicted: OnEvicted = lambda _: None
 
     def usage(self) -> Usage:
         with self.lock:
@@ -75,7 +77,7 @@ class LocalTier(Generic[AnyHeld]):
         return count
 
 
-def retune(held: Mapping[str, Held], capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
+def retune(held: Mapping[str, Held], capacity_bytes: int, asked: Asked) -> None:
     """Set capacity and algorithm by namespace; those without own bytes share the rest. Pools follow in steps."""
     wanted = {name: asked.get(name, (None, ""))[0] for name, each in held.items() if not each.lends}
     kept = {name: held[name].resident_bytes for name, own in wanted.items() if own is None and held[name].found}
