@@ -107,7 +107,10 @@ class Counters:
             self._snapshots[sequence] = now
             while len(self._snapshots) > _REMEMBERED_SNAPSHOTS:
                 self._snapshots.popitem(last=False)
-        return sequence, {name: table for name, table in self._tables(now, before) if table["rows"]}
+        changed = {name: _changed(values, before.get(name, {})) for name, values in now.items()}
+        return sequence, {
+            name: {"labels": BY_NAME[name].labels, "rows": rows} for name, rows in changed.items() if rows
+        }
 
     def families(self) -> Iterator[tuple[Metric, Values]]:
         """Every declared metric with its values, also those without any."""
@@ -147,19 +150,16 @@ class Counters:
             self._cells.append(_Cells())
             return self._cells[-1]
 
-    @staticmethod
-    def _tables(now: Tables, before: Tables) -> Iterator[tuple[str, dict[str, Any]]]:
-        for name, cells in now.items():
-            known = before.get(name, {})
-            changed = {labels: value for labels, value in cells.items() if known.get(labels) != value}
-            yield name, {"labels": BY_NAME[name].labels, "rows": [_row(*item) for item in changed.items()]}
-
 
 def _fitting(name: str, labels: Labels) -> Labels:
     """The same labels, checked when they are first counted."""
     if len(labels) != len(declared := BY_NAME[name].labels):
         raise ValueError(f"{name} has labels {declared}, not values {labels}")
     return labels
+
+
+def _changed(values: Values, before: Values) -> list[list[Any]]:
+    return [_row(labels, value) for labels, value in values.items() if before.get(labels) != value]
 
 
 def _row(labels: Labels, value: Any) -> list[Any]:  # noqa: ANN401 (a number, or a histogram's cells)

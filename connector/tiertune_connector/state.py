@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tiertune_connector import locks
-from tiertune_connector.documents import where
+from tiertune_connector.documents import Json, where
 from tiertune_connector.tuning import Tuning, parse_tuning
 
 _REMEMBERED_CHANGES = 64
@@ -84,7 +84,7 @@ class StateDir:
     def save_tiers(self, tiers: Sequence[str]) -> None:
         self.note("tiers", " ".join(tiers) + "\n")
 
-    def writes(self) -> list[dict[str, Any]]:
+    def writes(self) -> list[Json]:
         """The last writes that were saved; empty if they cannot be read, which must not keep a store from starting."""
         try:
             writes = json.loads((self._directory / "writes.json").read_text())

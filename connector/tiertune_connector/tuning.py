@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field, ValidationError
 
-from tiertune_connector.documents import Document, FieldError, validated
+from tiertune_connector.documents import Document, FieldError, Json, validated
 from tiertune_connector.eviction import ALGORITHMS, CANDIDATES
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -149,7 +149,7 @@ class Tuning(Document):
             }
         )
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Json:
         return self.model_dump(mode="json")
 
 

@@ -33,15 +33,22 @@ class Pools:
                 pool.found = len(pool.pool) > 0
 
     def retune(self) -> None:
-        """Set every pool's size and algorithm anew; ``settle`` and ``settle_disk`` make them so."""
-        with self.dram.lock:
-            self._apply()
+        """Set every pool's size and algorithm anew; ``settle`` and ``settle_disk`` make them so.
+
+        Call with the store's lock held, as ``share``.
+        """
+        tuning = self.tuning()
+        for tier, medium in self._local.items():
+            asked = {
+                digest: (tuning.pool(digest, tier).capacity_bytes, tuning.algorithm(digest, tier))
+                for digest in {**self.dram.pools, **medium.pools}  # also those the disk has not opened yet
+            }
+            medium.retune(tuning.capacity_bytes(tier), asked)
 
     def share(self) -> None:
         """Share the tiers anew for a new namespace."""
-        with self.dram.lock:
-            self._lend()
-            self._apply()
+        self._lend()
+        self.retune()
 
     def open_on_disk(self, digest: str, chunk_bytes: int) -> None:
         """Have a namespace's slab opened, waiting a while; if that fails, its first write tries again."""
@@ -59,7 +66,7 @@ class Pools:
         """
         with self.dram.lock:
             if self._lend():
-                self._apply()
+                self.retune()
         return self.dram.settle()
 
     def settle_disk(self) -> bool:
@@ -68,12 +75,3 @@ class Pools:
 
     def _lend(self) -> bool:
         return self.namespaces.lend({tier: dict(medium.pools) for tier, medium in self._local.items()}, self.tuning())
-
-    def _apply(self) -> None:
-        tuning = self.tuning()
-        for tier, medium in self._local.items():
-            asked = {
-                digest: (tuning.pool(digest, tier).capacity_bytes, tuning.algorithm(digest, tier))
-                for digest in {**self.dram.pools, **medium.pools}  # also those the disk has not opened yet
-            }
-            medium.retune(tuning.capacity_bytes(tier), asked)
