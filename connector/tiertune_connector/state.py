@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import uuid
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -56,7 +55,7 @@ class StateDir:
             self.write("name", f"store-{uuid.uuid4().hex[:8]}")
         return path.read_text().strip()
 
-    def load(self) -> tuple[Tuning | None, OrderedDict[str, str]]:
+    def load(self) -> tuple[Tuning | None, dict[str, str]]:
         """The last tuning (None before the first), and by key each change's version and digest of its body.
 
         StateError if the file is not what a store wrote.
@@ -64,9 +63,9 @@ class StateDir:
         path = self.tuning_path
         try:
             document = json.loads(path.read_text())
-            return parse_tuning(document["tuning"]), OrderedDict(document["changes"])
+            return parse_tuning(document["tuning"]), dict(document["changes"])
         except FileNotFoundError:
-            return None, OrderedDict()
+            return None, {}
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"{path}: {error}: mend it, or remove it to start from the settings") from error
 
@@ -137,9 +136,9 @@ class StateDir:
             os.close(directory)
 
 
-def latest(changes: Mapping[str, str]) -> OrderedDict[str, str]:
+def latest(changes: Mapping[str, str]) -> dict[str, str]:
     """The changes that are worth remembering: a change is repeated soon or never."""
-    return OrderedDict(list(changes.items())[-_REMEMBERED_CHANGES:])
+    return dict(list(changes.items())[-_REMEMBERED_CHANGES:])
 
 
 def body_digest(document: Any) -> str:  # noqa: ANN401 (JSON)

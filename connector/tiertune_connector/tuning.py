@@ -126,9 +126,8 @@ class Tuning(Document):
     def pool(self, digest: str, tier: LocalTier) -> PoolTuning:
         """The tuning of one pool; the defaults where the document does not name it."""
         pools = self.pools.get(digest)
-        if pools is None:
-            return PoolTuning()
-        return pools.dram if tier == "dram" else pools.disk
+        own: PoolTuning = getattr(pools, tier) if pools else PoolTuning()
+        return own
 
     def algorithm(self, digest: str, tier: LocalTier) -> Algorithm:
         return self.pool(digest, tier).eviction or self.defaults.eviction

@@ -135,21 +135,20 @@ class _Trial:
         }
 
     def _write(self, key: bytes, payload: bytearray) -> float:
-        started = self._clock()
-        return self._took("write", started, self._tier.write(self._namespace, key, memoryview(payload), NOBODY))
+        return self._took("write", lambda: self._tier.write(self._namespace, key, memoryview(payload), NOBODY))
 
     def _read(self, key: bytes, out: bytearray) -> float:
-        started = self._clock()
-        return self._took("read", started, self._tier.read(self._namespace, key, memoryview(out))[0])
+        return self._took("read", lambda: self._tier.read(self._namespace, key, memoryview(out))[0])
 
     def _present(self, keys: list[bytes]) -> float:
-        started = self._clock()
-        outcome, count = self._tier.present(self._namespace, keys)
-        return self._took(
-            "present", started, outcome if count == len(keys) or outcome is not Outcome.OK else Outcome.MISS
-        )
+        def present() -> Outcome:
+            outcome, count = self._tier.present(self._namespace, keys)
+            return Outcome.MISS if outcome is Outcome.OK and count < len(keys) else outcome
 
-    def _took(self, what: str, started: float, outcome: Outcome) -> float:
+        return self._took("present", present)
+
+    def _took(self, what: str, operation: Callable[[], Outcome]) -> float:
+        started, outcome = self._clock(), operation()
         took = self._clock() - started
         self._step()
         if outcome is not Outcome.OK:

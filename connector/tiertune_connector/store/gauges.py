@@ -46,8 +46,8 @@ def of_directory(directory: DirectoryTier | None) -> Iterator[Gauge]:
     if usage and usage.resident_bytes is not None:
         yield "tier_resident_bytes", ("remote", "", ""), usage.resident_bytes
         if usage.capacity_bytes is not None:
-            yield "tier_capacity_bytes", ("remote", "desired", "", ""), usage.capacity_bytes
-            yield "tier_capacity_bytes", ("remote", "effective", "", ""), usage.capacity_bytes
+            for state in ("desired", "effective"):
+                yield "tier_capacity_bytes", ("remote", state, "", ""), usage.capacity_bytes
 
 
 def of_pools(accounts: Accounts, dram: DramTier, disk: DiskTier | None) -> Iterator[Gauge]:

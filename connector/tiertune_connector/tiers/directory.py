@@ -68,7 +68,7 @@ class DirectoryTier:
             return Outcome.CORRUPT, NOBODY
         with self._lock:
             if header.origin.writer != self._writer:  # ours was flushed, and another store wrote it again
-                self._own_bytes -= self._own.pop(path, 0)
+                self._disown(path)
             elif path in self._own:
                 self._own.move_to_end(path)
         return Outcome.OK, header.origin
@@ -92,7 +92,7 @@ class DirectoryTier:
                 self._own_bytes -= size
             return self._failed(error, wanted_room=True)
         with self._lock:
-            self._own_bytes -= self._own.pop(path, 0)  # another thread wrote the same key meanwhile
+            self._disown(path)  # another thread wrote the same key meanwhile
             self._own[path] = size
         return Outcome.OK
 
@@ -195,7 +195,11 @@ class DirectoryTier:
         for path in paths:
             with self._lock:
                 if path in self._own and not path.exists():
-                    self._own_bytes -= self._own.pop(path)
+                    self._disown(path)
+
+    def _disown(self, path: Path) -> None:
+        """Count a file no longer; call with the lock held."""
+        self._own_bytes -= self._own.pop(path, 0)
 
     def _take_room(self, size: int) -> bool:
         """Remove own files until one of ``size`` bytes fits; False if it does not. OSError."""
@@ -213,7 +217,7 @@ class DirectoryTier:
             header = _header_of(victim)
             if header is not None and header.origin.writer != self._writer:
                 with self._lock:  # as in ``read``: it is that store's to remove
-                    self._own_bytes -= self._own.pop(victim, 0)
+                    self._disown(victim)
             elif self._remove(victim):
                 self.on_evicted([Evicted(victim.parent.parent.name, "lru", "room", None, NOBODY)])
 
