@@ -17,7 +17,7 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.slower.transit import Transit
 from tiertune_connector.slower.writers import Write, Writers
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, UNKNOWN, Came, Counted, Outcome, Read, Tier, Usage, unheard
-from tiertune_connector.tiers.breaker import Breaker, Breakers, turned
+from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.instrumented import InstrumentedTier
 from tiertune_connector.units import Clock
 
@@ -161,9 +161,7 @@ class Lane:
         What waits to be written is dropped if the tier died, or has no room.
         """
         with self._lock:
-            before = self.breaker.state
-            self.breaker.record(outcome, wrote=wrote, why=self.tier.why)
-            told = turned(before, self.breaker)
+            told = self.breaker.record(outcome, wrote=wrote, why=self.tier.why)
         if told:
             log.warning("%s %s", self.name, told)
         self.writers.refused()

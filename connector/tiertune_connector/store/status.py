@@ -1,6 +1,7 @@
 """What ``/v1/status`` tells of a store: its tiers, pools and quotas."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from tiertune_connector.documents import Json
 from tiertune_connector.store.tiered import TieredStore
@@ -16,11 +17,7 @@ def status(store: TieredStore) -> Json:
         state, reason = store.health.told(name)
         tier = store.dram if name == "dram" else store.lanes.get(name)
         usage = tier.usage() if tier and state not in ("dead", "recovering") else None
-        tiers[name] = {"health": state, "reason": reason} | (
-            {"resident_bytes": usage.resident_bytes, "capacity_bytes": usage.capacity_bytes, "chunks": usage.chunks}
-            if usage
-            else {}
-        )
+        tiers[name] = {"health": state, "reason": reason} | (asdict(usage) if usage else {})
         if lane := store.lanes.get(name):
             tiers[name] |= _servers(lane.breaker) | ({"codec": lane.codec.writes} if lane.codec else {})
     with store.dram.lock:

@@ -15,7 +15,7 @@ import xxhash
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Counted, Outcome, Read, Tier, Usage, unheard
-from tiertune_connector.tiers.breaker import Breaker, Breakers, turned
+from tiertune_connector.tiers.breaker import Breaker, Breakers
 
 log = logging.getLogger(__name__)
 Told = TypeVar("Told")
@@ -152,11 +152,8 @@ class SpreadTier:
         return Outcome.ERROR, nothing
 
     def _record(self, name: str, outcome: Outcome, *, wrote: bool = False) -> Outcome:
-        breaker = self.breaker.servers[name]
         with self._lock:
-            before = breaker.state
-            breaker.record(outcome, wrote=wrote, why=self._servers[name].why)
-            told = turned(before, breaker)
+            told = self.breaker.servers[name].record(outcome, wrote=wrote, why=self._servers[name].why)
         if told:
             log.warning("%s: %s %s", self.name, name, told)
         return outcome
