@@ -7,7 +7,6 @@ second. Nobody needs to work that out: a fetch is timed until its bytes are deco
 import random
 import struct
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -18,6 +17,7 @@ import numpy as np
 from tiertune_connector.chunk import Header, checksum
 from tiertune_connector.counters import Counters
 from tiertune_connector.tuning import CodecName
+from tiertune_connector.units import Clock
 
 _NUMBERS: dict[CodecName, int] = {"raw": 0, "lz4": 1}
 """A codec's number in headers."""
@@ -48,7 +48,7 @@ def missing(name: CodecName) -> str:
 class Codec:
     """One tier's coding. Thread-safe. ``writes`` is the codec of chunks written from now on; others are read too."""
 
-    def __init__(self, clock: Callable[[], float], counters: Counters) -> None:
+    def __init__(self, clock: Clock, counters: Counters) -> None:
         """``clock`` gives monotonic seconds."""
         self.writes: CodecName = "raw"
         self._clock = clock

@@ -22,6 +22,10 @@ from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX, Metric
 log = logging.getLogger(__name__)
 Labels = tuple[str, ...]
 Gauge = tuple[str, Labels, float]
+Values = dict[Labels, Any]
+"""A number, or a histogram's cells, by labels."""
+Tables = dict[str, Values]
+"""By name of the metric."""
 _REMEMBERED_SNAPSHOTS = 8
 
 
@@ -53,7 +57,7 @@ class Counters:
         self._cells: list[_Cells] = []
         self._mine = _Mine(self._take_cells)
         self._gauge_sources: list[Callable[[], Iterable[Gauge]]] = []
-        self._snapshots: OrderedDict[int, dict[str, dict[Labels, Any]]] = OrderedDict()
+        self._snapshots: OrderedDict[int, Tables] = OrderedDict()
         self._sequence = 0
 
     def add(self, name: str, labels: Labels, amount: float = 1.0) -> None:
@@ -103,24 +107,27 @@ class Counters:
             self._snapshots[sequence] = now
             while len(self._snapshots) > _REMEMBERED_SNAPSHOTS:
                 self._snapshots.popitem(last=False)
-        return sequence, {name: table for name, table in self._tables(now, before) if table["rows"]}
+        changed = {name: _changed(values, before.get(name, {})) for name, values in now.items()}
+        return sequence, {
+            name: {"labels": BY_NAME[name].labels, "rows": rows} for name, rows in changed.items() if rows
+        }
 
-    def families(self) -> Iterator[tuple[Metric, dict[Labels, Any]]]:
+    def families(self) -> Iterator[tuple[Metric, Values]]:
         """Every declared metric with its values, also those without any."""
         values = self._copy()
         return ((metric, values.get(metric.name, {})) for metric in METRICS)
 
-    def _copy(self) -> dict[str, dict[Labels, Any]]:
-        gauges: dict[str, dict[Labels, Any]] = {}
+    def _copy(self) -> Tables:
+        gauges: Tables = {}
         for source in self._gauge_sources:
             for name, labels, value in source():
                 gauges.setdefault(name, {})[labels] = value
         return self._counted() | gauges
 
-    def _counted(self) -> dict[str, dict[Labels, Any]]:
+    def _counted(self) -> Tables:
         with self._lock:
             all_cells = list(self._cells)
-        sums: dict[str, dict[Labels, Any]] = {metric.name: {} for metric in METRICS if metric.kind != "gauge"}
+        sums: Tables = {metric.name: {} for metric in METRICS if metric.kind != "gauge"}
         for cells in all_cells:
             for name, values in cells.values.items():
                 total = sums[name]
@@ -143,21 +150,16 @@ class Counters:
             self._cells.append(_Cells())
             return self._cells[-1]
 
-    @staticmethod
-    def _tables(
-        now: dict[str, dict[Labels, Any]], before: dict[str, dict[Labels, Any]]
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        for name, cells in now.items():
-            known = before.get(name, {})
-            changed = {labels: value for labels, value in cells.items() if known.get(labels) != value}
-            yield name, {"labels": BY_NAME[name].labels, "rows": [_row(*item) for item in changed.items()]}
-
 
 def _fitting(name: str, labels: Labels) -> Labels:
     """The same labels, checked when they are first counted."""
     if len(labels) != len(declared := BY_NAME[name].labels):
         raise ValueError(f"{name} has labels {declared}, not values {labels}")
     return labels
+
+
+def _changed(values: Values, before: Values) -> list[list[Any]]:
+    return [_row(labels, value) for labels, value in values.items() if before.get(labels) != value]
 
 
 def _row(labels: Labels, value: Any) -> list[Any]:  # noqa: ANN401 (a number, or a histogram's cells)
@@ -179,7 +181,7 @@ class PrometheusCollector(Collector):
             yield self._family(metric, values)
 
     def _family(
-        self, metric: Metric, values: dict[Labels, Any]
+        self, metric: Metric, values: Values
     ) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
         name, labels = PREFIX + metric.name, ["store", *metric.labels]
         if metric.kind == "histogram":

@@ -32,6 +32,10 @@ _MOST_NODES = 1_000_000
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
+Json = dict[str, Any]
+"""A JSON object."""
+
+
 class _Loader(_SafeLoader):  # type: ignore[misc]
     """Reads 989e12 as a number, though it has no point and no sign, as YAML 1.2 does; a key stays as written."""
 

@@ -5,13 +5,15 @@ Keys are opaque; what a key maps to (its place: a slot, a file offset, nothing i
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, KeysView, Sequence
+from collections.abc import Collection, Iterator, KeysView
 from itertools import filterfalse
 from typing import Generic, TypeVar
 
-from tiertune_connector.eviction import Eviction, Handover, Key, create
+from tiertune_connector.eviction import Eviction, Handover, Key, Keys, create
 
 Place = TypeVar("Place")
+Placed = list[tuple[Key, Place]]
+"""Keys with their places."""
 HANDED_OVER = 32
 """Chunks handed to another algorithm with each one that enters: many more than leave by the old order."""
 
@@ -66,7 +68,7 @@ class Pool(Generic[Place]):
         """The place of a visible key, else None."""
         return self._resident.get(key)
 
-    def places(self, keys: Sequence[Key]) -> list[tuple[Key, Place]]:
+    def places(self, keys: Keys) -> Placed[Place]:
         """A chain's visible keys, with their places."""
         get = self._resident.get
         return [(key, place) for key in keys if (place := get(key)) is not None]
@@ -80,23 +82,23 @@ class Pool(Generic[Place]):
         """Chunks that could be reserved one after another now."""
         return max(0, self._capacity - len(self._pins))
 
-    def prefix(self, keys: Sequence[Key]) -> int:
+    def prefix(self, keys: Keys) -> int:
         """Length of the longest visible prefix of a chain."""
         first = next(filterfalse(self._resident.__contains__, keys), None)
         return len(keys) if first is None else keys.index(first)
 
-    def touch(self, keys: Sequence[Key]) -> None:
+    def touch(self, keys: Keys) -> None:
         """Use a chain's visible keys, tail first."""
         deque(map(self._eviction.touch, filter(self._resident.__contains__, reversed(keys))), maxlen=0)
 
-    def renew(self, keys: Sequence[Key]) -> None:
+    def renew(self, keys: Keys) -> None:
         """Make a chain's visible and writing keys as young as new ones, tail first; this is not a use."""
         resident, writing, renew = self._resident, self._writing, self._eviction.renew
         for key in reversed(keys):
             if key in resident or key in writing:
                 renew(key)
 
-    def reserve(self, key: Key) -> list[tuple[Key, Place]] | None:
+    def reserve(self, key: Key) -> Placed[Place] | None:
         """Take room for a new key and mark it writing; returns what was evicted for it.
 
         Atomic: None, and no change, if pins leave no room. ValueError if the key is here already.
@@ -148,13 +150,13 @@ class Pool(Generic[Place]):
         self._leaving[key] = place
         return None
 
-    def resize(self, capacity: int) -> list[tuple[Key, Place]]:
+    def resize(self, capacity: int) -> Placed[Place]:
         """Change the capacity; returns what was evicted. Pinned keys stay until ``trim`` after their release."""
         self._capacity = capacity
         self._eviction.resize(capacity)
         return self.trim()
 
-    def trim(self) -> list[tuple[Key, Place]]:
+    def trim(self) -> Placed[Place]:
         """Evict down to the capacity as far as pins allow."""
         return self._evict_down_to(self._capacity)
 
@@ -177,8 +179,8 @@ class Pool(Generic[Place]):
         self._eviction = under_way.successor
         return False
 
-    def _evict_down_to(self, count: int) -> list[tuple[Key, Place]]:
-        evicted: list[tuple[Key, Place]] = []
+    def _evict_down_to(self, count: int) -> Placed[Place]:
+        evicted: Placed[Place] = []
         while len(self) > count:
             victim = self._eviction.evict(self._pins)
             if victim is None:

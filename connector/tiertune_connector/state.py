@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import uuid
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tiertune_connector import locks
-from tiertune_connector.documents import where
+from tiertune_connector.documents import Json, where
 from tiertune_connector.tuning import Tuning, parse_tuning
 
 _REMEMBERED_CHANGES = 64
@@ -56,7 +55,7 @@ class StateDir:
             self.write("name", f"store-{uuid.uuid4().hex[:8]}")
         return path.read_text().strip()
 
-    def load(self) -> tuple[Tuning | None, OrderedDict[str, str]]:
+    def load(self) -> tuple[Tuning | None, dict[str, str]]:
         """The last tuning (None before the first), and by key each change's version and digest of its body.
 
         StateError if the file is not what a store wrote.
@@ -64,9 +63,9 @@ class StateDir:
         path = self.tuning_path
         try:
             document = json.loads(path.read_text())
-            return parse_tuning(document["tuning"]), OrderedDict(document["changes"])
+            return parse_tuning(document["tuning"]), dict(document["changes"])
         except FileNotFoundError:
-            return None, OrderedDict()
+            return None, {}
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"{path}: {error}: mend it, or remove it to start from the settings") from error
 
@@ -84,7 +83,7 @@ class StateDir:
     def save_tiers(self, tiers: Sequence[str]) -> None:
         self.note("tiers", " ".join(tiers) + "\n")
 
-    def writes(self) -> list[dict[str, Any]]:
+    def writes(self) -> list[Json]:
         """The last writes that were saved; empty if they cannot be read, which must not keep a store from starting."""
         try:
             writes = json.loads((self._directory / "writes.json").read_text())
@@ -137,9 +136,9 @@ class StateDir:
             os.close(directory)
 
 
-def latest(changes: Mapping[str, str]) -> OrderedDict[str, str]:
+def latest(changes: Mapping[str, str]) -> dict[str, str]:
     """The changes that are worth remembering: a change is repeated soon or never."""
-    return OrderedDict(list(changes.items())[-_REMEMBERED_CHANGES:])
+    return dict(list(changes.items())[-_REMEMBERED_CHANGES:])
 
 
 def body_digest(document: Any) -> str:  # noqa: ANN401 (JSON)

@@ -1,11 +1,12 @@
 """The live, versioned document of a store: applied whole or not at all."""
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field, ValidationError
 
-from tiertune_connector.documents import Document, FieldError, validated
+from tiertune_connector.documents import Document, FieldError, Json, validated
 from tiertune_connector.eviction import ALGORITHMS, CANDIDATES
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -125,9 +126,8 @@ class Tuning(Document):
     def pool(self, digest: str, tier: LocalTier) -> PoolTuning:
         """The tuning of one pool; the defaults where the document does not name it."""
         pools = self.pools.get(digest)
-        if pools is None:
-            return PoolTuning()
-        return pools.dram if tier == "dram" else pools.disk
+        own: PoolTuning = getattr(pools, tier) if pools else PoolTuning()
+        return own
 
     def algorithm(self, digest: str, tier: LocalTier) -> Algorithm:
         return self.pool(digest, tier).eviction or self.defaults.eviction
@@ -148,8 +148,12 @@ class Tuning(Document):
             }
         )
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Json:
         return self.model_dump(mode="json")
+
+
+InForce = Callable[[], Tuning]
+"""Returns the tuning that is in force now."""
 
 
 def parse_tuning(document: object) -> Tuning:

@@ -1,6 +1,7 @@
 """Durations and sizes as operators write them: ``30s``, ``6h``, ``64GiB``."""
 
 import re
+from collections.abc import Callable
 from math import isfinite
 from typing import Annotated, Any
 
@@ -9,6 +10,10 @@ from pydantic import BeforeValidator, Field
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _NUMBER_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+Clock = Callable[[], float]
+"""Tells monotonic seconds, from any start."""
 
 
 def _parse(value: Any, units: dict[str, float] | dict[str, int], example: str) -> float:  # noqa: ANN401

@@ -61,7 +61,7 @@ def test_capacity_falls_under_a_read(tier):
         if not seen:
             seen.append(slot)
             tier.retune(0, {})
-            assert pool.pool.get(key) == slot
+            assert pool.pool.get(key).number == slot
         return real(slot, key, out, came)
 
     pool.slab.read = read
@@ -208,7 +208,7 @@ def test_a_namespace_that_comes_amid_a_flush_does_not_do_its_work(tier, monkeypa
     pool, wiped = tier.pools[A], []
     real = pool.slab.wipe
     pool.slab.wipe = lambda slot: wiped.append(slot) or real(slot)
-    with tier._lock:
+    with tier.lock:
         for key in chain("k", 16):
             pool.drop(key)
     assert tier.attach(B, NBYTES, "lru") is Outcome.OK

@@ -105,7 +105,7 @@ def test_room_that_was_not_given_back_yet_is_no_others(tier, tmp_path, hanging):
     assert (len(pool.pool), pool.taken_bytes, other.pool.capacity) == (2, 8 * SLOT, 8)
     tier.retune(16 * SLOT, {A: (7 * SLOT, "")})
     assert (pool.pool.capacity, pool.taken_bytes, other.pool.capacity) == (7, 8 * SLOT, 8)
-    taken_over = [pool.reserve(key)[0] for key in chain("l", 5)]
+    taken_over = [pool.reserve(key) for key in chain("l", 5)]
     assert pool.unsure.issuperset(taken_over)
     assert len(pool.unsure) == 6, "and the one that is being wiped"
     assert pool.taken_bytes == 8 * SLOT
@@ -120,7 +120,7 @@ def test_a_slot_that_is_being_wiped_is_not_written(tier, hanging):
     fill(tier, chain("k", 16))
     pool = tier.pools[A]
     hanging.at(module, "punch_hole")
-    with tier._lock:
+    with tier.lock:
         pool.drop(chain("k", 1)[0])
     began = hanging.begin(tier.settle)
     assert pool.reserve(b"new") is None

@@ -249,7 +249,7 @@ def test_one_that_knows_another_layout_asks(store, monkeypatch):
 
 def test_where_there_is_no_memory_for_an_index_clients_ask(home, monkeypatch):
     """They are served all the same."""
-    monkeypatch.setattr(index_module, "spared", Mock(side_effect=OSError(errno.ENOMEM, "none")))
+    monkeypatch.setattr(index_module, "touched", Mock(side_effect=OSError(errno.ENOMEM, "none")))
     with running(home) as store, Engine(store.server.path) as engine:
         engine.put_all(KEYS)
         assert engine.get(KEYS) == len(KEYS)

@@ -240,7 +240,7 @@ class _Offer:
     """One tier's chunks of one request."""
 
     __slots__ = (
-        "_chunk_bytes", "_chunk_s", "_copy_s", "_estimate", "_fixed_s",
+        "_chunk_bytes", "_chunk_s", "_estimate", "_fixed_s",
         "copy_s", "least", "quick", "refusal", "runs", "slow", "tier", "unknown",
     )  # fmt: skip
 
@@ -271,13 +271,12 @@ class _Offer:
         self._estimate = estimate
         self._chunk_bytes = chunk_bytes
         self.copy_s = copy_s
-        self._fixed_s = self._chunk_s = self._copy_s = 0.0
+        self._fixed_s = self._chunk_s = 0.0
         if estimate is not None:
             one_s, two_s = estimate.seconds(1, chunk_bytes), estimate.seconds(2, 2 * chunk_bytes)
             own_s = one_s - estimate.queue_s
             self._chunk_s = bounds.margin * price * (two_s - one_s)
             self._fixed_s = bounds.margin * (price * own_s + estimate.queue_s) - self._chunk_s
-            self._copy_s = copy_s
         self.slow = self.quick = 1.0
         """Factors on a fetch's prediction; 1 for local chunks: in doubt they are fetched, as when a cost is unknown."""
         if tier == REMOTE and estimate is not None and estimate.doubt:
@@ -290,11 +289,13 @@ class _Offer:
 
     def price_s(self, chunks: int, factor: float) -> float:
         """Seconds, at their price, of a fetch that takes ``factor`` times its prediction; an unknown cost is 0."""
-        return factor * (self._fixed_s + self._chunk_s * chunks) + self._copy_s * chunks if chunks else 0.0
+        if not chunks or self._estimate is None:
+            return 0.0
+        return factor * (self._fixed_s + self._chunk_s * chunks) + self.copy_s * chunks
 
     def hidden(self, seconds: float, factor: float) -> int:
         """Chunks whose price is at most ``seconds``."""
-        over_s, chunk_s = seconds - factor * self._fixed_s, factor * self._chunk_s + self._copy_s
+        over_s, chunk_s = seconds - factor * self._fixed_s, factor * self._chunk_s + self.copy_s
         return int(min(over_s / chunk_s, MANY)) if over_s > 0 < chunk_s else 0
 
     def candidate(self, cut: int, left_s: _Left, backlog_s: float, prefills: int) -> Candidate:

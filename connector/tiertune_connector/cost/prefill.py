@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 from tiertune_connector.cost.fetch import PLAUSIBLE_S
 
+Spans = Sequence[tuple[int, int]]
+"""Tokens that a step computes, one span (first, end) per request."""
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -31,7 +34,7 @@ class ModelShape:
         """FLOPs of prefilling tokens ``h`` to ``n``: 2 P (n-h) + 2 L d (n² - h²)."""
         return 2 * self.params * (n - h) + 2 * self.layers * self.width * (n * n - h * h)
 
-    def step_flops(self, spans: Sequence[tuple[int, int]]) -> float:
+    def step_flops(self, spans: Spans) -> float:
         """FLOPs of a step that computes the tokens ``spans`` (first, end): the sum over the spans."""
         tokens = squares = 0
         for h, n in spans:
@@ -142,7 +145,7 @@ class PrefillCost:
             flops = min(flops, REACH * self._largest * max(steps, requests))
         return self._both(self._overhead_s * steps, self._per_flop * flops)
 
-    def observe_step(self, spans: Sequence[tuple[int, int]], seconds: float) -> None:
+    def observe_step(self, spans: Spans, seconds: float) -> None:
         """A step computed the tokens ``spans`` (first, end), one span per request, in ``seconds``.
 
         It teaches if at least half of its tokens are of spans longer than a decode's: decoding is bound by memory, not
@@ -165,7 +168,7 @@ class PrefillCost:
         if self.samples >= MIN_SAMPLES:
             self._solve()
 
-    def _prefills(self, spans: Sequence[tuple[int, int]]) -> bool:
+    def _prefills(self, spans: Spans) -> bool:
         prefill = decode = 0
         for first, end in spans:
             tokens = end - first

@@ -1,7 +1,7 @@
 """Eviction algorithms, one a file; ``create`` makes one by name."""
 
 from tiertune_connector.eviction.arc import ARC
-from tiertune_connector.eviction.base import Eviction, Key
+from tiertune_connector.eviction.base import Eviction, Key, Keys
 from tiertune_connector.eviction.fifo import FIFO
 from tiertune_connector.eviction.handover import Handover
 from tiertune_connector.eviction.lru import LRU
@@ -25,4 +25,4 @@ def create(name: str, capacity: int) -> Eviction:
         raise ValueError(f"unknown eviction algorithm {name!r}: use one of {', '.join(ALGORITHMS)}") from None
 
 
-__all__ = ["ALGORITHMS", "ARC", "CANDIDATES", "FIFO", "LRU", "S3FIFO", "Eviction", "Handover", "Key", "create"]
+__all__ = ["ALGORITHMS", "ARC", "CANDIDATES", "FIFO", "LRU", "S3FIFO", "Eviction", "Handover", "Key", "Keys", "create"]

@@ -7,11 +7,13 @@ in the order that they would have if they had come at once.
 """
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Protocol
 
 Key = bytes
 """Opaque and hashable; the replay passes integers."""
+Keys = Sequence[Key]
+"""Of a chain, mostly all of it, head first."""
 
 
 class Eviction(Protocol):

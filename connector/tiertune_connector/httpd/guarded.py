@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tiertune_connector.httpd.tokens import Holder, Role
+from tiertune_connector.units import Clock
 
 READING = ("GET", "HEAD")
 WRITES_PER_S, WRITES_AT_ONCE = 10.0, 100.0
@@ -35,7 +36,7 @@ class _Bucket:
 class Limit:
     """Limits each caller to ``per_s`` calls a second, and ``at_once`` in a burst: a token bucket each."""
 
-    def __init__(self, per_s: float, at_once: float, clock: Callable[[], float]) -> None:
+    def __init__(self, per_s: float, at_once: float, clock: Clock) -> None:
         """``clock`` gives monotonic seconds."""
         self._per_s, self._at_once, self._clock = per_s, at_once, clock
         self._buckets: dict[str, _Bucket] = {}
@@ -69,7 +70,7 @@ class Guarded:
         holder_of: Callable[[HTTPConnection], Holder | None],
         role_of: RoleOf,
         refuse: Refuse,
-        clock: Callable[[], float],
+        clock: Clock,
     ) -> None:
         self._app = app
         self._holder_of, self._role_of, self._refuse = holder_of, role_of, refuse

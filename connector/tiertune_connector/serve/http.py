@@ -30,11 +30,14 @@ from tiertune_connector.serve.writes import Traced, Writes, changed
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.status import status
 from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.units import Clock
 
 MAX_BODY_BYTES = 1 << 20
 MAX_HOT_KEYS = 1024
 HotKey = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2 * MAX_KEY_BYTES)]
 """A chunk's key in hexadecimal."""
+REFUSALS: dict[Any, int] = {StaleError: 412, VersionConflictError: 412, KeyReusedError: 409, NotKeptError: 507}
+"""Status that answers each."""
 _DIGITS = 18
 _LINES = msgspec.json.Encoder()
 Body = TypeVar("Body", bound=Document)
@@ -57,7 +60,7 @@ class SamplingRequest(Document):
     version: int = Field(ge=1, lt=1 << 63)
 
 
-def guarded(app: ASGIApp, listening: Listening, clock: Callable[[], float]) -> ASGIApp:
+def guarded(app: ASGIApp, listening: Listening, clock: Clock) -> ASGIApp:
     """The application guarded by the tokens that the settings name, if any. DocumentError if their file is bad."""
     app = SameSite(app, listening)
     tokens = listening.tokens()
@@ -86,7 +89,7 @@ class Http:
         server: Server,
         control: Control,
         counters: Counters,
-        clock: Callable[[], float],
+        clock: Clock,
         *,
         gpus: Callable[[], str],
         writes: Writes,
@@ -116,11 +119,12 @@ class Http:
             Route("/v1/flush", self.flush, methods=["POST"]),
             Route("/v1/bypass", self.bypass, methods=["POST"]),
         ]
-        return Traced(Starlette(routes=routes, exception_handlers={FieldError: _unprocessable}), self._writes)
+        handlers = {FieldError: _unprocessable, **dict.fromkeys(REFUSALS, _refused)}
+        return Traced(Starlette(routes=routes, exception_handlers=handlers), self._writes)
 
-    async def metrics(self, request: Request) -> Response:
+    def metrics(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(await run_in_threadpool(encode, self._registry), media_type=content_type)
+        return Response(encode(self._registry), media_type=content_type)
 
     async def healthz(self, _: Request) -> Response:
         """Always alive; names unwell tiers, which are no reason to end the store."""
@@ -129,9 +133,8 @@ class Http:
         unwell = [f"{tier}: {state}: {reason}\n" for tier, (state, reason) in health.items() if state != "ok"]
         return PlainTextResponse("".join(["ok\n", *unwell]))
 
-    async def status(self, _: Request) -> Response:
-        told = await run_in_threadpool(status, self._server.store)
-        sessions = self._server.sessions()
+    def status(self, _: Request) -> Response:
+        told, sessions = status(self._server.store), self._server.sessions()
         clients = [
             {"client": s.client, "engine": s.engine, "stage": s.stage, "namespace": s.digest, "pid": s.pid}
             for s in sessions
@@ -141,9 +144,10 @@ class Http:
         more |= {"gpus": self._gpus(), "clients": clients, "namespaces": namespaces, "writes": self._writes.told()}
         return JSONResponse(told | more)
 
-    async def counters(self, request: Request) -> Response:
+    def counters(self, request: Request) -> Response:
+        """Waits for what is being studied."""
         since = _since(request, "seq")
-        sequence, metrics = await run_in_threadpool(self._counters.snapshot, since)  # waits for what is being studied
+        sequence, metrics = self._counters.snapshot(since)
         store = self._server.store
         return JSONResponse(
             {
@@ -158,12 +162,9 @@ class Http:
             }
         )
 
-    async def samples(self, request: Request) -> Response:
+    def samples(self, request: Request) -> Response:
         """JSON lines: a header, then samples."""
-        return await run_in_threadpool(self._samples, _since(request, "next") or 0)
-
-    def _samples(self, since: int) -> Response:
-        header, samples = self._server.store.observer.read(since)
+        header, samples = self._server.store.observer.read(_since(request, "next") or 0)
         lines = _LINES.encode_lines([{"boot_id": self._server.boot_id, **header}, *samples])
         return Response(lines, media_type="application/x-ndjson")
 
@@ -175,11 +176,8 @@ class Http:
         wanted = _parse(SamplingRequest, await _json(request))
         request.state.detail = {"version": wanted.version, "rate": wanted.rate}
         hot = tuple(bytes.fromhex(key) for key in wanted.hot)
-        sampling, observer = Sampling(wanted.seed, wanted.rate, hot, wanted.version), self._server.store.observer
-        try:
-            await run_in_threadpool(observer.adopt, sampling)
-        except StaleError as error:
-            return _error(412, str(error))
+        sampling = Sampling(wanted.seed, wanted.rate, hot, wanted.version)
+        await run_in_threadpool(self._server.store.observer.adopt, sampling)
         return _sampling(sampling)
 
     async def get_tuning(self, _: Request) -> Response:
@@ -194,14 +192,7 @@ class Http:
             return _error(412, "the version in If-Match is no version: it is the ETag of GET /v1/tuning")
         request.state.detail = {"expected": expected}
         document, before = await _json(request), self._control.tuning.document()
-        try:
-            tuning = await run_in_threadpool(self._control.put, document, expected_version=expected, key=key)
-        except VersionConflictError as error:
-            return _error(412, str(error))
-        except KeyReusedError:
-            return _error(409, "the Idempotency-Key was used for another change")
-        except NotKeptError as error:
-            return _error(507, str(error))
+        tuning = await run_in_threadpool(self._control.put, document, expected_version=expected, key=key)
         request.state.detail = changed(before, tuning.document())
         return _tuning(self._control)
 
@@ -223,10 +214,7 @@ class Http:
     async def bypass(self, request: Request) -> Response:
         wanted = _parse(BypassRequest, await _json(request))
         request.state.detail = {"on": wanted.on}
-        try:
-            tuning = await run_in_threadpool(self._control.bypass, on=wanted.on)
-        except NotKeptError as error:
-            return _error(507, str(error))
+        tuning = await run_in_threadpool(self._control.bypass, on=wanted.on)
         return JSONResponse({"bypass": tuning.bypass, "version": tuning.version})
 
 
@@ -277,6 +265,10 @@ def _error(code: int, message: str) -> Response:
     return JSONResponse({"message": message}, status_code=code)
 
 
-async def _unprocessable(_: Request, error: Exception) -> Response:
+def _refused(_: Request, error: Exception) -> Response:
+    return _error(REFUSALS[type(error)], str(error))
+
+
+def _unprocessable(_: Request, error: Exception) -> Response:
     assert isinstance(error, FieldError)
     return JSONResponse({"field": error.field, "message": error.message}, status_code=422)

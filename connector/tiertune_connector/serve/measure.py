@@ -22,6 +22,7 @@ from tiertune_connector.documents import DocumentError
 from tiertune_connector.serve.main import remote_tier
 from tiertune_connector.settings import RemoteSettings
 from tiertune_connector.tiers.base import Outcome, Tier
+from tiertune_connector.units import Clock
 
 TIMEOUT_S = 10.0
 """Longer than a store would wait, to measure what is slow."""
@@ -81,7 +82,7 @@ def measure(
     *,
     chunk_bytes: int,
     chunks: int,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
     wrap: Callable[[Tier], Tier] = lambda tier: tier,
     step: Callable[[], object] = lambda: None,
 ) -> StorageTimes:
@@ -109,7 +110,7 @@ def measure(
 class _Trial:
     """Operations on one namespace's chunks: seconds of each, _FailedError if one is not OK."""
 
-    def __init__(self, tier: Tier, namespace: str, clock: Callable[[], float], step: Callable[[], object]) -> None:
+    def __init__(self, tier: Tier, namespace: str, clock: Clock, step: Callable[[], object]) -> None:
         self._tier, self._namespace, self._clock, self._step = tier, namespace, clock, step
 
     def run(self, chunk_bytes: int, chunks: int, folder: Path | None) -> dict[str, float]:
@@ -134,21 +135,20 @@ class _Trial:
         }
 
     def _write(self, key: bytes, payload: bytearray) -> float:
-        started = self._clock()
-        return self._took("write", started, self._tier.write(self._namespace, key, memoryview(payload), NOBODY))
+        return self._took("write", lambda: self._tier.write(self._namespace, key, memoryview(payload), NOBODY))
 
     def _read(self, key: bytes, out: bytearray) -> float:
-        started = self._clock()
-        return self._took("read", started, self._tier.read(self._namespace, key, memoryview(out))[0])
+        return self._took("read", lambda: self._tier.read(self._namespace, key, memoryview(out))[0])
 
     def _present(self, keys: list[bytes]) -> float:
-        started = self._clock()
-        outcome, count = self._tier.present(self._namespace, keys)
-        return self._took(
-            "present", started, outcome if count == len(keys) or outcome is not Outcome.OK else Outcome.MISS
-        )
+        def present() -> Outcome:
+            outcome, count = self._tier.present(self._namespace, keys)
+            return Outcome.MISS if outcome is Outcome.OK and count < len(keys) else outcome
 
-    def _took(self, what: str, started: float, outcome: Outcome) -> float:
+        return self._took("present", present)
+
+    def _took(self, what: str, operation: Callable[[], Outcome]) -> float:
+        started, outcome = self._clock(), operation()
         took = self._clock() - started
         self._step()
         if outcome is not Outcome.OK:

@@ -216,12 +216,13 @@ class Server:
         match message:
             case Lookup():
                 kind = "lookup" if store.lookups.needs_remote(session, message) else ""
-                self._run(connection, partial(self._lookup, time.monotonic()), message, kind)
+                self._run(connection, partial(self._lookup, connection, session, message, time.monotonic()), kind)
             case Load():
                 kind = store.loads.load_waits_for(session, message.keys)
-                self._run(connection, partial(self._load, time.monotonic()), message, kind)
+                self._run(connection, partial(self._load, connection, session, message, time.monotonic()), kind)
             case Reserve() | Commit():
-                self._run(connection, self._store, message, "store" if len(message.keys) > AT_ONCE else "")
+                kind = "store" if len(message.keys) > AT_ONCE else ""
+                self._run(connection, partial(self._store, connection, session, message), kind)
             case Release() if message.damaged:
                 release = partial(store.holdings.release, session, message.lease, message.damaged)
                 if not self._waiters.run(connection, release, "damage"):
@@ -250,14 +251,14 @@ class Server:
             case _:
                 raise msgspec.ValidationError(f"a client may not send {type(message).__name__} here")
 
-    def _run(self, connection: Connection, serve: Callable[..., None], message: Message, kind: str) -> None:
+    def _run(self, connection: Connection, serve: Callable[..., None], kind: str) -> None:
         """Serve at once, or, with a ``kind``, on a thread of that kind; at once, too, if no thread can be had."""
-        if not kind or not self._waiters.run(connection, partial(serve, connection, message, wait=True), kind):
-            serve(connection, message, wait=False)
+        if not kind or not self._waiters.run(connection, partial(serve, wait=True), kind):
+            serve(wait=False)
 
-    def _lookup(self, received: float, connection: Connection, message: Lookup, *, wait: bool) -> None:
-        session = connection.session
-        assert session is not None
+    def _lookup(
+        self, connection: Connection, session: Session, message: Lookup, received: float, *, wait: bool
+    ) -> None:
         found = self.store.lookups.lookup(session, message, time.monotonic() - received, wait=wait)
         if message.id:
             connection.send(found)
@@ -267,18 +268,23 @@ class Server:
         else:
             count()
 
-    def _store(self, connection: Connection, message: Reserve | Commit, *, wait: bool) -> None:  # noqa: ARG002
-        session, storing = connection.session, self.store.storing
-        assert session is not None
+    def _store(
+        self,
+        connection: Connection,
+        session: Session,
+        message: Reserve | Commit,
+        *,
+        wait: bool,  # noqa: ARG002
+    ) -> None:
+        storing = self.store.storing
         if isinstance(message, Commit):
             connection.send(storing.commit(session, message))
         else:
             connection.reply(self.store, storing.reserve(session, message))
 
-    def _load(self, received: float, connection: Connection, message: Load, *, wait: bool) -> None:
-        assert connection.session is not None
+    def _load(self, connection: Connection, session: Session, message: Load, received: float, *, wait: bool) -> None:
         waited_s, tell = time.monotonic() - received, partial(self._part, connection)
-        connection.reply(self.store, self.store.loads.load(connection.session, message, waited_s, wait=wait, tell=tell))
+        connection.reply(self.store, self.store.loads.load(session, message, waited_s, wait=wait, tell=tell))
 
     def _part(self, connection: Connection, part: LoadPart) -> None:
         """Called on a thread that reads for others too, so a client that has gone must not fail it."""

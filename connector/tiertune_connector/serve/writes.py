@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tiertune_connector.documents import differences
+from tiertune_connector.documents import Json, differences
 from tiertune_connector.httpd.guarded import READING, called_by
 from tiertune_connector.state import StateDir
 
@@ -38,7 +38,7 @@ class Writes:
         self._mutex = threading.Lock()
         self._kept = tuple(state.writes())
 
-    def told(self) -> list[dict[str, Any]]:
+    def told(self) -> list[Json]:
         return list(self._kept)
 
     def add(self, connection: HTTPConnection, status: int) -> None:
@@ -84,9 +84,9 @@ class Traced:
         await self._app(scope, receive, traced if writes else send)
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:
     """Changed fields by dotted name, with both values; ``more`` counts those left out."""
     fields = differences(before, after)
-    told: dict[str, Any] = {"changed": dict(islice(fields, MOST_FIELDS))}
+    told: Json = {"changed": dict(islice(fields, MOST_FIELDS))}
     more = sum(1 for _ in fields)
     return told | ({"more": more} if more else {})

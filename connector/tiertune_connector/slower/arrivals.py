@@ -1,17 +1,18 @@
 """Chunks on their way from a slower tier into DRAM: each is fetched once, however many loads wait for it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.counters import Counters
-from tiertune_connector.slower.lane import Lane
+from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import Slot
+from tiertune_connector.units import Clock
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -69,9 +70,9 @@ class Arrivals:
     """All chunks on their way. Call with the store's lock held, which is DRAM's; bytes move outside it."""
 
     dram: DramTier
-    lanes: Mapping[str, Lane]
+    lanes: Lanes
     counters: Counters
-    clock: Callable[[], float]
+    clock: Clock
     accept: Callable[[str, Arrival, Origin], Outcome]
     """Whether a whole chunk of a namespace may stay: OK, or the outcome for its loads."""
 

@@ -1,20 +1,21 @@
 """Which chunks are written behind to slower tiers, and when: at commit, at a second use, or before eviction."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import inf
 from weakref import WeakKeyDictionary
 
 from tiertune_connector.pool import Pool
-from tiertune_connector.slower.lane import Lane
+from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.slower.writers import Write
 from tiertune_connector.tiers.base import Evicted, Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import DramPool, Slot
-from tiertune_connector.tuning import SlowerTier, Tuning
+from tiertune_connector.tuning import InForce, SlowerTier
+from tiertune_connector.units import Clock
 
 BELIEVED_S = 300.0
 """How long a tier is believed to hold what it was given: what is used later is offered again."""
@@ -37,11 +38,11 @@ class WriteBehind:
     def __init__(
         self,
         dram: DramTier,
-        lanes: Mapping[str, Lane],
+        lanes: Lanes,
         disk: DiskTier | None = None,
         *,
-        clock: Callable[[], float],
-        tuning: Callable[[], Tuning],
+        clock: Clock,
+        tuning: InForce,
     ) -> None:
         """``clock`` gives monotonic seconds, as the DRAM tier's; ``tuning`` is what is in force."""
         self._dram = dram

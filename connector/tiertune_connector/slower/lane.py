@@ -3,22 +3,23 @@
 import logging
 import mmap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from math import inf
 from typing import TypeVar
 
-from tiertune_connector.chunk import NOBODY, Origin
+from tiertune_connector.chunk import NOBODY
 from tiertune_connector.codec import Codec
 from tiertune_connector.cost import FETCHED_AT_ONCE
 from tiertune_connector.counters import Counters
 from tiertune_connector.slower.transit import Transit
 from tiertune_connector.slower.writers import Write, Writers
-from tiertune_connector.tiers.base import PROBE_NAMESPACE, UNKNOWN, Came, Outcome, Tier, Usage, unheard
-from tiertune_connector.tiers.breaker import Breaker, Breakers, turned
+from tiertune_connector.tiers.base import PROBE_NAMESPACE, UNKNOWN, Came, Counted, Outcome, Read, Tier, Usage, unheard
+from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.instrumented import InstrumentedTier
+from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
 Told = TypeVar("Told")
@@ -38,7 +39,7 @@ class Lane:
         self,
         tier: Tier,
         counters: Counters,
-        clock: Callable[[], float],
+        clock: Clock,
         *,
         writers: int = 2,
         patience_s: float = 1.0,
@@ -67,7 +68,7 @@ class Lane:
         self._moved_at = 0.0
         """When an operation ended, or the first of those under way began."""
         self._probing: Future[Outcome] | None = None
-        self._left: dict[Future[tuple[Outcome, int]], float] = {}
+        self._left: dict[Future[Counted], float] = {}
         """Questions whose askers no longer wait, and until when an answer is in time."""
         self._telling: Future[Usage] | None = None
         self._counters = counters
@@ -90,9 +91,7 @@ class Lane:
         """Prepare the tier for what comes; TIMEOUT if that takes longer than the patience, but it goes on."""
         return Outcome.ERROR if self.breaker.open else self._ask("prepare", lambda: (preparing(), 0))[0]
 
-    def _ask(
-        self, place: str, question: Callable[[], tuple[Outcome, int]], within_s: float = inf
-    ) -> tuple[Outcome, int]:
+    def _ask(self, place: str, question: Callable[[], Counted], within_s: float = inf) -> Counted:
         try:
             asked = self._askers.submit(self._guarded, place, question, 0)
         except RuntimeError:  # threads have run out
@@ -111,7 +110,7 @@ class Lane:
         self.record(outcome)
         return outcome, count
 
-    def _told_late(self, asked: "Future[tuple[Outcome, int]]") -> None:
+    def _told_late(self, asked: "Future[Counted]") -> None:
         """Record a question that nobody waits for any more, once: when it ends, or as overdue."""
         until = self._left.pop(asked, None)
         if until is not None:
@@ -130,7 +129,7 @@ class Lane:
         self._telling = None if ended else telling
         return telling.result() if ended else UNKNOWN
 
-    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
         """The tier's `read`; an error at once while the breaker is open."""
         if self.breaker.open:
             return Outcome.ERROR, NOBODY
@@ -162,14 +161,12 @@ class Lane:
         What waits to be written is dropped if the tier died, or has no room.
         """
         with self._lock:
-            before = self.breaker.state
-            self.breaker.record(outcome, wrote=wrote, why=self.tier.why)
-            told = turned(before, self.breaker)
+            told = self.breaker.record(outcome, wrote=wrote, why=self.tier.why)
         if told:
             log.warning("%s %s", self.name, told)
         self.writers.refused()
 
-    def flush(self, namespace: str | None, tenant: bytes | None) -> tuple[Outcome, int]:
+    def flush(self, namespace: str | None, tenant: bytes | None) -> Counted:
         """The tier's `flush`, probes not counted; TIMEOUT after ``hung_s``, but it goes on."""
         try:
             flushing = self._askers.submit(self._guarded, "flush", lambda: self._flush(namespace, tenant), 0)
@@ -180,7 +177,7 @@ class Lane:
         except TimeoutError:
             return Outcome.TIMEOUT, 0
 
-    def _flush(self, namespace: str | None, tenant: bytes | None) -> tuple[Outcome, int]:
+    def _flush(self, namespace: str | None, tenant: bytes | None) -> Counted:
         if namespace is None and tenant is None:
             self.tier.inner.flush(PROBE_NAMESPACE)  # first: probes go with all else, but are nobody's chunks
         return self.tier.flush(namespace, tenant)
@@ -321,3 +318,7 @@ class Lane:
             if there or outcome is not Outcome.OK:
                 return outcome, False
         return self.tier.write(write.namespace, write.key, write.payload, write.origin), True
+
+
+Lanes = Mapping[str, Lane]
+"""The ways to those of the slower tiers that there are, by name."""

@@ -6,11 +6,11 @@ A starting store looks at headers alone, to be ready at once; whoever reads a ch
 import logging
 import mmap
 import threading
-from collections.abc import Callable
 
 from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
+from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
 _SHARE = 0.1
@@ -22,7 +22,7 @@ _FAILED = (Outcome.CORRUPT, Outcome.ERROR)
 class Scrubber:
     """One pass over a disk tier, on a thread of its own."""
 
-    def __init__(self, disk: DiskTier, counters: Counters, clock: Callable[[], float]) -> None:
+    def __init__(self, disk: DiskTier, counters: Counters, clock: Clock) -> None:
         """``clock`` gives monotonic seconds."""
         self._disk = disk
         self._counters = counters

@@ -1,17 +1,18 @@
 """What is on its way from one slower tier, as its threads report, and what a fetch costs meanwhile."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tiertune_connector.cost import FetchCost, FetchEstimate, Traffic
 from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.units import Clock
 
 
 class Transit:
     """Thread-safe. ``clock`` gives monotonic seconds."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._traffic = Traffic(FetchCost(now=clock()))

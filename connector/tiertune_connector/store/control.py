@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tiertune_connector.codec import missing
-from tiertune_connector.documents import differences
+from tiertune_connector.documents import Json, differences
 from tiertune_connector.state import StateDir, body_digest, latest
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.disk import DiskTier
@@ -52,7 +52,7 @@ class Control:
             if key in self._changes:
                 known = self._changes[key]
                 if known != change and not (known.endswith(f" {body}") and self._in_force(document)):
-                    raise KeyReusedError(key)
+                    raise KeyReusedError("the Idempotency-Key was used for another change")
                 return self.tuning
             if expected_version != self.tuning.version:
                 raise VersionConflictError(f"the tuning is at version {self.tuning.version}")
@@ -74,7 +74,7 @@ class Control:
                 self._keep(tuning, self._changes, f"bypass is {'on' if on else 'off'}, until the store is started anew")
             return self.tuning
 
-    def _in_force(self, document: dict[str, Any]) -> bool:
+    def _in_force(self, document: Json) -> bool:
         """Whether the tuning in force is still as an applied document asks."""
         return parse_tuning(document | {"version": self.tuning.version}) == self.tuning
 

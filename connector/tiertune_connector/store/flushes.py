@@ -1,15 +1,15 @@
 """Flushes drop chunks everywhere, and keep out those that were on their way before the flush ended."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
 from tiertune_connector.sessions.namespaces import Namespaces
-from tiertune_connector.slower.lane import Lane
+from tiertune_connector.slower.lane import Lane, Lanes
 from tiertune_connector.slower.writers import Write
-from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.base import Counted, Outcome
 from tiertune_connector.tiers.dram import DramTier
 
 _PATIENCE_S = 2.0
@@ -32,7 +32,7 @@ class _Flush:
 class Flushes:
     """Thread-safe by the store's lock, which is DRAM's."""
 
-    def __init__(self, dram: DramTier, lanes: Mapping[str, Lane], namespaces: Namespaces) -> None:
+    def __init__(self, dram: DramTier, lanes: Lanes, namespaces: Namespaces) -> None:
         self.era = 0
         """Number of flushes that have ended, noted with whatever is on its way."""
         self._dram = dram
@@ -53,7 +53,7 @@ class Flushes:
 
     def drop(
         self, namespace: str | None = None, tenant: bytes | None = None, epoch: int | None = None
-    ) -> dict[str, tuple[Outcome, int]]:
+    ) -> dict[str, Counted]:
         """Drop chunks everywhere; returns how many per tier, and if not OK some may be left. Waits for slower tiers.
 
         Nothing that was on its way between tiers, or reserved, before the flush ended comes after it.
@@ -80,7 +80,7 @@ class Flushes:
                 self._ended.append(flush)
 
 
-def _drop(lane: Lane, flush: _Flush) -> tuple[Outcome, int]:
+def _drop(lane: Lane, flush: _Flush) -> Counted:
     """Drop a slower tier's queued writes and its chunks; returns whether that was all, and how many chunks. Waits."""
 
     def matches(write: Write) -> bool:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.counters import Gauge
-from tiertune_connector.slower.lane import Lane
+from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.health import Health
 from tiertune_connector.tiers.breaker import STATES, Breakers
@@ -27,7 +27,7 @@ def of_costs(costs: Mapping[str, FetchEstimate]) -> Iterator[Gauge]:
         yield "fetch_estimate_doubt", (name,), estimate.doubt
 
 
-def of_tiers(lanes: Mapping[str, Lane], health: Health) -> Iterator[Gauge]:
+def of_tiers(lanes: Lanes, health: Health) -> Iterator[Gauge]:
     """Health of every tier, and of each server where one has several; queues of the slower ones."""
     for tier in ("dram", *lanes):
         now, _ = health.told(tier)
@@ -46,8 +46,8 @@ def of_directory(directory: DirectoryTier | None) -> Iterator[Gauge]:
     if usage and usage.resident_bytes is not None:
         yield "tier_resident_bytes", ("remote", "", ""), usage.resident_bytes
         if usage.capacity_bytes is not None:
-            yield "tier_capacity_bytes", ("remote", "desired", "", ""), usage.capacity_bytes
-            yield "tier_capacity_bytes", ("remote", "effective", "", ""), usage.capacity_bytes
+            for state in ("desired", "effective"):
+                yield "tier_capacity_bytes", ("remote", state, "", ""), usage.capacity_bytes
 
 
 def of_pools(accounts: Accounts, dram: DramTier, disk: DiskTier | None) -> Iterator[Gauge]:
@@ -56,7 +56,7 @@ def of_pools(accounts: Accounts, dram: DramTier, disk: DiskTier | None) -> Itera
         pools: Mapping[str, Held] = tier.pools.copy()
         for digest, held in pools.items():
             labels = accounts.pool_labels(digest)
-            yield "tier_resident_bytes", (tier.name, *labels), len(held.pool) * held.stride
+            yield "tier_resident_bytes", (tier.name, *labels), held.resident_bytes
             yield "tier_pinned_bytes", (tier.name, *labels), held.pool.pinned * held.stride
             yield "tier_capacity_bytes", (tier.name, "desired", *labels), held.allowed * held.stride
             yield "tier_capacity_bytes", (tier.name, "effective", *labels), held.effective * held.stride

@@ -1,17 +1,18 @@
 """Whether tiers are well, and what a fetch from each costs now, learned from requests, or else from probes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 
 from msgspec.structs import replace
 
 from tiertune_connector.copying.probe import CopyProbe
 from tiertune_connector.cost import FetchCost, FetchEstimate
-from tiertune_connector.slower.lane import Lane
+from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import Tuning
+from tiertune_connector.tuning import InForce
+from tiertune_connector.units import Clock
 
 _DRAM_SILENT_S = 1.0
 _DISK_SILENT_S = 20.0
@@ -29,9 +30,9 @@ class Health:
     def __init__(
         self,
         dram: DramTier,
-        lanes: Mapping[str, Lane],
-        clock: Callable[[], float],
-        tuning: Callable[[], Tuning],
+        lanes: Lanes,
+        clock: Clock,
+        tuning: InForce,
         disk: DiskTier | None = None,
     ) -> None:
         """``tuning`` returns what is in force; ``disk`` is the disk lane's medium."""

@@ -1,6 +1,6 @@
 """Bringing a prompt's chunks into host memory, and keeping them there while a client copies them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import InitVar, dataclass
 
@@ -12,7 +12,7 @@ from tiertune_connector.sessions.holdings import Holdings
 from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.arrivals import Arrival, Arrivals
-from tiertune_connector.slower.lane import Lane
+from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.flushes import Flushes
 from tiertune_connector.store.health import Health
@@ -21,7 +21,8 @@ from tiertune_connector.store.residency import Residency
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import Slot
-from tiertune_connector.tuning import Tuning
+from tiertune_connector.tuning import InForce
+from tiertune_connector.units import Clock
 
 
 @dataclass(eq=False)
@@ -29,7 +30,7 @@ class Loads:
     """Thread-safe. ``clock`` gives monotonic seconds, ``tuning`` what is in force."""
 
     dram: DramTier
-    lanes: InitVar[Mapping[str, Lane]]
+    lanes: InitVar[Lanes]
     residency: Residency
     health: Health
     accounts: Accounts
@@ -37,10 +38,10 @@ class Loads:
     quotas: Quotas
     flushes: Flushes
     counters: InitVar[Counters]
-    clock: Callable[[], float]
-    tuning: Callable[[], Tuning]
+    clock: Clock
+    tuning: InForce
 
-    def __post_init__(self, lanes: Mapping[str, Lane], counters: Counters) -> None:
+    def __post_init__(self, lanes: Lanes, counters: Counters) -> None:
         self.arrivals = Arrivals(self.dram, lanes, counters, self.clock, self._accept)
 
     def load(

@@ -1,6 +1,6 @@
 """Where a prompt's chunks are: answering lookups, and counting, using and studying what was asked."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
@@ -17,7 +17,8 @@ from tiertune_connector.store.health import Health
 from tiertune_connector.store.holdout import bounds, group_of
 from tiertune_connector.store.residency import Residency
 from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import Tuning
+from tiertune_connector.tuning import InForce
+from tiertune_connector.units import Clock
 
 AT_ONCE = 1024
 """Chunks used or counted in one step: a third of a millisecond with the lock held."""
@@ -37,8 +38,8 @@ class Lookups:
     quotas: Quotas
     behind: WriteBehind
     arrivals: Arrivals
-    clock: Callable[[], float]
-    tuning: Callable[[], Tuning]
+    clock: Clock
+    tuning: InForce
 
     def lookup(self, session: Session, asked: Lookup, waited_s: float = 0.0, *, wait: bool) -> LookupReply:
         """Where a prompt's leading chunks are, and what they cost; call ``looked_up`` after the answer.

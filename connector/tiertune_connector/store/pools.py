@@ -1,16 +1,15 @@
 """Pools of DRAM and the disk, kept as the tuning asks: each namespace's share of a tier, and its algorithm."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from tiertune_connector.counters import Counters
 from tiertune_connector.sessions.namespaces import Namespaces
-from tiertune_connector.slower.lane import Lane
+from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import LocalTier, Tuning
+from tiertune_connector.tuning import InForce, LocalTier
 
 
 @dataclass(eq=False)
@@ -20,10 +19,10 @@ class Pools:
     dram: DramTier
     disk: DiskTier | None
     """The medium of the disk's lane."""
-    lanes: Mapping[str, Lane]
+    lanes: Lanes
     namespaces: Namespaces
     counters: Counters
-    tuning: Callable[[], Tuning]
+    tuning: InForce
     """What is in force."""
 
     def __post_init__(self) -> None:
@@ -34,15 +33,22 @@ class Pools:
                 pool.found = len(pool.pool) > 0
 
     def retune(self) -> None:
-        """Set every pool's size and algorithm anew; ``settle`` and ``settle_disk`` make them so."""
-        with self.dram.lock:
-            self._apply()
+        """Set every pool's size and algorithm anew; ``settle`` and ``settle_disk`` make them so.
+
+        Call with the store's lock held, as ``share``.
+        """
+        tuning = self.tuning()
+        for tier, medium in self._local.items():
+            asked = {
+                digest: (tuning.pool(digest, tier).capacity_bytes, tuning.algorithm(digest, tier))
+                for digest in {**self.dram.pools, **medium.pools}  # also those the disk has not opened yet
+            }
+            medium.retune(tuning.capacity_bytes(tier), asked)
 
     def share(self) -> None:
         """Share the tiers anew for a new namespace."""
-        with self.dram.lock:
-            self._lend()
-            self._apply()
+        self._lend()
+        self.retune()
 
     def open_on_disk(self, digest: str, chunk_bytes: int) -> None:
         """Have a namespace's slab opened, waiting a while; if that fails, its first write tries again."""
@@ -60,7 +66,7 @@ class Pools:
         """
         with self.dram.lock:
             if self._lend():
-                self._apply()
+                self.retune()
         return self.dram.settle()
 
     def settle_disk(self) -> bool:
@@ -69,12 +75,3 @@ class Pools:
 
     def _lend(self) -> bool:
         return self.namespaces.lend({tier: dict(medium.pools) for tier, medium in self._local.items()}, self.tuning())
-
-    def _apply(self) -> None:
-        tuning = self.tuning()
-        for tier, medium in self._local.items():
-            asked = {
-                digest: (tuning.pool(digest, tier).capacity_bytes, tuning.algorithm(digest, tier))
-                for digest in {**self.dram.pools, **medium.pools}  # also those the disk has not opened yet
-            }
-            medium.retune(tuning.capacity_bytes(tier), asked)

@@ -1,14 +1,14 @@
 """Which tier holds a chunk."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from tiertune_connector.protocol.messages import Side
-from tiertune_connector.slower.lane import Lane
+from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import Tuning
+from tiertune_connector.tuning import InForce
 
 _NOWHERE: Collection[bytes] = ()
 _CUTS_TRIED = 4
@@ -21,8 +21,8 @@ class Residency:
 
     dram: DramTier
     disk: DiskTier | None
-    lanes: Mapping[str, Lane]
-    tuning: Callable[[], Tuning]
+    lanes: Lanes
+    tuning: InForce
 
     @property
     def readable(self) -> bool:

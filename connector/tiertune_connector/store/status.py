@@ -1,28 +1,23 @@
 """What ``/v1/status`` tells of a store: its tiers, pools and quotas."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
 
+from tiertune_connector.documents import Json
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.breaker import Breaker, Breakers
-from tiertune_connector.tiers.disk_pool import DiskPool
 from tiertune_connector.tiers.shares import Held
-from tiertune_connector.tiers.slots import DramPool
 from tiertune_connector.tuning import TIERS, LocalTier, Tuning
 
 
-def status(store: TieredStore) -> dict[str, Any]:
+def status(store: TieredStore) -> Json:
     """What ``/v1/status`` tells: tiers with health and reason, pools with desired, applied and effective, quotas."""
-    tiers: dict[str, dict[str, Any]] = {}
+    tiers: dict[str, Json] = {}
     for name in TIERS:
         state, reason = store.health.told(name)
         tier = store.dram if name == "dram" else store.lanes.get(name)
         usage = tier.usage() if tier and state not in ("dead", "recovering") else None
-        tiers[name] = {"health": state, "reason": reason} | (
-            {"resident_bytes": usage.resident_bytes, "capacity_bytes": usage.capacity_bytes, "chunks": usage.chunks}
-            if usage
-            else {}
-        )
+        tiers[name] = {"health": state, "reason": reason} | (asdict(usage) if usage else {})
         if lane := store.lanes.get(name):
             tiers[name] |= _servers(lane.breaker) | ({"codec": lane.codec.writes} if lane.codec else {})
     with store.dram.lock:
@@ -37,7 +32,7 @@ def status(store: TieredStore) -> dict[str, Any]:
     }
 
 
-def _servers(breaker: Breaker | Breakers) -> dict[str, Any]:
+def _servers(breaker: Breaker | Breakers) -> Json:
     """Each server's own health, where a tier has several."""
     if isinstance(breaker, Breaker):
         return {}
@@ -45,17 +40,15 @@ def _servers(breaker: Breaker | Breakers) -> dict[str, Any]:
     return {"servers": [{"server": name, "health": one.state, "reason": one.reason} for name, one in named]}
 
 
-def _pools(store: TieredStore) -> dict[str, dict[str, Any]]:
+def _pools(store: TieredStore) -> dict[str, Json]:
     """What DRAM and the disk hold, by namespace; the disk alone if no engine came since the store started."""
-    held: dict[str, dict[LocalTier, DramPool | DiskPool]] = {
-        digest: {"dram": pool} for digest, pool in list(store.dram.pools.items())
-    }
+    held: dict[str, dict[LocalTier, Held]] = {digest: {"dram": pool} for digest, pool in list(store.dram.pools.items())}
     for digest, pool in list(store.disk.pools.items()) if store.disk else ():
         held.setdefault(digest, {})["disk"] = pool
     return {digest: _pool(store, digest, pools) for digest, pools in held.items()}
 
 
-def _pool(store: TieredStore, digest: str, pools: Mapping[LocalTier, DramPool | DiskPool]) -> dict[str, Any]:
+def _pool(store: TieredStore, digest: str, pools: Mapping[LocalTier, Held]) -> Json:
     served = store.namespaces.served(digest)
     told = {
         "model": store.namespaces.model(digest),
@@ -66,7 +59,7 @@ def _pool(store: TieredStore, digest: str, pools: Mapping[LocalTier, DramPool | 
     return told | {tier: _sizes(store.tuning, digest, tier, held) for tier, held in pools.items()}
 
 
-def _sizes(tuning: Tuning, digest: str, tier: LocalTier, held: Held) -> dict[str, Any]:
+def _sizes(tuning: Tuning, digest: str, tier: LocalTier, held: Held) -> Json:
     """Desired, applied and effective of one pool."""
     pool, stride = held.pool, held.stride
     return {
@@ -76,6 +69,6 @@ def _sizes(tuning: Tuning, digest: str, tier: LocalTier, held: Held) -> dict[str
         },
         "applied": {"capacity_bytes": held.allowed * stride, "eviction": pool.algorithm},
         "effective": {"capacity_bytes": held.effective * stride, "eviction": pool.algorithm},
-        "resident_bytes": len(pool) * stride,
+        "resident_bytes": held.resident_bytes,
         "chunks": len(pool),
     }

@@ -1,6 +1,6 @@
 """Taking chunks from clients: wanted chunks get slots, and are visible once they are written."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from time import sleep
@@ -15,7 +15,7 @@ from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.flushes import Flushes
 from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import Tuning
+from tiertune_connector.tuning import InForce
 
 if TYPE_CHECKING:
     from tiertune_connector.tiers.slots import Slot
@@ -41,7 +41,7 @@ class Storing:
     quotas: Quotas
     flushes: Flushes
     behind: WriteBehind
-    tuning: Callable[[], Tuning]
+    tuning: InForce
 
     def reserve(self, session: Session, asked: Reserve) -> ReserveReply:
         """Slots for the wanted chunks of a chain, for the client to write and commit."""

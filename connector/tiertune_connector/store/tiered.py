@@ -5,7 +5,7 @@ so, and needs a thread of its own.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -19,7 +19,7 @@ from tiertune_connector.sessions.namespaces import Namespaces
 from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.behind import WriteBehind
-from tiertune_connector.slower.lane import Lane
+from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.state import StateDir
 from tiertune_connector.store import gauges
 from tiertune_connector.store.accounts import Accounts
@@ -35,6 +35,7 @@ from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import Tuning
+from tiertune_connector.units import Clock
 
 
 class TieredStore:
@@ -48,9 +49,9 @@ class TieredStore:
         dram: DramTier,
         disk: DiskTier | None = None,
         directory: DirectoryTier | None = None,
-        lanes: Mapping[str, Lane],
+        lanes: Lanes,
         counters: Counters,
-        clock: Callable[[], float],
+        clock: Clock,
         lease_s: float = 30.0,
         state: StateDir | None = None,
     ) -> None:

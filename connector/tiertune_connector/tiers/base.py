@@ -33,6 +33,12 @@ class Outcome(StrEnum):
     ERROR = "error"
 
 
+Counted = tuple[Outcome, int]
+"""What became of an operation, and how many chunks it found or dropped."""
+Read = tuple[Outcome, Origin]
+"""What became of a read, and who wrote the chunk."""
+
+
 def outcome_of(error: OSError) -> Outcome:
     """Outcome of a file operation that needed room."""
     return Outcome.FULL if error.errno in _FULL else Outcome.ERROR
@@ -71,6 +77,10 @@ class Evicted:
     """Slower tiers that held it; like ``key``, only for what left DRAM."""
 
 
+OnEvicted = Callable[[Sequence[Evicted]], None]
+"""Hears of chunks that left."""
+
+
 class Tier(Protocol):
     """Thread-safe. Namespaces are digests of 32 hex characters, keys 1 to 64 opaque bytes, payloads whole chunks."""
 
@@ -81,10 +91,10 @@ class Tier(Protocol):
     def why(self) -> str:
         """What the latest failed operation met, in the medium's words; empty: nothing told."""
 
-    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+    def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
         """Length of the longest leading run of keys that are here."""
 
-    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
         """Fill ``out`` (a payload's length), verify it, return its origin; if not OK, the contents are undefined.
 
         A checksum in the origin is that of ``out``. ``came`` hears of pieces, in order, as they are read.
@@ -96,7 +106,7 @@ class Tier(Protocol):
         A checksum in the origin is the payload's, and is kept with it.
         """
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """Drop all chunks, or those of a namespace, a tenant, or both: how many; if not OK, some may be left."""
 
     def usage(self) -> Usage:

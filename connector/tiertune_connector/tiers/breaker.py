@@ -67,8 +67,18 @@ class Breaker:
         """Let writes find out whether a full tier has room again, until the first that tells."""
         self._trying = True
 
-    def record(self, outcome: Outcome, *, wrote: bool = False, why: str = "") -> None:
-        """Record how an operation or probe ended; ``wrote``: it wrote a request's chunk. ``why`` explains an error."""
+    def record(self, outcome: Outcome, *, wrote: bool = False, why: str = "") -> str:
+        """Record how an operation or probe ended; ``wrote``: it wrote a request's chunk. ``why`` explains an error.
+
+        Returns what to log: that the tier died, or is dead no more; empty if neither.
+        """
+        before = self.state
+        self._count(outcome, wrote=wrote, why=why)
+        if before == self.state or "dead" not in (before, self.state):
+            return ""
+        return f"is {self.state}: {self.reason}" if self.reason else f"is {self.state} again"
+
+    def _count(self, outcome: Outcome, *, wrote: bool, why: str) -> None:
         if wrote and outcome in (Outcome.OK, Outcome.FULL):
             self._refused, self._trying = self._refused + 1 if outcome is Outcome.FULL else 0, False
         if outcome in _BAD:
@@ -147,12 +157,6 @@ class Breakers:
         for breaker in self.servers.values():
             breaker.try_writing()
 
-    def record(self, outcome: Outcome, *, wrote: bool = False, why: str = "") -> None:
+    def record(self, outcome: Outcome, *, wrote: bool = False, why: str = "") -> str:  # noqa: ARG002
         """Do nothing: the tier's outcome as a whole says nothing of one server."""
-
-
-def turned(before: str, now: Breaker | Breakers) -> str:
-    """What to log after state ``before``: that it died, or is dead no more; empty if neither."""
-    if before == now.state or "dead" not in (before, now.state):
         return ""
-    return f"is {now.state}: {now.reason}" if now.reason else f"is {now.state} again"

@@ -9,7 +9,7 @@ import os
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 import xxhash
 
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header, writer_id
-from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, outcome_of, unheard
+from tiertune_connector.tiers.base import Came, Counted, Evicted, OnEvicted, Outcome, Read, Usage, outcome_of, unheard
 
 _WINDOW_BYTES = 1 << 20
 """Read, and summed while it is still in the processor's own cache."""
@@ -42,9 +42,9 @@ class DirectoryTier:
         self._found = False  # the own files are looked for on first use: the directory may be away at start
         self._own: OrderedDict[Path, int] = OrderedDict()
         self._own_bytes = 0  # includes what is being written
-        self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
+        self.on_evicted: OnEvicted = lambda _: None
 
-    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+    def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
         try:
             self._check()
             missing = (i for i, key in enumerate(keys) if not self._path(namespace, key).exists())
@@ -52,7 +52,7 @@ class DirectoryTier:
         except OSError as error:
             return self._failed(error), 0
 
-    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
         path = self._path(namespace, key)
         try:
             header, done, digest = _fill(path, out, came)
@@ -68,7 +68,7 @@ class DirectoryTier:
             return Outcome.CORRUPT, NOBODY
         with self._lock:
             if header.origin.writer != self._writer:  # ours was flushed, and another store wrote it again
-                self._own_bytes -= self._own.pop(path, 0)
+                self._disown(path)
             elif path in self._own:
                 self._own.move_to_end(path)
         return Outcome.OK, header.origin
@@ -92,11 +92,11 @@ class DirectoryTier:
                 self._own_bytes -= size
             return self._failed(error, wanted_room=True)
         with self._lock:
-            self._own_bytes -= self._own.pop(path, 0)  # another thread wrote the same key meanwhile
+            self._disown(path)  # another thread wrote the same key meanwhile
             self._own[path] = size
         return Outcome.OK
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         count = 0
         try:
             self._check()
@@ -195,7 +195,11 @@ class DirectoryTier:
         for path in paths:
             with self._lock:
                 if path in self._own and not path.exists():
-                    self._own_bytes -= self._own.pop(path)
+                    self._disown(path)
+
+    def _disown(self, path: Path) -> None:
+        """Count a file no longer; call with the lock held."""
+        self._own_bytes -= self._own.pop(path, 0)
 
     def _take_room(self, size: int) -> bool:
         """Remove own files until one of ``size`` bytes fits; False if it does not. OSError."""
@@ -213,7 +217,7 @@ class DirectoryTier:
             header = _header_of(victim)
             if header is not None and header.origin.writer != self._writer:
                 with self._lock:  # as in ``read``: it is that store's to remove
-                    self._own_bytes -= self._own.pop(victim, 0)
+                    self._disown(victim)
             elif self._remove(victim):
                 self.on_evicted([Evicted(victim.parent.parent.name, "lru", "room", None, NOBODY)])
 

@@ -9,50 +9,45 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 
 from tiertune_connector import locks
 from tiertune_connector.chunk import NOBODY, Header, Origin
-from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, outcome_of, unheard
+from tiertune_connector.tiers.base import Came, Counted, Outcome, Read, outcome_of, unheard
 from tiertune_connector.tiers.direct import reading_threads
 from tiertune_connector.tiers.disk_pool import WIPED_AT_ONCE, DiskPool
-from tiertune_connector.tiers.disk_slots import Last
-from tiertune_connector.tiers.shares import HANDED_OVER, retune
+from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
 from tiertune_connector.tiers.slab import Slab
+from tiertune_connector.units import Clock
 
 _NAME = re.compile(r"([0-9a-f]{32})-(\d+)\.slab")
 _READERS = 4
 """Windows read at a time: more keep no disk busier."""
 _DROPPED = 128
 """Chunks one step of a flush drops: a fraction of a millisecond with the lock held."""
-_BREATH_S = 2e-4
-"""Pause between steps: without it, others would hardly get the lock."""
 _IN_TURNS = 512
 """Chunks of a pool to name in turn: one read just before would come out of a cache."""
 _PATIENCE_S = 2.0
 """Wait for what others were still removing as a flush ended."""
 
 
-class DiskTier:
+class DiskTier(LocalTier[DiskPool]):
     """Thread-safe: the index under a lock, bytes outside it; a chunk in use is pinned."""
 
     name = "disk"
 
-    def __init__(self, root: Path, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, root: Path, clock: Clock = monotonic) -> None:
         """``root`` is made if missing; OSError if that fails, or another store uses it."""
+        super().__init__()
         self.why = ""
-        self.pools: dict[str, DiskPool] = {}
-        self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
         self.root = root
         self._clock = clock
-        self._capacity_bytes = 0
-        self._asked: Mapping[str, tuple[int | None, str]] = {}
-        self._lock = threading.RLock()
-        self._wiped = threading.Condition(self._lock)
+        self._asked: Asked = {}
+        self._wiped = threading.Condition(self.lock)
         self._opening = threading.Lock()
         try:
             self._owner = locks.own(root)
@@ -74,24 +69,24 @@ class DiskTier:
                 self._open(namespace, chunk_bytes, algorithm)
             except OSError as error:
                 return self._failed(error, wanted_room=True)
-        with self._lock:
-            retune(self.pools, self._capacity_bytes, self._asked)
+        with self.lock:
+            retune(self.pools, self.capacity_bytes, self._asked)
         self.settle(WIPED_AT_ONCE)
         return Outcome.OK
 
     def recover(self, capacity_bytes: int, algorithm: str) -> None:
         """Take up every slab that an earlier run left; `retune` then shares the room. OSError if the disk fails."""
         with self._opening:
-            self._capacity_bytes = capacity_bytes
+            self.capacity_bytes = capacity_bytes
             for path in sorted(self.root.glob("*.slab")):
                 match = _NAME.fullmatch(path.name)
                 if match and match[1] not in self.pools:
                     self._open(match[1], int(match[2]), algorithm)
 
-    def retune(self, capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
+    def retune(self, capacity_bytes: int, asked: Asked) -> None:
         """Like `DramTier.retune`, also for namespaces attached later."""
-        with self._lock:
-            self._capacity_bytes, self._asked = capacity_bytes, asked
+        with self.lock:
+            self.capacity_bytes, self._asked = capacity_bytes, asked
             retune(self.pools, capacity_bytes, asked)
             self._step()
 
@@ -101,25 +96,25 @@ class DiskTier:
         What one pool has not given back yet, another cannot have: the slabs are never larger than their tier. Each
         gives back the room of ``at_most`` chunks.
         """
-        with self._lock:
+        with self.lock:
             more = self._step()
         for pool in list(self.pools.values()):
             self._wipe(pool, at_most)
-        with self._lock:
+        with self.lock:
             self._grow()
             gone = any(pool.lends and not pool.taken_bytes for pool in self.pools.values())
         if gone:
             self._remove_vacant()
         return more
 
-    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
-        with self._lock:
+    def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
+        with self.lock:
             pool = self.pools.get(namespace)
             return Outcome.OK, pool.pool.prefix(keys) if pool else 0
 
     def next_unread(self) -> tuple[str, bytes, int] | None:
         """Namespace, key and payload bytes of a chunk of an earlier run, each once, next victims last; else None."""
-        with self._lock:
+        with self.lock:
             for pool in self.pools.values():
                 while pool.unread:
                     key = pool.unread.pop()
@@ -129,34 +124,32 @@ class DiskTier:
 
     def one_of_each_size(self, number: int) -> list[tuple[str, bytes, int]]:
         """Namespace, key and payload bytes of a chunk of each size; another ``number``, another chunk."""
-        with self._lock:
+        with self.lock:
             held = {pool.chunk_bytes: pool for pool in self.pools.values() if pool.pool.visible}
             return [
                 (pool.namespace, next(islice(pool.pool, number % min(len(pool.pool.visible), _IN_TURNS), None)), nbytes)
                 for nbytes, pool in sorted(held.items())
             ]
 
-    def read(
-        self, namespace: str, key: bytes, out: memoryview, came: Came = unheard, *, use: bool = True
-    ) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard, *, use: bool = True) -> Read:
         """A tier's `read`; one that only checks or probes is no ``use`` of the chunk."""
-        with self._lock:
+        with self.lock:
             pool = self.pools.get(namespace)
             slot = pool.pool.pin(key) if pool else None
         if pool is None or slot is None:
             return Outcome.MISS, NOBODY
         outcome, header = Outcome.OK, None
         try:
-            header = pool.slab.read(slot, key, out, came)
+            header = pool.slab.read(slot.number, key, out, came)
         except OSError as error:
             outcome = self._failed(error)
-        with self._lock:
+        with self.lock:
             if header is not None and use:
                 pool.use(key, slot)
             elif header is None and outcome is Outcome.OK:
                 # If it is gone already, a concurrent reader found that out, and says so.
                 outcome = Outcome.CORRUPT if pool.drop(key) else Outcome.MISS
-            self._tell(pool, pool.unpin(key), "capacity")
+            pool.unpin(key)
         self._wipe(pool, WIPED_AT_ONCE)
         return outcome, header.origin if header else NOBODY
 
@@ -164,58 +157,46 @@ class DiskTier:
         opened = Outcome.OK if namespace in self.pools else self.attach(namespace, len(payload), "")
         if opened is not Outcome.OK:
             return opened
-        with self._lock:
+        with self.lock:
             pool = self.pools.get(namespace)
             if pool is None or pool.chunk_bytes != len(payload):
                 return Outcome.ERROR
             if key in pool.pool or pool.pool.busy(key):
                 return Outcome.OK
-            room = pool.reserve(key)
-            if room is None:
+            slot = pool.reserve(key)
+            if slot is None:
                 return Outcome.FULL
-            slot, evicted = room
-            self._tell(pool, evicted, "room")
         header = Header.of(namespace, key, payload, origin)
         outcome = Outcome.OK
         try:
-            pool.slab.write(slot, header, payload)
+            pool.slab.write(slot.number, header, payload)
         except OSError as error:
             outcome = self._failed(error, wanted_room=True)
-        with self._lock:
-            left = pool.keep(header, slot) if outcome is Outcome.OK else pool.abort(key, slot)
+        with self.lock:
+            pool.keep(header, slot) if outcome is Outcome.OK else pool.abort(key, slot)
             self._wiped.notify_all()
-            self._tell(pool, left, "capacity")
         self._wipe(pool, WIPED_AT_ONCE)
         return outcome
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """In steps, like `DramTier.flush`."""
-        with self._lock:
+        with self.lock:
             pools = [pool for name, pool in self.pools.items() if namespace in (None, name)]
-            unwiped = sum(pool.slots.unwiped for pool in pools)
-            found = [(pool, list(pool.pool.visible)) for pool in pools]
-        count = 0
-        for pool, keys in found:
-            for start in range(0, len(keys), _DROPPED):
-                with self._lock:
-                    if self.pools.get(pool.namespace) is not pool:  # closed meanwhile: its file may be another's
-                        break
-                    some = keys[start : start + _DROPPED]
-                    count += sum(pool.drop(key) for key in some if tenant in (None, pool.tenants.get(key, b"")))
-                sleep(_BREATH_S)
+            unwiped = sum(pool.unwiped for pool in pools)
+
+        def dropped(pool: DiskPool, key: bytes) -> bool:
+            slot = pool.pool.get(key)
+            return slot is not None and tenant in (None, slot.tenant) and pool.drop(key)
+
+        count = self._drop_from(pools, dropped, at_once=_DROPPED)
         for pool in pools:
             self._wipe(pool)
-        with self._lock:
+        with self.lock:
             others = [(pool, pool.unsure) for pool in pools]
             if not self._wiped.wait_for(lambda: not any(pool.unsure & slots for pool, slots in others), _PATIENCE_S):
                 return Outcome.TIMEOUT, count
-            whole = unwiped == sum(pool.slots.unwiped for pool in pools)
+            whole = unwiped == sum(pool.unwiped for pool in pools)
             return Outcome.OK if whole else Outcome.ERROR, count
-
-    def usage(self) -> Usage:
-        with self._lock:
-            resident = sum(len(pool.pool) * pool.stride for pool in self.pools.values())
-            return Usage(resident, self._capacity_bytes, sum(len(pool.pool) for pool in self.pools.values()))
 
     @property
     def room_bytes(self) -> int:
@@ -226,7 +207,7 @@ class DiskTier:
             raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
 
     def close(self) -> None:
-        with self._lock:
+        with self.lock:
             for pool in self.pools.values():
                 pool.close()
             self.pools.clear()
@@ -243,7 +224,7 @@ class DiskTier:
 
     def _open(self, namespace: str, chunk_bytes: int, algorithm: str) -> None:
         """Take up or make a slab; files of the namespace with another chunk size are removed."""
-        with self._lock:
+        with self.lock:
             before = self.pools.pop(namespace, None)
         if before is not None:
             before.close()
@@ -253,17 +234,19 @@ class DiskTier:
                 other.unlink()
         slab = Slab(path, namespace, chunk_bytes, self._readers)
         try:
-            pool = DiskPool(slab, algorithm or "lru", self._capacity_bytes // slab.stride, self._clock)
+            capacity = self.capacity_bytes // slab.stride
+            told = lambda chunks: self.on_evicted(chunks)  # noqa: E731, PLW0108 (which is set later)
+            pool = DiskPool(slab, algorithm or "lru", capacity, self._clock, told)
         except OSError:
             slab.close()
             raise
-        with self._lock:
+        with self.lock:
             self.pools[namespace] = pool
 
     def _remove_vacant(self) -> None:
         """Forget pools that lend their share and are empty, with their files. Waits for the disk."""
         with self._opening:
-            with self._lock:
+            with self.lock:
                 gone = [pool for pool in self.pools.values() if pool.lends and not pool.taken_bytes]
                 for pool in gone:
                     del self.pools[pool.namespace]
@@ -277,29 +260,23 @@ class DiskTier:
         pools = list(self.pools.values())
         shrinking = [pool for pool in pools if pool.pool.capacity > pool.allowed]
         for pool in shrinking:
-            self._tell(pool, pool.shrink(), "capacity")
+            pool.shrink()
         self._grow()
         switching = [pool for pool in pools if pool.pool.hand_over(HANDED_OVER)]
         return bool(shrinking or switching)
 
     def _grow(self) -> None:
         for pool in self.pools.values():
-            pool.grow(self._capacity_bytes - sum(each.taken_bytes for each in self.pools.values()))
+            pool.grow(self.capacity_bytes - sum(each.taken_bytes for each in self.pools.values()))
 
     def _wipe(self, pool: DiskPool, at_most: int = sys.maxsize) -> None:
         """Wipe what left a pool, newest first. Waits for the disk."""
         for _ in range(at_most):
-            with self._lock:
-                slot = pool.slots.to_wipe()
+            with self.lock:
+                slot = pool.to_wipe()
             if slot is None:
                 return
-            sure = pool.slab.wipe(slot)
-            with self._lock:
-                pool.slots.wiped(slot, sure=sure)
+            sure = pool.slab.wipe(slot.number)
+            with self.lock:
+                pool.wiped(slot, sure=sure)
                 self._wiped.notify_all()
-
-    def _tell(self, pool: DiskPool, left: Sequence[Last], reason: str) -> None:
-        """Report chunks that left, with what is known of them."""
-        if left:
-            algorithm = pool.pool.algorithm
-            self.on_evicted([Evicted(pool.namespace, algorithm, reason, at, NOBODY, used) for at, used in left])

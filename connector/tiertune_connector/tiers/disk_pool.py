@@ -1,38 +1,67 @@
 """One namespace on disk: a pool of keys, and the slots of its slab file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from tiertune_connector.chunk import Header
+from tiertune_connector.chunk import NOBODY, Header
 from tiertune_connector.pool import Pool
-from tiertune_connector.tiers.disk_slots import DiskSlots, Last
+from tiertune_connector.tiers.base import Evicted, OnEvicted
+from tiertune_connector.tiers.shares import Held
 from tiertune_connector.tiers.slab import Slab
+from tiertune_connector.units import Clock
 
 WIPED_AT_ONCE = 32
 """Chunks whose room one step gives back: about a millisecond of disk time."""
 
 
-class DiskPool:
+@dataclass(slots=True, eq=False)
+class DiskSlot:
+    """A place in a slab file, and what is known of the chunk in it."""
+
+    number: int
+    used_at: float | None = None
+    """When the chunk came or was last read; None: in an earlier run."""
+    used: bool = True
+    """Whether it was read since it came; True for one of an earlier run, as nobody knows."""
+    tenant: bytes = b""
+
+
+class DiskPool(Held):
     """An index that never waits for the disk once it is made; callers that change it hold its tier's lock."""
 
-    def __init__(self, slab: Slab, algorithm: str, capacity: int, clock: Callable[[], float]) -> None:
+    pool: Pool[DiskSlot]
+
+    def __init__(
+        self,
+        slab: Slab,
+        algorithm: str,
+        capacity: int,
+        clock: Clock,
+        evicted: OnEvicted,
+    ) -> None:
         """Take up the slab's whole chunks, at most ``capacity``. No spare room is left.
 
-        Waits for the disk; OSError. ``clock`` gives monotonic seconds.
+        Waits for the disk; OSError. ``clock`` gives monotonic seconds, ``evicted`` hears of chunks that leave.
         """
+        super().__init__(slab.namespace, slab.chunk_bytes, slab.stride, Pool(capacity, algorithm))
         self.slab = slab
-        self.namespace, self.chunk_bytes, self.stride = slab.namespace, slab.chunk_bytes, slab.stride
-        self.slots = DiskSlots()
-        self.pool: Pool[int] = Pool(capacity, algorithm)
-        self.allowed = 0
-        """Chunks that the tuning allows; the pool follows in steps."""
-        self.lends = self.found = False
-        self.tenants: dict[bytes, bytes] = {}
-        """Tenant digest of each key that has one."""
+        self.left: list[DiskSlot] = []
+        """Slots of gone chunks, newest last, with headers and room still to be wiped."""
+        self.wiping: set[DiskSlot] = set()
+        """Slots being wiped now."""
+        self.unwiped = 0
+        """Slots whose header a failing disk kept: they may be back after a restart."""
+        self._overwriting: set[DiskSlot] = set()
+        """Slots that a new chunk took over unwiped, until it is whole."""
+        self._free: list[DiskSlot] = []
+        self._slots = 0
+        """Slots of the file."""
         self._clock = clock
+        self._evicted = evicted
         for header in slab.headers():
-            slot = self.slots.add()
+            slot = self._add()
             if header is None or header.key in self.pool or len(self.pool) >= capacity:
-                self.slots.wiped(slot, sure=slab.wipe(slot))
+                self.wiped(slot, sure=slab.wipe(slot.number))
                 continue
             self.pool.reserve(header.key)
             self._commit(header, slot)
@@ -41,24 +70,19 @@ class DiskPool:
         """Keys from an earlier run that `DiskTier.next_unread` has not given out yet."""
 
     @property
-    def effective(self) -> int:
-        """Chunks that the pool holds or may."""
-        return self.pool.capacity
-
-    @property
     def taken_bytes(self) -> int:
         """Taken of the tier's capacity: chunks in use may exceed the pool's, and those that left until wiped."""
-        held = len(self.pool) + len(self.slots.left) + len(self.slots.wiping)
+        held = len(self.pool) + len(self.left) + len(self.wiping)
         return max(self.pool.capacity, held) * self.stride
 
     @property
-    def unsure(self) -> set[int]:
+    def unsure(self) -> set[DiskSlot]:
         """Slots of gone chunks whose header may still be there, until somebody is done with them."""
-        return self.slots.wiping.union(self.slots.overwriting, self.slots.left, self.pool.leaving)
+        return self.wiping.union(self._overwriting, self.left, self.pool.leaving)
 
-    def shrink(self) -> list[Last]:
-        """Shrink one step towards what is allowed; returns what is known of each evicted chunk."""
-        return self._leave(self.pool.resize(max(self.allowed, self.pool.capacity - WIPED_AT_ONCE)))
+    def shrink(self) -> None:
+        """Shrink one step towards what is allowed."""
+        self._evict(self.pool.resize(max(self.allowed, self.pool.capacity - WIPED_AT_ONCE)), "capacity")
 
     def grow(self, spare_bytes: int) -> None:
         """Grow to what is allowed, as far as the tier has room."""
@@ -66,62 +90,90 @@ class DiskPool:
         if capacity > self.pool.capacity:
             self.pool.resize(capacity)
 
-    def reserve(self, key: bytes) -> tuple[int, list[Last]] | None:
-        """A slot to write, and what is known of the chunks evicted for it; None: all is in use or being wiped."""
+    def reserve(self, key: bytes) -> DiskSlot | None:
+        """A slot to write, preferably one whose room a new chunk can take over; None: all is in use or being wiped."""
         held = len(self.pool)
-        if not self.slots.left and held < self.pool.capacity <= held + len(self.slots.wiping):
+        if not self.left and held < self.pool.capacity <= held + len(self.wiping):
             return None
         evicted = self.pool.reserve(key)
         if evicted is None:
             return None
-        left = self._leave(evicted)
-        return self.slots.take(), left
+        self._evict(evicted, "room")
+        if self.left:
+            slot = self.left.pop()
+            self._overwriting.add(slot)
+            return slot
+        return self._free.pop() if self._free else self._add()
 
-    def keep(self, header: Header, slot: int) -> list[Last]:
-        """Make a written slot visible; returns, like `shrink`, what leaves as the capacity fell meanwhile."""
-        self.slots.came(slot, self._clock())
+    def keep(self, header: Header, slot: DiskSlot) -> None:
+        """Make a written slot visible; what is too much leaves, as the capacity may have fallen meanwhile."""
+        self._overwriting.discard(slot)
+        slot.used_at, slot.used = self._clock(), False
         self._commit(header, slot)
-        return self._leave(self.pool.trim())
+        self._trim()
 
-    def abort(self, key: bytes, slot: int) -> list[Last]:
-        """A reserved chunk could not be written; returns like `keep`."""
+    def abort(self, key: bytes, slot: DiskSlot) -> None:
+        """A reserved chunk could not be written; the rest as in ``keep``."""
         self.pool.abort(key)
-        self.slots.leave(slot)
-        return self._leave(self.pool.trim())
+        self._leave(slot)
+        self._trim()
 
-    def use(self, key: bytes, slot: int) -> None:
+    def use(self, key: bytes, slot: DiskSlot) -> None:
         """A chunk was read for a request."""
         self.pool.touch([key])
-        self.slots.use(slot, self._clock())
+        slot.used_at, slot.used = self._clock(), True
 
-    def unpin(self, key: bytes) -> list[Last]:
-        """A read is over; returns like `keep`."""
-        left = self.pool.unpin(key)
-        if left is not None:
-            self.slots.leave(left)
-        return self._leave(self.pool.trim())
+    def unpin(self, key: bytes) -> None:
+        """A read is over; the rest as in ``keep``."""
+        self._leave(self.pool.unpin(key))
+        self._trim()
 
     def drop(self, key: bytes) -> bool:
         """Forget a chunk, which leaves once nobody uses it; False if it is not here."""
-        if key not in self.pool:
-            return False
-        self.tenants.pop(key, None)
-        slot = self.pool.discard(key)
+        here = key in self.pool
+        self._leave(self.pool.discard(key))
+        return here
+
+    def to_wipe(self) -> DiskSlot | None:
+        """The slot left last, for the caller to wipe; None: there is none."""
+        slot = self.left.pop() if self.left else None
         if slot is not None:
-            self.slots.leave(slot)
-        return True
+            self.wiping.add(slot)
+        return slot
+
+    def wiped(self, slot: DiskSlot, *, sure: bool) -> None:
+        """A slot was wiped and is free; ``sure`` is the answer of `Slab.wipe`."""
+        self.wiping.discard(slot)
+        self._free.append(slot)
+        self.unwiped += not sure
 
     def close(self) -> None:
-        self.slots.left.clear()
-        if not self.pool.pinned and not self.slots.wiping:  # else a descriptor in use could become another file's
+        self.left.clear()
+        if not self.pool.pinned and not self.wiping:  # else a descriptor in use could become another file's
             self.slab.close()
 
-    def _commit(self, header: Header, slot: int) -> None:
-        self.pool.commit(header.key, slot)
-        if header.origin.tenant:
-            self.tenants[header.key] = header.origin.tenant
+    def _add(self) -> DiskSlot:
+        """A slot more, at the end of the file."""
+        self._slots += 1
+        return DiskSlot(self._slots - 1)
 
-    def _leave(self, evicted: Sequence[tuple[bytes, int]]) -> list[Last]:
-        for key, _ in evicted:
-            self.tenants.pop(key, None)
-        return [self.slots.leave(slot) for _, slot in evicted]
+    def _commit(self, header: Header, slot: DiskSlot) -> None:
+        slot.tenant = header.origin.tenant
+        self.pool.commit(header.key, slot)
+
+    def _trim(self) -> None:
+        self._evict(self.pool.trim(), "capacity")
+
+    def _evict(self, chunks: Sequence[tuple[bytes, DiskSlot]], reason: str) -> None:
+        """Report chunks that leave, and let their slots go."""
+        if chunks:
+            named = self.namespace, self.pool.algorithm, reason
+            self._evicted([Evicted(*named, slot.used_at, NOBODY, slot.used) for _, slot in chunks])
+        for _, slot in chunks:
+            self._leave(slot)
+
+    def _leave(self, slot: DiskSlot | None) -> None:
+        """A slot's chunk, if any, has gone or did not come."""
+        if slot is not None:
+            self._overwriting.discard(slot)
+            self.left.append(slot)

@@ -8,34 +8,30 @@ one step at most.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from time import sleep
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from tiertune_connector.chunk import Origin, checksum
-from tiertune_connector.tiers.base import FLUSHED, Evicted, Outcome, Usage
+from tiertune_connector.tiers.base import FLUSHED, Counted, Outcome
 from tiertune_connector.tiers.segment import Geometry, Segment
-from tiertune_connector.tiers.shares import HANDED_OVER, retune
+from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
 from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot, new_segment, take_again
+from tiertune_connector.units import Clock
 
 _NO_MEMORY_S = 1.0
 """Wait before asking again a machine that had no memory left."""
 _LOOKED_S = 1.0
 """A client that found a chunk by `tiers.index` has copied it by then."""
-_BREATH_S = 5e-4
-"""Pause between steps of a flush: without it, others would hardly get the lock."""
 
 
-class DramTier:
+class DramTier(LocalTier[DramPool]):
     """Thread-safe under ``lock``, which the store shares: index operations are short and touch no bytes."""
 
     name = "dram"
 
-    def __init__(self, *, segment_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(self, *, segment_bytes: int, clock: Clock) -> None:
         """``clock`` gives monotonic seconds."""
-        self.lock = threading.RLock()
-        self.pools: dict[str, DramPool] = {}
-        self.capacity_bytes = 0
-        self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
+        super().__init__()
         self._segment_bytes = segment_bytes
         self._clock = clock
         self._settling = threading.Lock()
@@ -54,7 +50,7 @@ class DramTier:
                 )
             return pool if pool.chunk_bytes == chunk_bytes else None
 
-    def retune(self, capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
+    def retune(self, capacity_bytes: int, asked: Asked) -> None:
         """Set capacity and algorithm by namespace; pools without bytes of their own share the rest.
 
         Takes the first step of that; the others follow in ``settle``.
@@ -170,25 +166,11 @@ class DramTier:
         finally:
             self.unpin(namespace, key)
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """In steps, with requests served in between; the caller keeps out what comes meanwhile and should go."""
         with self.lock:
-            found = [(pool, list(pool.pool.visible)) for name, pool in self.pools.items() if namespace in (None, name)]
-        count = 0
-        for pool, keys in found:
-            for start in range(0, len(keys), LEAVING_AT_ONCE):
-                with self.lock:
-                    if self.pools.get(pool.namespace) is not pool:  # closed meanwhile
-                        break
-                    count += sum(self._drop(pool, key, tenant) for key in keys[start : start + LEAVING_AT_ONCE])
-                sleep(_BREATH_S)
-        return Outcome.OK, count
-
-    def usage(self) -> Usage:
-        with self.lock:
-            chunks = sum(len(pool.pool) for pool in self.pools.values())
-            resident = sum(len(pool.pool) * pool.stride for pool in self.pools.values())
-            return Usage(resident, self.capacity_bytes, chunks)
+            pools = [pool for name, pool in self.pools.items() if namespace in (None, name)]
+        return Outcome.OK, self._drop_from(pools, partial(self._drop, tenant), at_once=LEAVING_AT_ONCE)
 
     def close(self) -> None:
         with self.lock:
@@ -208,7 +190,7 @@ class DramTier:
         if len(pool.pool) > pool.pool.capacity:
             self.on_evicted([pool.vacate(slot, "capacity", key) for key, slot in pool.pool.trim()])
 
-    def _drop(self, pool: DramPool, key: bytes, tenant: bytes | None) -> bool:
+    def _drop(self, tenant: bytes | None, pool: DramPool, key: bytes) -> bool:
         """Flush a chunk; False if it is not here any more, or another tenant's."""
         slot = pool.pool.get(key)
         if slot is None or tenant not in (None, slot.origin.tenant):

@@ -16,8 +16,7 @@ from contextlib import suppress
 import numpy as np
 import xxhash
 
-from tiertune_connector.tiers.linux import keep_size
-from tiertune_connector.tiers.segment import Segment, spared
+from tiertune_connector.tiers.segment import Segment, touched
 
 LAYOUT = 1
 """Version of the memfd's layout, and of the store's numbers in it."""
@@ -60,15 +59,8 @@ class SharedIndex:
     def create(cls, chunks: int) -> "SharedIndex":
         """Empty, with room for ``chunks``: OSError if the machine has not that much memory."""
         buckets = buckets_for(chunks)
-        fd = os.memfd_create("tiertune-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            spared(total_bytes(buckets))
-            os.posix_fallocate(fd, 0, total_bytes(buckets))
-            keep_size(fd)
+        with touched("tiertune-index", total_bytes(buckets)) as fd:
             return cls(buckets, fd)
-        except OSError:
-            os.close(fd)
-            raise
 
     @classmethod
     def attach(cls, buckets: int, fd: int) -> "SharedIndex":

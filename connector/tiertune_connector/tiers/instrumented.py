@@ -1,10 +1,11 @@
 """The one wrapper that counts what a tier does; tiers themselves know no metrics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
-from tiertune_connector.tiers.base import UNKNOWN, Came, Outcome, Tier, Usage, unheard
+from tiertune_connector.tiers.base import UNKNOWN, Came, Counted, Outcome, Read, Tier, Usage, unheard
+from tiertune_connector.units import Clock
 
 _FAILED = frozenset({Outcome.CORRUPT, Outcome.TIMEOUT, Outcome.ERROR})
 
@@ -12,7 +13,7 @@ _FAILED = frozenset({Outcome.CORRUPT, Outcome.TIMEOUT, Outcome.ERROR})
 class InstrumentedTier:
     """Passes every call on, and records its seconds, bytes and outcome."""
 
-    def __init__(self, inner: Tier, counters: Counters, clock: Callable[[], float]) -> None:
+    def __init__(self, inner: Tier, counters: Counters, clock: Clock) -> None:
         """``clock`` gives monotonic seconds."""
         self.inner = inner
         self.name = inner.name
@@ -23,13 +24,13 @@ class InstrumentedTier:
     def why(self) -> str:
         return self.inner.why
 
-    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+    def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
         started = self._clock()
         outcome, count = self.inner.present(namespace, keys)
         self._record("present", outcome, started, 0)
         return outcome, count
 
-    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
         started = self._clock()
         outcome, origin = self.inner.read(namespace, key, out, came)
         self._record("read", outcome, started, len(out))
@@ -41,7 +42,7 @@ class InstrumentedTier:
         self._record("write", outcome, started, len(payload))
         return outcome
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         started = self._clock()
         outcome, count = self.inner.flush(namespace, tenant)
         self._record("flush", outcome, started, 0)

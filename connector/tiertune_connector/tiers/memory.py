@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tiertune_connector.chunk import NOBODY, Origin, checksum
-from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
+from tiertune_connector.tiers.base import Came, Counted, Outcome, Read, Usage, unheard
 
 
 class MemoryTier:
@@ -18,14 +18,14 @@ class MemoryTier:
         self._lock = threading.Lock()
         self._chunks: dict[tuple[str, bytes], tuple[bytes, int, Origin]] = {}
 
-    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+    def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
         if fault := self.fault("present"):
             return fault, 0
         with self._lock:
             missing = (i for i, key in enumerate(keys) if (namespace, key) not in self._chunks)
             return Outcome.OK, next(missing, len(keys))
 
-    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
         if fault := self.fault("read"):
             return fault, NOBODY
         with self._lock:
@@ -47,7 +47,7 @@ class MemoryTier:
             self._chunks.setdefault((namespace, key), (bytes(payload), checksum(payload), origin))
         return Outcome.OK
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         if fault := self.fault("flush"):
             return fault, 0
         with self._lock:

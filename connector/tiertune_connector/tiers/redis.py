@@ -19,8 +19,9 @@ from tiertune_connector.access import Login, connection_pool
 from tiertune_connector.addresses import Address, parse_address
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header
 from tiertune_connector.codec import Codec, readable
-from tiertune_connector.tiers.base import UNKNOWN, Came, Outcome, Usage, unheard
+from tiertune_connector.tiers.base import UNKNOWN, Came, Counted, Outcome, Read, Usage, unheard
 from tiertune_connector.tiers.resp import Wire, command, set_once
+from tiertune_connector.units import Clock
 
 PREFIX = b"tiertune:"
 WINDOW_BYTES = 1 << 20
@@ -49,7 +50,7 @@ class RedisTier:
         login: Login | None = None,
         connections: int = 24,
         codec: Codec | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         """``clock`` gives monotonic seconds; ValueError if the address is not understood.
 
@@ -71,7 +72,7 @@ class RedisTier:
         self._redis = redis.Redis(connection_pool=pool)
         self.why = ""
 
-    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+    def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
         """A round trip or two, unless chunks are here after a missing one: then a binary search follows."""
         names, until = [_name(namespace, key) for key in keys], self._clock() + self._timeout_s
 
@@ -84,7 +85,7 @@ class RedisTier:
         except redis.RedisError as error:
             return self._failed(error), 0
 
-    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
         name, until = _name(namespace, key), self._clock() + self._timeout_s
         head, stored, found, nbytes = memoryview(bytearray(HEADER_BYTES)), out, None, len(out)
         try:
@@ -126,7 +127,7 @@ class RedisTier:
             return self._failed(error)
         return Outcome.OK
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         pattern = PREFIX + (namespace.encode() if namespace else b"[0-9a-f]*") + b":*"
         count = 0
         try:

@@ -7,8 +7,8 @@ slot's generation changes whenever its contents may change hands, so a reader kn
 import errno
 import mmap
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,15 +61,8 @@ class Segment:
     @classmethod
     def create(cls, number: int, geometry: Geometry) -> "Segment":
         """Fresh memory, already touched: OSError if the machine has not that much."""
-        fd = os.memfd_create(f"tiertune-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            spared(geometry.total_bytes)
-            os.posix_fallocate(fd, 0, geometry.total_bytes)
-            keep_size(fd)
+        with touched(f"tiertune-{number}", geometry.total_bytes) as fd:
             return cls(number, geometry, fd)
-        except OSError:
-            os.close(fd)
-            raise
 
     @classmethod
     def attach(cls, number: int, geometry: Geometry, fd: int) -> "Segment":
@@ -124,6 +117,23 @@ class Segment:
         del self._bytes, self.generations
         with suppress(BufferError):  # a copy is still under way: the mapping goes with its last view
             self._map.close()
+
+
+@contextmanager
+def touched(name: str, nbytes: int) -> Iterator[int]:
+    """A new memfd of touched memory, whose size is fixed; closed if what follows fails.
+
+    OSError if the machine has not that much.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        spared(nbytes)
+        os.posix_fallocate(fd, 0, nbytes)
+        keep_size(fd)
+        yield fd
+    except OSError:
+        os.close(fd)
+        raise
 
 
 def spared(nbytes: int) -> None:

@@ -1,40 +1,89 @@
-"""How a local tier's capacity is shared by its pools."""
+"""What local tiers have in common: pools, how they share the capacity, and how chunks are dropped in steps."""
 
-from collections.abc import Container, Mapping
+import threading
+from collections.abc import Callable, Collection, Container, Mapping
 from operator import itemgetter
-from typing import Any, Protocol
+from time import sleep
+from typing import Any, Generic, TypeVar
 
 from tiertune_connector.pool import Pool
+from tiertune_connector.tiers.base import OnEvicted, Usage
 
 HANDED_OVER = 128
 """Chunks one step hands over to another algorithm: a quarter of a millisecond with the lock held."""
 
 
-class Held(Protocol):
+Asked = Mapping[str, tuple[int | None, str]]
+"""By namespace its own bytes (None: a part of what the others leave), and its algorithm (empty: as it is)."""
+_BREATH_S = 5e-4
+"""Pause between steps of a flush: without it, others would hardly get the lock."""
+
+
+class Held:
     """What a local tier holds of one namespace: a `DramPool` or a `DiskPool`."""
 
-    pool: Pool[Any]
-    stride: int
-    """Bytes that a chunk takes."""
-    allowed: int
+    allowed = 0
     """Chunks that the tuning allows; the pool follows in steps."""
-    lends: bool
+    lends = False
     """Nobody uses it: the others get what it does not hold, and what it holds as they need room."""
-    found: bool
+    found = False
     """Here since the start, and nobody has used it: others take what they need, at most their even part."""
+
+    def __init__(self, namespace: str, chunk_bytes: int, stride: int, pool: Pool[Any]) -> None:
+        """A chunk takes ``stride`` bytes."""
+        self.namespace, self.chunk_bytes, self.stride = namespace, chunk_bytes, stride
+        self.pool = pool
 
     @property
     def effective(self) -> int:
         """Chunks that have room, or could."""
+        return self.pool.capacity
+
+    @property
+    def resident_bytes(self) -> int:
+        return len(self.pool) * self.stride
 
 
-def retune(held: Mapping[str, Held], capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
+AnyHeld = TypeVar("AnyHeld", bound=Held)
+
+
+class LocalTier(Generic[AnyHeld]):
+    """Pools by namespace, guarded by ``lock``."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.pools: dict[str, AnyHeld] = {}
+        self.capacity_bytes = 0
+        self.on_evicted: OnEvicted = lambda _: None
+
+    def usage(self) -> Usage:
+        with self.lock:
+            held = self.pools.values()
+            chunks = sum(len(each.pool) for each in held)
+            return Usage(sum(each.resident_bytes for each in held), self.capacity_bytes, chunks)
+
+    def _drop_from(self, pools: Collection[AnyHeld], dropped: Callable[[AnyHeld, bytes], bool], *, at_once: int) -> int:
+        """Drop what is visible now, in steps, with requests served in between; returns how many ``dropped`` counts."""
+        with self.lock:
+            found = [(held, list(held.pool.visible)) for held in pools]
+        count = 0
+        for held, keys in found:
+            for start in range(0, len(keys), at_once):
+                with self.lock:
+                    if self.pools.get(held.namespace) is not held:  # closed meanwhile
+                        break
+                    count += sum(dropped(held, key) for key in keys[start : start + at_once])
+                sleep(_BREATH_S)
+        return count
+
+
+def retune(held: Mapping[str, Held], capacity_bytes: int, asked: Asked) -> None:
     """Set capacity and algorithm by namespace; those without own bytes share the rest. Pools follow in steps."""
     wanted = {name: asked.get(name, (None, ""))[0] for name, each in held.items() if not each.lends}
-    kept = {name: _bytes(held[name]) for name, own in wanted.items() if own is None and held[name].found}
+    kept = {name: held[name].resident_bytes for name, own in wanted.items() if own is None and held[name].found}
     wanted = {name: own for name, own in wanted.items() if name not in kept}
     needed = max((_needed_bytes(held[name]) for name, own in wanted.items() if own is None), default=0)
-    lent = {name: _bytes(each) for name, each in held.items() if each.lends}
+    lent = {name: each.resident_bytes for name, each in held.items() if each.lends}
     for name, share in share_capacity(capacity_bytes, wanted, lent, needed=needed, kept=kept).items():
         each, algorithm = held[name], asked.get(name, (None, ""))[1]
         each.allowed = share // each.stride
@@ -51,10 +100,6 @@ def crowded(held: Mapping[str, Held], own: Container[str]) -> bool:
         each.allowed > 0 and (each.lends or (each.found and each.allowed * each.stride > least))
         for each in held.values()
     )
-
-
-def _bytes(held: Held) -> int:
-    return len(held.pool) * held.stride
 
 
 def _needed_bytes(held: Held) -> int:

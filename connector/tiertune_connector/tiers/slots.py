@@ -8,6 +8,7 @@ from tiertune_connector.pool import Pool
 from tiertune_connector.tiers.base import Evicted
 from tiertune_connector.tiers.index import SharedIndex
 from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
+from tiertune_connector.tiers.shares import Held
 
 log = logging.getLogger(__name__)
 LEAVING_AT_ONCE = 64
@@ -40,19 +41,18 @@ class Slot:
         return memoryview(self.segment.slot(self.index))  # type: ignore[arg-type]
 
 
-class DramPool:
+class DramPool(Held):
     """One namespace: a pool of keys, the segments behind it, and the free slots."""
+
+    pool: Pool[Slot]
 
     def __init__(
         self, namespace: str, chunk_bytes: int, segment_bytes: int, algorithm: str, *, capacity_bytes: int = 0
     ) -> None:
         """``capacity_bytes`` is the most that the pool may hold for now."""
-        self.namespace = namespace
-        self.chunk_bytes = chunk_bytes
-        self.stride = slot_stride(chunk_bytes)
+        super().__init__(namespace, chunk_bytes, slot_stride(chunk_bytes), Pool(0, algorithm))
         self.index = _index(capacity_bytes // self.stride)
         """Where clients look; None: they ask."""
-        self.pool: Pool[Slot] = Pool(0, algorithm)
         self.segments: dict[int, Segment] = {}
         self.free: list[Slot] = []
         self.retired: dict[int, list[Slot]] = {}
@@ -60,9 +60,6 @@ class DramPool:
         self.provisioned = 0
         """Slots with memory behind them: all except those given back."""
         self.quarantined: list[Slot] = []
-        self.allowed = 0
-        """Chunks that the tuning allows; what is provisioned follows in ``settle``."""
-        self.lends = self.found = False
         self._slots_a_segment = max(1, segment_bytes // self.stride)
 
     @property

@@ -14,8 +14,8 @@ import xxhash
 
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.counters import Counters
-from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Outcome, Tier, Usage, unheard
-from tiertune_connector.tiers.breaker import Breaker, Breakers, turned
+from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Counted, Outcome, Read, Tier, Usage, unheard
+from tiertune_connector.tiers.breaker import Breaker, Breakers
 
 log = logging.getLogger(__name__)
 Told = TypeVar("Told")
@@ -65,7 +65,7 @@ class SpreadTier:
             number += 1
         return list(found.values())
 
-    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+    def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
         """The run up to the first chunk that is not there or whose server does not answer; not OK if any server is not.
 
         A probe's key is asked of its own server, whatever its health.
@@ -75,7 +75,7 @@ class SpreadTier:
         shares: dict[str, list[int]] = {}
         for position, key in enumerate(keys):
             shares.setdefault(self.owner(key), []).append(position)
-        asked: dict[str, Future[tuple[Outcome, int]]] = {}
+        asked: dict[str, Future[Counted]] = {}
         for name, positions in shares.items():
             share = [keys[position] for position in positions]
             asked[name] = self._askers[name].submit(self._present, name, namespace, share)
@@ -89,7 +89,7 @@ class SpreadTier:
                 run = min(run, shares[name][count])
         return worst, run
 
-    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
         name = self.owner(key)
         if self._closed_to(name, namespace):
             return Outcome.ERROR, NOBODY
@@ -106,7 +106,7 @@ class SpreadTier:
         outcome, _ = self._guarded(name, lambda server: (server.write(namespace, key, payload, origin), None), None)
         return self._record(name, outcome, wrote=wrote)
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """Flush all servers; not OK if one of them does not answer."""
         worst, total = Outcome.OK, 0
         for name in self._servers:
@@ -131,7 +131,7 @@ class SpreadTier:
         for server in self._servers.values():
             server.close()
 
-    def _present(self, name: str, namespace: str, share: Sequence[bytes]) -> tuple[Outcome, int]:
+    def _present(self, name: str, namespace: str, share: Sequence[bytes]) -> Counted:
         if self._closed_to(name, namespace):
             return Outcome.OK, 0  # it was not asked
         silent = self.breaker.servers[name].open
@@ -152,11 +152,8 @@ class SpreadTier:
         return Outcome.ERROR, nothing
 
     def _record(self, name: str, outcome: Outcome, *, wrote: bool = False) -> Outcome:
-        breaker = self.breaker.servers[name]
         with self._lock:
-            before = breaker.state
-            breaker.record(outcome, wrote=wrote, why=self._servers[name].why)
-            told = turned(before, breaker)
+            told = self.breaker.servers[name].record(outcome, wrote=wrote, why=self._servers[name].why)
         if told:
             log.warning("%s: %s %s", self.name, name, told)
         return outcome

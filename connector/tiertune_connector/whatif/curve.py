@@ -7,7 +7,7 @@ accesses, and whether the hash picks one of those would decide the curve. Hot ke
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from tiertune_connector.eviction import Key
+from tiertune_connector.eviction import Key, Keys
 from tiertune_connector.whatif.distances import STEPS, Distances
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
@@ -67,7 +67,7 @@ class Curve:
         """All keys are followed, and will be while the sizes of interest are the same: no hot ones apart."""
         return self.rate == self._rate == 1 and self._most_sampled < self._most_tracked
 
-    def request(self, keys: Sequence[Key], hashed: Hashes, again: Hashes) -> bool:
+    def request(self, keys: Keys, hashed: Hashes, again: Hashes) -> bool:
         """One request's keys, head first, their hashes, ``again`` as of `came`; True if the hot set was refreshed."""
         self.came(hashed.size, again)
         self.follow(lowest(keys, hashed, self.below), self.hot.keys.intersection(keys))
@@ -115,7 +115,7 @@ class Curve:
         if self.rate > self._rate and self._begun > self._whole:
             self.thin(self._rate)
 
-    def follow_all(self, keys: Sequence[Key], hashed: Hashes) -> None:
+    def follow_all(self, keys: Keys, hashed: Hashes) -> None:
         """``follow`` for an exact curve: all keys of one request, head first, none twice. Most go in whole runs."""
         if not keys:
             return
@@ -211,7 +211,7 @@ class Curve:
         for plain, fixed in zip(behind, self._fixed.since(lasts), strict=True):
             hits[int(STEPS * plain + part * (fixed + sure))] += 1
 
-    def _use(self, stack: Recency, keys: Sequence[Key], lasts: Sequence[int]) -> None:
+    def _use(self, stack: Recency, keys: Keys, lasts: Sequence[int]) -> None:
         stack.use(keys, self._now, lasts)
         self._now += len(keys)
 

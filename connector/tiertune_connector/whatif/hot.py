@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tiertune_connector.eviction import Key
+from tiertune_connector.eviction import Key, Keys
 from tiertune_connector.whatif.sampler import Frequent
 
 ROOM = 64
@@ -33,7 +33,7 @@ class HotSet:
         """The keys that a cache of so many chunks always holds."""
         return frozenset(key for key, share in self.shares.items() if share * capacity >= USES)
 
-    def requests(self, chains: Sequence[Sequence[Key]]) -> bool:
+    def requests(self, chains: Sequence[Keys]) -> bool:
         """Count some requests; True if the set was refreshed after them."""
         self._frequent.requests(chains)
         self._requests += len(chains)

@@ -4,11 +4,11 @@ Miniature simulation (Waldspurger et al., ATC 2017) with a hot set: the few keys
 loses are left out, and count as hits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from operator import itemgetter
 
-from tiertune_connector.eviction import Key
+from tiertune_connector.eviction import Key, Keys
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
 from tiertune_connector.whatif.sampler import Hashes, threshold
@@ -16,32 +16,16 @@ from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import MOST_KEYS, TINY, Numbers, Tiny
 
 
-class Miniature:
+class Miniature(SimulatedPool):
     """One algorithm over the sampled keys."""
 
-    def __init__(self, algorithm: str, capacity: int, held: Sequence[Key] = ()) -> None:
-        """``held`` is what it holds, the next victim first."""
-        self.hits = 0
-        """Sampled keys within the longest cached prefix of their request, before the request touched the cache."""
-        self._pool = SimulatedPool(capacity, algorithm)
-        self._pool.write_through(held[::-1])
+    hits = 0
+    """Sampled keys within the longest cached prefix of their request, before the request touched the cache."""
 
-    def __len__(self) -> int:
-        return len(self._pool)
-
-    def request(self, keys: Sequence[Key]) -> None:
+    def request(self, keys: Keys) -> None:
         """The sampled keys of one request, head first, none twice."""
-        self.hits += self._pool.prefix(keys)
-        self._pool.write_through(keys)
-
-    def resize(self, capacity: int) -> None:
-        if capacity != self._pool.capacity:
-            self._pool.resize(capacity)
-
-    def drop(self, keys: Iterable[Key]) -> None:
-        """Drop keys that are no longer sampled."""
-        for key in keys:
-            self._pool.discard(key)
+        self.hits += self.prefix(keys)
+        self.write_through(keys)
 
 
 class Miniatures:
@@ -64,19 +48,20 @@ class Miniatures:
         """Keys that the caches hold."""
         return sum(map(len, self._caches().values()))
 
-    def begin(self, algorithm: str, held: Sequence[Key] = ()) -> None:
+    def begin(self, algorithm: str, held: Keys = ()) -> None:
         """Follow this algorithm; ``held``: what its cache holds, the next victim first; a tiny one begins empty."""
         capacity = self._scaled()
         if self.rate == 1 and capacity < MOST_KEYS and algorithm in TINY:  # sampled keys hardly ever lie in runs
             self._tiny[algorithm] = TINY[algorithm](capacity)
         else:
-            self._minis[algorithm] = Miniature(algorithm, capacity, held)
+            self._minis[algorithm] = Miniature(capacity, algorithm)
+            self._minis[algorithm].write_through(held[::-1])
 
     def end(self, algorithm: str) -> bool:
         """Follow this algorithm no longer; False if it was not."""
         return self._minis.pop(algorithm, None) is not None
 
-    def request(self, keys: Sequence[Key], sampled: Sequence[Key], again: Hashes) -> None:
+    def request(self, keys: Keys, sampled: Keys, again: Hashes) -> None:
         """One request's keys, head first, and those whose hash is below the rate. ``again`` as of `came`."""
         self.came(len(keys), again)
         self.follow([(list(dict.fromkeys(sampled)), self._hot.intersection(keys))])
@@ -96,12 +81,12 @@ class Miniatures:
         """``hot`` hot keys came, in requests with nothing else sampled."""
         self._plain -= hot
 
-    def follow(self, requests: Iterable[tuple[Sequence[Key], AbstractSet[Key]]]) -> None:
+    def follow(self, requests: Iterable[tuple[Keys, AbstractSet[Key]]]) -> None:
         """Follow some requests' keys with a hash below the rate, head first, none twice, and those that come often.
 
         One cache sees them all before the next does, so what it holds stays close to the processor meanwhile.
         """
-        every: list[Sequence[Key]] = []
+        every: list[Keys] = []
         for sampled, often in requests:
             keys = sampled
             if often and (hot := self._hot & often):
@@ -142,7 +127,8 @@ class Miniatures:
         """The hot set or the capacity has changed: below rate 1, keys that the cache never loses are hot."""
         hot = often.never_lost(self.capacity) if self.rate < 1 else frozenset()
         for mini in self._minis.values():
-            mini.drop(hot - self._hot)
+            for key in hot - self._hot:  # no longer sampled
+                mini.discard(key)
         for tiny in self._tiny.values():
             tiny.drop(self._numbers.known(hot - self._hot))
         self._hot = hot
@@ -156,7 +142,7 @@ class Miniatures:
         for mini in self._caches().values():
             mini.resize(self._scaled())
 
-    def _follow_tiny(self, every: Iterable[Sequence[Key]]) -> None:
+    def _follow_tiny(self, every: Iterable[Keys]) -> None:
         """The same for those that know keys by numbers: all share what is looked up for them."""
         numbers, minis = self._numbers, list(self._tiny.values())
         chains = [numbers.of(reversed(keys)) for keys in every]

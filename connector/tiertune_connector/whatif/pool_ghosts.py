@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tiertune_connector.eviction import CANDIDATES, LRU, Key
+from tiertune_connector.eviction import CANDIDATES, LRU, Key, Keys
 from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import KnownKeys
@@ -60,7 +60,7 @@ class PoolGhosts:
         self._curve = self._new_curve(HotSet())
         self._lru_by_curve = self._curve.exact and self._minis.end(LRU.name)  # which knows what LRU holds
         self._lru_hits = 0.0  # by the curve, when they were told last
-        self._waiting: list[Sequence[Key]] = []
+        self._waiting: list[Keys] = []
         self._waiting_hashes: list[Hashes] = []
         self._waiting_keys = 0
         self._capacities = [capacity]  # of the pool, the present one last
@@ -78,7 +78,7 @@ class PoolGhosts:
         """Keys resident in ghosts or followed by the curve."""
         return len(self._minis) + self._curve.tracked
 
-    def requests(self, chains: Iterable[Sequence[Key]], hashed: Hashes) -> None:
+    def requests(self, chains: Iterable[Keys], hashed: Hashes) -> None:
         """Take some requests' keys, head first, with all their hashes, one after another."""
         self._waiting.extend(chains)
         self._waiting_hashes.append(hashed)
@@ -137,7 +137,7 @@ class PoolGhosts:
             curve.refresh()
             minis.warm(curve.hot)
 
-    def _follow_some(self, chains: Sequence[Sequence[Key]], hashed: Hashes) -> None:
+    def _follow_some(self, chains: Sequence[Keys], hashed: Hashes) -> None:
         """The keys with low hashes and the hot ones."""
         minis, curve, below = self._minis, self._curve, self._below
         often = curve.hot.keys
@@ -196,7 +196,7 @@ class PoolGhosts:
         return Curve(rate, smallest=smallest, largest=largest, hot=hot)
 
 
-def once_each(chains: Iterable[Sequence[Key]], hashed: Hashes) -> Iterator[tuple[Sequence[Key], Hashes]]:
+def once_each(chains: Iterable[Keys], hashed: Hashes) -> Iterator[tuple[Keys, Hashes]]:
     """Every chain with its part of ``hashed``; a key that is twice in one, which no engine asks for, comes once."""
     start = 0
     for keys in chains:

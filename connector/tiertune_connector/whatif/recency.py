@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from tiertune_connector.eviction import Key
+from tiertune_connector.eviction import Key, Keys
 
 
 class Recency:
@@ -32,7 +32,7 @@ class Recency:
         """Last uses of those of ``keys`` that are here, ascending."""
         return sorted(filter(None, map(self._last.get, keys)))
 
-    def lasts_of(self, chain: Sequence[Key]) -> tuple[int, list[int]]:
+    def lasts_of(self, chain: Keys) -> tuple[int, list[int]]:
         """How many of a chain's keys come before the first one that is here, and ``lasts`` of all.
 
         Mostly the others were used one after another, in this order: then only the first is looked up.
@@ -65,11 +65,11 @@ class Recency:
             yield range(left, left - run, -1)
             done += run
 
-    def ends(self, keys: Sequence[Key]) -> bool:
+    def ends(self, keys: Keys) -> bool:
         """Whether these keys were used last, in this order."""
         return self._order[-len(keys) :] == keys
 
-    def use(self, keys: Sequence[Key], now: int, lasts: Sequence[int]) -> None:
+    def use(self, keys: Keys, now: int, lasts: Sequence[int]) -> None:
         """``keys``, new or not, are used, from ``now`` on, which is after all other times; ``lasts`` are theirs."""
         self._drop(lasts)
         times = list(range(now, now + len(keys)))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tiertune_connector.eviction import Key
+from tiertune_connector.eviction import Key, Keys
 
 Hashes = npt.NDArray[np.uint64]
 _FULL = 1 << 64
@@ -49,12 +49,12 @@ def threshold(rate: float) -> int:
     return min(_FULL - 1, max(0, int(rate * _FULL)))
 
 
-def lowest(keys: Sequence[Key], hashed: Hashes, below: int) -> dict[Key, int]:
+def lowest(keys: Keys, hashed: Hashes, below: int) -> dict[Key, int]:
     """The keys with hashes below ``below``, and these hashes, in order."""
     return next(lowest_of([keys], hashed, below))
 
 
-def lowest_of(chains: Sequence[Sequence[Key]], hashed: Hashes, below: int) -> Iterator[dict[Key, int]]:
+def lowest_of(chains: Sequence[Keys], hashed: Hashes, below: int) -> Iterator[dict[Key, int]]:
     """The same for several chains, their hashes one after another: much cheaper at once if they are short."""
     low = (hashed < np.uint64(below)).nonzero()[0]
     if low.size == hashed.size:
@@ -97,7 +97,7 @@ class Sampler:
         self.rate, self.hot = rate, frozenset(hot)
         self._below = np.uint64(threshold(rate))
 
-    def pick(self, chains: Sequence[Sequence[Key]], hashed: Hashes) -> list[list[Pick]]:
+    def pick(self, chains: Sequence[Keys], hashed: Hashes) -> list[list[Pick]]:
         """The sampled keys of each request, head first; several at once are cheaper if they are short.
 
         ``hashed`` are the hashes of all their keys, one after another.
@@ -115,7 +115,7 @@ class Sampler:
         return picked
 
 
-def _with_hot(picks: Iterable[Pick], keys: Sequence[Key], hot: Iterable[Key]) -> list[Pick]:
+def _with_hot(picks: Iterable[Pick], keys: Keys, hot: Iterable[Key]) -> list[Pick]:
     """``picks`` with the ``hot`` ones of ``keys`` added. No key is twice in a prompt."""
     every = {pick.position: pick for pick in picks}
     every.update({position: Pick(position, keys[position], hot=True) for position in map(keys.index, hot)})
@@ -139,7 +139,7 @@ class Frequent:
         self._lot = 0
         self._skipped = self._gap()
 
-    def requests(self, chains: Sequence[Sequence[Key]]) -> None:
+    def requests(self, chains: Sequence[Keys]) -> None:
         """Requests came: count some of them."""
         index, count = self._skipped, len(chains)
         while index < count:
@@ -157,7 +157,7 @@ class Frequent:
         self._lot = (self._lot * _LOT_STEP + _LOT_SHIFT) % _FULL
         return (self._lot >> 32) % (2 * self._every - 1)
 
-    def _count(self, keys: Sequence[Key]) -> None:
+    def _count(self, keys: Keys) -> None:
         counts = self._counts
         for key in keys:
             counts[key] = counts.get(key, 0) + 1

@@ -1,15 +1,13 @@
 """A pool without bytes behind it: whole chains are written through it at once, as what-if and the replay do."""
 
-from collections.abc import Sequence
-
-from tiertune_connector.eviction import Key
+from tiertune_connector.eviction import Keys
 from tiertune_connector.pool import Pool
 
 
 class SimulatedPool(Pool[bool]):
     """The production pool by a shorter way, as nothing is ever being written."""
 
-    def write_through(self, keys: Sequence[Key]) -> None:
+    def write_through(self, keys: Keys) -> None:
         """Touch or insert a whole chain, tail first."""
         resident, eviction, capacity = self._resident, self._eviction, self._capacity
         touch = eviction.touch
