@@ -14,7 +14,7 @@ from tiertune_agent.tuners.base import (
     NoChange,
     Period,
     Proposal,
-    Scope,
+    Tuner,
     TunerSettings,
     tier_targets,
 )
@@ -31,15 +31,13 @@ class WriteOffSettings(TunerSettings):
     """Bytes found in the tier per byte written there: less is written for nothing."""
 
 
-class WriteOff:
+class WriteOff(Tuner):
     """What is off is never found to pay again, for nothing tells it: people decide, and look again."""
 
-    name: ClassVar = "write_off"
-    key: ClassVar = "write_off"
-    scope: ClassVar[Scope] = "store"
-
-    def __init__(self, settings: WriteOffSettings) -> None:
-        self.settings = settings
+    name = "write_off"
+    key = "write_off"
+    scope = "store"
+    settings: WriteOffSettings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         return tier_targets(store, SLOWER, status)

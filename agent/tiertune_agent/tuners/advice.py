@@ -8,7 +8,17 @@ from pydantic import Field
 
 from tiertune_agent.records import FLEET, Prospect, Target, Window
 from tiertune_agent.tuners.balance import Demand, demand, evened
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Scope, TunerSettings, pool_targets
+from tiertune_agent.tuners.base import (
+    Answer,
+    Current,
+    NoChange,
+    Period,
+    Proposal,
+    Scope,
+    Tuner,
+    TunerSettings,
+    pool_targets,
+)
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.tier_size import nearest, present_shape
 from tiertune_connector.units import Duration
@@ -56,20 +66,18 @@ class Comparison:
         return self.gain.above and self.gain.value >= least
 
 
-class Advice:
+class Advice(Tuner):
     """What all advice has in common. Unless it says otherwise, it is for the fleet, or for each of its namespaces."""
 
-    key: ClassVar = "advice"
+    key = "advice"
     scope: ClassVar[Scope] = "fleet"
-
-    def __init__(self, settings: AdviceSettings) -> None:
-        self.settings = settings
+    settings: AdviceSettings
 
 
 class Routing(Advice):
     """Whether requests would wait less if each went to the host that last had most of its prompt."""
 
-    name: ClassVar = "routing"
+    name = "routing"
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return pool_targets(FLEET, "dram", status)
@@ -89,7 +97,7 @@ class Routing(Advice):
 class Sharing(Advice):
     """Whether requests would wait less if nothing came from the remote tier."""
 
-    name: ClassVar = "sharing"
+    name = "sharing"
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return pool_targets(FLEET, "remote", status)
@@ -109,7 +117,7 @@ class Sharing(Advice):
 class Balance(Advice):
     """Whether the GPUs of one stage are busy while those of the other wait."""
 
-    name: ClassVar = "balance"
+    name = "balance"
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return [Target(FLEET, "gpu")]

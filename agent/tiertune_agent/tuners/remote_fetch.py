@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from tiertune_agent.tuners.base import (
     NoChange,
     Period,
     Proposal,
-    Scope,
+    Tuner,
     TunerSettings,
     TypicalCandidate,
     since_change,
@@ -66,21 +66,19 @@ class Evidence:
         return self.saved_s - self.lost_s if self.saved_s or self.lost_s else self.recompute_s - self.fetch_s
 
 
-class OfRemote:
+class OfRemote(Tuner):
     """A question about a store's remote tier, with the settings of ``remote_fetch``."""
 
-    key: ClassVar = "remote_fetch"
-    scope: ClassVar[Scope] = "tier"
-
-    def __init__(self, settings: RemoteFetchSettings) -> None:
-        self.settings = settings
+    key = "remote_fetch"
+    scope = "tier"
+    settings: RemoteFetchSettings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         return tier_targets(store, ("remote",), status)
 
 
 class RemoteFetch(OfRemote):
-    name: ClassVar = "remote_fetch"
+    name = "remote_fetch"
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
         """Answer from windows that began after the last change only, so that changing again takes N windows."""
