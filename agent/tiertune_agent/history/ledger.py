@@ -41,10 +41,9 @@ class Ledger(OfHistory):
         columns = [getattr(LedgerRow, name) for name in ("hour", *_TOLD)]
         query = select(*columns).where(LedgerRow.hour >= hour_of(since)).order_by(LedgerRow.hour, LedgerRow.store)
         found: list[dict[str, Any]] = []
-        with self._session() as session:
-            for hour, rows in groupby(session.execute(query), key=itemgetter(0)):
-                told = hour.isoformat()
-                found += [{"hour": told, **dict(zip(_TOLD, row[1:], strict=True))} for row in rows]
+        for hour, rows in groupby(self._rows(query), key=itemgetter(0)):
+            told = hour.isoformat()
+            found += [{"hour": told, **dict(zip(_TOLD, row[1:], strict=True))} for row in rows]
         return found
 
     def account(self, since: datetime) -> dict[str, dict[str, float]]:
@@ -52,8 +51,7 @@ class Ledger(OfHistory):
         names = "saved", "lost", "money"
         columns = (func.sum(getattr(LedgerRow, name)) for name in names)
         query = select(LedgerRow.tier, *columns).where(LedgerRow.hour >= hour_of(since)).group_by(LedgerRow.tier)
-        with self._session() as session:
-            return {tier: dict(zip(names, told, strict=True)) for tier, *told in session.execute(query)}
+        return {tier: dict(zip(names, told, strict=True)) for tier, *told in self._rows(query)}
 
 
 def book(session: Session, windows: Iterable[tuple[Window, Rates]], shares: Mapping[str, str]) -> None:

@@ -1,6 +1,6 @@
 """Ages what was measured: sums windows up into hours, folds hours into days, drops what is old."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -63,7 +63,7 @@ class Retention(OfHistory):
         return dropped
 
     def _repeat(
-        self, step: Callable[[Session, StoreRow, datetime], bool], until: datetime, stores: list[str], most: int
+        self, step: Callable[[Session, StoreRow, datetime], bool], until: datetime, stores: Sequence[str], most: int
     ) -> int:
         """Repeat ``step`` for each store while there is something to do; returns how often."""
         done = 0
@@ -76,10 +76,9 @@ class Retention(OfHistory):
                 done += 1
         return done
 
-    def _stores(self, order: Any) -> list[str]:  # noqa: ANN401 (a column)
+    def _stores(self, order: Any) -> Sequence[str]:  # noqa: ANN401 (a column)
         """Names of all stores, including former ones."""
-        with self._session() as session:
-            return list(session.scalars(select(StoreRow.name).order_by(order)))
+        return self._all(select(StoreRow.name).order_by(order))
 
 
 def _rows(result: object) -> int:
