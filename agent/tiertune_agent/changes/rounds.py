@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import product
 
-from tiertune_agent.changes.control import ChangeControl, Refused, Wish
+from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.question import Question
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import Hours, Survey, TierWindows
@@ -142,7 +142,9 @@ class Rounds:
             return False
         version = int(snapshot.tuning.get("version", 0))
         try:
-            made = self._changes.take(Wish(tuner.name, target, answer, question.rules.mode, version, this.revision))
+            made = self._changes.take(
+                tuner.name, target, answer, mode=question.rules.mode, version=version, policy=this.revision
+            )
         except Refused:  # an operator was quicker
             return True
         if made.state not in (State.FAILED, State.EXPIRED):

@@ -62,7 +62,7 @@ def book(session: Session, windows: Iterable[tuple[Window, Rates]], shares: Mapp
     add_up(rows, entries, shares)
     for statement, places in ((insert(LedgerRow), rows.keys() - known), (update(LedgerRow), known)):
         if places:
-            session.execute(statement, [_columns(rows[place]) for place in places])
+            session.execute(statement, [{name: getattr(rows[place], name) for name in COLUMNS} for place in places])
 
 
 def add_up(rows: dict[Place, LedgerRow], entries: Iterable[tuple[Window, Entry]], shares: Mapping[str, str]) -> None:
@@ -81,10 +81,6 @@ def _rows(session: Session, entries: Iterable[tuple[Window, Entry]]) -> dict[Pla
     query = select(*(getattr(LedgerRow, name) for name in COLUMNS))
     found = session.execute(query.where(LedgerRow.hour.in_(hours), LedgerRow.store.in_(stores))).mappings()
     return {(row["hour"], row["store"], row["namespace"], row["tier"]): LedgerRow(**row) for row in found}
-
-
-def _columns(row: LedgerRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in COLUMNS}
 
 
 def _book(row: LedgerRow, booked: Entry) -> None:

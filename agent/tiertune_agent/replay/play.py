@@ -120,22 +120,17 @@ class Play:
             decision = self._decide(found, tiers)
             cut, ready_s, remote_s = self._fetch(found, tiers[: decision.cut])
             if self._report is not None and decision.candidates:
-                self._report(found.at_s + ready_s, self._told(decision, tiers, cut, ready_s, remote_s))
+                told = tier_reports(  # what an engine's adapter would report to its store
+                    decision,
+                    chunk_tokens=self._world.chunk_tokens,
+                    actual_s=ready_s if decision.fetches else None,
+                    seconds={"remote": remote_s},
+                    failure="failed" if cut < decision.cut else "",
+                    used=decision.cut_to(cut, range(cut), tiers),
+                )
+                self._report(found.at_s + ready_s, told)
         self._prefill(found, cut, ready_s)
         self._count(found, tiers[:cut])
-
-    def _told(
-        self, decision: GateDecision, tiers: Sequence[str], cut: int, ready_s: float, remote_s: float
-    ) -> list[TierReport]:
-        """What an engine's adapter would report to its store; ``cut`` leading chunks were there ``ready_s`` later."""
-        return tier_reports(
-            decision,
-            chunk_tokens=self._world.chunk_tokens,
-            actual_s=ready_s if decision.fetches else None,
-            seconds={"remote": remote_s},
-            failure="failed" if cut < decision.cut else "",
-            used=decision.cut_to(cut, range(cut), tiers),
-        )
 
     def _decide(self, found: ReplayedRequest, tiers: Sequence[str]) -> GateDecision:
         """How many leading chunks the request has before its prefill."""

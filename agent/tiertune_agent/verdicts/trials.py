@@ -48,7 +48,8 @@ def unweighed(decision: Decision) -> Verdict:
 
 def by_the_past(decision: Decision) -> bool:
     """Whether the windows before the change are needed to judge it."""
-    return measure(decision) == "admission" or (measure(decision) == "floor" and _raised(decision))
+    raised = measure(decision) == "floor" and decision.after > (decision.before or 0)
+    return measure(decision) == "admission" or raised
 
 
 def fetch_trial(after: str, windows: Sequence[Window], typical: TypicalCandidate | None) -> Trial:
@@ -183,10 +184,6 @@ def _parts(prospects: Sequence[Prospect]) -> Iterator[tuple[int, Prospect]]:
     part_s = min((prospect.seconds for prospect in prospects), default=0.0) or 1.0
     told = sorted(prospects, key=lambda prospect: prospect.start)
     return ((int((prospect.start - told[0].start).total_seconds() / part_s + 0.5), prospect) for prospect in told)
-
-
-def _raised(decision: Decision) -> bool:
-    return bool(decision.after > (decision.before or 0))
 
 
 def _sum(passages: Sequence[Passage]) -> dict[str, float]:
