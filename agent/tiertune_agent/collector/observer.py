@@ -115,8 +115,7 @@ class Observer:
         except ValueError as error:
             return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
         if not made.rows:
-            message = f"{source.url} answers, but with no metrics of {source.kind}"
-            return Trouble(source.name, "store_nonsense", message)
+            return Trouble(source.name, "store_nonsense", f"{source.url} answers, but with no metrics of {source.kind}")
         try:
             return self._snapshot(source, text, started_s, made)
         except Leapt as error:  # the next answer says from where to count on

@@ -216,7 +216,7 @@ def _with_bounds(
             continue
         low, high = below[-1], above[0]
         part = (bound - size_of(low, tier)) / (size_of(high, tier) - size_of(low, tier))
-        at = Shape(*(round(a + part * (b - a)) for a, b in zip(_sizes(low), _sizes(high), strict=True)))
+        at = Shape(*(round(a + part * (b - a)) for a, b in zip(vars(low).values(), vars(high).values(), strict=True)))
         prospects = [
             replace(one, costs={**one.costs, str(at): (1 - part) * one.costs[str(low)] + part * one.costs[str(high)]})
             for one in prospects
@@ -242,7 +242,9 @@ def _local(shape: Shape) -> tuple[bool, bool]:
 
 def nearest(shapes: Iterable[Shape], to: Shape) -> Shape:
     """The shape whose sizes differ least."""
-    return min(shapes, key=lambda shape: sum(abs(a - b) for a, b in zip(_sizes(shape), _sizes(to), strict=True)))
+    return min(
+        shapes, key=lambda shape: sum(abs(a - b) for a, b in zip(vars(shape).values(), vars(to).values(), strict=True))
+    )
 
 
 def choose(
@@ -357,10 +359,6 @@ def _rent(shape: Shape, rates: Rates, hosts: int) -> float:
     """Money per hour."""
     held = {"dram": hosts * shape.dram, "disk": hosts * shape.disk, "remote": shape.remote}
     return sum(rates.gib_hour.get(tier, 0.0) * size / GIB for tier, size in held.items())
-
-
-def _sizes(shape: Shape) -> tuple[int, int, int]:
-    return shape.dram, shape.disk, shape.remote
 
 
 def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> str:

@@ -214,5 +214,5 @@ def _missed(window: Window, before: str, after: str, capacity: float | None) -> 
 
 def _distance(one: Shape, other: Shape) -> float:
     """Sum over the tiers of the difference relative to the larger size."""
-    pairs = ((one.dram, other.dram), (one.disk, other.disk), (one.remote, other.remote))
+    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
     return sum((abs(a - b) / max(a, b) for a, b in pairs if a != b), 0.0)
