@@ -56,7 +56,7 @@ class WriteOff(Tuner):
                 f"{now} stays, not enough data: {format_size(written)} were written to {tier} in "
                 f"{format_duration(seconds)} that are known, {format_duration(self.settings.period)} are needed"
             )
-        found = ratio([Summand(1.0, seen.asked_bytes, seen.written_bytes) for seen in passages])
+        found = ratio([Summand(seen.asked_bytes, seen.written_bytes) for seen in passages])
         told = (
             f"{format_size(written)} were written to {tier} in {format_duration(seconds)}, and requests found "
             f"{found.value:.1%} of that there (standard error {found.error:.1%})"

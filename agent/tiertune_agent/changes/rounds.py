@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from itertools import product
 
 from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.question import Question
@@ -70,20 +69,17 @@ class Rounds:
     def _tune(self, snapshot: Snapshot, this: Round, survey: Survey) -> None:
         """Ask about every target of a store. After a change the other tuners wait for the next window."""
         there = set()
-        for kind in OF_STORES:
-            for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
-                there.add((kind.name, target))
-                tuner = made(kind, this.rule(target))
-                if self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey):
-                    return
+        for tuner, target in _asked(OF_STORES, snapshot, this):
+            there.add((tuner.name, target))
+            if self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey):
+                return
         survey.withdraw_gone(snapshot.store, there)
 
     def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
         """Ask about sources that are only observed: nothing there can be set, so they only get advice."""
         with self._survey() as survey:
-            for snapshot, kind in product(sources, OF_SOURCES):
-                for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
-                    tuner = made(kind, this.rule(target))
+            for snapshot in sources:
+                for tuner, target in _asked(OF_SOURCES, snapshot, this):
                     if self._due(tuner, target):
                         self._taken(tuner, target, snapshot, this, survey)
 
@@ -150,3 +146,10 @@ class Rounds:
         if made.state not in (State.FAILED, State.EXPIRED):
             this.note([made])
         return made.state != State.PROPOSED
+
+
+def _asked(kinds: Iterable[type[Tuner]], snapshot: Snapshot, this: Round) -> Iterator[tuple[Tuner, Target]]:
+    """Each kind of tuner with each of its targets there, as the policy sets it for the target."""
+    for kind in kinds:
+        for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
+            yield made(kind, this.rule(target)), target

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,16 +12,6 @@ from tiertune_agent.history.models import AuditRow, FreezeRow, IncidentRow, Poli
 from tiertune_agent.history.sessions import OfHistory
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Freeze:
-    """Nothing changes from ``start`` until ``until`` (None: until lifted)."""
-
-    reason: str
-    who: str
-    start: datetime
-    until: datetime | None
 
 
 class Journal(OfHistory):
@@ -76,11 +65,10 @@ class Journal(OfHistory):
                 row.lifted_at = now
             return len(rows)
 
-    def frozen(self, now: datetime) -> Freeze | None:
+    def frozen(self, now: datetime) -> FreezeRow | None:
         """The freeze in force that lasts longest."""
         rows = self._all(_in_force(now))
-        row = max(rows, key=lambda row: (row.until is None, row.until or now, row.id), default=None)
-        return Freeze(row.reason, row.who, row.start, row.until) if row else None
+        return max(rows, key=lambda row: (row.until is None, row.until or now, row.id), default=None)
 
     def policy_revision(self, digest: str, source: str, text: str, now: datetime) -> int:
         """The number of this policy: that of the newest revision, or of a new row if the text or source differs."""

@@ -71,7 +71,7 @@ def add_up(rows: dict[Place, LedgerRow], entries: Iterable[tuple[Window, Entry]]
         place = booked.hour, cut(window.store), cut(window.namespace), cut(window.tier)
         if place not in rows:
             rows[place] = _empty(*place)
-        _book(rows[place], booked)
+        _add(rows[place], booked)
         _measure(rows[place], window, shares.get(window.store, UNKNOWN_SHARE))
 
 
@@ -81,14 +81,6 @@ def _rows(session: Session, entries: Iterable[tuple[Window, Entry]]) -> dict[Pla
     query = select(*(getattr(LedgerRow, name) for name in COLUMNS))
     found = session.execute(query.where(LedgerRow.hour.in_(hours), LedgerRow.store.in_(stores))).mappings()
     return {(row["hour"], row["store"], row["namespace"], row["tier"]): LedgerRow(**row) for row in found}
-
-
-def _book(row: LedgerRow, booked: Entry) -> None:
-    row.bytes = _mean(row.bytes, row.seconds, booked.resident, booked.seconds)
-    row.seconds += booked.seconds
-    row.saved, row.lost = _sum(row.saved, booked.saved), _sum(row.lost, booked.lost)
-    row.transferred = _sum(row.transferred, None if booked.transferred is None else round(booked.transferred))
-    row.money = _sum(row.money, booked.money)
 
 
 def fold_ledger(session: Session, store: str, start: datetime, end: datetime) -> None:
@@ -103,6 +95,8 @@ def fold_ledger(session: Session, store: str, start: datetime, end: datetime) ->
             session.add(whole)
         for row in others:
             _add(whole, row)
+            if row.holdout:
+                _hold(whole, parse(row.holdout))
             session.delete(row)
 
 
@@ -110,13 +104,11 @@ def _empty(hour: datetime, store: str, namespace: str, tier: str) -> LedgerRow:
     return LedgerRow(hour=hour, store=store, namespace=namespace, tier=tier, seconds=0.0)
 
 
-def _add(whole: LedgerRow, row: LedgerRow) -> None:
+def _add(whole: LedgerRow, row: LedgerRow | Entry) -> None:
     whole.bytes = _mean(whole.bytes, whole.seconds, row.bytes, row.seconds)
     whole.seconds += row.seconds
     for name in ("saved", "lost", "transferred", "money"):
         setattr(whole, name, _sum(getattr(whole, name), getattr(row, name)))
-    if row.holdout:
-        _hold(whole, parse(row.holdout))
 
 
 def _sum(one: Amount | None, other: Amount | None) -> Amount | None:

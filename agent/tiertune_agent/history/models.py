@@ -311,6 +311,8 @@ class PolicyRevisionRow(_Numbered, Base):
 
 
 class FreezeRow(_Numbered, Base):
+    """Nothing changes from ``start`` until ``until`` (None: until lifted)."""
+
     __tablename__ = "freezes"
 
     reason: Mapped[Wording]

@@ -70,7 +70,8 @@ def contents(
     """Play the trace through the pools lazily: a request is looked up only when the iterator is asked for it.
 
     ``conductor`` is told of each request before its lookup, and before somebody changes the fleet by hand; it may
-    change the fleet then. The next of ``engines`` is read only then, too, as it may depend on the outcome of earlier requests.
+    change the fleet then. The next of ``engines`` is read only then, too, as it may depend on the outcome of earlier
+    requests.
     """
     fleet = FleetPools(scenario, capacities, trace.block_tokens)
     requests = zip(arrivals(trace, scenario), trace.input_len.tolist(), trace.keys, engines, strict=True)

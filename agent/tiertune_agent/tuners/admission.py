@@ -179,10 +179,10 @@ def summed(passages: Sequence[Passage], *, full: bool) -> AdmissionEvidence:
     left = [sum(seen.once for seen in passages), sum(seen.twice for seen in passages)]
     return AdmissionEvidence(
         once=left[0] / sum(left) if any(left) else None,
-        spare=ratio([Summand(1.0, seen.twice - seen.writes, 1.0) for seen in passages]),
-        dropped=ratio([Summand(1.0, seen.dropped, seen.dropped + seen.writes) for seen in passages]),
-        reused=ratio([Summand(1.0, seen.asked_bytes, seen.written_bytes) for seen in passages]),
-        saved_s=ratio([Summand(1.0, seen.saved_s, seen.written_bytes / GIB) for seen in passages]),
+        spare=ratio([Summand(seen.twice - seen.writes, 1.0) for seen in passages]),
+        dropped=ratio([Summand(seen.dropped, seen.dropped + seen.writes) for seen in passages]),
+        reused=ratio([Summand(seen.asked_bytes, seen.written_bytes) for seen in passages]),
+        saved_s=ratio([Summand(seen.saved_s, seen.written_bytes / GIB) for seen in passages]),
         written_bytes=sum(seen.written_bytes for seen in passages),
         busy=sum(seen.write_s for seen in passages) / (WRITERS * sum(seen.seconds for seen in passages)),
         full=full,

@@ -214,7 +214,7 @@ def _gain(seen: Sequence[GhostWindow], present: str, name: str) -> Ratio:
     parts = []
     for each in seen:
         (hit, asked), (had, of) = each.tokens[name], each.tokens[present]
-        parts.append(Summand(DECAY**each.age, hit / asked * of - had, of))
+        parts.append(Summand(hit / asked * of - had, of, DECAY**each.age))
     return ratio(parts)
 
 

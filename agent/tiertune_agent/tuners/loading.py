@@ -54,7 +54,7 @@ class Loading(Advice):
 def _per_token(windows: Sequence[Window], seconds: str, tokens: str) -> Ratio | None:
     """Seconds per token; None if unknown, or if too few windows had any."""
     told = [
-        Summand(1.0, spent, count)
+        Summand(spent, count)
         for window in windows
         if (spent := window.known(seconds)) is not None and (count := window.known(tokens)) is not None
         if spent or count

@@ -162,7 +162,7 @@ def gains(evidence: Iterable[Evidence], margin: float | None = None) -> Ratio:
     """Seconds that fetching gains per request; with a margin, as predicted with the fetch that much dearer."""
     return ratio(
         [
-            Summand(1.0, one.gain_s if margin is None else one.recompute_s - margin * one.fetch_s, max(1, one.requests))
+            Summand(one.gain_s if margin is None else one.recompute_s - margin * one.fetch_s, max(1, one.requests))
             for one in evidence
         ]
     )

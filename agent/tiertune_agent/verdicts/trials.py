@@ -111,7 +111,7 @@ def admission_trial(
             prompts_s = seen.prompt_tokens * token_s
             network_s = gib_s * seen.written_bytes / GIB
             if prompts_s > 0:
-                found.append(Summand(1.0, prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
+                found.append(Summand(prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
         return tuple(found)
 
     return Spells(

@@ -5,8 +5,6 @@ is there. Completed requests include failed ones, so stores are counted by their
 5 GB/s, lifecycle histograms are a sample of 1 %: neither is read.
 """
 
-from collections.abc import Mapping
-
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import STAGE, Hints, Mapped, one_tier, times
 
@@ -56,10 +54,10 @@ def _by_salt(told: Exposition, salted: str) -> float | None:
 
 def _l1(told: Exposition, made: Mapped, hints: Hints) -> None:
     held = told.total("lmcache_mp_l1_memory_usage_bytes")
-    ratio = _mean(told.split("lmcache_mp_l1_usage_ratio", "l1_tag"))
+    ratios = list(told.split("lmcache_mp_l1_usage_ratio", "l1_tag").values())
     made.put("tier_resident_bytes", held, tier="dram")
-    if held and ratio:
-        made.put("tier_capacity_bytes", round(held / ratio), tier="dram", state="effective")
+    if held and len(ratios) == 1 and ratios[0]:  # a mean of several would need their sizes
+        made.put("tier_capacity_bytes", round(held / ratios[0]), tier="dram", state="effective")
     read, written = told.total("lmcache_mp_l1_read_chunks_total"), told.total("lmcache_mp_l1_write_chunks_total")
     refused = told.total("lmcache_mp_l1_allocation_failure_chunks_total")
     tried = None if written is None and refused is None else (written or 0.0) + (refused or 0.0)
@@ -84,8 +82,3 @@ def _l2(told: Exposition, made: Mapped, tier: str, hints: Hints) -> None:
     evicted = told.total("lmcache_mp_l2_evicted_objects_chunks_total")
     made.put("tier_evictions_total", evicted, tier=tier, algorithm="", reason="unknown")
     made.failures(tier, "read", told.split("lmcache_mp_l2_prefetch_failure_chunks_total", "reason"))
-
-
-def _mean(by_tag: Mapping[str, float]) -> float | None:
-    """The value if there is only one, else None: a mean of several would need their sizes."""
-    return next(iter(by_tag.values())) if len(by_tag) == 1 else None
