@@ -14,7 +14,7 @@ from tiertune_agent.tuners.base import (
     NoChange,
     Period,
     Proposal,
-    Scope,
+    Tuner,
     TunerSettings,
     tier_targets,
 )
@@ -31,15 +31,13 @@ class WriteOffSettings(TunerSettings):
     """Bytes found in the tier per byte written there: less is written for nothing."""
 
 
-class WriteOff:
+class WriteOff(Tuner):
     """What is off is never found to pay again, for nothing tells it: people decide, and look again."""
 
-    name: ClassVar = "write_off"
-    key: ClassVar = "write_off"
-    scope: ClassVar[Scope] = "store"
-
-    def __init__(self, settings: WriteOffSettings) -> None:
-        self.settings = settings
+    name = "write_off"
+    key = "write_off"
+    scope = "store"
+    settings: WriteOffSettings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         return tier_targets(store, SLOWER, status)
@@ -58,7 +56,7 @@ class WriteOff:
                 f"{now} stays, not enough data: {format_size(written)} were written to {tier} in "
                 f"{format_duration(seconds)} that are known, {format_duration(self.settings.period)} are needed"
             )
-        found = ratio([Summand(1.0, seen.asked_bytes, seen.written_bytes) for seen in passages])
+        found = ratio([Summand(seen.asked_bytes, seen.written_bytes) for seen in passages])
         told = (
             f"{format_size(written)} were written to {tier} in {format_duration(seconds)}, and requests found "
             f"{found.value:.1%} of that there (standard error {found.error:.1%})"

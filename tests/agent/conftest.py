@@ -24,7 +24,6 @@ from agent.html import Page
 from agent.observed import lmcache, observing, vllm  # noqa: F401
 from e2e.postgres import postgres_server
 from e2e.servers import redis_server
-from tiertune_agent.changes.control import Wish
 from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import load
@@ -216,7 +215,7 @@ def made(agent, store, field, before, after, evidence=None, mode="auto", namespa
     """A decision as a tuner would have made it."""
     proposal = Proposal(field, before, after, "because", evidence or {})
     tuner, target = target.get("tuner", "eviction"), Target("host-a", target.get("tier", "dram"), namespace)
-    return agent.changes.take(Wish(tuner, target, proposal, mode, store.tuning["version"], 1))
+    return agent.changes.take(tuner, target, proposal, mode=mode, version=store.tuning["version"], policy=1)
 
 
 @pytest.fixture

@@ -240,7 +240,7 @@ def test_what_is_booked_in_another_row_is_not_nothing_here(tier, namespace, told
     """
     rates = replace(RATES, remote_apart=True)
     booked = entry(Window("host-a", namespace, "", tier, START, 3600.0, told), rates)
-    assert (booked.saved, booked.lost, booked.resident, booked.transferred, booked.money) == known
+    assert (booked.saved, booked.lost, booked.bytes, booked.transferred, booked.money) == known
 
 
 def test_what_the_fleets_redis_holds_is_paid_once_however_many_stores_share_it(fleet, holds):

@@ -8,7 +8,6 @@ from agent.fakes import DIGEST
 from agent.managed import GIB, MORE_DRAM, POLICY
 from e2e.servers import redis_server
 from tiertune_agent.backtest.run import record, rehearse
-from tiertune_agent.changes.control import Wish
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import open_current
 from tiertune_agent.history.store import History
@@ -143,8 +142,8 @@ def test_what_soaks_at_a_remote_that_is_managed_no_more_holds_up_no_host(world):
 def test_what_soaks_at_a_host_that_left_holds_up_no_split(world):
     """Taken out of the settings before its change is judged: when the soak is over it has its verdict."""
     proposal = Proposal(f"pools.{DIGEST}.dram.eviction", "lru", "arc", "because")
-    wish = Wish("eviction", Target("host-b", "dram", DIGEST), proposal, "auto", world.stores[1].tuning["version"], 1)
-    made = world.agent.changes.take(wish)
+    told = {"mode": "auto", "version": world.stores[1].tuning["version"], "policy": 1}
+    made = world.agent.changes.take("eviction", Target("host-b", "dram", DIGEST), proposal, **told)
     world.rounds()
     world.stores.pop()
     world.start()

@@ -197,7 +197,7 @@ class TestCompared:
 
     def test_two_spells_have_no_counterfactual(self, history):
         """Nobody simulates what a tier would have held: before is the earlier spell, without is unknown."""
-        parts = tuple(Summand(1.0, 0.8, 1.0) for _ in range(3))
+        parts = tuple(Summand(0.8, 1.0) for _ in range(3))
         target = Target("host-a", "disk")
         made = replace(
             wish(history, "admission", target, ("admission.disk", "always", "second_access")), state=State.KEPT

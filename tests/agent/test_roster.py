@@ -8,7 +8,6 @@ import pytest
 from agent.conftest import POLICY
 from agent.fakes import START, FakeStore, transport, urls
 from tiertune_agent.changes.actuator import HttpActuator
-from tiertune_agent.changes.control import Wish
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.collector.roster import FILE_PROBLEM, Roster
 from tiertune_agent.collector.targets import StoreAddress
@@ -241,8 +240,8 @@ class TestAgent:
         before = make(network, **settings)
         self.round(before, clock, store)
         proposal = Proposal("tiers.remote.fetch", "on", "off", "because", {})
-        wish = Wish("remote_fetch", Target("host-a", "remote"), proposal, "recommend", store.tuning["version"], 1)
-        made = before.changes.take(wish)
+        made = {"mode": "recommend", "version": store.tuning["version"], "policy": 1}
+        made = before.changes.take("remote_fetch", Target("host-a", "remote"), proposal, **made)
         before.history.wishes.keep("http://10.0.0.1:7410", on=True)
         before.leader.resign()
         found.append(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))

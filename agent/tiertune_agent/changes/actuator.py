@@ -130,19 +130,14 @@ class HttpActuator:
 
     def _apply(self, client: Tuned, decision: Decision, *, late: str) -> ChangeResult:
         tuning = client.tuning()
-        version = tuning["version"]
-        if in_force(tuning, decision.field) == decision.after:
+        version, found, expected = tuning["version"], in_force(tuning, decision.field), decision.expected_version
+        if found == decision.after:
             return ChangeResult(State.APPLIED, version=version)
         if late:
             return ChangeResult(State.EXPIRED, late, version)
-        if not _as_expected(decision, tuning):
+        if found != decision.before if expected is None else version != expected:
             return _meanwhile(decision, tuning)
-        self._fence()
-        wanted = replaced(tuning, decision.field, decision.after)
-        answer = client.put_tuning(wanted, expected=version, key=decision.key)
-        if answer.status_code == httpx.codes.PRECONDITION_FAILED and decision.expected_version is not None:
-            return _meanwhile(decision, client.tuning())
-        return _unmade(answer) or _read_back(client, decision.field, decision.after, State.APPLIED)
+        return self._put(client, decision, tuning, State.APPLIED)
 
     def _undo(self, client: Tuned, decision: Decision, *, late: str) -> ChangeResult:
         tuning = client.tuning()
@@ -153,40 +148,36 @@ class HttpActuator:
             return ChangeResult(State.EXPIRED, f"{decision.field} has changed since: it is {found}", version)
         if late:
             return ChangeResult(State.EXPIRED, late, version)
+        return self._put(client, decision, tuning, State.ROLLED_BACK)
+
+    def _put(self, client: Tuned, decision: Decision, tuning: Mapping[str, Any], state: State) -> ChangeResult:
+        """Change what was just read; ``state`` if it reads back so, failed if it was accepted, but reads otherwise."""
+        if state == State.APPLIED:
+            wanted, key = decision.after, decision.key
+        else:
+            wanted, key = decision.before, (decision.undo or {}).get("key", f"{decision.key}-undo")
         self._fence()
-        key = (decision.undo or {}).get("key", f"{decision.key}-undo")
-        answer = client.put_tuning(replaced(tuning, decision.field, decision.before), expected=version, key=key)
-        return _unmade(answer) or _read_back(client, decision.field, decision.before, State.ROLLED_BACK)
+        answer = client.put_tuning(replaced(tuning, decision.field, wanted), expected=tuning["version"], key=key)
+        stale = answer.status_code == httpx.codes.PRECONDITION_FAILED
+        if stale and state == State.APPLIED and decision.expected_version is not None:
+            return _meanwhile(decision, client.tuning())
+        if stale:
+            return ChangeResult(State.APPROVED, "the tuning changed meanwhile")
+        if answer.is_client_error and answer.status_code not in PASSING:
+            return ChangeResult(State.FAILED, f"the store refused: {_message(answer)}")
+        answer.raise_for_status()  # what became of it is unknown
+        tuning = client.tuning()
+        version, found = tuning["version"], in_force(tuning, decision.field)
+        if found != wanted:
+            return ChangeResult(
+                State.FAILED, f"accepted without effect: {decision.field} reads back as {found}", version
+            )
+        return ChangeResult(state, version=version)
 
 
 def _named(outcome: ChangeResult, part: Decision, whole: Decision) -> ChangeResult:
     """The outcome; for one part of several, the reason names the part."""
     return outcome if part is whole else replace(outcome, reason=f"{part.target}: {outcome.reason}")
-
-
-def _unmade(answer: httpx.Response) -> ChangeResult | None:
-    """Why the change was not made; None: it was. Raises httpx.HTTPStatusError if that is unknown."""
-    if answer.status_code == httpx.codes.PRECONDITION_FAILED:
-        return ChangeResult(State.APPROVED, "the tuning changed meanwhile")
-    if answer.is_client_error and answer.status_code not in PASSING:
-        return ChangeResult(State.FAILED, f"the store refused: {_message(answer)}")
-    answer.raise_for_status()
-    return None
-
-
-def _read_back(client: Tuned, field: str, wanted: object, state: State) -> ChangeResult:
-    """``state`` if the store has the wanted value by now; failed if it accepted it, but has a different one."""
-    tuning = client.tuning()
-    version, found = tuning["version"], in_force(tuning, field)
-    if found != wanted:
-        return ChangeResult(State.FAILED, f"accepted without effect: {field} reads back as {found}", version)
-    return ChangeResult(state, version=version)
-
-
-def _as_expected(decision: Decision, tuning: Mapping[str, Any]) -> bool:
-    if decision.expected_version is None:
-        return bool(in_force(tuning, decision.field) == decision.before)
-    return bool(tuning["version"] == decision.expected_version)
 
 
 def _meanwhile(decision: Decision, tuning: Mapping[str, Any]) -> ChangeResult:

@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -34,18 +33,6 @@ class Unknown(Exception):  # noqa: N818
     """What was asked for does not exist; the message names it."""
 
 
-@dataclass(frozen=True)
-class Wish:
-    """A proposal that passed the guard, and the mode, tuning version and policy revision then."""
-
-    tuner: str
-    target: Target
-    proposal: Proposal
-    mode: Mode
-    version: int
-    policy: int
-
-
 class ChangeControl:
     def __init__(self, history: History, actuator: Actuator, now: Callable[[], datetime]) -> None:
         self._history = history
@@ -53,20 +40,18 @@ class ChangeControl:
         self._actuator = actuator
         self._now = now
 
-    def take(self, wish: Wish) -> Decision:
-        """Record the wish; in mode auto make the change. Raises Refused if somebody has just acted on it."""
-        decision = self._decisions.propose(
-            wish.tuner,
-            wish.target,
-            wish.proposal,
-            mode=wish.mode,
-            version=wish.version,
-            policy=wish.policy,
-            now=self._now(),
-        )
+    def take(
+        self, tuner: str, target: Target, proposal: Proposal, *, mode: Mode, version: int, policy: int
+    ) -> Decision:
+        """Record a proposal that passed the guard, with the mode, tuning version and policy revision then.
+
+        In mode auto make the change. Raises Refused if somebody has just acted on it.
+        """
+        now = self._now()
+        decision = self._decisions.propose(tuner, target, proposal, mode=mode, version=version, policy=policy, now=now)
         if decision is None:
-            raise Refused(f"somebody has just approved or rejected what {wish.tuner} wished for {wish.target}")
-        return self._make(decision, POLICY, wish.version) if wish.mode == "auto" else decision
+            raise Refused(f"somebody has just approved or rejected what {tuner} wished for {target}")
+        return self._make(decision, POLICY, version) if mode == "auto" else decision
 
     def approve(self, number: int, who: str) -> Decision:
         """Make a proposed change, if its field still has the value from before.

@@ -85,20 +85,19 @@ class Operators:
     def _deliver(self, names: Container[str] | None) -> dict[str, str]:
         stores = self._history.stores()
         fleet = self._fleet(stores)
-        known = {one.name: (one.url, one.pending_bypass) for one in stores if fleet.get(one.name) == one.url}
+        pending = {one.url: one.pending_bypass for one in stores if fleet.get(one.name) == one.url}
         wished = self._history.wishes.of(fleet.values())
-        named = {url: name for name, url in fleet.items()}
-        late = [(named[url], (url, on)) for url, on in wished.items()]
         due = [
             (name, url, on)
-            for name, (url, on) in (*known.items(), *late)
+            for name, url in fleet.items()
+            for on in (pending.get(url), wished.get(url))
             if on is not None and (names is None or name in names)
         ]
         if due:
             self._history.fence()  # what was read may be outdated: another agent may have sent something else since
         told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
         for (name, url, on), (outcome, _) in zip(due, told, strict=True):
-            if outcome == "ok" and name in known:
+            if outcome == "ok" and url in pending:
                 self._history.acknowledge_bypass(name, on=on)
             if outcome == "ok" and url in wished:
                 self._history.wishes.heard(url, on=on)

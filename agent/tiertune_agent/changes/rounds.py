@@ -4,9 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from itertools import product
 
-from tiertune_agent.changes.control import ChangeControl, Refused, Wish
+from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.question import Question
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import Hours, Survey, TierWindows
@@ -70,20 +69,17 @@ class Rounds:
     def _tune(self, snapshot: Snapshot, this: Round, survey: Survey) -> None:
         """Ask about every target of a store. After a change the other tuners wait for the next window."""
         there = set()
-        for kind in OF_STORES:
-            for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
-                there.add((kind.name, target))
-                tuner = made(kind, this.rule(target))
-                if self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey):
-                    return
+        for tuner, target in _asked(OF_STORES, snapshot, this):
+            there.add((tuner.name, target))
+            if self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey):
+                return
         survey.withdraw_gone(snapshot.store, there)
 
     def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
         """Ask about sources that are only observed: nothing there can be set, so they only get advice."""
         with self._survey() as survey:
-            for snapshot, kind in product(sources, OF_SOURCES):
-                for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
-                    tuner = made(kind, this.rule(target))
+            for snapshot in sources:
+                for tuner, target in _asked(OF_SOURCES, snapshot, this):
                     if self._due(tuner, target):
                         self._taken(tuner, target, snapshot, this, survey)
 
@@ -142,9 +138,18 @@ class Rounds:
             return False
         version = int(snapshot.tuning.get("version", 0))
         try:
-            made = self._changes.take(Wish(tuner.name, target, answer, question.rules.mode, version, this.revision))
+            made = self._changes.take(
+                tuner.name, target, answer, mode=question.rules.mode, version=version, policy=this.revision
+            )
         except Refused:  # an operator was quicker
             return True
         if made.state not in (State.FAILED, State.EXPIRED):
             this.note([made])
         return made.state != State.PROPOSED
+
+
+def _asked(kinds: Iterable[type[Tuner]], snapshot: Snapshot, this: Round) -> Iterator[tuple[Tuner, Target]]:
+    """Each kind of tuner with each of its targets there, as the policy sets it for the target."""
+    for kind in kinds:
+        for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
+            yield made(kind, this.rule(target)), target

@@ -14,8 +14,8 @@ FASTEST = 2.0**43
 """No counter of a store grows by as much per second: bytes do not, and nothing else is counted as often."""
 Labels = tuple[tuple[str, str], ...]
 Rows = dict[tuple[str, Labels], Value]
-PLACE = ("namespace", "model", "tier")
-"""Labels that say which window a row belongs to."""
+Place = tuple[str, str, str]
+"""Namespace, model and tier, which say to which window a row belongs."""
 SOMEWHERE = "unknown"
 """The tier for hits that a source does not report by tier, so that shares of the prompts stay right."""
 SHOWN: Mapping[str, tuple[str, Mapping[str, str]]] = {
@@ -85,7 +85,7 @@ def windows(
     seconds = after.time_s - before.time_s
     known = before.rows if before.boot_id == after.boot_id else {}
     start = at - timedelta(seconds=seconds)
-    places: dict[Labels, dict[str, Value]] = {}
+    places: dict[Place, dict[str, Value]] = {}
     marks: dict[str, Value] = {OBSERVED: 1.0} if still else {}
     stages: dict[Labels, dict[str, float]] = {}
     for name, labels, value in _moved(known, after.rows, still):
@@ -96,22 +96,23 @@ def windows(
             place = tuple(label for label in labels if label[0] != "state")
             stages.setdefault(place, {})[f"{name}/{state}" if state else name] = value
         else:
-            place, called = _placed(name, labels)
-            places.setdefault(place, dict(marks))[called] = value
+            where, called = _placed(name, labels)
+            places.setdefault(where, dict(marks))[called] = value
     return (
-        tuple(_window(after.store, dict(place), start, seconds, values) for place, values in places.items()),
+        tuple(Window(after.store, *place, start, seconds, values) for place, values in places.items()),
         tuple(_stage(after.store, dict(labels), start, seconds, values) for labels, values in stages.items()),
     )
 
 
 @lru_cache(maxsize=16_384)
-def _placed(name: str, labels: Labels) -> tuple[Labels, str]:
+def _placed(name: str, labels: Labels) -> tuple[Place, str]:
     """Which window a row belongs to, and its name there; cached, as every store has the same few hundred.
 
     An empty label is the same as none: what concerns a whole tier is one window.
     """
-    place = tuple((label, text) for label, text in labels if label in PLACE and text)
-    return place, series(name, ((label, text) for label, text in labels if label not in PLACE))
+    told = dict(labels)
+    place = told.get("namespace", ""), told.get("model", ""), told.get("tier", "")
+    return place, series(name, ((label, text) for label, text in labels if label not in ("namespace", "model", "tier")))
 
 
 def totals(reading: Reading, unknown: float | None = 0.0) -> dict[str, dict[str, float | None]]:
@@ -160,13 +161,6 @@ def _grown(earlier: Value | None, now: Histogram) -> Histogram:
     buckets = {index: count - earlier.buckets.get(index, 0.0) for index, count in now.buckets.items()}
     moved = {index: count for index, count in buckets.items() if count}
     return Histogram(now.count - earlier.count, now.sum - earlier.sum, moved)
-
-
-def _window(
-    store: str, place: Mapping[str, str], start: datetime, seconds: float, values: Mapping[str, Value]
-) -> Window:
-    namespace, model, tier = (place.get(label, "") for label in PLACE)
-    return Window(store, namespace, model, tier, start, seconds, values)
 
 
 def _stage(

@@ -9,7 +9,7 @@ import httpx
 
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
-from tiertune_agent.collector.adapters.mapped import START, Hints, Mapped
+from tiertune_agent.collector.adapters.mapped import Hints, Mapped
 from tiertune_agent.collector.counters import Leapt, Reading, Rows, totals, windows
 from tiertune_agent.collector.stores import TIMEOUT_S, Trouble
 from tiertune_agent.collector.targets import ObservedSource
@@ -105,20 +105,19 @@ class Observer:
         self._http.close()
 
     def _ask(self, source: ObservedSource) -> Snapshot | Trouble:
-        adapter = ADAPTERS[source.kind]
         try:
             text = read_whole(self._http, source.url, within_s=TIMEOUT_S).text
-            told = Exposition(text, adapter.WANTED)
-            made = adapter.mapped(told, Hints(source.chunk_bytes, source.tier or ""))
+            told = Exposition(text)
+            started_s = told.total("process_start_time_seconds")
+            made = ADAPTERS[source.kind](told, Hints(source.chunk_bytes, source.tier or ""))
         except httpx.HTTPError as error:
             return Trouble(source.name, "store_unreachable", f"{source.url}: {said(error)}")
         except ValueError as error:
             return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
         if not made.rows:
-            message = f"{source.url} answers, but with no metrics of {source.kind}"
-            return Trouble(source.name, "store_nonsense", message)
+            return Trouble(source.name, "store_nonsense", f"{source.url} answers, but with no metrics of {source.kind}")
         try:
-            return self._snapshot(source, text, told.total(START), made)
+            return self._snapshot(source, text, started_s, made)
         except Leapt as error:  # the next answer says from where to count on
             self._known[source.name].reading = None
             return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")

@@ -152,14 +152,9 @@ def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:
     namespaces: Mapping[str, Mapping[str, Any]] = head["namespaces"]
     header = Header(
         boot_id=str(head["boot_id"]),
-        next=int(head["next"]),
-        rate=float(head["rate"]),
         seed=int(head["hash_seed"]),
-        hot_version=int(head["hot_version"]),
-        dropped=int(head["dropped"]),
         cleared=int(head.get("cleared", 0)),
-        behind=int(head["behind"]),
-        time_s=float(head["time_s"]),
+        **{name: head[name] for name in ("next", "rate", "hot_version", "dropped", "behind", "time_s")},
         totals={digest: {name: int(told[name]) for name in COUNTED} for digest, told in namespaces.items()},
         candidates={
             digest: {bytes.fromhex(key): int(count) for key, count in told["hot_candidates"].items()}

@@ -88,8 +88,7 @@ def tiers(counters: Sequence[Document], statuses: Sequence[Document], *, one_rem
 
 def evicted(exposition: str) -> float:
     """Chunks that a Redis evicted by itself: the agent counts them, as no store can."""
-    name = "tiertune_tier_evictions_total"
-    return Exposition(exposition, (name,)).total(name, tier="remote") or 0.0
+    return Exposition(exposition).total("tiertune_tier_evictions_total", tier="remote") or 0.0
 
 
 def values(store: Document, metric: str, **labels: str) -> Iterator[float]:

@@ -39,8 +39,7 @@ class Answers(OfHistory):
 
     def newest(self) -> list[dict[str, Any]]:
         query = select(AnswerRow).order_by(AnswerRow.store, AnswerRow.tuner, AnswerRow.tier, AnswerRow.namespace)
-        with self._session() as session:
-            return [
-                {**row.told("tuner", "store", "tier"), "pool": row.namespace, **row.told("at", "change", "reason")}
-                for row in session.scalars(query)
-            ]
+        return [
+            {**row.told("tuner", "store", "tier"), "pool": row.namespace, **row.told("at", "change", "reason")}
+            for row in self._all(query)
+        ]

@@ -42,12 +42,11 @@ class Changed(OfHistory):
         query = select(*_PLACE, *_CHANGE, DecisionRow.evidence["split"].label("split"))
         found: dict[Place, Made] = {}
         split: dict[Place, Made] = {}
-        with self._session() as session:
-            for row in session.execute(query.where(DecisionRow.id.in_(newest))):
-                found[row.tuner, row.store, row.tier, row.namespace] = made = _made(row)
-                for step in row.split or ():
-                    at = place(row.tuner, Target(step["store"], step["tier"]))
-                    split[at] = Made(step["field"], step["from"], step["to"], made.at)
+        for row in self._rows(query.where(DecisionRow.id.in_(newest))):
+            found[row.tuner, row.store, row.tier, row.namespace] = made = _made(row)
+            for step in row.split or ():
+                at = place(row.tuner, Target(step["store"], step["tier"]))
+                split[at] = Made(step["field"], step["from"], step["to"], made.at)
         later = {at: made for at, made in split.items() if at not in found or found[at].at < made.at}
         return found | later
 
@@ -56,9 +55,8 @@ class Changed(OfHistory):
         lately = (DecisionRow.updated_at >= since, DecisionRow.applied_at.between(since, now))  # the first has an index
         query = select(DecisionRow.store, DecisionRow.evidence["split"]).where(*lately)
         made = Counter[str]()
-        with self._session() as session:
-            for store, split in session.execute(query):
-                made.update({store, *(step["store"] for step in split or ())})
+        for store, split in self._rows(query):
+            made.update({store, *(step["store"] for step in split or ())})
         return made
 
     def made_since(self, since: datetime) -> dict[str, list[Decision]]:
@@ -93,14 +91,13 @@ class Changed(OfHistory):
         )
         found: dict[Where, list[Made]] = {}
         refused: dict[Where, Made] = {}
-        with self._session() as session:
-            for row in session.execute(query.order_by(DecisionRow.updated_at)):
-                where = row.store, row.tier, row.namespace
-                made = Made(row.field, row.before, row.after, row.updated_at)
-                if row.state == State.FAILED and protects(row.field, row.after):
-                    refused[where] = made
-                elif row.state in ended or protects(row.field, row.before):
-                    found.setdefault(where, []).append(made)
+        for row in self._rows(query.order_by(DecisionRow.updated_at)):
+            where = row.store, row.tier, row.namespace
+            made = Made(row.field, row.before, row.after, row.updated_at)
+            if row.state == State.FAILED and protects(row.field, row.after):
+                refused[where] = made
+            elif row.state in ended or protects(row.field, row.before):
+                found.setdefault(where, []).append(made)
         for where, made in refused.items():
             found.setdefault(where, []).append(made)
         return found
@@ -119,8 +116,7 @@ class Changed(OfHistory):
     def superseded(self) -> set[int]:
         """Soaking decisions whose field a later decision changed."""
         query = select(DecisionRow.id).where(DecisionRow.state == State.SOAKING, _followed().exists())
-        with self._session() as session:
-            return set(session.scalars(query))
+        return set(self._all(query))
 
 
 def _by_store(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:

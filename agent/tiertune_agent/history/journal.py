@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,16 +12,6 @@ from tiertune_agent.history.models import AuditRow, FreezeRow, IncidentRow, Poli
 from tiertune_agent.history.sessions import OfHistory
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Freeze:
-    """Nothing changes from ``start`` until ``until`` (None: until lifted)."""
-
-    reason: str
-    who: str
-    start: datetime
-    until: datetime | None
 
 
 class Journal(OfHistory):
@@ -62,8 +51,7 @@ class Journal(OfHistory):
     def open_incidents(self) -> dict[str, int]:
         """Number of open incidents by kind; 0 for kinds of which none is open any more."""
         query = select(IncidentRow.kind, func.count(), func.count(IncidentRow.closed_at)).group_by(IncidentRow.kind)
-        with self._session() as session:
-            return {kind: int(every) - int(closed) for kind, every, closed in session.execute(query)}
+        return {kind: int(every) - int(closed) for kind, every, closed in self._rows(query)}
 
     def freeze(self, reason: str, who: str, now: datetime, until: datetime | None) -> None:
         with self._session() as session:
@@ -77,12 +65,10 @@ class Journal(OfHistory):
                 row.lifted_at = now
             return len(rows)
 
-    def frozen(self, now: datetime) -> Freeze | None:
+    def frozen(self, now: datetime) -> FreezeRow | None:
         """The freeze in force that lasts longest."""
-        with self._session() as session:
-            rows = session.scalars(_in_force(now)).all()
-            row = max(rows, key=lambda row: (row.until is None, row.until or now, row.id), default=None)
-            return Freeze(row.reason, row.who, row.start, row.until) if row else None
+        rows = self._all(_in_force(now))
+        return max(rows, key=lambda row: (row.until is None, row.until or now, row.id), default=None)
 
     def policy_revision(self, digest: str, source: str, text: str, now: datetime) -> int:
         """The number of this policy: that of the newest revision, or of a new row if the text or source differs."""
@@ -117,11 +103,7 @@ class Journal(OfHistory):
     def audited(self, limit: int = 100) -> list[dict[str, Any]]:
         """Newest first."""
         query = select(AuditRow).order_by(AuditRow.at.desc(), AuditRow.id.desc()).limit(limit)
-        with self._session() as session:
-            return [
-                {"at": row.at.isoformat(), "who": row.who, "from": row.source, "what": row.what, "detail": row.detail}
-                for row in session.scalars(query)
-            ]
+        return [{**row.told("at", "who"), "from": row.source, **row.told("what", "detail")} for row in self._all(query)]
 
 
 def _in_force(now: datetime) -> Any:  # noqa: ANN401 (a Select)

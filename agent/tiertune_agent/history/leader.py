@@ -5,7 +5,6 @@ import fcntl
 import os
 import threading
 from pathlib import Path
-from typing import Protocol
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -36,31 +35,6 @@ class NotLeadingError(DatabaseError):
         super().__init__("this agent does not lead (any more)")
 
 
-class Leader(Protocol):
-    leading: bool
-    """Whether it led when it was last checked."""
-    away: str
-    """Why the database did not answer then; empty where it did, or is not asked."""
-
-    def leads(self) -> bool:
-        """Whether this agent leads now; tries to take the lead if not. Never raises."""
-
-    def fence(self, connection: Connection) -> None:
-        """Called in every transaction that is about to write, and before a store is commanded.
-
-        Raises NotLeadingError if this agent does not lead.
-        """
-
-    def resign(self) -> None:
-        """Give up the lead, if this agent has it. Never raises."""
-
-
-def leader_of(engine: Engine) -> Leader:
-    """The leader of this engine's database; nobody leads before ``leads`` is called."""
-    path = sqlite_path(engine.url.render_as_string(hide_password=False))
-    return SessionLeader(engine) if path is None else FileLeader(path)
-
-
 class FileLeader:
     """Leads an SQLite file by a lock on a file beside it."""
 
@@ -69,8 +43,10 @@ class FileLeader:
         self._handle: int | None = None
         self._mutex = threading.Lock()
         self.leading, self.away = False, ""
+        """Whether it led when it was last checked; why the database did not answer then: it is not asked."""
 
     def leads(self) -> bool:
+        """Whether this agent leads now; tries to take the lead if not. Never raises."""
         with self._mutex:
             if not self._holds():
                 self._drop()
@@ -79,11 +55,16 @@ class FileLeader:
             return self.leading
 
     def fence(self, connection: Connection) -> None:  # noqa: ARG002
+        """Called in every transaction that is about to write, and before a store is commanded.
+
+        Raises NotLeadingError if this agent does not lead.
+        """
         with self._mutex:
             if not self._holds():
                 raise NotLeadingError
 
     def resign(self) -> None:
+        """Give up the lead, if this agent has it. Never raises."""
         with self._mutex:
             self._drop()
 
@@ -121,6 +102,7 @@ class SessionLeader:
         """PID of the server's process that holds the lock."""
         self._mutex = threading.Lock()
         self.leading, self.away = False, ""
+        """Whether it led when it was last checked; why the database did not answer then, empty where it did."""
 
     def leads(self) -> bool:
         with self._mutex:
@@ -173,3 +155,12 @@ class SessionLeader:
                 session.close()
             except SQLAlchemyError:
                 session.invalidate()
+
+
+Leader = FileLeader | SessionLeader
+
+
+def leader_of(engine: Engine) -> Leader:
+    """The leader of this engine's database; nobody leads before ``leads`` is called."""
+    path = sqlite_path(engine.url.render_as_string(hide_password=False))
+    return SessionLeader(engine) if path is None else FileLeader(path)

@@ -41,10 +41,9 @@ class Ledger(OfHistory):
         columns = [getattr(LedgerRow, name) for name in ("hour", *_TOLD)]
         query = select(*columns).where(LedgerRow.hour >= hour_of(since)).order_by(LedgerRow.hour, LedgerRow.store)
         found: list[dict[str, Any]] = []
-        with self._session() as session:
-            for hour, rows in groupby(session.execute(query), key=itemgetter(0)):
-                told = hour.isoformat()
-                found += [{"hour": told, **dict(zip(_TOLD, row[1:], strict=True))} for row in rows]
+        for hour, rows in groupby(self._rows(query), key=itemgetter(0)):
+            told = hour.isoformat()
+            found += [{"hour": told, **dict(zip(_TOLD, row[1:], strict=True))} for row in rows]
         return found
 
     def account(self, since: datetime) -> dict[str, dict[str, float]]:
@@ -52,8 +51,7 @@ class Ledger(OfHistory):
         names = "saved", "lost", "money"
         columns = (func.sum(getattr(LedgerRow, name)) for name in names)
         query = select(LedgerRow.tier, *columns).where(LedgerRow.hour >= hour_of(since)).group_by(LedgerRow.tier)
-        with self._session() as session:
-            return {tier: dict(zip(names, told, strict=True)) for tier, *told in session.execute(query)}
+        return {tier: dict(zip(names, told, strict=True)) for tier, *told in self._rows(query)}
 
 
 def book(session: Session, windows: Iterable[tuple[Window, Rates]], shares: Mapping[str, str]) -> None:
@@ -64,7 +62,7 @@ def book(session: Session, windows: Iterable[tuple[Window, Rates]], shares: Mapp
     add_up(rows, entries, shares)
     for statement, places in ((insert(LedgerRow), rows.keys() - known), (update(LedgerRow), known)):
         if places:
-            session.execute(statement, [_columns(rows[place]) for place in places])
+            session.execute(statement, [{name: getattr(rows[place], name) for name in COLUMNS} for place in places])
 
 
 def add_up(rows: dict[Place, LedgerRow], entries: Iterable[tuple[Window, Entry]], shares: Mapping[str, str]) -> None:
@@ -73,7 +71,7 @@ def add_up(rows: dict[Place, LedgerRow], entries: Iterable[tuple[Window, Entry]]
         place = booked.hour, cut(window.store), cut(window.namespace), cut(window.tier)
         if place not in rows:
             rows[place] = _empty(*place)
-        _book(rows[place], booked)
+        _add(rows[place], booked)
         _measure(rows[place], window, shares.get(window.store, UNKNOWN_SHARE))
 
 
@@ -83,18 +81,6 @@ def _rows(session: Session, entries: Iterable[tuple[Window, Entry]]) -> dict[Pla
     query = select(*(getattr(LedgerRow, name) for name in COLUMNS))
     found = session.execute(query.where(LedgerRow.hour.in_(hours), LedgerRow.store.in_(stores))).mappings()
     return {(row["hour"], row["store"], row["namespace"], row["tier"]): LedgerRow(**row) for row in found}
-
-
-def _columns(row: LedgerRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in COLUMNS}
-
-
-def _book(row: LedgerRow, booked: Entry) -> None:
-    row.bytes = _mean(row.bytes, row.seconds, booked.resident, booked.seconds)
-    row.seconds += booked.seconds
-    row.saved, row.lost = _sum(row.saved, booked.saved), _sum(row.lost, booked.lost)
-    row.transferred = _sum(row.transferred, None if booked.transferred is None else round(booked.transferred))
-    row.money = _sum(row.money, booked.money)
 
 
 def fold_ledger(session: Session, store: str, start: datetime, end: datetime) -> None:
@@ -109,6 +95,8 @@ def fold_ledger(session: Session, store: str, start: datetime, end: datetime) ->
             session.add(whole)
         for row in others:
             _add(whole, row)
+            if row.holdout:
+                _hold(whole, parse(row.holdout))
             session.delete(row)
 
 
@@ -116,13 +104,11 @@ def _empty(hour: datetime, store: str, namespace: str, tier: str) -> LedgerRow:
     return LedgerRow(hour=hour, store=store, namespace=namespace, tier=tier, seconds=0.0)
 
 
-def _add(whole: LedgerRow, row: LedgerRow) -> None:
+def _add(whole: LedgerRow, row: LedgerRow | Entry) -> None:
     whole.bytes = _mean(whole.bytes, whole.seconds, row.bytes, row.seconds)
     whole.seconds += row.seconds
     for name in ("saved", "lost", "transferred", "money"):
         setattr(whole, name, _sum(getattr(whole, name), getattr(row, name)))
-    if row.holdout:
-        _hold(whole, parse(row.holdout))
 
 
 def _sum(one: Amount | None, other: Amount | None) -> Amount | None:

@@ -87,8 +87,7 @@ class Measured(OfHistory):
         """Stage windows of all stores, oldest first."""
         query = select(StageWindowRow).where(StageWindowRow.start.between(since, until)).order_by(StageWindowRow.start)
         names = [field.name for field in fields(StageWindow)]
-        with self._session() as session:
-            return [StageWindow(**{name: getattr(row, name) for name in names}) for row in session.scalars(query)]
+        return [StageWindow(**{name: getattr(row, name) for name in names}) for row in self._all(query)]
 
     def remember_prospects(self, prospects: Iterable[Prospect]) -> None:
         with self._session() as session:
@@ -100,11 +99,7 @@ class Measured(OfHistory):
         query = select(ProspectRow).where(begun).order_by(ProspectRow.start, ProspectRow.id)
         if namespace:
             query = query.where(ProspectRow.namespace == namespace)
-        with self._session() as session:
-            return [
-                Prospect(row.namespace, row.start, row.seconds, row.requests, row.costs)
-                for row in session.scalars(query)
-            ]
+        return [Prospect(row.namespace, row.start, row.seconds, row.requests, row.costs) for row in self._all(query)]
 
 
 def _of_place(row: type[WindowRow | HourRow], store: str, tier: str, namespace: str) -> Select[Any]:

@@ -1,7 +1,7 @@
 """The tables. Times are UTC, bytes are integers, seconds are floats."""
 
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, Index, Integer, String, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -55,6 +55,12 @@ class Words(TypeDecorator[str]):
         return None if value is None else value.replace("\0", "")
 
 
+Key = Annotated[str, mapped_column(primary_key=True)]
+Wording = Annotated[str, mapped_column(Words())]
+Sparse = Annotated[dict[str, Any], mapped_column(JSON(none_as_null=True))]
+"""A document that is SQL's null where there is none, not JSON's."""
+
+
 class Base(DeclarativeBase):
     type_annotation_map: ClassVar = {
         datetime: Utc(),
@@ -70,10 +76,14 @@ class Base(DeclarativeBase):
         return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values}
 
 
+class _Numbered:
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+
+
 class StoreRow(Base):
     __tablename__ = "stores"
 
-    name: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[Key]
     url: Mapped[str]
     boot_id: Mapped[str]
     version: Mapped[str]
@@ -83,7 +93,7 @@ class StoreRow(Base):
     tuning: Mapped[dict[str, Any]]
     totals: Mapped[dict[str, Any]]
     pending_bypass: Mapped[bool | None]
-    expected: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    expected: Mapped[Sparse | None]
     """The tuning as it was known at ``expected_at``; only decisions change it after."""
     expected_at: Mapped[datetime | None]
     differs_since: Mapped[datetime | None]
@@ -99,7 +109,7 @@ class WishRow(Base):
 
     __tablename__ = "wishes"
 
-    url: Mapped[str] = mapped_column(primary_key=True)
+    url: Mapped[Key]
     bypass: Mapped[bool]
 
 
@@ -107,10 +117,9 @@ WITH_CANDIDATES = text("requests > 0")
 """Literal, because an index for it serves no query that binds the number."""
 
 
-class _Counted:
+class _Counted(_Numbered):
     """What was counted in a stretch of time. ``seconds``: those that its windows covered."""
 
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
     store: Mapped[str]
     namespace: Mapped[str]
     model: Mapped[str]
@@ -147,13 +156,12 @@ class HourRow(_Counted, Base):
     __table_args__ = (Index("hours_by_tier", "store", "tier", "namespace", "start"),)
 
 
-class StageWindowRow(Base):
+class StageWindowRow(_Numbered, Base):
     """A window of one stage and phase, or of one GPU (``phase`` empty): only the latter has the last five figures."""
 
     __tablename__ = "stage_windows"
     __table_args__ = (Index("stage_windows_by_start", "store", "start"),)
 
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
     store: Mapped[str]
     stage: Mapped[str]
     phase: Mapped[str]
@@ -169,14 +177,13 @@ class StageWindowRow(Base):
     energy_joules: Mapped[float | None]
 
 
-class DecisionRow(Base):
+class DecisionRow(_Numbered, Base):
     __tablename__ = "decisions"
     __table_args__ = (
         Index("decisions_by_target", "store", "tier", "namespace", "tuner", "state", "id"),
         Index("decisions_by_update", "updated_at"),
     )
 
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
     key: Mapped[str] = mapped_column(unique=True)
     tuner: Mapped[str]
     store: Mapped[str]
@@ -190,7 +197,7 @@ class DecisionRow(Base):
     after: Mapped[Any] = mapped_column("to", JSON())
     mode: Mapped[str]
     state: Mapped[str] = mapped_column(index=True)
-    reason: Mapped[str] = mapped_column(Words())
+    reason: Mapped[Wording]
     evidence: Mapped[dict[str, Any]]
     expected_version: Mapped[int | None]
     applied_version: Mapped[int | None]
@@ -201,43 +208,40 @@ class DecisionRow(Base):
     approved_by: Mapped[str]
     applied_at: Mapped[datetime | None]
     soak_until: Mapped[datetime | None]
-    undo: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    waits: Mapped[str | None] = mapped_column(Words())
+    undo: Mapped[Sparse | None]
+    waits: Mapped[Wording | None]
     """Why what is under way has not ended yet."""
 
 
-class VerdictRow(Base):
+class VerdictRow(_Numbered, Base):
     __tablename__ = "verdicts"
 
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
     decision: Mapped[int] = mapped_column(index=True)
     at: Mapped[datetime]
     verdict: Mapped[str]
-    reason: Mapped[str] = mapped_column(Words())
+    reason: Mapped[Wording]
     evidence: Mapped[dict[str, Any]]
 
 
-class ReviewRow(Base):
+class ReviewRow(_Numbered, Base):
     """A weekly answer on whether a standing decision still pays."""
 
     __tablename__ = "reviews"
     __table_args__ = (Index("reviews_by_decision", "decision", "at"),)
 
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
     decision: Mapped[int]
     at: Mapped[datetime]
     stands: Mapped[str]
-    reason: Mapped[str] = mapped_column(Words())
+    reason: Mapped[Wording]
     evidence: Mapped[dict[str, Any]]
 
 
-class ProspectRow(Base):
+class ProspectRow(_Numbered, Base):
     """What requests of one namespace would have cost under other sizes of the tiers."""
 
     __tablename__ = "prospects"
     __table_args__ = (Index("prospects_by_time", "start"),)
 
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
     namespace: Mapped[str]
     start: Mapped[datetime]
     seconds: Mapped[float]
@@ -250,23 +254,22 @@ class AnswerRow(Base):
 
     __tablename__ = "answers"
 
-    tuner: Mapped[str] = mapped_column(primary_key=True)
-    store: Mapped[str] = mapped_column(primary_key=True)
-    tier: Mapped[str] = mapped_column(primary_key=True)
-    namespace: Mapped[str] = mapped_column(primary_key=True)
+    tuner: Mapped[Key]
+    store: Mapped[Key]
+    tier: Mapped[Key]
+    namespace: Mapped[Key]
     at: Mapped[datetime]
     change: Mapped[bool]
-    reason: Mapped[str] = mapped_column(Words())
+    reason: Mapped[Wording]
 
 
-class IncidentRow(Base):
+class IncidentRow(_Numbered, Base):
     __tablename__ = "incidents"
     __table_args__ = (Index("incidents_open", "kind", "store", "closed_at"),)
 
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
     kind: Mapped[str]
     store: Mapped[str]
-    message: Mapped[str] = mapped_column(Words())
+    message: Mapped[Wording]
     opened_at: Mapped[datetime]
     last_seen: Mapped[datetime]
     closed_at: Mapped[datetime | None]
@@ -278,9 +281,9 @@ class LedgerRow(Base):
     __tablename__ = "ledger"
 
     hour: Mapped[datetime] = mapped_column(primary_key=True)
-    store: Mapped[str] = mapped_column(primary_key=True)
-    namespace: Mapped[str] = mapped_column(primary_key=True)
-    tier: Mapped[str] = mapped_column(primary_key=True)
+    store: Mapped[Key]
+    namespace: Mapped[Key]
+    tier: Mapped[Key]
     seconds: Mapped[float]
     """Seconds observed."""
     saved: Mapped[float | None]
@@ -290,7 +293,7 @@ class LedgerRow(Base):
     """Resident bytes, mean over the seconds observed."""
     transferred: Mapped[int | None]
     money: Mapped[float | None]
-    holdout: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    holdout: Mapped[Sparse | None]
     """Sums of both groups, by the share held out; None: nothing was."""
     measured: Mapped[float | None]
     """Seconds saved, by holdout, with the 95 % bounds."""
@@ -298,31 +301,30 @@ class LedgerRow(Base):
     measured_high: Mapped[float | None]
 
 
-class PolicyRevisionRow(Base):
+class PolicyRevisionRow(_Numbered, Base):
     __tablename__ = "policy_revisions"
 
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
     digest: Mapped[str]
-    source: Mapped[str] = mapped_column(Words())
-    text: Mapped[str] = mapped_column(Words())
+    source: Mapped[Wording]
+    text: Mapped[Wording]
     loaded_at: Mapped[datetime]
 
 
-class FreezeRow(Base):
+class FreezeRow(_Numbered, Base):
+    """Nothing changes from ``start`` until ``until`` (None: until lifted)."""
+
     __tablename__ = "freezes"
 
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    reason: Mapped[str] = mapped_column(Words())
+    reason: Mapped[Wording]
     who: Mapped[str]
     start: Mapped[datetime]
     until: Mapped[datetime | None]
     lifted_at: Mapped[datetime | None]
 
 
-class AuditRow(Base):
+class AuditRow(_Numbered, Base):
     __tablename__ = "audit"
 
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
     at: Mapped[datetime]
     who: Mapped[str]
     source: Mapped[str]

@@ -16,6 +16,7 @@ from tiertune_agent.history.rows import window_columns
 from tiertune_agent.records import Rates, Snapshot, Window
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 
+_STATE = ("url", "boot_id", "version", "status", "tuning", "totals")
 NOWHERE = ""
 """Address of a store when another store answers at its former one."""
 
@@ -44,7 +45,11 @@ def _stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, dateti
     names = [cut(snapshot.store) for snapshot in snapshots]
     found = session.execute(select(StoreRow.name, StoreRow.summed_until).where(StoreRow.name.in_(names)))
     known = {row.name: row.summed_until for row in found}
-    new = [_state(snapshot) | _first(snapshot) for snapshot in snapshots if cut(snapshot.store) not in known]
+    new = [  # the tuning of one seen for the first time is taken as intended
+        {**_state(one), "first_seen": one.at, "expected": one.tuning, "expected_at": one.at}
+        for one in snapshots
+        if cut(one.store) not in known
+    ]
     old = [_state(snapshot) for snapshot in snapshots if cut(snapshot.store) in known]
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
         if rows:
@@ -58,18 +63,4 @@ def _stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, dateti
 
 
 def _state(snapshot: Snapshot) -> dict[str, Any]:
-    return {
-        "name": cut(snapshot.store),
-        "url": snapshot.url,
-        "boot_id": snapshot.boot_id,
-        "version": snapshot.version,
-        "last_seen": snapshot.at,
-        "status": dict(snapshot.status),
-        "tuning": dict(snapshot.tuning),
-        "totals": {tier: dict(values) for tier, values in snapshot.totals.items()},
-    }
-
-
-def _first(snapshot: Snapshot) -> dict[str, Any]:
-    """More columns of a store seen for the first time: its tuning is taken as intended."""
-    return {"first_seen": snapshot.at, "expected": dict(snapshot.tuning), "expected_at": snapshot.at}
+    return {"name": snapshot.store, "last_seen": snapshot.at, **{name: getattr(snapshot, name) for name in _STATE}}

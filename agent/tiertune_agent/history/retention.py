@@ -1,23 +1,24 @@
 """Ages what was measured: sums windows up into hours, folds hours into days, drops what is old."""
 
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnExpressionArgument, delete, func, select
 from sqlalchemy.orm import Session
 
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.models import (
     WITH_CANDIDATES,
     AnswerRow,
+    Base,
     HourRow,
     ProspectRow,
     StageWindowRow,
     StoreRow,
     WindowRow,
 )
-from tiertune_agent.history.rollup import fold, sum_up
+from tiertune_agent.history.rollup import NEVER, fold, sum_up
 from tiertune_agent.history.sessions import OfHistory
 
 HOURS_AT_ONCE = 200
@@ -25,7 +26,6 @@ HOURS_AT_ONCE = 200
 DAYS_AT_ONCE = 400
 """Days folded by one call."""
 FORTNIGHT, YEAR = timedelta(days=14), timedelta(days=366)
-_NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class Retention(OfHistory):
@@ -33,7 +33,7 @@ class Retention(OfHistory):
 
     def sum_up(self, now: datetime) -> int:
         """Sum up windows of hours that are over, stores furthest behind first; returns how many hours."""
-        return self._repeat(sum_up, now, self._stores(func.coalesce(StoreRow.summed_until, _NEVER)), HOURS_AT_ONCE)
+        return self._repeat(sum_up, now, self._stores(func.coalesce(StoreRow.summed_until, NEVER)), HOURS_AT_ONCE)
 
     def fold(self, now: datetime) -> int:
         """Fold hours over a fortnight old into days, of windows and the ledger; returns how many days."""
@@ -53,17 +53,16 @@ class Retention(OfHistory):
                 mine = (WindowRow.store == store, WindowRow.start < now - keep, WindowRow.start < summed)
                 last = select(WindowRow.id).where(WindowRow.store == store, WITH_CANDIDATES)
                 kept = session.scalars(last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)).all()
-                gone = delete(WindowRow).where(*mine, WindowRow.id.not_in(kept))
-                dropped += _rows(session.execute(gone.execution_options(synchronize_session=False)))
+                dropped += _drop(session, WindowRow, *mine, WindowRow.id.not_in(kept))
                 for row, before in ((StageWindowRow, now - keep), (HourRow, year)):
-                    dropped += _rows(session.execute(delete(row).where(row.store == store, row.start < before)))
+                    dropped += _drop(session, row, row.store == store, row.start < before)
         with self._session() as session:
-            dropped += _rows(session.execute(delete(ProspectRow).where(ProspectRow.start < fortnight)))
-            dropped += _rows(session.execute(delete(AnswerRow).where(AnswerRow.at < fortnight)))
+            dropped += _drop(session, ProspectRow, ProspectRow.start < fortnight)
+            dropped += _drop(session, AnswerRow, AnswerRow.at < fortnight)
         return dropped
 
     def _repeat(
-        self, step: Callable[[Session, StoreRow, datetime], bool], until: datetime, stores: list[str], most: int
+        self, step: Callable[[Session, StoreRow, datetime], bool], until: datetime, stores: Sequence[str], most: int
     ) -> int:
         """Repeat ``step`` for each store while there is something to do; returns how often."""
         done = 0
@@ -76,11 +75,12 @@ class Retention(OfHistory):
                 done += 1
         return done
 
-    def _stores(self, order: Any) -> list[str]:  # noqa: ANN401 (a column)
+    def _stores(self, order: Any) -> Sequence[str]:  # noqa: ANN401 (a column)
         """Names of all stores, including former ones."""
-        with self._session() as session:
-            return list(session.scalars(select(StoreRow.name).order_by(order)))
+        return self._all(select(StoreRow.name).order_by(order))
 
 
-def _rows(result: object) -> int:
-    return int(getattr(result, "rowcount", 0))
+def _drop(session: Session, row: type[Base], *which: ColumnExpressionArgument[bool]) -> int:
+    """Returns how many rows went."""
+    gone = session.execute(delete(row).where(*which).execution_options(synchronize_session=False))
+    return int(getattr(gone, "rowcount", 0))

@@ -4,7 +4,7 @@ So nobody has to read days of windows, and a year of many stores takes little ro
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from statistics import fmean
 
@@ -19,19 +19,16 @@ from tiertune_agent.records import Histogram, Value, Window, sum_of
 from tiertune_agent.verdicts.ledger import hour_of
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+NEVER = datetime(1, 1, 1, tzinfo=UTC)
 LATE = timedelta(minutes=5)
 """How long an hour stays open after its end: a window is known only when it is over."""
 
 
 def sum_up(session: Session, store: StoreRow, now: datetime) -> bool:
     """Write the rows of the store's next hour that has windows; False, and no change, if none is over."""
-    mine = select(WindowRow).where(WindowRow.store == store.name)
-    if store.summed_until is not None:
-        mine = mine.where(WindowRow.start >= store.summed_until)
+    mine = select(WindowRow).where(WindowRow.store == store.name, WindowRow.start >= (store.summed_until or NEVER))
     first = session.scalars(mine.order_by(WindowRow.start).limit(1)).first()
-    if first is None:
-        return False
-    if not over(first, now):
+    if first is None or not over(first, now):
         return False
     end = hour_of(first.start) + HOUR
     rows = mine.where(WindowRow.start < end).order_by(WindowRow.tier, WindowRow.namespace, WindowRow.start)
@@ -59,15 +56,10 @@ def fold(session: Session, store: StoreRow, before: datetime) -> bool:
 
     False, and no change, if none is left. A day's row is that of its first hour, but covers more seconds.
     """
-    hours = select(HourRow.start).where(HourRow.store == store.name)
-    booked = select(LedgerRow.hour).where(LedgerRow.store == store.name)
-    if store.folded_until is not None:
-        hours, booked = (
-            hours.where(HourRow.start >= store.folded_until),
-            booked.where(LedgerRow.hour >= store.folded_until),
-        )
+    since = store.folded_until or NEVER
     firsts = [
-        session.scalar(query.limit(1)) for query in (hours.order_by(HourRow.start), booked.order_by(LedgerRow.hour))
+        session.scalar(select(start).where(kind.store == store.name, start >= since).order_by(start).limit(1))
+        for kind, start in ((HourRow, HourRow.start), (LedgerRow, LedgerRow.hour))
     ]
     day = min((first for first in firsts if first), default=before).replace(hour=0)
     if day + DAY > before:

@@ -1,11 +1,11 @@
 """Transactions: whole or rolled back, fenced before their first write."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, event
+from sqlalchemy import Connection, Engine, Executable, Select, event
 from sqlalchemy.exc import DatabaseError as Damaged
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -51,15 +51,28 @@ class OfHistory:
     def __init__(self, session: Sessions) -> None:
         self._session = session
 
+    def _all(self, query: Select[Any]) -> Sequence[Any]:
+        """What a query of one thing finds; of the tables' rows, each is as it was then."""
+        with self._session() as session:
+            return session.scalars(query).all()
+
+    def _rows(self, query: Executable) -> Sequence[Any]:
+        """What a query of several columns finds."""
+        with self._session() as session:
+            return session.execute(query).all()
+
+    def _do(self, *changes: Executable) -> None:
+        with self._session() as session:
+            for change in changes:
+                session.execute(change)
+
     def _told(self, query: Select[Any], *columns: str) -> list[dict[str, Any]]:
         """These columns of each row, ready for JSON."""
-        with self._session() as session:
-            return [row.told(*columns) for row in session.scalars(query)]
+        return [row.told(*columns) for row in self._all(query)]
 
     def _decided(self, query: Select[Any]) -> list[Decision]:
         """The decisions of a query."""
-        with self._session() as session:
-            return [decision_of(row) for row in session.scalars(query)]
+        return [decision_of(row) for row in self._all(query)]
 
 
 def _fenced(engine: Engine, fence: Callable[[Connection], None]) -> sessionmaker[Session]:
@@ -72,7 +85,7 @@ def _fenced(engine: Engine, fence: Callable[[Connection], None]) -> sessionmaker
         if state.is_insert or state.is_update or state.is_delete:
             writes(state.session)
 
-    sessions = sessionmaker(engine)
+    sessions = sessionmaker(engine, expire_on_commit=False)
     event.listen(sessions, "before_flush", lambda session, *_: writes(session))
     event.listen(sessions, "do_orm_execute", executes)
     return sessions

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, select, update
 
@@ -16,13 +17,13 @@ from tiertune_agent.history.models import IncidentRow, StoreRow, WishRow, cut
 from tiertune_agent.history.remembering import remember
 from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import over
-from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.history.verdicts import Verdicts
 from tiertune_agent.history.wishes import Wishes
 from tiertune_agent.records import FLEET, Expectation, Rates, Snapshot, State, StoreRecord, Window
 
 
-class History:
+class History(OfHistory):
     """Every method is one transaction: whole, or rolled back. DatabaseError if the database is away."""
 
     def __init__(self, engine: Engine, fence: Callable[[Connection], None] = lambda _: None) -> None:
@@ -30,7 +31,7 @@ class History:
         self.named: Callable[[], Collection[str]] | None = None
         """Returns addresses of the present stores and sources; None: any address counts."""
         self._engine = engine
-        self._session = Sessions(engine, fence)
+        super().__init__(Sessions(engine, fence))
         self.measured = Measured(self._session)
         self.ledger = Ledger(self._session)
         self.retention = Retention(self._session)
@@ -65,7 +66,7 @@ class History:
         with self._session() as session:
             for row in session.scalars(select(StoreRow).where(StoreRow.expected_at.is_(None))):
                 row.expected, row.expected_at = row.tuning, row.last_seen  # as schemas before 0003 leave it
-            found = session.execute(select(*columns).where(StoreRow.name.in_(names))).all()
+            found: Sequence[Any] = session.execute(select(*columns).where(StoreRow.name.in_(names))).all()
         return {names[name]: Expectation(dict(tuning), since, differs) for name, tuning, since, differs in found}
 
     def expect(self, expectations: Mapping[str, Expectation]) -> None:
@@ -81,9 +82,8 @@ class History:
     def stores(self) -> list[StoreRecord]:
         """Stores at the addresses of ``named``, or all without it; former ones stay remembered."""
         named = self.named() if self.named else None
-        with self._session() as session:
-            rows = session.scalars(select(StoreRow).where(StoreRow.name != FLEET).order_by(StoreRow.name))
-            return [_store(row) for row in rows if named is None or row.url in named]
+        rows = self._all(select(StoreRow).where(StoreRow.name != FLEET).order_by(StoreRow.name))
+        return [_store(row) for row in rows if named is None or row.url in named]
 
     def store(self, name: str) -> StoreRecord | None:
         """A store by its name; ``fleet`` is the managed remote."""
@@ -93,13 +93,8 @@ class History:
 
     def forget(self, store: str) -> None:
         """Delete a store's state, and close its incidents; its decisions stay."""
-        with self._session() as session:
-            session.execute(delete(StoreRow).where(StoreRow.name == store))
-            session.execute(
-                update(IncidentRow)
-                .where(IncidentRow.store == store, IncidentRow.closed_at.is_(None))
-                .values(closed_at=IncidentRow.last_seen)
-            )
+        closed = update(IncidentRow).where(IncidentRow.store == store, IncidentRow.closed_at.is_(None))
+        self._do(delete(StoreRow).where(StoreRow.name == store), closed.values(closed_at=IncidentRow.last_seen))
 
     def leave_out(self, called: Collection[str], now: datetime) -> None:
         """Close the incidents of what is at no address of ``named``, unless it is ``called`` so; drop its wishes."""

@@ -22,9 +22,8 @@ class Verdicts(OfHistory):
         """Verdicts by decision, for those that were judged."""
         query = select(VerdictRow).where(VerdictRow.decision.in_(list(decisions))).order_by(VerdictRow.id)
         found: dict[int, list[dict[str, Any]]] = {}
-        with self._session() as session:
-            for row in session.scalars(query):
-                found.setdefault(row.decision, []).append(row.told("at", "verdict", "reason", "evidence"))
+        for row in self._all(query):
+            found.setdefault(row.decision, []).append(row.told("at", "verdict", "reason", "evidence"))
         return found
 
     def review(self, decision: Decision, stands: str, verdict: Verdict, now: datetime) -> None:

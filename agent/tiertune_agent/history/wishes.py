@@ -13,8 +13,7 @@ class Wishes(OfHistory):
 
     def of(self, urls: Collection[str]) -> dict[str, bool]:
         """The wishes kept for these addresses."""
-        with self._session() as session:
-            kept = {row.url: row.bypass for row in session.scalars(select(WishRow))}
+        kept = {row.url: row.bypass for row in self._all(select(WishRow))}
         return {url: kept[cut(url)] for url in urls if cut(url) in kept}
 
     def keep(self, url: str, *, on: bool) -> None:
@@ -24,10 +23,8 @@ class Wishes(OfHistory):
 
     def heard(self, url: str, *, on: bool) -> None:
         """Drop a wish that the store has acknowledged; another one that came meanwhile stays."""
-        with self._session() as session:
-            session.execute(delete(WishRow).where(WishRow.url == cut(url), WishRow.bypass == on))
+        self._do(delete(WishRow).where(WishRow.url == cut(url), WishRow.bypass == on))
 
     def drop(self, url: str) -> None:
         """Drop the wish: the store is known by now, and what it has not received is kept beside its name."""
-        with self._session() as session:
-            session.execute(delete(WishRow).where(WishRow.url == cut(url)))
+        self._do(delete(WishRow).where(WishRow.url == cut(url)))

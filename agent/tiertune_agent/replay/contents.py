@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.scenario import ByHand, Scenario
 from tiertune_agent.replay.traces import Trace, TraceError
+
+if TYPE_CHECKING:
+    from tiertune_agent.replay.tuned import ReplayAgent
 
 LONGEST_DAYS = 366
 """Most days that a replay plays: longer times are not in seconds."""
@@ -24,16 +27,6 @@ class ReplayedRequest(NamedTuple):
     computed: int
     tiers: list[str]
     engine: int = 0
-
-
-class Conductor(Protocol):
-    """Watches the requests of a replay, and may resize and switch the fleet's pools between them."""
-
-    def until(self, at_s: float, fleet: FleetPools) -> None:
-        """Called before somebody changes the fleet by hand, ``at_s`` seconds after the first request."""
-
-    def request(self, index: int, at_s: float, engine: int, fleet: FleetPools) -> None:
-        """Called before the lookup of request ``index``, which comes to ``engine`` ``at_s`` seconds after the first."""
 
 
 def arrivals(trace: Trace, scenario: Scenario) -> list[float]:
@@ -72,11 +65,13 @@ def contents(
     scenario: Scenario,
     engines: Iterable[int],
     capacities: Sizes,
-    conductor: Conductor | None = None,
+    conductor: "ReplayAgent | None" = None,
 ) -> Iterator[ReplayedRequest]:
     """Play the trace through the pools lazily: a request is looked up only when the iterator is asked for it.
 
-    The next of ``engines`` is read only then, too, as it may depend on the outcome of earlier requests.
+    ``conductor`` is told of each request before its lookup, and before somebody changes the fleet by hand; it may
+    change the fleet then. The next of ``engines`` is read only then, too, as it may depend on the outcome of earlier
+    requests.
     """
     fleet = FleetPools(scenario, capacities, trace.block_tokens)
     requests = zip(arrivals(trace, scenario), trace.input_len.tolist(), trace.keys, engines, strict=True)

@@ -11,7 +11,6 @@ turn comes then fails at once: its chunks are recomputed. Tiers hold the same wi
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from tiertune_agent.replay.contents import ReplayedRequest
 from tiertune_agent.replay.engine import Estimates
@@ -53,18 +52,6 @@ class Tally:
     prefill_s: float = 0.0
     hit_tokens: Counter[str] = field(default_factory=Counter)
     remote_chunks: int = 0
-
-
-class _Queues(NamedTuple):
-    """What a request has to wait for."""
-
-    backlog_s: float
-    """Seconds of prefill on its engine."""
-    link_s: float
-    others: Others
-
-
-_NONE = _Queues(0.0, 0.0, ALONE)
 
 
 class Play:
@@ -120,46 +107,40 @@ class Play:
             decision = self._decide(found, tiers)
             cut, ready_s, remote_s = self._fetch(found, tiers[: decision.cut])
             if self._report is not None and decision.candidates:
-                self._report(found.at_s + ready_s, self._told(decision, tiers, cut, ready_s, remote_s))
+                told = tier_reports(  # what an engine's adapter would report to its store
+                    decision,
+                    chunk_tokens=self._world.chunk_tokens,
+                    actual_s=ready_s if decision.fetches else None,
+                    seconds={"remote": remote_s},
+                    failure="failed" if cut < decision.cut else "",
+                    used=decision.cut_to(cut, range(cut), tiers),
+                )
+                self._report(found.at_s + ready_s, told)
         self._prefill(found, cut, ready_s)
         self._count(found, tiers[:cut])
 
-    def _told(
-        self, decision: GateDecision, tiers: Sequence[str], cut: int, ready_s: float, remote_s: float
-    ) -> list[TierReport]:
-        """What an engine's adapter would report to its store; ``cut`` leading chunks were there ``ready_s`` later."""
-        return tier_reports(
-            decision,
-            chunk_tokens=self._world.chunk_tokens,
-            actual_s=ready_s if decision.fetches else None,
-            seconds={"remote": remote_s},
-            failure="failed" if cut < decision.cut else "",
-            used=decision.cut_to(cut, range(cut), tiers),
-        )
-
     def _decide(self, found: ReplayedRequest, tiers: Sequence[str]) -> GateDecision:
         """How many leading chunks the request has before its prefill."""
-        queues = self._queues(found)
+        backlog_s, link_s, others = self._queues(found)
         return decide(
             tiers,
             computed_tokens=found.computed * self._world.chunk_tokens,
             prompt_tokens=found.prompt_tokens,
             chunk_tokens=self._world.chunk_tokens,
             chunk_bytes=self._world.chunk_bytes,
-            fetch={**self._world.local, "remote": self._remote(found, queues.link_s)},
+            fetch={**self._world.local, "remote": self._remote(found, link_s)},
             prefill=self._world.prefill.seconds,
             settings=self._settings,
-            backlog_s=queues.backlog_s,
-            others=queues.others,
+            backlog_s=backlog_s,
+            others=others,
         )
 
-    def _queues(self, found: ReplayedRequest) -> _Queues:
-        """The queues, as far as the gate sees them."""
+    def _queues(self, found: ReplayedRequest) -> tuple[float, float, Others]:
+        """Seconds of prefill on its engine, seconds until the link is free, and others, as the gate sees them."""
         if not self._queueing or self._chooser == "rule_blind":
-            return _NONE
+            return 0.0, 0.0, ALONE
         engine, link, at_s = self._engines[found.engine], self._transfers, found.at_s
-        others = Others(engine.requests(at_s), link.transfers(at_s))
-        return _Queues(engine.backlog_s(at_s), link.wait_s(at_s), others)
+        return engine.backlog_s(at_s), link.wait_s(at_s), Others(engine.requests(at_s), link.transfers(at_s))
 
     def _remote(self, found: ReplayedRequest, queue_s: float) -> FetchEstimate:
         """The cost that the gate assumes for a fetch over the link."""
@@ -208,9 +189,9 @@ class Play:
         self.tally.ttft_s.append(-found.at_s if self._queueing else fetch_s + prefill_s)
 
     def _end(self, queue: PrefillQueue, at_s: float) -> None:
-        for ended in queue.until(at_s):
+        for request, ended_s in queue.until(at_s):
             if self._queueing:
-                self.tally.ttft_s[ended.request] += ended.at_s
+                self.tally.ttft_s[request] += ended_s
 
     def _count(self, found: ReplayedRequest, tiers: Sequence[str]) -> None:
         tokens, hits = self._world.chunk_tokens, self.tally.hit_tokens

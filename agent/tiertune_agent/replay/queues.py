@@ -3,14 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import NamedTuple
-
-
-class Ended(NamedTuple):
-    """A prefill and its end, which may lie ahead."""
-
-    request: int
-    at_s: float
 
 
 class PrefillQueue:
@@ -30,13 +22,13 @@ class PrefillQueue:
         heappush(self._waiting, (ready_s, request, seconds))
         self._waiting_s += seconds
 
-    def until(self, at_s: float) -> Iterator[Ended]:
-        """Start all prefills whose turn comes by ``at_s``; yields when each will end."""
+    def until(self, at_s: float) -> Iterator[tuple[int, float]]:
+        """Start all prefills whose turn comes by ``at_s``; yields each and when it will end, which may lie ahead."""
         while self._waiting and max(self._free_s, self._waiting[0][0]) <= at_s:
             ready_s, request, seconds = heappop(self._waiting)
             self._free_s = max(self._free_s, ready_s) + seconds
             self._waiting_s = self._waiting_s - seconds if self._waiting else 0.0
-            yield Ended(request, self._free_s)
+            yield request, self._free_s
 
     def requests(self, at_s: float) -> int:
         """How many requests are not done at ``at_s``."""

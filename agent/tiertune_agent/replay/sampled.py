@@ -57,16 +57,13 @@ def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled
     large = [size for size in chunks if size * rate >= 1]
     ratios = {size: pool_hits(trace, "lru", size) / trace.accesses for size in small}
     if large:
-        curve = Curve(rate, hot=_hot()) if rate < 1 else Curve(rate, most_tracked=trace.unique)
+        hot = HotSet(HOT, Frequent(every=1, half_life=HALF_LIFE))
+        curve = Curve(rate, hot=hot) if rate < 1 else Curve(rate, most_tracked=trace.unique)
         for keys, hashed, again in requests(trace, seed):
             curve.request(keys, hashed, again)
         ratios.update(zip(large, curve.hit_ratios(large), strict=True))
     rates = [curve.rate if size * rate >= 1 else 1.0 for size in chunks]
     return Sampled([ratios[size] for size in chunks], rates, len(small) + bool(large))
-
-
-def _hot() -> HotSet:
-    return HotSet(HOT, Frequent(every=1, half_life=HALF_LIFE))
 
 
 def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float, seed: int) -> Sampled:

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.replay.contents import Conductor, ReplayedRequest, arrivals, contents, route
+from tiertune_agent.replay.contents import ReplayedRequest, arrivals, contents, route
 from tiertune_agent.replay.engine import local_costs, prefill_cost
 from tiertune_agent.replay.fleet import Sizes
 from tiertune_agent.replay.link import Link
 from tiertune_agent.replay.play import Play, Report, Tally, World
 from tiertune_agent.replay.scenario import Scenario, Sized
 from tiertune_agent.replay.traces import Trace
-from tiertune_agent.replay.tuned import tuned
+from tiertune_agent.replay.tuned import ReplayAgent, tuned
 from tiertune_agent.terminal.progress import Step, unseen
 from tiertune_agent.whatif.shapes import SHARES
 from tiertune_connector.cost import GateSettings
@@ -84,7 +84,7 @@ class Replay:
         self,
         capacities: Sizes,
         chooser: str,
-        conductor: Conductor | None = None,
+        conductor: ReplayAgent | None = None,
         settings: Mapping[str, GateSettings] | None = None,
         report: Report | None = None,
     ) -> Tally:

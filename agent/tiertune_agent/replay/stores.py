@@ -4,7 +4,7 @@ All nodes are alike here, so the fleet appears as one store.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -92,7 +92,7 @@ class Stores:
         watched = range(0, scenario.nodes, -(-scenario.nodes // WATCHED_NODES))
         self._chunks = start.dram
         self._pools = {node: PoolGhosts(start.dram, rate=_ghost_rate(start.dram)) for node in watched}
-        self._counted: dict[tuple[str, int], tuple[float, float]] = {}
+        self._counted: Mapping[tuple[str, int, str], float] = {}
         self.prospects: list[Prospect] = []
         self.windows: list[Window] = []
         """Windows with the pool's ghosts, oldest first."""
@@ -184,22 +184,18 @@ class Stores:
 
     def _ghost_tokens(self) -> dict[str, float]:
         """``whatif_tokens_total`` of the window, over all pools watched."""
-        totals: dict[tuple[str, int], tuple[float, float]] = {}
+        totals = defaultdict[tuple[str, int, str], float](float)
         for pool in self._pools.values():
-            for key, (hits, chunks) in pool.counts().items():
-                hit, missed = totals.get(key, (0.0, 0.0))
-                totals[key] = (hit + hits, missed + chunks - hits)
+            for (algorithm, chunks), (hits, asked) in pool.counts().items():
+                totals[algorithm, chunks, "hit"] += hits
+                totals[algorithm, chunks, "miss"] += asked - hits
         values: dict[str, float] = {}
-        for key, counts in totals.items():
-            algorithm, chunks = key
-            for result, now, before in zip(("hit", "miss"), counts, self._counted.get(key, (0.0, 0.0)), strict=True):
-                if now <= before:  # counts that do not rise are left out
-                    continue
-                labels = (
-                    ("algorithm", algorithm),
-                    ("capacity_bytes", str(chunks * self._chunk_bytes)),
-                    ("result", result),
-                )
+        for key, now in totals.items():
+            before = self._counted.get(key, 0.0)
+            if now > before:  # counts that do not rise are left out
+                algorithm, chunks, result = key
+                size = str(chunks * self._chunk_bytes)
+                labels = (("algorithm", algorithm), ("capacity_bytes", size), ("result", result))
                 values[series("whatif_tokens_total", labels)] = (now - before) * self._world.chunk_tokens
         self._counted = totals
         return values

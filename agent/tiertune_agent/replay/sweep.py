@@ -53,8 +53,10 @@ def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] 
     if not files:
         raise InputError(f"--scenario: there is no .yaml file in {', '.join(map(str, scenarios))}")
     loaded = [load_scenario(file) for file in files]
-    for scenario in loaded:
-        _check_runs(runs, scenario)
+    for name, scenario in product(runs, loaded):
+        if name not in runs_of(scenario):
+            there = ", ".join(runs_of(scenario))
+            raise InputError(f"--run: there is no run {name!r} in {scenario.name}; there are {there}")
     return [Cell(str(trace), scenario, tuple(runs or runs_of(scenario))) for trace, scenario in product(traces, loaded)]
 
 
@@ -143,10 +145,3 @@ def _optimum(trace: Trace, scenario: Scenario) -> float:
     prompts: list[int] = trace.input_len.tolist()
     hits = zip(opt_prefixes(trace, int(chunks)), prompts, strict=True)
     return sum(min(blocks * trace.block_tokens, tokens - 1) for blocks, tokens in hits) / sum(prompts)
-
-
-def _check_runs(runs: Sequence[str], scenario: Scenario) -> None:
-    for name in runs:
-        if name not in runs_of(scenario):
-            there = ", ".join(runs_of(scenario))
-            raise InputError(f"--run: there is no run {name!r} in {scenario.name}; there are {there}")

@@ -93,11 +93,17 @@ def load_trace(path: Path) -> Trace:
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise TraceError(f"{path}: cannot be read as parquet: {reason}") from error
-    reader = _Reader(path, table)
+    try:
+        return _read(path.stem, _Reader(table))
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+
+
+def _read(name: str, reader: "_Reader") -> Trace:
     offsets, names = reader.chains("hash_ids")
     ids = np.unique(names, return_inverse=True)[1] if names.max() >= names.size else names
     trace = Trace(
-        name=path.stem,
+        name=name,
         block_tokens=reader.block_size(),
         t=reader.numbers("t", pa.types.is_floating, pa.types.is_integer).astype(np.float64),
         input_len=reader.integers("input_len"),
@@ -106,23 +112,23 @@ def load_trace(path: Path) -> Trace:
         offsets=offsets,
         ids=ids.astype(np.int64),
     )
-    _check_requests(path, trace)
-    _check_parents(path, trace, names)
+    _check_requests(trace)
+    _check_parents(trace, names)
     return trace
 
 
 class _Reader:
     """Columns of one table, or errors that name them."""
 
-    def __init__(self, path: Path, table: Any) -> None:  # noqa: ANN401 (pyarrow has no types)
-        self._path, self._table = path, table
+    def __init__(self, table: Any) -> None:  # noqa: ANN401 (pyarrow has no types)
+        self._table = table
         if not table.num_rows:
-            raise TraceError(f"{path}: there is nothing in it: no requests")
+            raise TraceError("there is nothing in it: no requests")
 
     def block_size(self) -> int:
         text = (self._table.schema.metadata or {}).get(b"block_size", b"").decode(errors="replace")
         if not text.isdecimal() or not int(text):
-            raise TraceError(f"{self._path}: parquet metadata 'block_size' must be tokens per block, not {text!r}")
+            raise TraceError(f"parquet metadata 'block_size' must be tokens per block, not {text!r}")
         return int(text)
 
     def integers(self, name: str) -> Ints:
@@ -143,9 +149,9 @@ class _Reader:
         wrong = np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False) | ~(values >= 0))
         if wrong.size:
             row = int(np.searchsorted(offsets, wrong[0], side="right")) - 1
-            raise TraceError(f"{self._path}: row {row}, column {name!r}: a block id is missing or negative")
+            raise TraceError(f"row {row}, column {name!r}: a block id is missing or negative")
         if not values.size:
-            raise TraceError(f"{self._path}: column {name!r}: there is nothing in it: no request has a block")
+            raise TraceError(f"column {name!r}: there is nothing in it: no request has a block")
         return offsets, values
 
     def texts(self, name: str) -> list[str]:
@@ -154,13 +160,13 @@ class _Reader:
 
     def _column(self, name: str, accepts: Callable[[Any], bool], expected: str) -> Any:  # noqa: ANN401
         if name not in self._table.column_names:
-            raise TraceError(f"{self._path}: column {name!r} is missing; there are {self._table.column_names}")
+            raise TraceError(f"column {name!r} is missing; there are {self._table.column_names}")
         column = self._table[name].combine_chunks()
         if not accepts(column.type):
-            raise TraceError(f"{self._path}: column {name!r} has type {column.type}, expected {expected}")
+            raise TraceError(f"column {name!r} has type {column.type}, expected {expected}")
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-            raise TraceError(f"{self._path}: row {row}, column {name!r}: a value is missing")
+            raise TraceError(f"row {row}, column {name!r}: a value is missing")
         return column
 
 
@@ -173,7 +179,7 @@ def _is_text(kind: Any) -> bool:  # noqa: ANN401
     return bool(pa.types.is_string(value) or pa.types.is_large_string(value))
 
 
-def _check_requests(path: Path, trace: Trace) -> None:
+def _check_requests(trace: Trace) -> None:
     lengths = np.diff(trace.offsets)
     blocks = -(-trace.input_len // trace.block_tokens)
     checks = [
@@ -185,10 +191,10 @@ def _check_requests(path: Path, trace: Trace) -> None:
     for column, wrong, message in checks:
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
-            raise TraceError(f"{path}: row {row}, column {column!r}: {message}")
+            raise TraceError(f"row {row}, column {column!r}: {message}")
 
 
-def _check_parents(path: Path, trace: Trace, names: Names) -> None:
+def _check_parents(trace: Trace, names: Names) -> None:
     """TraceError unless each id follows the same block everywhere, as it names its prefix; ``names`` as in the file."""
     parents = np.concatenate([[-1], trace.ids[:-1]])
     starts = trace.offsets[:-1]
@@ -203,8 +209,7 @@ def _check_parents(path: Path, trace: Trace, names: Names) -> None:
     first = int(np.flatnonzero(trace.ids == trace.ids[place])[0])
     now, before = (_told(parents[at] >= 0, names[at - 1]) for at in (place, first))
     raise TraceError(
-        f"{path}: row {row}, column 'hash_ids': broken chain: block {names[place]} follows {now} here, "
-        f"but {before} before"
+        f"row {row}, column 'hash_ids': broken chain: block {names[place]} follows {now} here, but {before} before"
     )
 
 

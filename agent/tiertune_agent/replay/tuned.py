@@ -143,7 +143,7 @@ class ReplayAgent:
         return max(0, left - left % WINDOWS)
 
     def request(self, index: int, at_s: float, engine: int, fleet: FleetPools) -> None:
-        """As every conductor."""
+        """Request ``index`` is about to be looked up: it comes to ``engine``, ``at_s`` seconds after the first."""
         self.until(at_s, fleet)
         self._asked = self._ended
         self.stores.request(index, fleet.node(engine))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import GIB, Histogram, Rates, Target, Window, total
@@ -24,7 +24,7 @@ from tiertune_agent.tuners.base import (
     NoChange,
     Period,
     Proposal,
-    Scope,
+    Tuner,
     TunerSettings,
     since_change,
     tier_targets,
@@ -100,13 +100,11 @@ class AdmissionEvidence:
         return told | {key: value for name, each in ratios for key, value in each.document(name).items()}
 
 
-class AdmissionTuner:
-    name: ClassVar = "admission"
-    key: ClassVar = "admission"
-    scope: ClassVar[Scope] = "store"
-
-    def __init__(self, settings: AdmissionSettings) -> None:
-        self.settings = settings
+class AdmissionTuner(Tuner):
+    name = "admission"
+    key = "admission"
+    scope = "store"
+    settings: AdmissionSettings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         return tier_targets(store, SLOWER, status)
@@ -127,53 +125,46 @@ class AdmissionTuner:
         told, price = _told(tier, sums), current.rates.network_gib if tier == "remote" else 0.0
         if sums.once is None:
             return NoChange(f"{now} stays: DRAM evicted nothing, so any admission is right; {told}", sums.document())
-        wished = self._fewer(sums, sums.once, price, current.rates) if now == "always" else _more(sums, price)
-        if not wished.pays:
-            return NoChange(f"{now} stays: {wished.why}; {told}", sums.document())
+        pays, why = _fewer(sums, sums.once, price, current.rates) if now == "always" else _more(sums, price)
+        if not pays:
+            return NoChange(f"{now} stays: {why}; {told}", sums.document())
         after = "second_access" if now == "always" else "always"
-        return Proposal(field, now, after, f"{wished.why}; {told}", sums.document())
-
-    def _fewer(self, sums: AdmissionEvidence, unused: float, price: float, rates: Rates) -> "_Wish":
-        """Whether second_access is sure to pay."""
-        earned = sums.saved_s.value * rates.gpu_hour / 3600
-        doubt = ERRORS * sums.saved_s.error * rates.gpu_hour / 3600
-        if earned + doubt < unused * price:
-            why = (
-                f"fetches save {earned:.3g} per GiB written, of which {unused * price:.3g} is paid for chunks used once"
-            )
-            return _Wish(why, pays=True)
-        drops = sums.dropped
-        if drops.value - ERRORS * drops.error > LEAST and sums.spare.above:
-            why = f"the full queue drops {drops.value:.0%} by chance, and chunks used twice alone would fill it"
-            return _Wish(why, pays=True)
-        reused = sums.reused
-        if sums.full and unused > 0.5 and reused.value + ERRORS * reused.error < LEAST:
-            why = f"the tier is full, and {reused.value:.1%} of what is written is read before it leaves"
-            return _Wish(why, pays=True)
-        return _Wish("writing everything costs less than what it may save", pays=False)
+        return Proposal(field, now, after, f"{why}; {told}", sums.document())
 
 
-@dataclass(frozen=True)
-class _Wish:
-    why: str
-    pays: bool
+def _fewer(sums: AdmissionEvidence, unused: float, price: float, rates: Rates) -> tuple[bool, str]:
+    """Whether second_access is sure to pay, and why (not)."""
+    earned = sums.saved_s.value * rates.gpu_hour / 3600
+    doubt = ERRORS * sums.saved_s.error * rates.gpu_hour / 3600
+    if earned + doubt < unused * price:
+        return (
+            True,
+            f"fetches save {earned:.3g} per GiB written, of which {unused * price:.3g} is paid for chunks used once",
+        )
+    drops = sums.dropped
+    if drops.value - ERRORS * drops.error > LEAST and sums.spare.above:
+        return True, f"the full queue drops {drops.value:.0%} by chance, and chunks used twice alone would fill it"
+    reused = sums.reused
+    if sums.full and unused > 0.5 and reused.value + ERRORS * reused.error < LEAST:
+        return True, f"the tier is full, and {reused.value:.1%} of what is written is read before it leaves"
+    return False, "writing everything costs less than what it may save"
 
 
-def _more(sums: AdmissionEvidence, price: float) -> _Wish:
-    """Whether writing everything costs nothing, so that it can only hit more."""
+def _more(sums: AdmissionEvidence, price: float) -> tuple[bool, str]:
+    """Whether writing everything costs nothing, so that it can only hit more, and why (not)."""
     unused = sums.once or 0.0
     wanted = sums.busy / (1 - unused) if unused < 1 else 1.0
     if price > 0:
-        return _Wish(f"the network costs {price:g} per GiB", pays=False)
+        return False, f"the network costs {price:g} per GiB"
     if sums.dropped.value > 0:
-        return _Wish("the queue is full at times", pays=False)
+        return False, "the queue is full at times"
     if sums.full:
-        return _Wish("the tier is full: a chunk more takes the place of another", pays=False)
+        return False, "the tier is full: a chunk more takes the place of another"
     if unused < LEAST:
-        return _Wish("nearly all that leaves DRAM was written", pays=False)
+        return False, "nearly all that leaves DRAM was written"
     if wanted > HALF_BUSY:
-        return _Wish(f"writing everything would take {min(wanted, 1):.0%} of the writers' time", pays=False)
-    return _Wish(f"writing everything would take {wanted:.0%} of the writers' time and displaces nothing", pays=True)
+        return False, f"writing everything would take {min(wanted, 1):.0%} of the writers' time"
+    return True, f"writing everything would take {wanted:.0%} of the writers' time and displaces nothing"
 
 
 def passed(windows: Sequence[Window], tier: str) -> list[Passage]:
@@ -188,10 +179,10 @@ def summed(passages: Sequence[Passage], *, full: bool) -> AdmissionEvidence:
     left = [sum(seen.once for seen in passages), sum(seen.twice for seen in passages)]
     return AdmissionEvidence(
         once=left[0] / sum(left) if any(left) else None,
-        spare=ratio([Summand(1.0, seen.twice - seen.writes, 1.0) for seen in passages]),
-        dropped=ratio([Summand(1.0, seen.dropped, seen.dropped + seen.writes) for seen in passages]),
-        reused=ratio([Summand(1.0, seen.asked_bytes, seen.written_bytes) for seen in passages]),
-        saved_s=ratio([Summand(1.0, seen.saved_s, seen.written_bytes / GIB) for seen in passages]),
+        spare=ratio([Summand(seen.twice - seen.writes, 1.0) for seen in passages]),
+        dropped=ratio([Summand(seen.dropped, seen.dropped + seen.writes) for seen in passages]),
+        reused=ratio([Summand(seen.asked_bytes, seen.written_bytes) for seen in passages]),
+        saved_s=ratio([Summand(seen.saved_s, seen.written_bytes / GIB) for seen in passages]),
         written_bytes=sum(seen.written_bytes for seen in passages),
         busy=sum(seen.write_s for seen in passages) / (WRITERS * sum(seen.seconds for seen in passages)),
         full=full,

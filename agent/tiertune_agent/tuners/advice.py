@@ -8,7 +8,17 @@ from pydantic import Field
 
 from tiertune_agent.records import FLEET, Prospect, Target, Window
 from tiertune_agent.tuners.balance import Demand, demand, evened
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Scope, TunerSettings, pool_targets
+from tiertune_agent.tuners.base import (
+    Answer,
+    Current,
+    NoChange,
+    Period,
+    Proposal,
+    Scope,
+    Tuner,
+    TunerSettings,
+    pool_targets,
+)
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.tier_size import nearest, present_shape
 from tiertune_connector.units import Duration
@@ -56,20 +66,30 @@ class Comparison:
         return self.gain.above and self.gain.value >= least
 
 
-class Advice:
+class Advice(Tuner):
     """What all advice has in common. Unless it says otherwise, it is for the fleet, or for each of its namespaces."""
 
-    key: ClassVar = "advice"
+    key = "advice"
     scope: ClassVar[Scope] = "fleet"
+    settings: AdviceSettings
 
-    def __init__(self, settings: AdviceSettings) -> None:
-        self.settings = settings
+    def _against(
+        self, current: Current, other: Callable[[Shape], str], way: str, unknown: str, *, now: str, after: str
+    ) -> Answer:
+        """Whether the ``way`` that ``other`` names is better than the present one, from ``now`` to ``after``."""
+        found, least = compared(current, self.settings.period, other), self.settings.min_gain
+        if found is None:
+            return NoChange(f"{self.name} stays, not enough data: no samples tell yet what {unknown}")
+        told = f"{way} {found.told}"
+        if not found.pays(least):
+            return NoChange(f"{self.name} stays: {told}; advice takes {least:.1%}", found.evidence)
+        return Proposal(f"{ADVICE}{self.name}", now, after, told, found.evidence, found.requests)
 
 
 class Routing(Advice):
     """Whether requests would wait less if each went to the host that last had most of its prompt."""
 
-    name: ClassVar = "routing"
+    name = "routing"
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return pool_targets(FLEET, "dram", status)
@@ -77,19 +97,17 @@ class Routing(Advice):
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
         if current.hosts < 2:
             return NoChange("routing stays: there is one host, and nothing to route between")
-        found = compared(current, self.settings.period, lambda shape: f"{shape}{PREFIX_ROUTING}")
-        if found is None:
-            return NoChange("routing stays, not enough data: no samples tell yet what routing by prefix would do")
-        told = f"routing each request to the host that has most of its prompt {found.told}"
-        if not found.pays(self.settings.min_gain):
-            return NoChange(f"routing stays: {told}; advice takes {self.settings.min_gain:.1%}", found.evidence)
-        return Proposal(f"{ADVICE}routing", "as it is", "by prefix", told, found.evidence, found.requests)
+        way = "routing each request to the host that has most of its prompt"
+        unknown = "routing by prefix would do"
+        return self._against(
+            current, lambda shape: f"{shape}{PREFIX_ROUTING}", way, unknown, now="as it is", after="by prefix"
+        )
 
 
 class Sharing(Advice):
     """Whether requests would wait less if nothing came from the remote tier."""
 
-    name: ClassVar = "sharing"
+    name = "sharing"
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return pool_targets(FLEET, "remote", status)
@@ -97,19 +115,20 @@ class Sharing(Advice):
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
         if not current.remote_bytes:
             return NoChange("nothing is shared: there is no remote tier")
-        found = compared(current, self.settings.period, lambda shape: str(Shape(shape.dram, shape.disk, 0)))
-        if found is None:
-            return NoChange("sharing stays, not enough data: no samples tell yet what no remote tier would cost")
-        told = f"not sharing {found.told}"
-        if not found.pays(self.settings.min_gain):
-            return NoChange(f"sharing stays: {told}", found.evidence)
-        return Proposal(f"{ADVICE}sharing", "shared", "not shared", told, found.evidence, found.requests)
+        return self._against(
+            current,
+            lambda shape: str(Shape(shape.dram, shape.disk, 0)),
+            "not sharing",
+            "no remote tier would cost",
+            now="shared",
+            after="not shared",
+        )
 
 
 class Balance(Advice):
     """Whether the GPUs of one stage are busy while those of the other wait."""
 
-    name: ClassVar = "balance"
+    name = "balance"
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return [Target(FLEET, "gpu")]
@@ -144,7 +163,7 @@ def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -
     parts = []
     for prospect, (now_s, other_s) in pairs:
         weight = DECAY ** ((newest - prospect.start).total_seconds() / period_s)
-        parts.append(Summand(weight, prospect.requests * (now_s - other_s), prospect.requests * now_s))
+        parts.append(Summand(prospect.requests * (now_s - other_s), prospect.requests * now_s, weight))
     requests = sum(part.weight * prospect.requests for part, (prospect, _) in zip(parts, pairs, strict=True))
     now_s = sum(part.weight * part.per for part in parts) / requests
     return Comparison(now_s, ratio(parts), sum(prospect.requests for prospect, _ in pairs)) if now_s > 0 else None

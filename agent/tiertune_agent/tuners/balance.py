@@ -81,4 +81,4 @@ def _parts(windows: Sequence[StageWindow]) -> list[Summand]:
             work[start] += window.gpu_seconds if window.phase in COMPUTES else 0.0
         else:
             work[start] += (window.utilization or 0.0) * window.seconds if window.gpu else 0.0
-    return [Summand(1.0, work[start], seconds[start]) for start in starts]
+    return [Summand(work[start], seconds[start]) for start in starts]

@@ -1,10 +1,11 @@
 """What every tuner is asked, and what it may answer."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -107,7 +108,7 @@ class Current:
     """What the GPUs of the whole fleet did lately, by stage and phase."""
 
 
-class Tuner(Protocol):
+class Tuner(ABC):
     """One question about one target, asked again every period."""
 
     name: ClassVar[str]
@@ -117,15 +118,17 @@ class Tuner(Protocol):
     """What it reads. ``tier``: windows of the target's tier; ``pool``: of its pool, with ghosts; ``store``: of the
     whole store, with prospects; ``fleet``: prospects and stages; ``size``: prospects (budgets pay for what it sets)."""
 
-    def __init__(self, settings: Any) -> None:  # noqa: ANN401 (each tuner's own)
-        """``settings`` are what the policy has under ``key``."""
+    settings: TunerSettings
+    """What the policy has under ``key``."""
 
-    @property
-    def settings(self) -> TunerSettings: ...
+    def __init__(self, settings: TunerSettings) -> None:
+        self.settings = settings
 
+    @abstractmethod
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         """What there is to tune in a store with this status."""
 
+    @abstractmethod
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
         """Answer from the windows, oldest first."""
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.records import Target, Window, ended, total
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Scope, TunerSettings, pool_targets
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Tuner, TunerSettings, pool_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, ghost_tokens, nearest
 from tiertune_connector.eviction import CANDIDATES
@@ -87,13 +87,11 @@ class Rival:
         return self.relative * self.remembered
 
 
-class EvictionTuner:
-    name: ClassVar = "eviction"
-    key: ClassVar = "eviction"
-    scope: ClassVar[Scope] = "pool"
-
-    def __init__(self, settings: EvictionSettings) -> None:
-        self.settings = settings
+class EvictionTuner(Tuner):
+    name = "eviction"
+    key = "eviction"
+    scope = "pool"
+    settings: EvictionSettings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         return pool_targets(store, "dram", status)
@@ -216,7 +214,7 @@ def _gain(seen: Sequence[GhostWindow], present: str, name: str) -> Ratio:
     parts = []
     for each in seen:
         (hit, asked), (had, of) = each.tokens[name], each.tokens[present]
-        parts.append(Summand(DECAY**each.age, hit / asked * of - had, of))
+        parts.append(Summand(hit / asked * of - had, of, DECAY**each.age))
     return ratio(parts)
 
 

@@ -13,11 +13,11 @@ ERRORS = 2.0
 class Summand(NamedTuple):
     """What one window adds to a ratio of sums."""
 
-    weight: float
     of: float
     """Part of the numerator."""
     per: float
     """Part of the denominator."""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)

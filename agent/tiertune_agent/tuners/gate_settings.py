@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import ClassVar
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Window
@@ -18,7 +17,7 @@ TRIED_AGAIN = timedelta(days=1)
 class GateTuner(OfRemote):
     """Changes one field at a time."""
 
-    name: ClassVar = "gate_settings"
+    name = "gate_settings"
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
         margin, wanted = read(current.tuning, MARGIN), self.settings.margin

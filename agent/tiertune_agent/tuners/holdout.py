@@ -1,7 +1,6 @@
 """The share of requests held out from remote fetches follows the policy file."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Window
@@ -12,7 +11,7 @@ FIELD = "tiers.remote.holdout"
 
 
 class Holdout(OfRemote):
-    name: ClassVar = "holdout"
+    name = "holdout"
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (the policy is enough)
         before, wanted = read(current.tuning, FIELD), current.holdout

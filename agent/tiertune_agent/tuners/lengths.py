@@ -69,4 +69,4 @@ def _within(classes: Mapping[int, Sums], low: float, high: float) -> Sums:
 
 
 def _per_fetch(parts: Sequence[Sums]) -> Ratio:
-    return ratio([Summand(1.0, gained, fetches) for fetches, gained in parts])
+    return ratio([Summand(gained, fetches) for fetches, gained in parts])

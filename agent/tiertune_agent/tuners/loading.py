@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from math import hypot
-from typing import Any, ClassVar
+from typing import Any
 
 from tiertune_agent.records import OBSERVED, Target, Window, total
 from tiertune_agent.tuners.advice import ADVICE, Advice
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summand, ratio
 
 WAIT_S, LOADED = "observed_wait_seconds_total", "observed_loaded_tokens_total"
@@ -21,8 +21,8 @@ class Loading(Advice):
     computed token, it loses all the more against computing the loaded ones.
     """
 
-    name: ClassVar = "loading"
-    scope: ClassVar[Scope] = "store"
+    name = "loading"
+    scope = "store"
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         """The first tier beyond the GPU of an observed source; our own stores have a gate instead."""
@@ -54,7 +54,7 @@ class Loading(Advice):
 def _per_token(windows: Sequence[Window], seconds: str, tokens: str) -> Ratio | None:
     """Seconds per token; None if unknown, or if too few windows had any."""
     told = [
-        Summand(1.0, spent, count)
+        Summand(spent, count)
         for window in windows
         if (spent := window.known(seconds)) is not None and (count := window.known(tokens)) is not None
         if spent or count

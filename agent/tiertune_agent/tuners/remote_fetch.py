@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from tiertune_agent.tuners.base import (
     NoChange,
     Period,
     Proposal,
-    Scope,
+    Tuner,
     TunerSettings,
     TypicalCandidate,
     since_change,
@@ -66,79 +66,62 @@ class Evidence:
         return self.saved_s - self.lost_s if self.saved_s or self.lost_s else self.recompute_s - self.fetch_s
 
 
-class OfRemote:
+class OfRemote(Tuner):
     """A question about a store's remote tier, with the settings of ``remote_fetch``."""
 
-    key: ClassVar = "remote_fetch"
-    scope: ClassVar[Scope] = "tier"
-
-    def __init__(self, settings: RemoteFetchSettings) -> None:
-        self.settings = settings
+    key = "remote_fetch"
+    scope = "tier"
+    settings: RemoteFetchSettings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         return tier_targets(store, ("remote",), status)
 
 
 class RemoteFetch(OfRemote):
-    name: ClassVar = "remote_fetch"
+    name = "remote_fetch"
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
         """Answer from windows that began after the last change only, so that changing again takes N windows."""
-        windows = since_change(history, current)
-        if read(current.tuning, FIELD) == "on":
-            return self._while_on(windows)
-        return self._while_off(windows, current.typical)
-
-    def _while_on(self, windows: Sequence[Window]) -> Answer:
-        newest, streak = _streak(windows, asked, lambda evidence: evidence.gain_s < 0)
-        if newest is None:
-            return NoChange(f"too few candidates: no request found chunks in remote in {_count(windows)}")
-        needed = self.settings.disable_after
-        if not streak:
-            return NoChange(f"stays on, fetching pays: {_sums([newest])}", _table([newest]))
-        if len(streak) < needed:
-            return NoChange(f"stays on: fetching cost more in {_of(streak, needed)}: {_sums(streak)}", _table(streak))
-        doubt = _doubt(gains(streak))
-        if doubt:
-            return NoChange(f"stays on: fetching cost more, {doubt}: {_sums(streak)}", _table(streak))
-        short = losing_lengths(windows, needed)
-        if short is not None:
-            return NoChange(f"stays on, a floor is enough: {short.reason}", _table(streak))
-        return Proposal(
-            FIELD,
-            "on",
-            "off",
-            f"in {len(streak)} windows in a row fetching cost more than recomputing: {_sums(streak)}",
-            _table(streak),
-            requests=sum(evidence.requests for evidence in streak),
-        )
-
-    def _while_off(self, windows: Sequence[Window], typical: TypicalCandidate | None) -> Answer:
-        margin, needed = self.settings.margin, self.settings.enable_after
-        newest, streak = _streak(
-            windows,
-            lambda window: estimated(window, typical),
-            lambda evidence: evidence.fetch_s * margin < evidence.recompute_s,
-        )
-        if newest is None:
-            return NoChange(f"stays off: {_why_unknown(windows, typical)}")
-        if not streak:
-            return NoChange(
-                f"stays off, fetching would not pay with margin {margin:g}: {_each(newest, typical)}",
-                _table([newest]),
+        windows, typical, margin = since_change(history, current), current.typical, self.settings.margin
+        on = read(current.tuning, FIELD) == "on"
+        if on:
+            newest, streak = _streak(windows, asked, lambda evidence: evidence.gain_s < 0)
+        else:
+            newest, streak = _streak(
+                windows,
+                lambda window: estimated(window, typical),
+                lambda evidence: evidence.fetch_s * margin < evidence.recompute_s,
             )
-        if len(streak) < needed:
-            return NoChange(f"stays off: fetching would pay in {_of(streak, needed)}: {_each(streak[-1], typical)}")
-        doubt = _doubt(gains(streak, margin))
-        if doubt:
-            return NoChange(f"stays off: fetching would pay, {doubt}: {_each(streak[-1], typical)}", _table(streak))
-        return Proposal(
-            FIELD,
-            "off",
-            "on",
-            f"in {len(streak)} windows in a row fetching would pay (margin {margin:g}): {_each(streak[-1], typical)}",
-            _table(streak),
+        if streak:
+            return self._ran(windows, streak, typical, on=on)
+        if newest is None:
+            few = f"too few candidates: no request found chunks in remote in {_count(windows)}"
+            return NoChange(few if on else f"stays off: {_why_unknown(windows, typical)}")
+        told = (
+            f"stays on, fetching pays: {_sums([newest])}"
+            if on
+            else f"stays off, fetching would not pay with margin {margin:g}: {_each(newest, typical)}"
         )
+        return NoChange(told, _table([newest]))
+
+    def _ran(
+        self, windows: Sequence[Window], streak: Sequence[Evidence], typical: TypicalCandidate | None, *, on: bool
+    ) -> Answer:
+        """Answer from a run of windows that speak for a switch; ``on``: for switching off."""
+        margin, needed = self.settings.margin, self.settings.disable_after if on else self.settings.enable_after
+        stays = "stays on: fetching cost more" if on else "stays off: fetching would pay"
+        told = _sums(streak) if on else _each(streak[-1], typical)
+        if len(streak) < needed:
+            return NoChange(f"{stays} in {_of(streak, needed)}: {told}", _table(streak))
+        if doubt := _doubt(gains(streak, None if on else margin)):
+            return NoChange(f"{stays}, {doubt}: {told}", _table(streak))
+        row = f"in {len(streak)} windows in a row fetching"
+        if not on:
+            return Proposal(FIELD, "off", "on", f"{row} would pay (margin {margin:g}): {told}", _table(streak))
+        if short := losing_lengths(windows, needed):
+            return NoChange(f"stays on, a floor is enough: {short.reason}", _table(streak))
+        requests = sum(evidence.requests for evidence in streak)
+        return Proposal(FIELD, "on", "off", f"{row} cost more than recomputing: {told}", _table(streak), requests)
 
 
 _OUTCOMES = ("gate_candidate_requests_total", "saved_seconds_total", "lost_seconds_total")
@@ -179,7 +162,7 @@ def gains(evidence: Iterable[Evidence], margin: float | None = None) -> Ratio:
     """Seconds that fetching gains per request; with a margin, as predicted with the fetch that much dearer."""
     return ratio(
         [
-            Summand(1.0, one.gain_s if margin is None else one.recompute_s - margin * one.fetch_s, max(1, one.requests))
+            Summand(one.gain_s if margin is None else one.recompute_s - margin * one.fetch_s, max(1, one.requests))
             for one in evidence
         ]
     )

@@ -1,26 +1,24 @@
 """Does the remote evict what it must? Asked only where the remote is managed."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import FLEET, Target, Window
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.eviction import EvictionSettings
 
 FIELD = "remote.policy"
 WANTED = "allkeys-lru"
 
 
-class RemotePolicy:
+class RemotePolicy(Tuner):
     """Chunks do not expire, so a policy that evicts nothing, or only expiring keys, keeps the first chunks for ever."""
 
-    name: ClassVar = "remote_policy"
-    key: ClassVar = "eviction"
-    scope: ClassVar[Scope] = "fleet"
-
-    def __init__(self, settings: EvictionSettings) -> None:
-        self.settings = settings
+    name = "remote_policy"
+    key = "eviction"
+    scope = "fleet"
+    settings: EvictionSettings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return [Target(FLEET, "remote")]

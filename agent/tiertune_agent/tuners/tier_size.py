@@ -18,7 +18,7 @@ from tiertune_agent.tuners.base import (
     NoChange,
     Period,
     Proposal,
-    Scope,
+    Tuner,
     TunerSettings,
     tier_targets,
 )
@@ -100,13 +100,11 @@ class Choice:
         return self.spells > 1 and self.before - self.after > ERRORS * self.error
 
 
-class TierSize:
-    name: ClassVar = "tier_size"
-    key: ClassVar = "tier_size"
-    scope: ClassVar[Scope] = "size"
-
-    def __init__(self, settings: TierSizeSettings) -> None:
-        self.settings = settings
+class TierSize(Tuner):
+    name = "tier_size"
+    key = "tier_size"
+    scope = "size"
+    settings: TierSizeSettings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         return tier_targets(store, LOCAL, status)
@@ -218,7 +216,7 @@ def _with_bounds(
             continue
         low, high = below[-1], above[0]
         part = (bound - size_of(low, tier)) / (size_of(high, tier) - size_of(low, tier))
-        at = Shape(*(round(a + part * (b - a)) for a, b in zip(_sizes(low), _sizes(high), strict=True)))
+        at = Shape(*(round(a + part * (b - a)) for a, b in zip(vars(low).values(), vars(high).values(), strict=True)))
         prospects = [
             replace(one, costs={**one.costs, str(at): (1 - part) * one.costs[str(low)] + part * one.costs[str(high)]})
             for one in prospects
@@ -233,17 +231,20 @@ def standing(shapes: Sequence[Shape], now: Shape, *, splits: bool) -> Shape:
     If each host is sized by itself, one with the same local tiers, where there is one: a host may be far smaller than
     the others, around whose sizes the shapes were chosen.
     """
-    alike = shapes if splits else [s for s in shapes if list(map(bool, _local(s))) == list(map(bool, _local(now)))]
+    alike = shapes if splits else [shape for shape in shapes if _local(shape) == _local(now)]
     return nearest(alike or shapes, now)
 
 
-def _local(shape: Shape) -> tuple[int, int]:
-    return shape.dram, shape.disk
+def _local(shape: Shape) -> tuple[bool, bool]:
+    """Whether it has DRAM, and a disk."""
+    return bool(shape.dram), bool(shape.disk)
 
 
 def nearest(shapes: Iterable[Shape], to: Shape) -> Shape:
     """The shape whose sizes differ least."""
-    return min(shapes, key=lambda shape: sum(abs(a - b) for a, b in zip(_sizes(shape), _sizes(to), strict=True)))
+    return min(
+        shapes, key=lambda shape: sum(abs(a - b) for a, b in zip(vars(shape).values(), vars(to).values(), strict=True))
+    )
 
 
 def choose(
@@ -262,14 +263,17 @@ def choose(
     over parts of periods.
     """
     spells = _spells(prospects, [str(shape) for shape in shapes], period_s)
+    weights = [weight_at(spell.age) for spell in spells]
+    hours = _sum(weights, [spell.seconds for spell in spells]) / 3600
     requests = sum(spell.requests for spell in spells)
-    faded = _weighed(spells)
-    if not requests or not faded.hours:
+    if not requests or not hours:
         return None
+    seconds = [_sum(weights, costs) for costs in zip(*(spell.costs for spell in spells), strict=True)]
+    weighted = _sum(weights, [spell.requests for spell in spells])
     price = rates.gpu_hour / 3600 if rates.gpu_hour else 1.0
     hourly = [
-        price * (seconds / faded.hours) + (_rent(shape, rates, hosts) if rates.gpu_hour else 0.0)
-        for shape, seconds in zip(shapes, faded.seconds, strict=True)
+        price * (each / hours) + (_rent(shape, rates, hosts) if rates.gpu_hour else 0.0)
+        for shape, each in zip(shapes, seconds, strict=True)
     ]
     mine = list(shapes).index(now)
     best = min(range(len(shapes)), key=lambda index: (hourly[index], index != mine))
@@ -278,9 +282,9 @@ def choose(
         shape=shapes[best],
         before=hourly[mine],
         after=hourly[best],
-        error=price * _error(faded.weights, differences) / faded.hours,
-        seconds_before=faded.seconds[mine] / faded.requests,
-        seconds_after=faded.seconds[best] / faded.requests,
+        error=price * _error(weights, differences) / hours,
+        seconds_before=seconds[mine] / weighted,
+        seconds_after=seconds[best] / weighted,
         requests=requests,
         spells=len(spells),
     )
@@ -336,30 +340,9 @@ def _telling(prospects: Sequence[Prospect], shapes: Sequence[Shape]) -> tuple[Se
     return telling, seconds
 
 
-@dataclass(frozen=True)
-class _Weighed:
-    """Weighted sums over spells."""
-
-    weights: list[float]
-    hours: float
-    requests: float
-    seconds: list[float]
-    """Of all requests, by shape."""
-
-
 def weight_at(age: float) -> float:
     """Weight of what was seen ``age`` periods ago: hyperbolic, so the newest counts most and no burst is forgotten."""
     return 1 / (1 + age)
-
-
-def _weighed(spells: Sequence[_Spell]) -> _Weighed:
-    weights = [weight_at(spell.age) for spell in spells]
-    return _Weighed(
-        weights,
-        hours=_sum(weights, [spell.seconds for spell in spells]) / 3600,
-        requests=_sum(weights, [spell.requests for spell in spells]),
-        seconds=[_sum(weights, costs) for costs in zip(*(spell.costs for spell in spells), strict=True)],
-    )
 
 
 def _error(weights: Sequence[float], differences: Sequence[float]) -> float:
@@ -376,10 +359,6 @@ def _rent(shape: Shape, rates: Rates, hosts: int) -> float:
     """Money per hour."""
     held = {"dram": hosts * shape.dram, "disk": hosts * shape.disk, "remote": shape.remote}
     return sum(rates.gib_hour.get(tier, 0.0) * size / GIB for tier, size in held.items())
-
-
-def _sizes(shape: Shape) -> tuple[int, int, int]:
-    return shape.dram, shape.disk, shape.remote
 
 
 def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> str:

@@ -20,9 +20,9 @@ class Entry:
     saved: float | None
     """Engine seconds, as is ``lost``."""
     lost: float | None
-    resident: float | None
-    """Bytes at the end of the window."""
-    transferred: float | None
+    bytes: float | None
+    """Resident bytes at the end of the window."""
+    transferred: int | None
     """Bytes to and from the tier."""
     amounts: Mapping[str, float | None]
     """Money, none below 0: the worth of engine seconds saved and lost, and the cost of rent and network."""
@@ -61,8 +61,8 @@ def entry(window: Window, rates: Rates) -> Entry | None:
         seconds=window.seconds,
         saved=saved,
         lost=lost,
-        resident=resident,
-        transferred=transferred,
+        bytes=resident,
+        transferred=None if transferred is None else round(transferred),
         amounts={
             "saved": _worth(saved, gpu),
             "lost": _worth(lost, gpu),

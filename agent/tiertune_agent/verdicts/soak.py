@@ -16,7 +16,8 @@ def fill_seconds(windows: Sequence[Window], capacity: float, chunk_bytes: Mappin
     ``chunk_bytes`` by namespace. Slower tiers count what is written; for DRAM it follows from what came and went.
     """
     written = total(windows, "tier_transfer_bytes_total", operation="write")
-    stored = written or _came(windows) + _went(windows, chunk_bytes)
+    went = (window.total("tier_evictions_total") * chunk_bytes.get(window.namespace, 0.0) for window in windows)
+    stored = written or _came(windows) + sum(went)
     return capacity * covered_s(windows) / stored if stored > 0 else None
 
 
@@ -36,10 +37,6 @@ def soak_seconds(policy_s: float, fill_s: float | None) -> float:
 def chunk_sizes(status: Mapping[str, Any]) -> dict[str, float]:
     """Bytes of one chunk by namespace, from a store's status."""
     return {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools(status).items()}
-
-
-def _went(windows: Sequence[Window], chunk_bytes: Mapping[str, float]) -> float:
-    return sum(window.total("tier_evictions_total") * chunk_bytes.get(window.namespace, 0.0) for window in windows)
 
 
 def _came(windows: Sequence[Window]) -> float:

@@ -48,7 +48,8 @@ def unweighed(decision: Decision) -> Verdict:
 
 def by_the_past(decision: Decision) -> bool:
     """Whether the windows before the change are needed to judge it."""
-    return measure(decision) == "admission" or (measure(decision) == "floor" and _raised(decision))
+    raised = measure(decision) == "floor" and decision.after > (decision.before or 0)
+    return measure(decision) == "admission" or raised
 
 
 def fetch_trial(after: str, windows: Sequence[Window], typical: TypicalCandidate | None) -> Trial:
@@ -110,7 +111,7 @@ def admission_trial(
             prompts_s = seen.prompt_tokens * token_s
             network_s = gib_s * seen.written_bytes / GIB
             if prompts_s > 0:
-                found.append(Summand(1.0, prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
+                found.append(Summand(prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
         return tuple(found)
 
     return Spells(
@@ -185,10 +186,6 @@ def _parts(prospects: Sequence[Prospect]) -> Iterator[tuple[int, Prospect]]:
     return ((int((prospect.start - told[0].start).total_seconds() / part_s + 0.5), prospect) for prospect in told)
 
 
-def _raised(decision: Decision) -> bool:
-    return bool(decision.after > (decision.before or 0))
-
-
 def _sum(passages: Sequence[Passage]) -> dict[str, float]:
     """What was written to a tier and read from it, for the evidence."""
     names = ("prompt_tokens", "asked_bytes", "saved_s", "writes", "written_bytes", "write_s", "dropped", "evicted")
@@ -217,5 +214,5 @@ def _missed(window: Window, before: str, after: str, capacity: float | None) -> 
 
 def _distance(one: Shape, other: Shape) -> float:
     """Sum over the tiers of the difference relative to the larger size."""
-    pairs = ((one.dram, other.dram), (one.disk, other.disk), (one.remote, other.remote))
+    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
     return sum((abs(a - b) / max(a, b) for a, b in pairs if a != b), 0.0)

@@ -71,13 +71,13 @@ class Ghosts:
     def share(self, which: Which) -> Ratio:
         """Share of the tokens asked for that were hit."""
         if which not in self._shares:
-            self._shares[which] = ratio([Summand(1.0, hit, asked) for _, hit, asked in self.told[which]])
+            self._shares[which] = ratio([Summand(hit, asked) for _, hit, asked in self.told[which]])
         return self._shares[which]
 
     def gain(self, one: Which, than: Which) -> Ratio:
         """Share of the tokens that one ghost hit beyond another."""
         if (one, than) not in self._gains:
-            self._gains[one, than] = ratio([Summand(1.0, more, of) for _, more, of in self.more(one, than)])
+            self._gains[one, than] = ratio([Summand(more, of) for _, more, of in self.more(one, than)])
         return self._gains[one, than]
 
     def more(self, one: Which, than: Which) -> list[tuple[datetime, float, float]]:

@@ -1,6 +1,6 @@
 """Prometheus text, queried by name: sums over labels that are not given, None if there is nothing. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import isfinite
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,26 +11,38 @@ Sample = tuple[dict[str, str], float]
 
 
 class Exposition:
-    """One answer of a ``/metrics``. Parses only what is wanted: an engine reports far more, mostly buckets."""
+    """One answer of a ``/metrics``. Parses only what is asked for: an engine reports far more, mostly buckets."""
 
-    def __init__(self, text: str, wanted: Iterable[str]) -> None:
-        """``wanted``: names of samples, with ``_total``, ``_sum`` or ``_count``. ValueError if it is no such text."""
-        names = frozenset(wanted)
+    def __init__(self, text: str, wanted: Iterable[str] = ()) -> None:
+        """``wanted``: names of samples that are parsed at once, so that a nonsensical one is a ValueError here."""
         self._samples: dict[str, list[Sample]] = {}
         self._declared: set[str] = set()
-        try:
-            for family in text_string_to_metric_families("\n".join(_lines(text, names)) + "\n"):
-                counts = family.type == "counter" and not family.name.endswith("_total")
-                self._declared.add(f"{family.name}_total" if counts else family.name)
-                for sample in family.samples:
-                    if isfinite(sample.value):
-                        self._samples.setdefault(sample.name, []).append((sample.labels, sample.value))
-        except (ValueError, KeyError, IndexError) as error:
-            raise ValueError(f"it is no Prometheus text: {error}") from error
+        self._lines: dict[str, list[str]] = {}
+        for line in text.splitlines():
+            if line.startswith("# TYPE "):
+                self._declared.add(line.split(" ", 3)[2])
+            else:
+                self._lines.setdefault(line.partition("{")[0].partition(" ")[0], []).append(line)
+        for name in wanted:
+            self._of(name)
+
+    def _of(self, name: str) -> list[Sample]:
+        """Samples with this name, which ends with ``_total``, ``_sum`` or ``_count`` where they do.
+
+        ValueError if they are no Prometheus text.
+        """
+        if name not in self._samples:
+            lines = "\n".join(self._lines.get(name, ()))
+            try:
+                samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
+            except (ValueError, KeyError, IndexError) as error:
+                raise ValueError(f"it is no Prometheus text: {error}") from error
+            self._samples[name] = [(sample.labels, sample.value) for sample in samples if isfinite(sample.value)]
+        return self._samples[name]
 
     def total(self, name: str, **labels: str) -> float | None:
         """The sum of the samples that carry these labels."""
-        return sum_known(value for told, value in self._samples.get(name, ()) if labels.items() <= told.items())
+        return sum_known(value for told, value in self._of(name) if labels.items() <= told.items())
 
     def counted(self, name: str, **labels: str) -> float | None:
         """As ``total``, but 0 if the family is declared without such a sample, which appears with its first count.
@@ -43,25 +55,16 @@ class Exposition:
     def split(self, name: str, label: str) -> dict[str, float]:
         """Sums by the values of a label."""
         sums: dict[str, float] = {}
-        for told, value in self._samples.get(name, ()):
+        for told, value in self._of(name):
             if label in told:
                 sums[told[label]] = sums.get(told[label], 0.0) + value
         return sums
 
     def declares(self, name: str) -> bool:
         """Whether the family is there, with or without samples."""
-        return name in self._declared or name in self._samples
+        return name in self._declared or bool(self._of(name))
 
     def values(self, label: str) -> tuple[str, ...]:
-        """All values of a label."""
+        """All values of a label, in samples read so far."""
         found = {told[label] for samples in self._samples.values() for told, _ in samples if told.get(label)}
         return tuple(sorted(found))
-
-
-def _lines(text: str, names: frozenset[str]) -> Iterator[str]:
-    for line in text.splitlines():
-        if line.startswith("# TYPE "):
-            if line.split(" ", 3)[2] in names:
-                yield line
-        elif not line.startswith("#") and line.partition("{")[0].partition(" ")[0] in names:
-            yield line

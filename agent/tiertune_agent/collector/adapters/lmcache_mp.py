@@ -5,36 +5,24 @@ is there. Completed requests include failed ones, so stores are counted by their
 5 GB/s, lifecycle histograms are a sample of 1 %: neither is read.
 """
 
-from collections.abc import Mapping
-
 from tiertune_agent.collector.adapters.exposition import Exposition
-from tiertune_agent.collector.adapters.mapped import STAGE, START, Hints, Mapped, one_tier, times
+from tiertune_agent.collector.adapters.mapped import STAGE, Hints, Mapped, one_tier, times
 
-_P = "lmcache_mp_"
-LOOKUPS, ASKED = f"{_P}lookups_requests_total", f"{_P}lookup_requested_tokens_total"
-HIT_L1, HIT_L2 = f"{_P}lookup_hit_l1_tokens_total", f"{_P}lookup_hit_l2_tokens_total"
-L1_READ, L1_WRITTEN, L1_EVICTED = (f"{_P}l1_{what}_chunks_total" for what in ("read", "write", "evicted"))
-L1_BYTES, L1_RATIO, L2_BYTES = f"{_P}l1_memory_usage_bytes", f"{_P}l1_usage_ratio", f"{_P}l2_usage_bytes"
-NO_ROOM, UNREADABLE = f"{_P}l1_allocation_failure_chunks_total", f"{_P}l1_read_failure_chunks_total"
-TRIED, STORED = f"{_P}l2_store_submitted_objects_chunks_total", f"{_P}l2_store_completed_objects_chunks_total"
-L2_ASKED, LOADED = f"{_P}l2_prefetch_lookup_objects_chunks_total", f"{_P}l2_prefetch_load_completed_chunks_total"
-L2_EVICTED, L2_FAILED = f"{_P}l2_evicted_objects_chunks_total", f"{_P}l2_prefetch_failure_chunks_total"
-WANTED = (
-    *(START, LOOKUPS, ASKED, HIT_L1, HIT_L2, L1_READ, L1_WRITTEN, L1_EVICTED, L1_BYTES, L1_RATIO, L2_BYTES),
-    *(NO_ROOM, UNREADABLE, TRIED, STORED, L2_ASKED, LOADED, L2_EVICTED, L2_FAILED),
-)
+HIT_L2 = "lmcache_mp_lookup_hit_l2_tokens_total"
+L2_BYTES = "lmcache_mp_l2_usage_bytes"
 ON_DISK = ("fs", "fs_native", "raw_block", "dax")
 """Adapters that keep bytes on a disk of the host; others are shared, or elsewhere."""
 
 
 def mapped(told: Exposition, hints: Hints) -> Mapped:
     """Map all models and tenants together."""
-    made = Mapped(models=told.values("model_name"), tiers={"dram": "L1"})
+    made = Mapped(tiers={"dram": "L1"})
     adapters = {own: "disk" if own in ON_DISK else "remote" for own in told.split(L2_BYTES, "l2_name")}
     below = one_tier(adapters)
     for salted in ("yes", "no"):
         made.put("requests_total", _by_salt(told, salted), salted=salted)
-    asked, hit = told.total(ASKED), told.total(HIT_L1)
+    asked = told.total("lmcache_mp_lookup_requested_tokens_total")
+    hit = told.total("lmcache_mp_lookup_hit_l1_tokens_total")
     made.put("prompt_tokens_total", asked, stage=STAGE)
     made.found("dram", hit, asked)
     _l1(told, made, hints)
@@ -52,11 +40,12 @@ def mapped(told: Exposition, hints: Hints) -> Mapped:
         "capacity and latency of L2: the server does not tell them",
         "seconds saved and lost: the server does not measure what recomputing would have cost",
     ]
+    made.models = told.values("model_name")
     return made
 
 
 def _by_salt(told: Exposition, salted: str) -> float | None:
-    by_salt = told.split(LOOKUPS, "cache_salt")
+    by_salt = told.split("lmcache_mp_lookups_requests_total", "cache_salt")
     if not by_salt:
         return None
     plain = by_salt.get("", 0.0)
@@ -64,31 +53,32 @@ def _by_salt(told: Exposition, salted: str) -> float | None:
 
 
 def _l1(told: Exposition, made: Mapped, hints: Hints) -> None:
-    held, ratio = told.total(L1_BYTES), _mean(told.split(L1_RATIO, "l1_tag"))
+    held = told.total("lmcache_mp_l1_memory_usage_bytes")
+    ratios = list(told.split("lmcache_mp_l1_usage_ratio", "l1_tag").values())
     made.put("tier_resident_bytes", held, tier="dram")
-    if held and ratio:
-        made.put("tier_capacity_bytes", round(held / ratio), tier="dram", state="effective")
-    read, written, refused = told.total(L1_READ), told.total(L1_WRITTEN), told.total(NO_ROOM)
+    if held and len(ratios) == 1 and ratios[0]:  # a mean of several would need their sizes
+        made.put("tier_capacity_bytes", round(held / ratios[0]), tier="dram", state="effective")
+    read, written = told.total("lmcache_mp_l1_read_chunks_total"), told.total("lmcache_mp_l1_write_chunks_total")
+    refused = told.total("lmcache_mp_l1_allocation_failure_chunks_total")
     tried = None if written is None and refused is None else (written or 0.0) + (refused or 0.0)
     made.chunks("dram", tried=tried, written=0.0 if written is None and refused else written, read=read)
     made.moved("dram", times(read, hints), times(written, hints))
-    made.put("tier_evictions_total", told.total(L1_EVICTED), tier="dram", algorithm="", reason="unknown")
+    evicted = told.total("lmcache_mp_l1_evicted_chunks_total")
+    made.put("tier_evictions_total", evicted, tier="dram", algorithm="", reason="unknown")
     made.failed("dram", "write", "no_room", refused)
-    made.failed("dram", "read", "failed", told.total(UNREADABLE))
+    made.failed("dram", "read", "failed", told.total("lmcache_mp_l1_read_failure_chunks_total"))
 
 
 def _l2(told: Exposition, made: Mapped, tier: str, hints: Hints) -> None:
-    tried, stored, loaded = told.total(TRIED), told.total(STORED), told.total(LOADED)
+    tried = told.total("lmcache_mp_l2_store_submitted_objects_chunks_total")
+    stored = told.total("lmcache_mp_l2_store_completed_objects_chunks_total")
+    loaded = told.total("lmcache_mp_l2_prefetch_load_completed_chunks_total")
     if tried is not None:  # the same part of the server counts both
         stored = stored or 0.0
-    if told.total(L2_ASKED) is not None:
+    if told.total("lmcache_mp_l2_prefetch_lookup_objects_chunks_total") is not None:
         loaded = loaded or 0.0
     made.chunks(tier, tried=tried, written=stored, read=loaded)
     made.moved(tier, times(loaded, hints), times(stored, hints))
-    made.put("tier_evictions_total", told.total(L2_EVICTED), tier=tier, algorithm="", reason="unknown")
-    made.failures(tier, "read", told.split(L2_FAILED, "reason"))
-
-
-def _mean(by_tag: Mapping[str, float]) -> float | None:
-    """The value if there is only one, else None: a mean of several would need their sizes."""
-    return next(iter(by_tag.values())) if len(by_tag) == 1 else None
+    evicted = told.total("lmcache_mp_l2_evicted_objects_chunks_total")
+    made.put("tier_evictions_total", evicted, tier=tier, algorithm="", reason="unknown")
+    made.failures(tier, "read", told.split("lmcache_mp_l2_prefetch_failure_chunks_total", "reason"))

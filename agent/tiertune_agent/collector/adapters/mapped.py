@@ -10,7 +10,6 @@ STAGE = "all"
 CHUNKS = "observed_chunks_total"
 PREFILL_S, PREFILL_TOKENS = "observed_prefill_seconds_total", "observed_prefill_tokens_total"
 WAIT_S, LOADED_TOKENS = "observed_wait_seconds_total", "observed_loaded_tokens_total"
-START = "process_start_time_seconds"
 MOST = 2.0**63
 """Limit of whole numbers in a database."""
 REASONS = 16

@@ -9,30 +9,14 @@ from tiertune_agent.collector.adapters.mapped import (
     PREFILL_S,
     PREFILL_TOKENS,
     STAGE,
-    START,
     Hints,
     Mapped,
     one_tier,
 )
 
-_V, _O = "vllm:", "vllm:kv_offload_"
-_T = f"{_O}tiering_"
-PROMPTS, SOURCES = f"{_V}prompt_tokens_total", f"{_V}prompt_tokens_cached_by_source_total"
-FIRST_TOKENS = f"{_V}time_to_first_token_seconds_count"
-ASKED, FOUND = f"{_V}prefix_cache_queries_total", f"{_V}prefix_cache_hits_total"
-ASKED_OUTSIDE, FOUND_OUTSIDE = f"{_V}external_prefix_cache_queries_total", f"{_V}external_prefix_cache_hits_total"
-PREFILL_SUM, COMPUTED = f"{_V}request_prefill_time_seconds_sum", f"{_V}request_prefill_kv_computed_tokens_sum"
-LOADED, LOAD_S, STORED = f"{_O}load_bytes_total", f"{_O}load_time_total", f"{_O}store_bytes_total"
-NO_ROOM, NO_PROMOTION = f"{_O}allocation_failure_total", f"{_T}promotion_allocation_failures_total"
-DEFERRED = f"{_O}lookup_async_delay_seconds"
-QUERIES, READ, WRITTEN = f"{_T}chunk_queries_total", f"{_T}read_bytes_total", f"{_T}write_bytes_total"
-LOST_READS, LOST_WRITES = f"{_T}promotion_job_failures_total", f"{_T}cascade_job_failures_total"
-DROPPED, UNDER_WAY = f"{_T}backpressure_blocks_dropped_total", f"{_T}active_cascade_jobs"
-WANTED = (
-    *(START, PROMPTS, SOURCES, FIRST_TOKENS, ASKED, FOUND, ASKED_OUTSIDE, FOUND_OUTSIDE, PREFILL_SUM, COMPUTED),
-    *(LOADED, LOAD_S, STORED, NO_ROOM, NO_PROMOTION, DEFERRED, f"{DEFERRED}_sum"),
-    *(QUERIES, READ, WRITTEN, LOST_READS, LOST_WRITES, DROPPED, UNDER_WAY),
-)
+PROMPTS = "vllm:prompt_tokens_total"
+FOUND_OUTSIDE = "vllm:external_prefix_cache_hits_total"
+LOADED = "vllm:kv_offload_load_bytes_total"
 PRIMARY = "0:primary"
 ON_DISK = ("fs",)
 """Secondary tiers that lie on a disk; others are shared, or elsewhere."""
@@ -40,14 +24,18 @@ ON_DISK = ("fs",)
 
 def mapped(told: Exposition, hints: Hints) -> Mapped:
     """Map all engines behind the address together."""
-    made = Mapped(models=told.values("model_name"))
+    made = Mapped()
     made.tiers["gpu"] = "the engine's prefix cache"
-    made.put("requests_total", told.total(FIRST_TOKENS), salted="unknown")
+    made.put("requests_total", told.total("vllm:time_to_first_token_seconds_count"), salted="unknown")
     prompts = told.total(PROMPTS)
     made.put("prompt_tokens_total", prompts, stage=STAGE)
     if prompts is None:
         made.unknown.append("prompt tokens, and shares of them: this version of the engine does not tell them")
-    secondary = {own: _tier(own) for name in (QUERIES, UNDER_WAY) for own in told.split(name, "tier") if own != PRIMARY}
+    own_tiers = (
+        *told.split("vllm:kv_offload_tiering_chunk_queries_total", "tier"),
+        *told.split("vllm:kv_offload_tiering_active_cascade_jobs", "tier"),
+    )
+    secondary = {own: _tier(own) for own in own_tiers if own != PRIMARY}
     offloads = told.declares(LOADED)
     if offloads:
         made.tiers["staging"] = "host memory of the connector"
@@ -58,12 +46,13 @@ def mapped(told: Exposition, hints: Hints) -> Mapped:
     if beyond and not offloads:
         made.tiers[beyond] = "of a connector that does not tell of itself here"
     _found(told, made, beyond, staging=offloads, ambiguous=len(set(secondary.values())) > 1)
-    made.put(PREFILL_S, told.total(PREFILL_SUM))
-    made.put(PREFILL_TOKENS, told.total(COMPUTED))
+    made.put(PREFILL_S, told.total("vllm:request_prefill_time_seconds_sum"))
+    made.put(PREFILL_TOKENS, told.total("vllm:request_prefill_kv_computed_tokens_sum"))
     made.unknown += [
         "bytes held and allowed, and evictions: the engine does not tell them",
         "seconds saved and lost: the engine does not measure what recomputing would have cost",
     ]
+    made.models = told.values("model_name")
     return made
 
 
@@ -72,15 +61,15 @@ def _tier(own: str) -> str:
 
 
 def _found(told: Exposition, made: Mapped, beyond: str, *, staging: bool, ambiguous: bool) -> None:
-    prompts, sources = told.total(PROMPTS), told.split(SOURCES, "source")
+    prompts, sources = told.total(PROMPTS), told.split("vllm:prompt_tokens_cached_by_source_total", "source")
     if prompts is None or not sources:  # a version that does not tell them apart
-        found, found_outside = told.total(FOUND), told.total(FOUND_OUTSIDE)
-        made.found("gpu", found, told.total(ASKED), origin="self")
+        found, found_outside = told.total("vllm:prefix_cache_hits_total"), told.total(FOUND_OUTSIDE)
+        made.found("gpu", found, told.total("vllm:prefix_cache_queries_total"), origin="self")
         if found is None:
             made.unknown.append("hits of the engine's prefix cache: this version of the engine does not tell them")
         only = beyond if not staging else "" if beyond or ambiguous else "staging"
         if only:
-            made.found(only, found_outside, told.total(ASKED_OUTSIDE))
+            made.found(only, found_outside, told.total("vllm:external_prefix_cache_queries_total"))
         elif staging or found_outside:
             made.found_somewhere(found_outside)
             made.unknown.append("hits beyond the GPU by tier: this version of the engine does not tell them apart")
@@ -103,18 +92,23 @@ def _found(told: Exposition, made: Mapped, beyond: str, *, staging: bool, ambigu
 
 
 def _offloaded(told: Exposition, made: Mapped, secondary: dict[str, str]) -> None:
-    made.moved("staging", told.counted(LOADED), told.counted(STORED))
-    made.failed("staging", "write", "no_room", told.counted(NO_ROOM))
-    made.failed("staging", "promote", "no_room", told.counted(NO_PROMOTION))
-    deferred, loads = told.total(f"{DEFERRED}_sum"), told.total(LOAD_S)
-    if told.declares(DEFERRED):  # no request was deferred, or nothing loaded, as long as there is no such sample
-        made.waited((deferred or 0.0) + (loads or 0.0), told.total(FOUND_OUTSIDE))
+    made.moved("staging", told.counted(LOADED), told.counted("vllm:kv_offload_store_bytes_total"))
+    made.failed("staging", "write", "no_room", told.counted("vllm:kv_offload_allocation_failure_total"))
+    unpromoted = told.counted("vllm:kv_offload_tiering_promotion_allocation_failures_total")
+    made.failed("staging", "promote", "no_room", unpromoted)
+    if told.declares("vllm:kv_offload_lookup_async_delay_seconds"):
+        # no request was deferred, or nothing loaded, as long as there is no such sample
+        deferred = told.total("vllm:kv_offload_lookup_async_delay_seconds_sum") or 0.0
+        loads = told.total("vllm:kv_offload_load_time_total") or 0.0
+        made.waited(deferred + loads, told.total(FOUND_OUTSIDE))
     for tier in dict.fromkeys(secondary.values()):
         own = [name for name, where in secondary.items() if where == tier]
-        made.moved(tier, _sum(told, READ, own), _sum(told, WRITTEN, own))
-        made.failed(tier, "read", "failed", _sum(told, LOST_READS, own))
-        made.failed(tier, "write", "failed", _sum(told, LOST_WRITES, own))
-        made.put("write_behind_dropped_total", _sum(told, DROPPED, own), tier=tier, reason="backpressure")
+        read = _sum(told, "vllm:kv_offload_tiering_read_bytes_total", own)
+        made.moved(tier, read, _sum(told, "vllm:kv_offload_tiering_write_bytes_total", own))
+        made.failed(tier, "read", "failed", _sum(told, "vllm:kv_offload_tiering_promotion_job_failures_total", own))
+        made.failed(tier, "write", "failed", _sum(told, "vllm:kv_offload_tiering_cascade_job_failures_total", own))
+        dropped = _sum(told, "vllm:kv_offload_tiering_backpressure_blocks_dropped_total", own)
+        made.put("write_behind_dropped_total", dropped, tier=tier, reason="backpressure")
 
 
 def _sum(told: Exposition, name: str, tiers: list[str]) -> float | None:
