@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.profile.reports import REPORT_EVERY_S, Reporter, Totals
-from tiertune_connector.profile.timers import Mark, Timer, WallTimer, cuda_timer
+from tiertune_connector.profile.timers import Mark, Timer, cuda_timer, wall_timer
 from tiertune_connector.protocol.messages import LABEL_CHARS, PHASES
 
 CountTokens = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
@@ -71,7 +71,7 @@ class Profiler:
     ) -> None:
         self.totals = Totals()
         self._device_timer = device_timer
-        self._timers: dict[str, Timer[_Visit]] = {CPU: WallTimer(wall)}
+        self._timers: dict[str, Timer[_Visit]] = {CPU: wall_timer(wall)}
         self._lock = threading.Lock()
         self._local = threading.local()
         self._visited = False
