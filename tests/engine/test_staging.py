@@ -12,7 +12,6 @@ from vllm.v1.request import RequestStatus
 
 from engine.scheduler import tokens, wait_until
 from tiertune_connector.client.store_client import Loaded
-from tiertune_connector.vllm.transfers import JobState
 
 
 def test_a_request_that_ends_before_its_load_begins_leaves_nothing(engines):
@@ -205,7 +204,7 @@ def test_a_load_that_is_over_puts_its_request_off_no_more(engines, comes, matche
         second.tier._client.load = lambda *_, **__: failed
     asked = second.request("b", prompt)
     second.begin_load(asked)
-    wait_until(lambda: second.tier._transfers._none(JobState.WAITING, JobState.COPYING))
+    wait_until(second.tier._transfers._all_over)
     assert second.connector.get_num_new_matched_tokens(asked, 0) == matched
 
 
