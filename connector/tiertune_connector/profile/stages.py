@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.profile.reports import REPORT_EVERY_S, Reporter, Totals
@@ -34,15 +34,9 @@ from tiertune_connector.protocol.messages import LABEL_CHARS, PHASES
 
 CountTokens = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
 """Counts tokens, given a call's positional and keyword arguments and its output."""
+Module = Any
+"""A ``torch.nn.Module``: this part imports no torch."""
 CPU = "cpu"
-
-
-class Module(Protocol):
-    """The part of ``torch.nn.Module`` that is used."""
-
-    def parameters(self) -> Iterator[Any]: ...
-    def register_forward_pre_hook(self, hook: Callable[..., None], /) -> Any: ...  # noqa: ANN401 (torch's handle)
-    def register_forward_hook(self, hook: Callable[..., None], /, *, with_kwargs: bool, always_call: bool) -> Any: ...  # noqa: ANN401 (torch's handle)
 
 
 @dataclass(slots=True, eq=False)

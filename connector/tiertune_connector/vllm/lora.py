@@ -14,9 +14,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tiertune_connector.vllm import weights
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
 
 logger = logging.getLogger(f"vllm.{__name__}")
 CONFIG = "adapter_config.json"
@@ -24,20 +27,6 @@ SUFFIX_BYTES = 16
 
 Stamp = tuple[tuple[int, int, int, int], ...]
 """Device, inode, size and time of change of each file."""
-
-
-class Adapter(Protocol):
-    """As vLLM's LoRARequest."""
-
-    @property
-    def lora_name(self) -> str: ...
-    @property
-    def lora_int_id(self) -> int: ...
-    @property
-    def lora_path(self) -> str: ...
-    @property
-    def load_inplace(self) -> bool:
-        """Whether the engine reads the files again for every request."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +46,7 @@ class AdapterDigests:
         self._served: dict[tuple[str, str], bytes | None] = {}
         """Contents by name and path; None: they were not always the same."""
 
-    def suffix(self, adapter: Adapter | None) -> bytes:
+    def suffix(self, adapter: "LoRARequest | None") -> bytes:
         """16 bytes for the contents of ``adapter``; empty if there is none.
 
         Unknown contents (no local safetensors) get a suffix of this engine alone; changed ones a new one each time.
@@ -66,13 +55,14 @@ class AdapterDigests:
             return b""
         place = (adapter.lora_int_id, adapter.lora_path)
         known = self._known.get(place)
+        # With `load_inplace` the engine reads the files again for every request.
         if known is None or (known.stamp != _stamp(known.files) and adapter.load_inplace):
             known = self._known[place] = self._read(adapter)
         elif known.suffix is not None and known.stamp != _stamp(known.files):
             known = self._known[place] = _Known(known.files, known.stamp, None)
         return self._unmixed(adapter, known.suffix) or os.urandom(SUFFIX_BYTES)
 
-    def _unmixed(self, adapter: Adapter, suffix: bytes | None) -> bytes | None:
+    def _unmixed(self, adapter: "LoRARequest", suffix: bytes | None) -> bytes | None:
         """``suffix``, if the engine served nothing else under the adapter's name and path."""
         named = (adapter.lora_name, adapter.lora_path)
         served = self._served.setdefault(named, suffix)
@@ -85,7 +75,7 @@ class AdapterDigests:
             )
         return self._served[named]
 
-    def _read(self, adapter: Adapter) -> _Known:
+    def _read(self, adapter: "LoRARequest") -> _Known:
         folder = Path(adapter.lora_path).expanduser()
         shards = tuple(sorted(folder.glob("*.safetensors")))
         files = (folder, folder / CONFIG, *shards)
@@ -102,7 +92,7 @@ class AdapterDigests:
         )
         return _Known(files, stamp, None if adapter.load_inplace else self._own(adapter))
 
-    def _own(self, adapter: Adapter) -> bytes:
+    def _own(self, adapter: "LoRARequest") -> bytes:
         """A suffix of this engine, and of this loading of the adapter, alone."""
         told = f"{adapter.lora_int_id} {adapter.lora_path}".encode()
         return hashlib.blake2b(told, key=self._engine, digest_size=SUFFIX_BYTES).digest()
