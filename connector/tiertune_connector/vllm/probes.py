@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-TESTED = ((0, 32),)
-"""(major, minor) of the vLLM that the tests run."""
-PROBED = ((0, 33),)
-"""(major, minor) of a vLLM whose source has all that is named here, but that no test runs."""
+TESTED = ("0.32",)
+"""Releases of the vLLM that the tests run."""
+PROBED = ("0.33",)
+"""Releases of a vLLM whose source has all that is named here, but that no test runs."""
 
 
 _Named = ast.FunctionDef | ast.ClassDef
@@ -186,19 +186,17 @@ def check(version: str, root: Path, *, allow_untested: bool) -> str:
 
     ``allow_untested`` is about the version alone: a vLLM that lacks anything is refused all the same.
     """
-    tested, probed = (", ".join(f"{major}.{minor}" for major, minor in known) for known in (TESTED, PROBED))
-    known = _release(version) in (*TESTED, *PROBED)
+    release, tested, probed = _release(version), ", ".join(TESTED), ", ".join(PROBED)
     says = f"TierTune was tested with vLLM {tested} and checked against the source of {probed}; this is vLLM {version}"
-    if not known and not allow_untested:
+    if release not in (*TESTED, *PROBED) and not allow_untested:
         raise UnsupportedError(f"{says}. To run with it all the same, set allow_untested to true.")
     if lacking := check_source(root):
         raise UnsupportedError(f"vLLM {version} lacks what TierTune counts on: {'; '.join(lacking)}")
-    return "" if _release(version) in TESTED else says
+    return "" if release in TESTED else says
 
 
-def _release(version: str) -> tuple[int, ...]:
-    parts = version.split("+", maxsplit=1)[0].split(".")[:2]
-    return tuple(int(part) for part in parts if part.isdecimal())
+def _release(version: str) -> str:
+    return ".".join(version.partition("+")[0].split(".")[:2])
 
 
 def _read(path: Path) -> dict[str, _Named] | None:
