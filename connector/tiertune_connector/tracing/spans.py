@@ -48,11 +48,11 @@ class Span:
     failure: str = ""
 
 
-class Sent(NamedTuple):
-    """Sampled requests of a batch, by what became of their spans."""
+class Counts(NamedTuple):
+    """Requests whose spans the collector took; and those whose spans it did not take, or there was no room for."""
 
-    taken: int
-    lost: int
+    exported: int
+    dropped: int
 
 
 def describe(trace: RequestTrace, *, chunk_tokens: int, chunk_bytes: int, model: str = "") -> list[Span]:

@@ -10,11 +10,11 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.messages import TierReport
-from tiertune_connector.tracing.spans import RequestTrace, Sent, describe
+from tiertune_connector.tracing.spans import Counts, RequestTrace, describe
 
 if TYPE_CHECKING:
     from tiertune_connector.tracing.otlp import OtlpSink
@@ -24,13 +24,6 @@ BATCH = 8
 """Requests sent at once: encoding more of them would hold the interpreter's lock for milliseconds."""
 RETRY_AT_MOST_EVERY_S = 30.0
 CLOSE_S = 2.0
-
-
-class Counts(NamedTuple):
-    """Requests whose spans the collector took; and those whose spans it did not take, or there was no room for."""
-
-    exported: int
-    dropped: int
 
 
 class Tracing:
@@ -134,19 +127,19 @@ class Tracing:
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
             sent = _sent(sink, batch)
-            self._taken += sent.taken
-            self._lost += sent.lost
-            if sent.lost:
+            self._taken += sent.exported
+            self._lost += sent.dropped
+            if sent.dropped:
                 return False
         return True
 
 
-def _sent(sink: "OtlpSink", batch: list[RequestTrace]) -> Sent:
+def _sent(sink: "OtlpSink", batch: list[RequestTrace]) -> Counts:
     try:
         return sink.send(batch)
     except Exception:
         logger.exception("TierTune: %d requests' spans could not be made", len(batch))
-        return Sent(0, len(batch))
+        return Counts(0, len(batch))
 
 
 def open_tracing(
