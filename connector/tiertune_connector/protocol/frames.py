@@ -48,7 +48,7 @@ class Frames:
         """Send; OSError if the other side has gone or does not read."""
         self.put(self.encode(message))
 
-    def put(self, encoded: bytes) -> None:
+    def put(self, encoded: bytes | bytearray) -> None:
         """Send what ``encode`` made; OSError as in ``send``."""
         self._socket.sendall(encoded)
 
