@@ -136,7 +136,7 @@ class Engine:
         """Whether no request left a trace."""
         tier = self.tier
         return not any(
-            (tier._prompts, tier._contexts, tier._lookups._asks, tier._names, tier._loading, len(tier.backlog))
+            (tier._prompts, tier._contexts, tier._lookups._asks, tier._suffixes, tier._loading, len(tier.backlog))
         )
 
     def done(self, request):

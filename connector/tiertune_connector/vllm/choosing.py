@@ -121,9 +121,10 @@ class Choosing:
 
     def _costs(self, ask: Ask, found: LookupReply, reached: Sequence[str]) -> Mapping[str, FetchEstimate]:
         """What a fetch costs now: behind other loads, but not behind the request's own prefetch."""
-        if ask.prefetch is not None:
-            return _prefetched(ask.prefetch, found, reached)
-        return self._gate.behind(found.costs, ask.sent_at, time.monotonic())
+        if ask.prefetch is None:
+            return self._gate.behind(found.costs, ask.sent_at, time.monotonic())
+        near = _near(ask.prefetch, reached)  # tiers whose chunks were all prefetched cost what DRAM costs
+        return {tier: found.costs.get(DRAM, cost) if tier in near else cost for tier, cost in found.costs.items()}
 
 
 def _parts(decision: GateDecision) -> dict[str, float]:
@@ -133,12 +134,6 @@ def _parts(decision: GateDecision) -> dict[str, float]:
         for candidate in decision.candidates
         if candidate.fetched and candidate.fetch_s is not None
     }
-
-
-def _prefetched(prefetch: "Future[Loaded]", found: LookupReply, reached: Sequence[str]) -> Mapping[str, FetchEstimate]:
-    """Tiers whose chunks were all prefetched cost what DRAM costs."""
-    near = _near(prefetch, reached)
-    return {tier: found.costs.get(DRAM, cost) if tier in near else cost for tier, cost in found.costs.items()}
 
 
 def _near(prefetch: "Future[Loaded]", tiers: Sequence[str]) -> set[str]:

@@ -67,11 +67,10 @@ class Engine:
         self._epoch = 0 if identity.exchanges_weights(vllm_config) else None
         """Part of the keys if weights are exchanged."""
 
-    def translate(self, *, with_tier: bool) -> None:
-        """Call before vLLM's own constructor; ``with_tier`` on the scheduler's side, which makes the tier."""
-        if with_tier:
-            self._tell_sizes()
-            translate(self._vllm_config, self.facts(), self._plan)
+    def tell_tier(self) -> None:
+        """Call before vLLM's own constructor on the scheduler's side, which makes the tier."""
+        self._tell_sizes()
+        translate(self._vllm_config, self.facts(), self._plan)
 
     def facts(self) -> Facts:
         """What the tier must know about the engine."""
@@ -214,13 +213,11 @@ def groups(kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> tuple[Gr
     return tuple(
         Group(
             index=group.group_id,
-            chunk_tokens=group.tokens_per_block * config.cache.blocks_per_chunk,
-            window_chunks=_window_chunks(
-                identity.layer_spec(kv_cache_config.kv_cache_groups[group.group_id].kv_cache_spec),
-                group.tokens_per_block * config.cache.blocks_per_chunk,
-            ),
+            chunk_tokens=tokens,
+            window_chunks=_window_chunks(identity.layer_spec(kv_cache_config, group.group_id), tokens),
         )
         for group in config.groups
+        for tokens in [group.tokens_per_block * config.cache.blocks_per_chunk]
     )
 
 
