@@ -95,7 +95,7 @@ class GpuSampler:
         self._tell("; ".join([f"ok: {count - len(failed)} of {count} GPUs", *failed]) if count else "absent: no GPU")
 
     def _ask(self, handle: Any, stages: Mapping[str, str]) -> list[Gauge]:  # noqa: ANN401 (pynvml's)
-        """One GPU's gauges; what it cannot tell is left out. Its energy is counted."""
+        """One GPU's gauges; what it cannot tell is left out. Its joules since the first sample are counted."""
         nvml = self._nvml
         rates = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
         memory = self._told(nvml.nvmlDeviceGetMemoryInfo, handle)
@@ -111,7 +111,11 @@ class GpuSampler:
         if milliwatts is not None:
             gauges.append(("gpu_power_watts", labels, milliwatts / 1e3))
         if millijoules is not None:
-            self._count_energy(labels, millijoules / 1e3)
+            joules = millijoules / 1e3
+            last = self._energy.get(gpu, joules)
+            self._energy[gpu] = joules
+            counted = joules - last if joules >= last else joules  # a reading below the last one began again at 0
+            self._counters.add("gpu_energy_joules_total", labels, counted)
         return gauges
 
     def _told(self, ask: Callable[[Any], Any], handle: Any) -> Any:  # noqa: ANN401 (pynvml's)
@@ -138,13 +142,6 @@ class GpuSampler:
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError as error:
             log.debug("NVML could not be closed: %s", error)
-
-    def _count_energy(self, labels: tuple[str, str], joules: float) -> None:
-        """Count joules since the first sample. A reading below the last one began again at 0."""
-        gpu, _ = labels
-        last = self._energy.get(gpu, joules)
-        self._energy[gpu] = joules
-        self._counters.add("gpu_energy_joules_total", labels, joules - last if joules >= last else joules)
 
     def _tell(self, state: str) -> None:
         if state != self.state:
