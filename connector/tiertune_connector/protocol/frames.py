@@ -105,7 +105,12 @@ class Frames:
 
     def next(self) -> Message | None:
         """The first message read, if whole, else None; msgspec.DecodeError if it is no message."""
-        return self._decoded(self._bodies.popleft()) if self._bodies else None
+        if not self._bodies:
+            return None
+        try:
+            return self._decoder.decode(self._bodies.popleft())
+        except (UnicodeDecodeError, RecursionError) as error:  # msgspec lets these two through
+            raise msgspec.DecodeError(str(error)) from None
 
     def _split(self) -> None:
         buffer, start = self._buffer, 0
@@ -119,9 +124,3 @@ class Frames:
                 start = body + length
                 self._bodies.append(view[body:start].tobytes())
         del buffer[:start]
-
-    def _decoded(self, body: bytes) -> Message:
-        try:
-            return self._decoder.decode(body)
-        except (UnicodeDecodeError, RecursionError) as error:  # msgspec lets these two through
-            raise msgspec.DecodeError(str(error)) from None
