@@ -172,7 +172,7 @@ def far_from_a_small_dram(first, second, store, remote):
     store.store.dram.retune(8 * pool.stride, {})
     wait_until(lambda: pool.pool.capacity == 8)
     for _ in range(6):
-        second.tier._choosing._gate._prefill.observe_step([(0, 1000)], 10_000.0)
+        second.tier._choosing.gate._prefill.observe_step([(0, 1000)], 10_000.0)
     store.store.lanes["remote"].transit.estimate = lambda *_: FetchEstimate(0.0, 0.001, 1e9)
     return prompt
 

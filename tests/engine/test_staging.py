@@ -143,7 +143,7 @@ def test_what_staging_has_no_room_for_is_not_told_as_fetched(engines):
     first.compute(first.request("b", other))
     small = engines(staging=str(8 * first.rows.shape[1]))
     for _ in range(5):
-        small.tier._choosing._gate._prefill.observe_step([(0, 778)], 1.0)
+        small.tier._choosing.gate._prefill.observe_step([(0, 778)], 1.0)
     asked = small.request("c", prompt)
     assert small.matched(asked)[0] == 8 * 64
     decision, told = small.tier._lookups.get("c").decision, small.tier.telemetry._stats.totals

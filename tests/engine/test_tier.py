@@ -76,9 +76,9 @@ def test_a_waiting_requests_remote_chunks_are_brought_near(engines, store, remot
     pool = next(iter(store.store.dram.pools.values()))
     store.store.dram.flush(None, None)
     second = engines()
-    second.tier._choosing._gate._prefill.observe_step([(0, 1000)] * 1, 1.0)
+    second.tier._choosing.gate._prefill.observe_step([(0, 1000)] * 1, 1.0)
     for _ in range(5):
-        second.tier._choosing._gate._prefill.observe_step([(0, 1000)], 1.0)
+        second.tier._choosing.gate._prefill.observe_step([(0, 1000)], 1.0)
     lane = store.store.lanes["remote"]
     lane.transit.estimate = lambda *_: FetchEstimate(0.0, 1e-4, 1e9)
     waiting = second.request("b", prompt)

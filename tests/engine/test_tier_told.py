@@ -25,7 +25,7 @@ def test_a_load_that_is_over_sooner_than_predicted_is_ahead_of_nobody(engines, s
     first.compute(first.request("a", prompt))
     wait_until(lambda: len(remote._chunks) >= 4)
     store.store.dram.flush(None, None)
-    gate = second.tier._choosing._gate
+    gate = second.tier._choosing.gate
     for _ in range(6):
         gate._prefill.observe_step([(0, 1000)], 10_000.0)
     slow = FetchEstimate(0.0, 5.0, 1e9)
@@ -58,7 +58,7 @@ def test_what_a_step_computes_is_done_when_its_output_comes(engines, monkeypatch
     """
     engine = engines()
     for _ in range(5):
-        engine.tier._choosing._gate._prefill.observe_step([(0, 1000)], 1.0)
+        engine.tier._choosing.gate._prefill.observe_step([(0, 1000)], 1.0)
     told = []
     monkeypatch.setattr(engine.tier.telemetry, "first_token", lambda ask: told.append(ask.request))
     engine.request("a", tokens(300, seed=1))
