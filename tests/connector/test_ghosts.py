@@ -100,10 +100,10 @@ class TestMetrics:
 
 def test_a_counter_never_falls():
     """Estimates may; what is told of them does not."""
-    ghosts = Ghosts(lambda _: Room(2000, STRIDE))
-    before = {}
+    room = Room(2000, STRIDE)
+    ghosts, before = Ghosts(room), {}
     for keys in prompts(400):
-        ghosts.requests(DIGEST, [keys], hashes(keys, 0))
+        ghosts.requests(room, [keys], hashes(keys, 0))
         now = {row[1]: row[2] for row in ghosts.rows(DIGEST, "llama", CHUNK_TOKENS)}
         assert all(now[labels] >= value for labels, value in before.items())
         before = now
@@ -113,7 +113,7 @@ def test_a_counter_never_falls():
 def test_a_pool_that_comes_to_a_size_of_the_curve_counts_on():
     """All that is looked up from then on is hit or missed there by every algorithm, LRU as well."""
     room = Room(100, STRIDE)
-    ghosts = Ghosts(lambda _: room)
+    ghosts = Ghosts(room)
 
     def asked(algorithm):
         rows = ghosts.rows(DIGEST, "llama", 1)
@@ -121,7 +121,7 @@ def test_a_pool_that_comes_to_a_size_of_the_curve_counts_on():
 
     def play(seed):
         for keys in prompts(200, seed):
-            ghosts.requests(DIGEST, [keys], hashes(keys, 0))
+            ghosts.requests(room, [keys], hashes(keys, 0))
 
     play(0)
     before = asked("lru")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from connector.stores import Clock, counted, eventually
 from tiertune_connector.counters import Counters
-from tiertune_connector.profile.gpu import SAMPLE_EVERY_S, STALE_AFTER, GpuSampler, Nvml, find_nvml, stages_of
+from tiertune_connector.profile.gpu import SAMPLE_EVERY_S, STALE_AFTER, GpuSampler, find_nvml, stages_of
 
 
 class NVMLError(Exception):
@@ -90,18 +90,13 @@ def fake():
 
 
 @pytest.fixture
-def nvml(fake):
-    return Nvml(fake)
-
-
-@pytest.fixture
 def stages():
     return {"GPU-1": "prefill"}
 
 
 @pytest.fixture
-def sampler(counters, stages, nvml, clock):
-    return GpuSampler(lambda: stages, counters, clock=clock, nvml=nvml)
+def sampler(counters, stages, fake, clock):
+    return GpuSampler(lambda: stages, counters, clock=clock, nvml=fake)
 
 
 class TestSampling:
@@ -135,7 +130,7 @@ class TestSampling:
     def test_the_counter_never_falls(self, readings):
         """Whatever a driver reports, reset or not; between resets it is exact."""
         fake, counters = FakeNvml("GPU-1"), Counters()
-        sampler = GpuSampler(dict, counters, clock=Clock(), nvml=Nvml(fake))
+        sampler = GpuSampler(dict, counters, clock=Clock(), nvml=fake)
         expected = last = 0.0
         for index, reading in enumerate(readings):
             fake.energy_mj["GPU-1"] = reading
@@ -213,25 +208,25 @@ class TestTrouble:
 
     def test_a_host_without_gpus_is_no_error(self, counters, clock):
         """NVML is there, GPUs are not."""
-        sampler = GpuSampler(dict, counters, clock=clock, nvml=Nvml(FakeNvml()))
+        sampler = GpuSampler(dict, counters, clock=clock, nvml=FakeNvml())
         sampler.sample()
         assert sampler.state == "absent: no GPU"
 
 
 class TestThread:
-    def test_it_samples_until_it_is_stopped(self, counters, nvml, fake):
+    def test_it_samples_until_it_is_stopped(self, counters, fake):
         """NVML is closed at the end, and nothing is left behind."""
         clock = Clock()
-        sampler = GpuSampler(dict, counters, clock=clock, nvml=nvml, every_s=0.01)
+        sampler = GpuSampler(dict, counters, clock=clock, nvml=fake, every_s=0.01)
         sampler.start()
         eventually(lambda: sampler.state.startswith("ok"))
         sampler.stop()
         assert fake.initialised == 0
 
-    def test_what_nobody_foresaw_is_counted_and_it_goes_on(self, counters, nvml, fake):
+    def test_what_nobody_foresaw_is_counted_and_it_goes_on(self, counters, fake):
         """A failure of one round costs one sample."""
         fake.fails["nvmlDeviceGetCount"] = ZeroDivisionError("a library's own")
-        sampler = GpuSampler(dict, counters, clock=Clock(), nvml=nvml, every_s=0.01)
+        sampler = GpuSampler(dict, counters, clock=Clock(), nvml=fake, every_s=0.01)
         sampler.start()
         eventually(lambda: counted(counters, "internal_errors_total").get(("gpus",), 0) >= 2)
         fake.fails.clear()
@@ -261,7 +256,7 @@ def test_the_real_library_is_asked_by_the_names_it_has():
         pytest.skip("nvidia-ml-py is not installed (extra gpu)")
     for name in vars(FakeNvml):
         if name.startswith(("nvml", "NVML")):
-            assert hasattr(nvml._nvml, name)
+            assert hasattr(nvml, name)
 
 
 @pytest.mark.gpu

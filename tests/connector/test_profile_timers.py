@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from connector.stores import Clock, at_once
 from tiertune_connector import profile
 from tiertune_connector.profile.stages import Profiler
-from tiertune_connector.profile.timers import PENDING, DeviceTimer, WallTimer
+from tiertune_connector.profile.timers import PENDING, Timer, wall_timer
 
 
 class Device:
@@ -31,7 +31,7 @@ class Device:
         return Event(self)
 
     def timer(self, _name=None):
-        return DeviceTimer(self.event, capturing=lambda: self.capturing, stream=lambda: self)
+        return Timer(self.event, capturing=lambda: self.capturing, stream=lambda: self)
 
 
 class Event:
@@ -59,7 +59,7 @@ def device():
     return Device()
 
 
-class TestDeviceTimer:
+class TestTimer:
     def test_seconds_are_told_when_the_device_has_come_past(self, device):
         """Each measurement once, under its key, without waiting for the device."""
         timer = device.timer()
@@ -107,7 +107,7 @@ class TestDeviceTimer:
 
     def test_a_wall_clock_does_the_same_on_the_cpu(self, clock):
         """There what was called is done."""
-        timer = WallTimer(clock)
+        timer = wall_timer(clock)
         mark = timer.start("a")
         clock.now += 0.5
         timer.stop(mark)

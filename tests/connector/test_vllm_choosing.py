@@ -6,11 +6,14 @@ from time import monotonic
 import pytest
 
 from tiertune_connector.client.store_client import Loaded
-from tiertune_connector.cost import Backlog, FetchEstimate, PrefillCost
+from tiertune_connector.cost import TOKENS_ONLY, Backlog, FetchEstimate, PrefillCost
+from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import LookupReply
 from tiertune_connector.vllm.choosing import Choosing
+from tiertune_connector.vllm.facts import Facts, Group
 from tiertune_connector.vllm.gate import EngineGate
 from tiertune_connector.vllm.lookups import Ask
+from tiertune_connector.vllm.settings import EngineSettings
 
 CHUNK, CHUNK_BYTES = 64, 1 << 20
 PROMPT = 10 * CHUNK
@@ -61,7 +64,9 @@ def backlog():
 @pytest.fixture
 def gate():
     prefill = PrefillCost(seconds_per_flop=TOKEN_S)
-    return EngineGate(prefill, chunk_tokens=CHUNK, chunk_bytes=CHUNK_BYTES, load_deadline_s=1.0, floor_s=0.1)
+    namespace = Namespace(model="llama", chunk_tokens=CHUNK)
+    facts = Facts(namespace, TOKENS_ONLY, [Group(0, CHUNK, None)], step_tokens=0)
+    return EngineGate(prefill, facts, EngineSettings(socket="/run/tiertune/store.sock"), chunk_bytes=CHUNK_BYTES)
 
 
 @pytest.fixture

@@ -2,11 +2,16 @@
 
 import pytest
 
-from tiertune_connector.cost import FetchEstimate, GateSettings, PrefillCost, Reason
+from tiertune_connector.cost import TOKENS_ONLY, FetchEstimate, GateSettings, PrefillCost, Reason
+from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.reporting import tier_reports
+from tiertune_connector.vllm.facts import Facts, Group
 from tiertune_connector.vllm.gate import EngineGate
+from tiertune_connector.vllm.settings import EngineSettings
 
 TOKENS, BYTES = 64, 1 << 20
+SETTINGS = EngineSettings(socket="/run/tiertune/store.sock", load_deadline=1.0, load_deadline_floor=0.1)
+FAR = ["remote"] * 4
 SLOW, FAST = FetchEstimate(0.0, 0.0, 1 << 20), FetchEstimate(0.0, 0.0, 100 << 20)
 
 
@@ -14,10 +19,13 @@ SLOW, FAST = FetchEstimate(0.0, 0.0, 1 << 20), FetchEstimate(0.0, 0.0, 100 << 20
 def gate():
     """An engine that prefills a token in a millisecond."""
     prefill = PrefillCost(seconds_per_flop=1e-3)
-    return EngineGate(prefill, chunk_tokens=TOKENS, chunk_bytes=BYTES, load_deadline_s=1.0, floor_s=0.1)
+    return EngineGate(prefill, facts(1), SETTINGS, chunk_bytes=BYTES)
 
 
-FAR = ["remote"] * 4
+def facts(groups):
+    """Of an engine whose layers form so many groups, all with full attention."""
+    same = [Group(index, TOKENS, None) for index in range(groups)]
+    return Facts(Namespace(model="llama", chunk_tokens=TOKENS), TOKENS_ONLY, same, step_tokens=0)
 
 
 def choose(gate, tiers, remote, *, computed=0, settings=None, backlog_s=0.0, prefills=0):
@@ -52,9 +60,8 @@ def test_what_the_device_takes_for_its_copy_counts(gate):
 def test_each_group_of_a_models_layers_has_chunks_to_be_handled():
     """Where handling is all that a fetch takes, four groups' chunks take four times as long as one's."""
     handled, prefill = FetchEstimate(0.0, 0.02, 1e15), PrefillCost(seconds_per_flop=1e-3)
-    usual = {"chunk_tokens": TOKENS, "load_deadline_s": 1.0, "floor_s": 0.1}
     for groups, told in ((1, (4, 0.08)), (4, (0, 0.32))):
-        gate = EngineGate(prefill, chunk_bytes=groups * BYTES, groups=groups, **usual)
+        gate = EngineGate(prefill, facts(groups), SETTINGS, chunk_bytes=groups * BYTES)
         decision = choose(gate, FAR, handled)
         assert (decision.cut, decision.fetch_s) == (told[0], pytest.approx(told[1]))
 

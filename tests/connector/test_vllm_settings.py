@@ -11,10 +11,10 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.serve import embedded
 from tiertune_connector.vllm.facts import Facts, Group
 from tiertune_connector.vllm.settings import EngineSettings, for_vllm, parse
-from tiertune_connector.vllm.sizes import EngineSizes, plan
+from tiertune_connector.vllm.sizes import plan
 
 EXTRA = {"socket": "/run/tiertune/store.sock", "staging": "64MiB", "chunk_tokens": 256}
-PLAN = plan(EngineSizes(block_tokens=(16,), block_bytes=65536, batched_tokens=2048, prompt_tokens=4096), 256)
+PLAN = plan((16,), 65536, batched_tokens=2048, prompt_tokens=4096, chunk_tokens=256)
 FACTS = Facts(Namespace(model="m", chunk_tokens=256), TOKENS_ONLY, (Group(0, 256, None),), step_tokens=2048)
 
 

@@ -2,7 +2,7 @@
 
 from tiertune_connector.cost import Candidate, GateDecision, Reason
 from tiertune_connector.protocol.messages import TierReport
-from tiertune_connector.tracing import Sent
+from tiertune_connector.tracing import Counts
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}, {"traceparent": f"00-{TRACE}-{CALLER}-00"}
@@ -34,7 +34,7 @@ class Sink:
 
     def send(self, traces):
         self.traces += traces
-        return Sent(len(traces), 0) if self.taken else Sent(0, len(traces))
+        return Counts(len(traces), 0) if self.taken else Counts(0, len(traces))
 
     def close(self):
         self.closed = True

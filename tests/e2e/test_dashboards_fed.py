@@ -16,7 +16,7 @@ from e2e.promql import DASHBOARDS, MAYBE_UNFED, UNFED, annotation_queries, concr
 from e2e.servers import exporter, prometheus, wait_until
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_connector.counters import Counters, PrometheusCollector
-from tiertune_connector.profile.gpu import GpuSampler, Nvml
+from tiertune_connector.profile.gpu import GpuSampler
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -47,7 +47,7 @@ SHOWN = {
 def store():
     """Two GPUs, one of which computes 500 tokens for 3.5 J from scrape to scrape, and a remote that fails."""
     nvml, counters, registry = FakeNvml("GPU-1", "GPU-2"), Counters(), CollectorRegistry()
-    sampler = GpuSampler(lambda: {"GPU-1": "prefill"}, counters, clock=Clock(), nvml=Nvml(nvml))
+    sampler = GpuSampler(lambda: {"GPU-1": "prefill"}, counters, clock=Clock(), nvml=nvml)
     registry.register(PrometheusCollector(counters, "host-a"))
     sampler.sample()
 

@@ -89,7 +89,6 @@ class Child:
         have ended. In-process engines only.
         """
         from tiertune_connector.vllm.connector import TierTuneConnector
-        from tiertune_connector.vllm.transfers import JobState
 
         self._engine.add_request("storing", {"prompt_token_ids": storing}, _sampling(1))
         while self._engine.has_unfinished_requests():
@@ -98,7 +97,7 @@ class Child:
 
         def copy(connector: Any, metadata: Any) -> None:
             del TierTuneConnector.handle_preemptions
-            _wait(lambda: tier._transfers._none(JobState.WAITING, JobState.COPYING))
+            _wait(tier._transfers._all_over)
             connector.handle_preemptions(metadata)
 
         def reset() -> None:

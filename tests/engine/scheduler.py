@@ -144,13 +144,13 @@ class Engine:
         """Whether no request left a trace."""
         tier = self.tier
         return not any(
-            (tier._prompts, tier._contexts, tier._lookups._asks, tier._names, tier._loading, len(tier.backlog))
+            (tier._prompts, tier._contexts, tier._lookups._asks, tier._suffixes, tier._loading, len(tier.backlog))
         )
 
     def took(self, tokens, seconds):
         """It believes that prefills of so many tokens take so long."""
         for _ in range(6):
-            self.tier._choosing._gate._prefill.observe_step([(0, tokens)], seconds)
+            self.tier._choosing.gate._prefill.observe_step([(0, tokens)], seconds)
 
     def done(self, request):
         self.manager.on_request_finished(self.context(request))

@@ -182,7 +182,7 @@ def test_vllm_is_told_what_follows_from_our_settings(configured):
     assert extra["cpu_bytes_to_use"] == 32 << 20
     assert extra["blocks_per_chunk"] == 2
     assert engine.groups == (Group(index=0, chunk_tokens=64, window_chunks=None),)
-    engine.translate(with_tier=True)
+    engine.tell_tier()
     (tier,) = config.kv_transfer_config.kv_connector_extra_config["secondary_tiers"]
     assert tier["facts"].groups == engine.groups
     assert tier["facts"].namespace.chunk_tokens == 64
@@ -200,7 +200,7 @@ def test_staging_too_small_for_a_prompt_is_warned_of(configured, caplog, staging
     """2,048 tokens of 4 KiB each are 8 MiB."""
     config = configured(extra={"staging": staging, "chunk_tokens": 64})
     with caplog.at_level(logging.WARNING, logger=compat.logger.name):
-        compat.Engine(config, cache_of(config)).translate(with_tier=True)
+        compat.Engine(config, cache_of(config)).tell_tier()
     assert ("holds less than the longest prompt" in caplog.text) is warned
 
 

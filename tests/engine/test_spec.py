@@ -27,7 +27,7 @@ def specs(configured):
     cache = cache_of(config)
     engine = compat.Engine(config, cache)
     worker = TierTuneSpec(engine.config)
-    engine.translate(with_tier=True)
+    engine.tell_tier()
     return worker, TierTuneSpec(build_offloading_config(config, cache))
 
 

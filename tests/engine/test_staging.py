@@ -12,7 +12,6 @@ from vllm.v1.request import RequestStatus
 
 from engine.scheduler import tokens, wait_until
 from tiertune_connector.client.store_client import Loaded
-from tiertune_connector.vllm.transfers import JobState
 
 
 def test_a_request_that_ends_before_its_load_begins_leaves_nothing(engine, prompt):
@@ -181,7 +180,7 @@ def test_a_load_that_is_over_puts_its_request_off_no_more(engine, prompt, comes,
         engine.tier._client.load = lambda *_, **__: failed
     asked = engine.request("b", prompt)
     engine.begin_load(asked)
-    wait_until(lambda: engine.tier._transfers._none(JobState.WAITING, JobState.COPYING))
+    wait_until(engine.tier._transfers._all_over)
     assert engine.connector.get_num_new_matched_tokens(asked, 0) == matched
 
 

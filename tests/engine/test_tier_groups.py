@@ -51,7 +51,7 @@ def test_all_groups_chunks_need_room_in_dram(engines, store, remote, layers, chu
 def test_each_full_groups_chunks_are_handled(engines):
     """A prompt's chunk is one of the store's in each of them."""
     engine = engines(layers=mostly_full)
-    decision = engine.tier._choosing._gate.choose(
+    decision = engine.tier._choosing.gate.choose(
         ["dram"] * 4,
         computed_tokens=0,
         prompt_tokens=300,

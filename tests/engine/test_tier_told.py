@@ -22,7 +22,7 @@ def test_a_load_that_is_over_sooner_than_predicted_is_ahead_of_nobody(engine, pr
     """A slow link was foretold, and the chunks came at once: the gate believes no more that it is busy."""
     wait_until(lambda: len(remote._chunks) >= 4)
     store.store.dram.flush(None, None)
-    gate = engine.tier._choosing._gate
+    gate = engine.tier._choosing.gate
     engine.took(1000, 10_000.0)
     slow = FetchEstimate(0.0, 5.0, 1e9)
     store.store.lanes["remote"].transit.estimate = lambda *_: slow

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -57,6 +57,16 @@ _NUMBERS = len(FetchEstimate.__struct_fields__)
 Answer = TypeVar("Answer")
 
 
+class _Question(NamedTuple):
+    """One whose reply has not come."""
+
+    future: Future[Any]
+    answer: Callable[[Message | None, int], Any]
+    hear: Callable[[LoadPart, int], None] | None
+    """Who hears what comes before the reply."""
+    connection: int
+
+
 class StoreLink:
     """Thread-safe."""
 
@@ -83,12 +93,9 @@ class StoreLink:
         self._connection = 0
         self._next_id = 1
         self._receiver: Receiver | None = None
-        self._pending: dict[int, tuple[Future[Any], Callable[[Message | None], Any]]] = {}
-        self._hearing: dict[int, Callable[[LoadPart], None]] = {}
-        """Who hears what comes before a question's reply."""
-        self._untold: list[bytes] = []
+        self._pending: dict[int, _Question] = {}
+        self._untold = bytearray()
         """Frames that go with the next one sent."""
-        self._untold_bytes = 0
         self._looks = 0
         self._segments: dict[int, Segment] = {}
         self._index: SharedIndex | None = None
@@ -127,10 +134,8 @@ class StoreLink:
         """
         with self._lock:
             if self._frames is not None and connection in (None, self._connection):
-                frame = self._frames.encode(message)
-                self._untold.append(frame)
-                self._untold_bytes += len(frame)
-        if self._untold_bytes >= _MOST_UNTOLD_BYTES:
+                self._untold += self._frames.encode(message)
+        if len(self._untold) >= _MOST_UNTOLD_BYTES:
             self._tell_all()
 
     def send(self, message: Message | None = None, connection: int | None = None) -> bool:
@@ -158,10 +163,10 @@ class StoreLink:
             if self._frames is None or connection not in (None, self._connection):
                 return False
             frames = self._frames
-            asked = [] if message is None else [frames.encode(message)]
-            told, self._untold, self._untold_bytes = self._untold, [], 0
+            asked = b"" if message is None else frames.encode(message)
+            told, self._untold = self._untold, bytearray()
         try:
-            frames.put(b"".join([*told, *asked]))
+            frames.put(told + asked)
         except OSError:
             self._hang_up()
             return False
@@ -186,9 +191,7 @@ class StoreLink:
             if self._receiver is None or connection not in (None, current):
                 return resolved(answer(None, current))
             future = PendingReply[Answer](self._receiver)
-            self._pending[number] = (future, partial(_answer, answer, current))
-            if hear is not None:
-                self._hearing[number] = partial(self._hear, hear, current)
+            self._pending[number] = _Question(future, answer, hear, current)
         self.send(message, current)
         return future
 
@@ -328,8 +331,8 @@ class StoreLink:
             case DropSegments():
                 self._unmap(reply.numbers)
             case LoadPart():
-                if (hear := self._hearing.get(reply.id)) is not None:
-                    hear(reply)
+                if (asked := self._pending.get(reply.id)) is not None and asked.hear is not None:
+                    self._hear(asked.hear, asked.connection, reply)
             case LookupReply() | LoadReply() | ReserveReply() | CommitReply():
                 self._resolve(reply.id, reply)
 
@@ -342,16 +345,19 @@ class StoreLink:
 
     def _resolve(self, number: int, reply: Message | None) -> None:
         with self._lock:
-            future, answer = self._pending.pop(number, (None, None))
-            self._hearing.pop(number, None)
-        if future is not None and answer is not None:
-            future.set_result(answer(reply))
+            asked = self._pending.pop(number, None)
+        if asked is not None:
+            try:
+                answer = asked.answer(reply, asked.connection)
+            except ValueError:  # the reply does not fit its request
+                answer = asked.answer(None, asked.connection)
+            asked.future.set_result(answer)
 
     def _lose(self) -> None:
         with self._lock:
             self._connected.clear()
             self._frames = self._receiver = None
-            self._untold, self._untold_bytes = [], 0
+            self._untold = bytearray()
             pending = list(self._pending)
             index, self._index = self._index, None
         if index is not None:
@@ -387,10 +393,3 @@ def _descriptor(frames: Frames, of: str) -> int:
     if not frames.descriptors:
         raise OSError(f"{of} came without its descriptor: this process has too many open")
     return frames.descriptors.popleft()
-
-
-def _answer(answer: Callable[[Message | None, int], Answer], connection: int, reply: Message | None) -> Answer:
-    try:
-        return answer(reply, connection)
-    except ValueError:  # the reply does not fit its request
-        return answer(None, connection)

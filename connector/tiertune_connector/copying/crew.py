@@ -40,18 +40,14 @@ class Crew:
         """
         row = _Row(work, items, goes_on)
         try:
-            self._call(row, len(items) - 1)
+            with suppress(RuntimeError):  # no thread can be had; an existing one may still come
+                for _ in range(min(self._helpers, len(items) - 1)):
+                    if self._pool is not None:
+                        self._pool.submit(row.run)  # who comes too late finds nothing to do
             row.run()
         finally:
             row.end()
         return row.results()
-
-    def _call(self, row: "_Row[Item, Result]", most: int) -> None:
-        """Call helpers; one that comes too late finds nothing to do."""
-        with suppress(RuntimeError):  # no thread can be had; an existing one may still come
-            for _ in range(min(self._helpers, most)):
-                if self._pool is not None:
-                    self._pool.submit(row.run)
 
 
 class _Row(Generic[Item, Result]):

@@ -17,62 +17,10 @@ STALE_AFTER = 3
 """Periods after which gauges that were not renewed are not reported any more."""
 
 
-class Nvml:
-    """The few questions to NVML. All raise ``error``; what a GPU cannot tell is left out."""
-
-    def __init__(self, module: Any) -> None:  # noqa: ANN401 (pynvml, which has no types)
-        """``module`` is pynvml."""
-        self.error: type[Exception] = module.NVMLError
-        self._cannot = (
-            module.NVMLError_NotSupported,
-            module.NVMLError_FunctionNotFound,
-            module.NVMLError_NoPermission,
-        )
-        self._nvml = module
-        self._open = False
-
-    def open(self) -> None:
-        if not self._open:
-            self._nvml.nvmlInit()
-            self._open = True
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._nvml.nvmlShutdown()
-
-    def count(self) -> int:
-        return int(self._nvml.nvmlDeviceGetCount())
-
-    def sample(self, index: int) -> tuple[str, list[Gauge], float | None]:
-        """One GPU's UUID; gauges, each with the labels that are its own; joules since the driver was loaded."""
-        nvml = self._nvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        rates = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = self._told(nvml.nvmlDeviceGetMemoryInfo, handle)
-        milliwatts = self._told(nvml.nvmlDeviceGetPowerUsage, handle)
-        millijoules = self._told(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
-        gauges: list[Gauge] = []
-        if rates is not None:
-            gauges.append(("gpu_utilization_ratio", (), rates.gpu / 100))
-        if memory is not None:
-            both = (("used", memory.used), ("free", memory.free))
-            gauges += [("gpu_memory_bytes", (state,), float(nbytes)) for state, nbytes in both]
-        if milliwatts is not None:
-            gauges.append(("gpu_power_watts", (), milliwatts / 1e3))
-        return str(nvml.nvmlDeviceGetUUID(handle)), gauges, None if millijoules is None else millijoules / 1e3
-
-    def _told(self, ask: Callable[[Any], Any], handle: Any) -> Any:  # noqa: ANN401
-        try:
-            return ask(handle)
-        except self._cannot:
-            return None
-
-
-def find_nvml() -> Nvml | None:
-    """None without the package."""
+def find_nvml() -> Any:  # noqa: ANN401 (pynvml, which has no types)
+    """The module ``pynvml``; None without the package."""
     try:
-        return Nvml(import_module("pynvml"))
+        return import_module("pynvml")
     except ImportError:
         return None
 
@@ -86,16 +34,17 @@ class GpuSampler:
         counters: Counters,
         *,
         clock: Callable[[], float],
-        nvml: Nvml | None = None,
+        nvml: Any = None,  # noqa: ANN401 (pynvml, which has no types)
         every_s: float = SAMPLE_EVERY_S,
     ) -> None:
-        """``stages`` tells the stage that computes on a GPU, by the GPU's UUID."""
+        """``stages`` tells the stage that computes on a GPU, by the GPU's UUID; ``nvml`` is `find_nvml`'s."""
         self.state = "absent: not asked yet"
         """In words, for ``/v1/status``: how many GPUs tell, or why none."""
         self._stages = stages
         self._counters = counters
         self._clock = clock
         self._nvml = nvml
+        self._open = False
         self._every_s = every_s
         self._energy: dict[str, float] = {}
         self._gauges: list[Gauge] = []
@@ -124,32 +73,57 @@ class GpuSampler:
 
     def sample(self) -> None:
         """Ask every GPU once. One that fails is left out, and asked again the next time."""
-        nvml = self._nvml
-        assert nvml is not None
-        gauges: list[Gauge] = []
-        failed: list[str] = []
+        nvml, gauges, failed = self._nvml, list[Gauge](), list[str]()
         try:
-            nvml.open()
-            count = nvml.count()
-        except nvml.error as error:
+            if not self._open:
+                nvml.nvmlInit()
+                self._open = True
+            count = nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError as error:
             self._tell(f"absent: {error}")
             self._close()
             return
         stages = self._stages()
         for index in range(count):
             try:
-                gpu, told, joules = nvml.sample(index)
-            except nvml.error as error:
+                gauges += self._ask(nvml.nvmlDeviceGetHandleByIndex(index), stages)
+            except nvml.NVMLError as error:
                 failed.append(f"GPU {index}: {error}")
-                continue
-            labels = (gpu, stages.get(gpu, ""))
-            gauges += [(name, (*labels, *own), value) for name, own, value in told]
-            if joules is not None:
-                self._count_energy(labels, joules)
         if len(failed) == count:
             self._close()
         self._gauges, self._sampled_at = gauges, self._clock()
         self._tell("; ".join([f"ok: {count - len(failed)} of {count} GPUs", *failed]) if count else "absent: no GPU")
+
+    def _ask(self, handle: Any, stages: Mapping[str, str]) -> list[Gauge]:  # noqa: ANN401 (pynvml's)
+        """One GPU's gauges; what it cannot tell is left out. Its joules since the first sample are counted."""
+        nvml = self._nvml
+        rates = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = self._told(nvml.nvmlDeviceGetMemoryInfo, handle)
+        milliwatts = self._told(nvml.nvmlDeviceGetPowerUsage, handle)
+        millijoules = self._told(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        gpu = str(nvml.nvmlDeviceGetUUID(handle))
+        labels, gauges = (gpu, stages.get(gpu, "")), list[Gauge]()
+        if rates is not None:
+            gauges.append(("gpu_utilization_ratio", labels, rates.gpu / 100))
+        if memory is not None:
+            both = (("used", memory.used), ("free", memory.free))
+            gauges += [("gpu_memory_bytes", (*labels, state), float(nbytes)) for state, nbytes in both]
+        if milliwatts is not None:
+            gauges.append(("gpu_power_watts", labels, milliwatts / 1e3))
+        if millijoules is not None:
+            joules = millijoules / 1e3
+            last = self._energy.get(gpu, joules)
+            self._energy[gpu] = joules
+            counted = joules - last if joules >= last else joules  # a reading below the last one began again at 0
+            self._counters.add("gpu_energy_joules_total", labels, counted)
+        return gauges
+
+    def _told(self, ask: Callable[[Any], Any], handle: Any) -> Any:  # noqa: ANN401 (pynvml's)
+        nvml = self._nvml
+        try:
+            return ask(handle)
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
+            return None
 
     def _run(self) -> None:
         wait_s = 0.0
@@ -161,19 +135,13 @@ class GpuSampler:
 
     def _close(self) -> None:
         """Have the next sample initialise NVML again: the driver may have been loaded anew."""
-        nvml = self._nvml
-        assert nvml is not None
+        if not self._open:
+            return
+        self._open = False
         try:
-            nvml.close()
-        except nvml.error as error:
+            self._nvml.nvmlShutdown()
+        except self._nvml.NVMLError as error:
             log.debug("NVML could not be closed: %s", error)
-
-    def _count_energy(self, labels: tuple[str, str], joules: float) -> None:
-        """Count joules since the first sample. A reading below the last one began again at 0."""
-        gpu, _ = labels
-        last = self._energy.get(gpu, joules)
-        self._energy[gpu] = joules
-        self._counters.add("gpu_energy_joules_total", labels, joules - last if joules >= last else joules)
 
     def _tell(self, state: str) -> None:
         if state != self.state:

@@ -24,40 +24,41 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.profile.reports import REPORT_EVERY_S, Reporter, Totals
-from tiertune_connector.profile.timers import Mark, Timer, WallTimer, cuda_timer
+from tiertune_connector.profile.timers import Mark, Timer, cuda_timer, wall_timer
 from tiertune_connector.protocol.messages import LABEL_CHARS, PHASES
 
 CountTokens = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
 """Counts tokens, given a call's positional and keyword arguments and its output."""
+Module = Any
+"""A ``torch.nn.Module``: this part imports no torch."""
 CPU = "cpu"
 
 
-class Module(Protocol):
-    """The part of ``torch.nn.Module`` that is used."""
-
-    def parameters(self) -> Iterator[Any]: ...
-    def register_forward_pre_hook(self, hook: Callable[..., None], /) -> Any: ...  # noqa: ANN401 (torch's handle)
-    def register_forward_hook(self, hook: Callable[..., None], /, *, with_kwargs: bool, always_call: bool) -> Any: ...  # noqa: ANN401 (torch's handle)
-
-
+@dataclass(slots=True, eq=False)
 class _Visit:
     """One passage through a stage."""
 
-    __slots__ = ("inner_s", "mark", "outer", "owner", "stage", "timer")
+    stage: "Stage"
+    owner: object
+    outer: "_Visit | None"
+    """The visit around this one, of the same thread and timer."""
+    timer: "Timer[_Visit]"
+    inner_s: float = 0.0
+    """Seconds of visits inside this one."""
+    mark: "Mark[_Visit] | None" = None
 
-    def __init__(self, stage: "Stage", owner: object, outer: "_Visit | None", timer: "Timer[_Visit]") -> None:
-        self.stage = stage
-        self.owner = owner
-        self.outer = outer
-        """The visit around this one, of the same thread and timer."""
-        self.timer = timer
-        self.inner_s = 0.0
-        """Seconds of visits inside this one."""
-        self.mark: Mark[_Visit] | None = timer.start(self)
+
+class _Open(threading.local):
+    """A thread's open visits."""
+
+    def __init__(self) -> None:
+        self.visits: list[_Visit] = []
+        """Outermost first."""
 
 
 class Profiler:
@@ -71,9 +72,9 @@ class Profiler:
     ) -> None:
         self.totals = Totals()
         self._device_timer = device_timer
-        self._timers: dict[str, Timer[_Visit]] = {CPU: WallTimer(wall)}
+        self._timers: dict[str, Timer[_Visit]] = {CPU: wall_timer(wall)}
         self._lock = threading.Lock()
-        self._local = threading.local()
+        self._open = _Open()
         self._visited = False
         self._reporter: Reporter | None = None
 
@@ -125,16 +126,18 @@ class Profiler:
 
     def _enter(self, stage: "Stage", owner: object, device: str) -> None:
         self._visited = True
-        visits, timer = self._visits(), self._timer(device)
+        visits, timer = self._open.visits, self._timer(device)
         outer = next((visit for visit in reversed(visits) if visit.timer is timer), None)
-        visits.append(_Visit(stage, owner, outer, timer))
+        visit = _Visit(stage, owner, outer, timer)
+        visit.mark = timer.start(visit)
+        visits.append(visit)
 
     def _leave(self, owner: object, count: Callable[[], int]) -> None:
         """End the innermost visit of ``owner``; visits inside it that never ended are forgotten.
 
         Tokens are counted at once, seconds once the device has finished.
         """
-        visits = self._visits()
+        visits = self._open.visits
         depth = next((index for index in reversed(range(len(visits))) if visits[index].owner is owner), None)
         if depth is None:  # the hook before the forward did not run
             return
@@ -146,28 +149,21 @@ class Profiler:
         if tokens:
             self.totals.add(visit.stage.name, visit.stage.phase, 0.0, tokens)
 
-    def _visits(self) -> list[_Visit]:
-        """This thread's open visits, outermost first."""
-        visits: list[_Visit] | None = getattr(self._local, "visits", None)
-        if visits is None:
-            visits = self._local.visits = []
-        return visits
 
-
+@dataclass(frozen=True, eq=False)
 class Stage:
     """A label that modules and pieces of code are measured under."""
 
-    def __init__(self, profiler: Profiler, name: str, phase: str) -> None:
-        self.name = name
-        self.phase = phase
-        self._profiler = profiler
+    profiler: Profiler
+    name: str
+    phase: str
 
     def attach(self, module: Module, *, tokens: CountTokens | None = None) -> "Attached":
         """Measure every forward of a module, on the device of its parameters, until ``Attached.remove``.
 
         A forward that raises counts with its seconds, and no tokens.
         """
-        return Attached(self._profiler, self, module, tokens)
+        return Attached(self, module, tokens)
 
     @contextmanager
     def span(self, tokens: int = 0, *, device: object = None) -> Iterator[None]:
@@ -176,18 +172,17 @@ class Stage:
         ``device`` as torch names it; None: the current CUDA device if this process uses one, else the CPU.
         """
         owner = object()
-        self._profiler._enter(self, owner, _device(device))  # noqa: SLF001 (one module, one mechanism)
+        self.profiler._enter(self, owner, _device(device))  # noqa: SLF001 (one module, one mechanism)
         try:
             yield
         finally:
-            self._profiler._leave(owner, lambda: tokens)  # noqa: SLF001
+            self.profiler._leave(owner, lambda: tokens)  # noqa: SLF001
 
 
 class Attached:
     """Hooks of a stage on a module."""
 
-    def __init__(self, profiler: Profiler, stage: Stage, module: Module, tokens: CountTokens | None) -> None:
-        self._profiler = profiler
+    def __init__(self, stage: Stage, module: Module, tokens: CountTokens | None) -> None:
         self._stage = stage
         self._tokens = tokens
         self._device = _device_of(module)
@@ -204,12 +199,12 @@ class Attached:
     def _before(self, module: Module, _args: object) -> None:
         if not _compiling():
             self._device = self._device or _device_of(module)
-            self._profiler._enter(self._stage, self, self._device or CPU)  # noqa: SLF001
+            self._stage.profiler._enter(self._stage, self, self._device or CPU)  # noqa: SLF001
 
     def _after(self, _module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
         if not _compiling():
             count = self._tokens
-            self._profiler._leave(  # noqa: SLF001
+            self._stage.profiler._leave(  # noqa: SLF001
                 self, lambda: count(args, kwargs, output) if count is not None and output is not None else 0
             )
 

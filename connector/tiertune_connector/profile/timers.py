@@ -6,7 +6,6 @@ synchronises. torch is imported only where a CUDA device is timed.
 """
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -25,54 +24,27 @@ class Event(Protocol):
 
 
 class Mark(NamedTuple, Generic[Key]):
-    """A measurement that was started: two events, or a reading of the clock."""
+    """A measurement that was started."""
 
     key: Key
-    began: Any
-    ended: Any = None
+    began: Event
+    ended: Event
 
 
-class Timer(Protocol[Key]):
-    """Thread-safe. ``start`` and ``stop`` never wait for the device."""
+class Timer(Generic[Key]):
+    """Pairs of events, reused once they are over. Thread-safe; ``start`` and ``stop`` never wait for the device.
 
-    def start(self, key: Key) -> Mark[Key] | None:
-        """Mark the start; None: this one cannot be measured."""
-
-    def stop(self, mark: Mark[Key] | None) -> None:
-        """Mark the stop; of None nothing happens."""
-
-    def poll(self) -> list[tuple[Key, float]]:
-        """Key and seconds of the measurements that are over, in the order of their stops, each once."""
-
-
-class WallTimer(Generic[Key]):
-    """For the CPU: what is launched is done when the call returns."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._over: deque[tuple[Key, float]] = deque()
-
-    def start(self, key: Key) -> Mark[Key]:
-        return Mark(key, self._clock())
-
-    def stop(self, mark: Mark[Key] | None) -> None:
-        if mark is not None:
-            self._over.append((mark.key, max(0.0, self._clock() - mark.began)))
-
-    def poll(self) -> list[tuple[Key, float]]:
-        over = []
-        while self._over:
-            over.append(self._over.popleft())
-        return over
-
-
-class DeviceTimer(Generic[Key]):
-    """Pairs of events, reused once they are over. The seconds are the stream's, those it waited for launches included.
-
-    Nothing is measured while a CUDA graph is captured: the events would become part of the graph.
+    The seconds are the stream's, those it waited for launches included. Nothing is measured while a CUDA graph is
+    captured: the events would become part of the graph.
     """
 
-    def __init__(self, event: Callable[[], Event], *, capturing: Callable[[], bool], stream: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        event: Callable[[], Event],
+        *,
+        capturing: Callable[[], bool] = lambda: False,
+        stream: Callable[[], Any] = lambda: None,
+    ) -> None:
         """``stream`` returns where events are recorded now; ``capturing``, whether it is being captured."""
         self._event = event
         self._capturing = capturing
@@ -82,6 +54,7 @@ class DeviceTimer(Generic[Key]):
         self._pending: deque[Mark[Key]] = deque()
 
     def start(self, key: Key) -> Mark[Key] | None:
+        """Mark the start; None: this one cannot be measured."""
         if self._capturing():
             return None
         with self._lock:
@@ -92,6 +65,7 @@ class DeviceTimer(Generic[Key]):
         return Mark(key, began, ended)
 
     def stop(self, mark: Mark[Key] | None) -> None:
+        """Mark the stop; of None nothing happens."""
         if mark is None or self._capturing():
             return
         mark.ended.record(self._stream())
@@ -99,6 +73,7 @@ class DeviceTimer(Generic[Key]):
             self._pending.append(mark)
 
     def poll(self) -> list[tuple[Key, float]]:
+        """Key and seconds of the measurements that are over, in the order of their stops, each once."""
         over = []
         with self._lock:
             while self._pending and self._pending[0].ended.query() and self._pending[0].began.query():
@@ -108,7 +83,29 @@ class DeviceTimer(Generic[Key]):
         return over
 
 
-def cuda_timer(device: object = None) -> DeviceTimer[Any]:
+class _Reading:
+    """An event of the CPU: what is launched is done when the call returns."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.at = 0.0
+
+    def record(self, stream: None = None) -> None:  # noqa: ARG002 (there is none)
+        self.at = self._clock()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: "_Reading") -> float:
+        return 1e3 * max(0.0, end.at - self.at)
+
+
+def wall_timer(clock: Callable[[], float]) -> Timer[Any]:
+    """For the CPU; ``clock`` gives seconds."""
+    return Timer(lambda: _Reading(clock))
+
+
+def cuda_timer(device: object = None) -> Timer[Any]:
     """For a CUDA device (``torch.device``, number or name); None: the current one. ImportError without torch."""
     import torch  # noqa: PLC0415 (seconds to import; only where there is a device to time)
 
@@ -119,7 +116,7 @@ def cuda_timer(device: object = None) -> DeviceTimer[Any]:
         timed: Event = torch.cuda.Event(enable_timing=True)
         return timed
 
-    return DeviceTimer(event, capturing=torch.cuda.is_current_stream_capturing, stream=stream)
+    return Timer(event, capturing=torch.cuda.is_current_stream_capturing, stream=stream)
 
 
 def gpu_uuid(device: object = None) -> str:

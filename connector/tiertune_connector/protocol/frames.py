@@ -48,7 +48,7 @@ class Frames:
         """Send; OSError if the other side has gone or does not read."""
         self.put(self.encode(message))
 
-    def put(self, encoded: bytes) -> None:
+    def put(self, encoded: bytes | bytearray) -> None:
         """Send what ``encode`` made; OSError as in ``send``."""
         self._socket.sendall(encoded)
 
@@ -105,7 +105,12 @@ class Frames:
 
     def next(self) -> Message | None:
         """The first message read, if whole, else None; msgspec.DecodeError if it is no message."""
-        return self._decoded(self._bodies.popleft()) if self._bodies else None
+        if not self._bodies:
+            return None
+        try:
+            return self._decoder.decode(self._bodies.popleft())
+        except (UnicodeDecodeError, RecursionError) as error:  # msgspec lets these two through
+            raise msgspec.DecodeError(str(error)) from None
 
     def _split(self) -> None:
         buffer, start = self._buffer, 0
@@ -119,9 +124,3 @@ class Frames:
                 start = body + length
                 self._bodies.append(view[body:start].tobytes())
         del buffer[:start]
-
-    def _decoded(self, body: bytes) -> Message:
-        try:
-            return self._decoder.decode(body)
-        except (UnicodeDecodeError, RecursionError) as error:  # msgspec lets these two through
-            raise msgspec.DecodeError(str(error)) from None

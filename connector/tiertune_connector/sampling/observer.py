@@ -56,6 +56,8 @@ class _Namespace:
     chunks: int = 0
     frequent: Frequent = field(default_factory=Frequent)
     prefill: PrefillLine | None = None
+    ghosts: Ghosts | None = None
+    """None: no request has come to its pool yet."""
 
 
 class Observer:
@@ -76,7 +78,7 @@ class Observer:
         self._sampling = Sampling()
         self._sampler = Sampler(self._sampling.rate)
         self._samples = Samples()
-        self._ghosts = Ghosts(room)
+        self._room = room
         self._namespaces: dict[str, _Namespace] = {}
 
     # -- on the way of requests
@@ -108,7 +110,6 @@ class Observer:
     def forget(self, namespace: str) -> None:
         """Nobody uses it any more: its totals begin anew if a client of it comes again."""
         self._namespaces.pop(namespace, None)
-        self._ghosts.forget(namespace)
 
     # -- afterwards
 
@@ -135,7 +136,8 @@ class Observer:
             if (sampling.seed, sampling.rate) != (self._sampling.seed, self._sampling.rate):
                 self._samples.clear()
             if sampling.seed != self._sampling.seed:
-                self._ghosts.clear()
+                for known in list(self._namespaces.values()):
+                    known.ghosts = None  # keys are hashed in another way from now on
             self._sampling = sampling
             self._sampler.adopt(sampling.rate, sampling.hot)
 
@@ -178,7 +180,8 @@ class Observer:
             return [
                 row
                 for digest, known in list(self._namespaces.items())
-                for row in self._ghosts.rows(digest, known.model, known.chunk_tokens)
+                if known.ghosts is not None
+                for row in known.ghosts.rows(digest, known.model, known.chunk_tokens)
             ]
 
     # -- within
@@ -218,7 +221,9 @@ class Observer:
             if picked:
                 self._samples.add(asked, picked)
         known.frequent.requests(chains)
-        self._ghosts.requests(namespace, chains, hashed)
+        if (room := self._room(namespace)) is not None:
+            known.ghosts = known.ghosts or Ghosts(room)
+            known.ghosts.requests(room, chains, hashed)
 
     @staticmethod
     def _told(known: _Namespace) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.trace import Span as OtlpSpan
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from tiertune_connector.tracing.spans import RequestTrace, Sent, Span
+from tiertune_connector.tracing.spans import Counts, RequestTrace, Span
 
 EXPORT_TIMEOUT_S = 0.8
 HEADERS = ("traceparent", "tracestate")
@@ -40,17 +41,17 @@ class OtlpSink:
         self._provider.add_span_processor(self._ended)
         self._tracer = self._provider.get_tracer("tiertune_connector")
 
-    def send(self, traces: Sequence[RequestTrace]) -> Sent:
-        """Post the spans of ``traces`` in one message."""
+    def send(self, traces: Sequence[RequestTrace]) -> Counts:
+        """Post the spans of ``traces`` in one message; requests that are not sampled do not count."""
         sampled = 0
         for trace in traces:
             sampled += self._make(trace)
             time.sleep(0)  # lets the scheduler thread have the interpreter's lock
         spans = self._ended.take()
         if not spans:
-            return Sent(0, 0)
+            return Counts(0, 0)
         taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
-        return Sent(sampled, 0) if taken else Sent(0, sampled)
+        return Counts(sampled, 0) if taken else Counts(0, sampled)
 
     def close(self) -> None:
         """End an export that is being retried."""
@@ -60,19 +61,19 @@ class OtlpSink:
         """Make and end a request's spans; returns whether it is sampled."""
         first, *children = self._describe(trace)
         context = parent(trace.headers)
-        request = self._tracer.start_span(first.name, context, attributes=first.attributes, start_time=first.start_ns)
+        request = self._started(first, context)
         if request.is_recording():
             inside = set_span_in_context(request, context)
             for child in children:
-                self._child(child, inside)
+                self._started(child, inside).end(child.end_ns)
         request.end(first.end_ns)
         return request.get_span_context().trace_flags.sampled
 
-    def _child(self, span: Span, inside: Context) -> None:
+    def _started(self, span: Span, inside: Context) -> OtlpSpan:
         made = self._tracer.start_span(span.name, inside, attributes=span.attributes, start_time=span.start_ns)
         if span.failure:
             made.set_status(Status(StatusCode.ERROR, span.failure))
-        made.end(span.end_ns)
+        return made
 
 
 class _Ended(SpanProcessor):

@@ -1,6 +1,6 @@
 """Turns the record of a request into spans. Pure; `docs/tracing.md` has the table of attributes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -9,6 +9,7 @@ from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.messages import TierReport
 
 Value = str | bool | int | float
+Attributes = Mapping[str, Value | None]
 WORST_FIRST = ("failed", "late", "lost", "unknown", "won")
 FAILURES = ("failed", "late")
 
@@ -47,11 +48,11 @@ class Span:
     failure: str = ""
 
 
-class Sent(NamedTuple):
-    """Sampled requests of a batch, by what became of their spans."""
+class Counts(NamedTuple):
+    """Requests whose spans the collector took; and those whose spans it did not take, or there was no room for."""
 
-    taken: int
-    lost: int
+    exported: int
+    dropped: int
 
 
 def describe(trace: RequestTrace, *, chunk_tokens: int, chunk_bytes: int, model: str = "") -> list[Span]:
@@ -62,16 +63,15 @@ def describe(trace: RequestTrace, *, chunk_tokens: int, chunk_bytes: int, model:
     """
     children = [*_lookup(trace), *_gate(trace), *_loads(trace, chunk_bytes)]
     end = max([trace.arrived_ns, *(child.end_ns for child in children)])
-    attributes: dict[str, Value] = {
+    attributes = {
         "tiertune.request.id": trace.request,
         "gen_ai.usage.input_tokens": trace.prompt_tokens,
         "tiertune.chunks": trace.chunks,
         "tiertune.outcome": outcome(trace),
+        "gen_ai.request.model": model or None,
         **_tokens(trace, chunk_tokens),
     }
-    if model:
-        attributes["gen_ai.request.model"] = model
-    return [Span("tiertune.request", trace.arrived_ns, end, attributes), *children]
+    return [_span("tiertune.request", trace.arrived_ns, end, attributes), *children]
 
 
 def outcome(trace: RequestTrace) -> str:
@@ -88,7 +88,7 @@ def _fetched(trace: RequestTrace) -> Iterator[TierReport]:
     return (report for report in chain.from_iterable(reports for _, reports in trace.loads) if report.fetched_tokens)
 
 
-def _tokens(trace: RequestTrace, chunk_tokens: int) -> dict[str, Value]:
+def _tokens(trace: RequestTrace, chunk_tokens: int) -> dict[str, int]:
     """Prompt tokens by where they came from; those of a load that failed count as recomputed."""
     if trace.decision is None:
         return {}
@@ -110,10 +110,12 @@ def _tokens(trace: RequestTrace, chunk_tokens: int) -> dict[str, Value]:
 def _lookup(trace: RequestTrace) -> Iterator[Span]:
     if not trace.looked_up_ns:
         return
-    attributes: dict[str, Value] = {"tiertune.chunks": trace.chunks, "tiertune.late": trace.late}
-    attributes |= {f"tiertune.chunks.{tier}": trace.tiers.count(tier) for tier in dict.fromkeys(trace.tiers)}
-    if trace.nothing:
-        attributes["tiertune.reason"] = trace.nothing
+    attributes = {
+        "tiertune.chunks": trace.chunks,
+        "tiertune.late": trace.late,
+        "tiertune.reason": trace.nothing or None,
+        **{f"tiertune.chunks.{tier}": trace.tiers.count(tier) for tier in dict.fromkeys(trace.tiers)},
+    }
     yield _span("tiertune.lookup", trace.arrived_ns, trace.looked_up_ns, attributes, "late" if trace.late else "")
 
 
@@ -121,15 +123,16 @@ def _gate(trace: RequestTrace) -> Iterator[Span]:
     if trace.decision is None:
         return
     decision = trace.decision
-    attributes: dict[str, Value] = {
+    offered = decision.tier != ""  # else nothing was predicted
+    attributes = {
         "tiertune.decision": "fetch" if decision.fetches else "recompute",
         "tiertune.reason": str(decision.reason),
         "tiertune.cut": decision.cut,
         "tiertune.backlog_seconds": decision.backlog_s,
+        "tiertune.tier": decision.tier or None,
+        "tiertune.predicted.fetch_seconds": decision.fetch_s if offered else None,
+        "tiertune.predicted.recompute_seconds": decision.recompute_s if offered else None,
     }
-    if decision.tier:  # else no tier offered anything: nothing was predicted
-        attributes["tiertune.tier"] = decision.tier
-        attributes |= _seconds(fetch=decision.fetch_s, recompute=decision.recompute_s)
     yield _span("tiertune.gate", trace.looked_up_ns or trace.decided_ns, trace.decided_ns, attributes)
 
 
@@ -145,27 +148,23 @@ def _loads(trace: RequestTrace, chunk_bytes: int) -> Iterator[Span]:
             yield _span("tiertune.load", start_ns, in_dram_ns, _load(report, chunk_bytes), failure)
 
 
-def _load(report: TierReport, chunk_bytes: int) -> dict[str, Value]:
+def _load(report: TierReport, chunk_bytes: int) -> Attributes:
     chunks = report.chunks * report.fetched_tokens // max(1, report.tokens)
-    attributes: dict[str, Value] = {
+    return {
         "tiertune.tier": report.tier,
         "tiertune.chunks": chunks,
         "tiertune.tokens": report.fetched_tokens,
         "tiertune.bytes": chunks * chunk_bytes,
         "tiertune.outcome": report.outcome,
-        **_seconds(fetch=report.fetch_s, recompute=report.recompute_s),
+        "tiertune.predicted.fetch_seconds": report.fetch_s,
+        "tiertune.predicted.recompute_seconds": report.recompute_s,
+        "tiertune.actual_seconds": report.actual_s,
     }
-    if report.actual_s is not None:
-        attributes["tiertune.actual_seconds"] = report.actual_s
-    return attributes
 
 
-def _seconds(**predicted: float | None) -> dict[str, Value]:
-    return {f"tiertune.predicted.{what}_seconds": value for what, value in predicted.items() if value is not None}
-
-
-def _span(name: str, start_ns: int, end_ns: int, attributes: dict[str, Value], failure: str = "") -> Span:
-    """A ``Span`` that never ends before it starts, whatever the wall clock did meanwhile."""
+def _span(name: str, start_ns: int, end_ns: int, attributes: Attributes, failure: str = "") -> Span:
+    """A ``Span`` that never ends before it starts, whatever the wall clock did meanwhile; None is no attribute."""
+    known = {key: value for key, value in attributes.items() if value is not None}
     if failure:
-        attributes["error.type"] = failure
-    return Span(name, start_ns, max(start_ns, end_ns), attributes, failure)
+        known["error.type"] = failure
+    return Span(name, start_ns, max(start_ns, end_ns), known, failure)

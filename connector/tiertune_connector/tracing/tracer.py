@@ -10,11 +10,14 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.messages import TierReport
-from tiertune_connector.tracing.spans import RequestTrace, Sent, describe
+from tiertune_connector.tracing.spans import Counts, RequestTrace, describe
+
+if TYPE_CHECKING:
+    from tiertune_connector.tracing.otlp import OtlpSink
 
 logger = logging.getLogger(f"vllm.{__name__}")
 BATCH = 8
@@ -23,30 +26,17 @@ RETRY_AT_MOST_EVERY_S = 30.0
 CLOSE_S = 2.0
 
 
-class Sink(Protocol):
-    """Where finished requests go. Runs on a thread of `Tracing`'s."""
-
-    def send(self, traces: Sequence[RequestTrace]) -> Sent: ...
-    def close(self) -> None:
-        """Let a `send` that is under way come to an end."""
-
-
-class Counts(NamedTuple):
-    """Requests whose spans the collector took; and those whose spans it did not take, or there was no room for."""
-
-    exported: int
-    dropped: int
-
-
 class Tracing:
     """Writes down what happens to requests, and sends it to ``sink``. All is called on the scheduler thread.
+
+    Another thread calls ``sink``.
 
     No method blocks or raises. Memory is bounded, also if requests never finish or are never sent.
     """
 
     def __init__(
         self,
-        sink: Sink | None = None,
+        sink: "OtlpSink | None" = None,
         *,
         clock: Callable[[], int] = time.time_ns,
         every_s: float = 1.0,
@@ -125,31 +115,31 @@ class Tracing:
         self._thread.join(CLOSE_S)
         self._sink.close()
 
-    def _run(self, sink: Sink) -> None:
+    def _run(self, sink: "OtlpSink") -> None:
         wait_s = self._every_s
         while not self._closing.wait(wait_s):
             wait_s = self._every_s if self._drain(sink) else min(2 * wait_s, RETRY_AT_MOST_EVERY_S)
         self._drain(sink)
         self._lost += len(self._queue)
 
-    def _drain(self, sink: Sink) -> bool:
+    def _drain(self, sink: "OtlpSink") -> bool:
         """Send all that is queued, until the collector refuses; whether it took all."""
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
             sent = _sent(sink, batch)
-            self._taken += sent.taken
-            self._lost += sent.lost
-            if sent.lost:
+            self._taken += sent.exported
+            self._lost += sent.dropped
+            if sent.dropped:
                 return False
         return True
 
 
-def _sent(sink: Sink, batch: list[RequestTrace]) -> Sent:
+def _sent(sink: "OtlpSink", batch: list[RequestTrace]) -> Counts:
     try:
         return sink.send(batch)
     except Exception:
         logger.exception("TierTune: %d requests' spans could not be made", len(batch))
-        return Sent(0, len(batch))
+        return Counts(0, len(batch))
 
 
 def open_tracing(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tiertune_connector.client.store_client import StoreClient
@@ -21,33 +22,24 @@ PREFETCHES = 8
 """Waiting requests whose chunks are brought into DRAM at once."""
 
 
+@dataclass(eq=False)
 class Choosing:
     """The gate's answer for a request, given what the engine knows of those before it."""
 
-    def __init__(
-        self,
-        client: StoreClient,
-        gate: EngineGate,
-        backlog: Backlog,
-        telemetry: Telemetry,
-        *,
-        chunk_tokens: int,
-        needs: Callable[[int], int] = int,
-    ) -> None:
-        """``needs``: the store's chunks that a fetch of so many of the prompt's takes."""
-        self._client = client
-        self._gate = gate
-        self._backlog = backlog
-        self._telemetry = telemetry
-        self._chunk_tokens = chunk_tokens
-        self._needs = needs
-        self._prefetching: list[Ask] = []
+    client: StoreClient
+    gate: EngineGate
+    backlog: Backlog
+    telemetry: Telemetry
+    chunk_tokens: int
+    needs: Callable[[int], int] = int
+    """The store's chunks that a fetch of so many of the prompt's takes."""
+    _prefetching: list[Ask] = field(default_factory=list)
 
     def choose(self, ask: Ask, own_chunks: int) -> GateDecision:
         """How far to fetch, now that the engine wants the request and has ``own_chunks`` of it itself."""
         decision = self._decide(ask, own_chunks)
-        ask.load_s = self._gate.deadline_s(decision, ask.reply.result().gate)
-        self._telemetry.decided(ask, decision)
+        ask.load_s = self.gate.deadline_s(decision, ask.reply.result().gate)
+        self.telemetry.decided(ask, decision)
         parts = _parts(decision)
         if ask.prefetch is not None:  # what is missing is on its way already
             copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, self._within_reach(ask, own_chunks)))
@@ -56,7 +48,7 @@ class Choosing:
                 self.ended(ask)
         self._begin(ask, parts)
         # What it fetches or has will not be computed: nobody waits for that.
-        self._backlog.computed(ask.request, decision.cut * self._chunk_tokens)
+        self.backlog.computed(ask.request, decision.cut * self.chunk_tokens)
         return decision
 
     def prefetch(self, ask: Ask, room: int) -> None:
@@ -73,10 +65,10 @@ class Choosing:
             return
         self._begin(ask, {tier: seconds for tier, seconds in _parts(decision).items() if tier != DRAM})
         ask.prefetched = decision.cut
-        ask.prefetch = self._client.load(
-            ask.chain[: decision.cut], deadline_s=self._gate.deadline_s(decision, ask.reply.result().gate)
+        ask.prefetch = self.client.load(
+            ask.chain[: decision.cut], deadline_s=self.gate.deadline_s(decision, ask.reply.result().gate)
         )
-        ask.prefetch.add_done_callback(lambda loaded: self._client.release(loaded.result()))
+        ask.prefetch.add_done_callback(lambda loaded: self.client.release(loaded.result()))
         self._prefetching.append(ask)
 
     def ended(self, ask: Ask) -> None:
@@ -85,7 +77,7 @@ class Choosing:
             return
         now = time.monotonic()
         for load in ask.under_way:
-            self._gate.ended(load, now)
+            self.gate.ended(load, now)
         ask.under_way.clear()
 
     def _forget_done(self) -> None:
@@ -99,31 +91,32 @@ class Choosing:
     def _begin(self, ask: Ask, parts: Mapping[str, float]) -> None:
         """Count loads from tiers, with predicted seconds."""
         now = time.monotonic()
-        ask.under_way += [self._gate.began(tier, seconds, now) for tier, seconds in parts.items() if seconds]
+        ask.under_way += [self.gate.began(tier, seconds, now) for tier, seconds in parts.items() if seconds]
 
     def _decide(self, ask: Ask, own_chunks: int) -> GateDecision:
         found, reached = ask.reply.result(), self._within_reach(ask, own_chunks)
-        return self._gate.choose(
+        return self.gate.choose(
             found.tiers,
-            computed_tokens=own_chunks * self._chunk_tokens,
+            computed_tokens=own_chunks * self.chunk_tokens,
             prompt_tokens=ask.prompt_tokens,
             costs=self._costs(ask, found, reached),
             settings=found.gate,
-            backlog_s=self._backlog.seconds(ask.request),
-            prefills=self._backlog.others(ask.request),
+            backlog_s=self.backlog.seconds(ask.request),
+            prefills=self.backlog.others(ask.request),
             most=len(reached),
         )
 
     def _within_reach(self, ask: Ask, own_chunks: int) -> Sequence[str]:
         """The tiers of the leading chunks that have room, the engine's own first."""
         found = ask.reply.result()
-        return found.tiers[: found.reach(own_chunks, self._needs)]
+        return found.tiers[: found.reach(own_chunks, self.needs)]
 
     def _costs(self, ask: Ask, found: LookupReply, reached: Sequence[str]) -> Mapping[str, FetchEstimate]:
         """What a fetch costs now: behind other loads, but not behind the request's own prefetch."""
-        if ask.prefetch is not None:
-            return _prefetched(ask.prefetch, found, reached)
-        return self._gate.behind(found.costs, ask.sent_at, time.monotonic())
+        if ask.prefetch is None:
+            return self.gate.behind(found.costs, ask.sent_at, time.monotonic())
+        near = _near(ask.prefetch, reached)  # tiers whose chunks were all prefetched cost what DRAM costs
+        return {tier: found.costs.get(DRAM, cost) if tier in near else cost for tier, cost in found.costs.items()}
 
 
 def _parts(decision: GateDecision) -> dict[str, float]:
@@ -133,12 +126,6 @@ def _parts(decision: GateDecision) -> dict[str, float]:
         for candidate in decision.candidates
         if candidate.fetched and candidate.fetch_s is not None
     }
-
-
-def _prefetched(prefetch: "Future[Loaded]", found: LookupReply, reached: Sequence[str]) -> Mapping[str, FetchEstimate]:
-    """Tiers whose chunks were all prefetched cost what DRAM costs."""
-    near = _near(prefetch, reached)
-    return {tier: found.costs.get(DRAM, cost) if tier in near else cost for tier, cost in found.costs.items()}
 
 
 def _near(prefetch: "Future[Loaded]", tiers: Sequence[str]) -> set[str]:

@@ -33,7 +33,7 @@ from tiertune_connector.vllm.facts import Facts, Group, Prompt
 from tiertune_connector.vllm.lora import AdapterDigests
 from tiertune_connector.vllm.probes import UnsupportedError
 from tiertune_connector.vllm.settings import for_vllm, parse
-from tiertune_connector.vllm.sizes import EngineSizes, SizeError, SizePlan, plan
+from tiertune_connector.vllm.sizes import SizeError, SizePlan, plan
 from tiertune_connector.vllm.tenants import Tenants
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -67,11 +67,10 @@ class Engine:
         self._epoch = 0 if identity.exchanges_weights(vllm_config) else None
         """Part of the keys if weights are exchanged."""
 
-    def translate(self, *, with_tier: bool) -> None:
-        """Call before vLLM's own constructor; ``with_tier`` on the scheduler's side, which makes the tier."""
-        if with_tier:
-            self._tell_sizes()
-            translate(self._vllm_config, self.facts(), self._plan)
+    def tell_tier(self) -> None:
+        """Call before vLLM's own constructor on the scheduler's side, which makes the tier."""
+        self._tell_sizes()
+        translate(self._vllm_config, self.facts(), self._plan)
 
     def facts(self) -> Facts:
         """What the tier must know about the engine."""
@@ -113,7 +112,13 @@ class Engine:
     def _planned(self) -> SizePlan:
         config = build_offloading_config(self._vllm_config, self._kv_cache_config)
         try:
-            planned = plan(sizes(self._vllm_config, config), self.settings.chunk_tokens)
+            planned = plan(
+                [group.tokens_per_block for group in config.groups],
+                config.worker_kv_bytes_per_block * (1 if config.replicated_layout else config.parallel.world_size),
+                batched_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
+                prompt_tokens=self._vllm_config.model_config.max_model_len,
+                chunk_tokens=self.settings.chunk_tokens,
+            )
         except SizeError as error:
             raise UnsupportedError(f"kv_connector_extra_config.{error}") from error
         own = self.settings.staging
@@ -210,24 +215,11 @@ def groups(kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> tuple[Gr
     return tuple(
         Group(
             index=group.group_id,
-            chunk_tokens=group.tokens_per_block * config.cache.blocks_per_chunk,
-            window_chunks=_window_chunks(
-                identity.layer_spec(kv_cache_config.kv_cache_groups[group.group_id].kv_cache_spec),
-                group.tokens_per_block * config.cache.blocks_per_chunk,
-            ),
+            chunk_tokens=tokens,
+            window_chunks=_window_chunks(identity.layer_spec(kv_cache_config, group.group_id), tokens),
         )
         for group in config.groups
-    )
-
-
-def sizes(vllm_config: VllmConfig, config: OffloadingConfig) -> EngineSizes:
-    """What chunks and staging are planned from."""
-    copies = 1 if config.replicated_layout else config.parallel.world_size
-    return EngineSizes(
-        block_tokens=tuple(group.tokens_per_block for group in config.groups),
-        block_bytes=config.worker_kv_bytes_per_block * copies,
-        batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
-        prompt_tokens=vllm_config.model_config.max_model_len,
+        for tokens in [group.tokens_per_block * config.cache.blocks_per_chunk]
     )
 
 

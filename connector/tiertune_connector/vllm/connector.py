@@ -41,7 +41,8 @@ class TierTuneConnector(OffloadingConnector):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         neighbours.check()
         self._engine = compat.Engine(vllm_config, kv_cache_config)
-        self._engine.translate(with_tier=role == KVConnectorRole.SCHEDULER)
+        if role == KVConnectorRole.SCHEDULER:
+            self._engine.tell_tier()
         super().__init__(vllm_config, role, kv_cache_config)
         self._tier: TierTuneTier | None = None
         self._timing = WorkerTiming(())

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from tiertune_connector.cost import FetchEstimate, GateDecision, GateSettings, Others, PrefillCost, deadline_s, decide
 from tiertune_connector.cost.gate import MANY, REMOTE
+from tiertune_connector.vllm.facts import Facts
+from tiertune_connector.vllm.settings import EngineSettings
 
 FADE = 0.9
 """Weight that earlier copies keep with each new one."""
@@ -31,26 +33,13 @@ class OwnLoad:
 class EngineGate:
     """Decides one request, and says how long its load may take."""
 
-    def __init__(
-        self,
-        prefill: PrefillCost,
-        *,
-        chunk_tokens: int,
-        chunk_bytes: int,
-        load_deadline_s: float,
-        floor_s: float,
-        groups: int = 1,
-    ) -> None:
-        """A load of unknown cost may take ``load_deadline_s``; none gets less than ``floor_s``.
-
-        A prompt's chunk is one store chunk for each of the ``groups``; ``chunk_bytes`` is that of all together.
-        """
+    def __init__(self, prefill: PrefillCost, facts: Facts, settings: EngineSettings, *, chunk_bytes: int) -> None:
+        """``chunk_bytes`` of a prompt's chunk: one of the store's for each of the engine's `whole_groups`."""
         self._prefill = prefill
-        self._chunk_tokens = chunk_tokens
+        self._chunk_tokens = facts.namespace.chunk_tokens
         self._chunk_bytes = chunk_bytes
-        self._groups = groups
-        self._load_deadline_s = load_deadline_s
-        self._floor_s = floor_s
+        self._groups = facts.whole_groups
+        self._settings = settings
         self._loads: dict[str, deque[OwnLoad]] = {}
         """By tier, in order."""
         self._copied = (0.0, 0.0)
@@ -136,8 +125,9 @@ class EngineGate:
         return loads
 
     def deadline_s(self, decision: GateDecision, settings: Mapping[str, GateSettings]) -> float:
-        """Seconds that the load may take."""
-        return deadline_s(decision, settings, unknown_s=self._load_deadline_s, floor_s=self._floor_s)
+        """Seconds that the load may take: one of unknown cost has `load_deadline`, none less than its floor."""
+        own = self._settings
+        return deadline_s(decision, settings, unknown_s=own.load_deadline, floor_s=own.load_deadline_floor)
 
 
 def _behind(cost: FetchEstimate, own: Sequence[OwnLoad], told_at: float, now: float) -> FetchEstimate:

@@ -87,8 +87,9 @@ def namespace(
     )
 
 
-def layer_spec(spec: Any) -> Any:  # noqa: ANN401 (vLLM's KVCacheSpec)
-    """The spec of one layer; layers that are wrapped together, as on workers, are of one kind."""
+def layer_spec(kv_cache_config: KVCacheConfig, group: int) -> Any:  # noqa: ANN401 (vLLM's KVCacheSpec)
+    """The spec of one layer of a group; layers that are wrapped together, as on workers, are of one kind."""
+    spec = kv_cache_config.kv_cache_groups[group].kv_cache_spec
     return next(iter(spec.kv_cache_specs.values())) if isinstance(spec, UniformTypeKVCacheSpecs) else spec
 
 
@@ -213,14 +214,14 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
     layers = [
         [
             group.group_id,
-            type(layer_spec(found.kv_cache_spec)).__name__,
+            type(spec).__name__,
             group.tokens_per_block,
-            layer_spec(found.kv_cache_spec).page_size_bytes,
+            spec.page_size_bytes,
             len(group.layer_names),
-            *_state(layer_spec(found.kv_cache_spec)),
+            *_state(spec),
         ]
         for group in config.groups
-        for found in [kv_cache_config.kv_cache_groups[group.group_id]]
+        for spec in [layer_spec(kv_cache_config, group.group_id)]
     ]
     return _text(
         layers,

@@ -69,31 +69,23 @@ class Ask:
     """Its first token has been seen, or it has ended."""
 
 
+@dataclass(eq=False)
 class Lookups:
     """One lookup and one decision per request, each bounded in time."""
 
-    def __init__(
-        self,
-        client: "StoreClient",
-        *,
-        choose: Callable[[Ask, int], GateDecision],
-        clock: Callable[[], float],
-        chunk_tokens: int,
-        deadline_s: float,
-    ) -> None:
-        """``choose`` is the gate: it gets the leading chunks that the engine has itself; its cut counts from the head.
+    client: "StoreClient"
+    choose: Callable[[Ask, int], GateDecision]
+    """The gate: it gets the leading chunks that the engine has itself; its cut counts from the head.
 
-        It also sets the request's ``load_s``.
-        """
-        self._client = client
-        self._choose = choose
-        self._clock = clock
-        self._chunk_tokens = chunk_tokens
-        self._deadline_s = deadline_s
-        self._asks: dict[str, Ask] = {}
-        self._answered: deque[Ask] = deque()
-        self._replies = True
-        """Whether the store replies in time, as far as was seen."""
+    It also sets the request's ``load_s``.
+    """
+    clock: Callable[[], float]
+    chunk_tokens: int
+    deadline_s: float
+    _asks: dict[str, Ask] = field(default_factory=dict)
+    _answered: deque[Ask] = field(default_factory=deque)
+    _replies: bool = True
+    """Whether the store replies in time, as far as was seen."""
 
     def expect(
         self,
@@ -109,13 +101,13 @@ class Lookups:
 
         The store has as long as the prefills ahead are predicted to take, but at least the deadline.
         """
-        if not chain or not self._client.connected:
+        if not chain or not self.client.connected:
             return
-        reply = self._client.lookup(
+        reply = self.client.lookup(
             request, chain, prompt_tokens=prompt_tokens, tenant=tenant, sides=sides, defer=True,
-            deadline_s=STORES_SHARE * max(self._deadline_s, backlog_s),
+            deadline_s=STORES_SHARE * max(self.deadline_s, backlog_s),
         )  # fmt: skip
-        ask = self._asks[request] = Ask(request, prompt_tokens, chain, sides, reply, self._clock())
+        ask = self._asks[request] = Ask(request, prompt_tokens, chain, sides, reply, self.clock())
         reply.add_done_callback(lambda _: self._come(ask))
 
     def settled(
@@ -131,7 +123,7 @@ class Lookups:
         ask = self._asks.get(request)
         if ask is None or ask.until is not None:
             return True
-        now = self._clock()
+        now = self.clock()
         if ask.cut_tokens is None:
             if ask.wanted_at is None:
                 waits = alone and self._replies
@@ -150,7 +142,7 @@ class Lookups:
         ask = self._asks.get(request)
         if ask is None or ask.until is None or key not in ask.wanted or key in ask.offered:
             return False
-        if self._clock() >= ask.until:
+        if self.clock() >= ask.until:
             return False
         ask.offered.add(key)
         return True
@@ -175,7 +167,7 @@ class Lookups:
 
     def _come(self, ask: Ask) -> None:
         """Called on whichever thread receives."""
-        ask.replied_at = self._clock()
+        ask.replied_at = self.clock()
         self._answered.append(ask)
 
     def _try(self, ask: Ask, computed_tokens: int, staged: Callable[[bytes], bool], now: float) -> None:
@@ -183,8 +175,8 @@ class Lookups:
             ask.wanted_at = now
         if ask.reply.done():
             self._replies = True
-            self._decide(ask, computed_tokens // self._chunk_tokens, staged)
-        elif now >= ask.sent_at + self._deadline_s:
+            self._decide(ask, computed_tokens // self.chunk_tokens, staged)
+        elif now >= ask.sent_at + self.deadline_s:
             ask.cut_tokens = 0
 
     def _decide(self, ask: Ask, on_device: int, staged: Callable[[bytes], bool]) -> None:
@@ -193,9 +185,9 @@ class Lookups:
             if not staged(key):
                 break
             in_staging += 1
-        self._client.own(ask.request, gpu_chunks=on_device, staging_chunks=in_staging)
-        ask.decision = self._choose(ask, on_device + in_staging)
-        ask.cut_tokens = ask.decision.cut * self._chunk_tokens
+        self.client.own(ask.request, gpu_chunks=on_device, staging_chunks=in_staging)
+        ask.decision = self.choose(ask, on_device + in_staging)
+        ask.cut_tokens = ask.decision.cut * self.chunk_tokens
         ask.wanted.update(ask.chain[: ask.decision.cut])
         for side in ask.sides:
             ask.wanted.update(side.keys[: -(-ask.cut_tokens // side.chunk_tokens)])

@@ -18,9 +18,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tiertune_connector.vllm import weights
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
 
 logger = logging.getLogger(f"vllm.{__name__}")
 CONFIG = "adapter_config.json"
@@ -28,20 +31,6 @@ SUFFIX_BYTES = 16
 
 Stamp = tuple[tuple[int, int, int, int], ...]
 """Device, inode, size and time of change of each file."""
-
-
-class Adapter(Protocol):
-    """As vLLM's LoRARequest."""
-
-    @property
-    def lora_name(self) -> str: ...
-    @property
-    def lora_int_id(self) -> int: ...
-    @property
-    def lora_path(self) -> str: ...
-    @property
-    def load_inplace(self) -> bool:
-        """Whether the engine reads the files again for every request."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ class _Known:
     """None: unknown for good."""
     load_inplace: bool
 
-    def moved(self, adapter: Adapter) -> bool:
+    def moved(self, adapter: "LoRARequest") -> bool:
         """Whether ``adapter`` is from another folder, or its files have changed."""
         return self.named[1] != adapter.lora_path or self.stamp != _stamp(self.files)
 
@@ -71,7 +60,7 @@ class AdapterDigests:
         self._served: dict[tuple[str, str], bytes | None] = {}
         """Contents by name and path; None: they were not always the same."""
 
-    def suffix(self, adapter: Adapter | None) -> bytes:
+    def suffix(self, adapter: "LoRARequest | None") -> bytes:
         """16 bytes for the contents of ``adapter``, which a request names; empty if it names none.
 
         Unknown contents (no local safetensors) get a suffix of this engine alone; changed ones a new one each time.
@@ -89,14 +78,14 @@ class AdapterDigests:
         self._known[adapter.lora_int_id] = known
         return self._unmixed(adapter, known.suffix) or os.urandom(SUFFIX_BYTES)
 
-    def stands(self, adapter: Adapter | None, suffix: bytes) -> bool:
+    def stands(self, adapter: "LoRARequest | None", suffix: bytes) -> bool:
         """Whether ``suffix`` also tells what the engine has computed with ``adapter`` since."""
         if adapter is None:
             return True
         served, known = self._served[adapter.lora_name, adapter.lora_path], self._known[adapter.lora_int_id]
         return served == known.suffix == suffix and not known.moved(adapter)
 
-    def _unmixed(self, adapter: Adapter, suffix: bytes | None) -> bytes | None:
+    def _unmixed(self, adapter: "LoRARequest", suffix: bytes | None) -> bytes | None:
         """``suffix``, if the engine served nothing else under the adapter's name and path."""
         named = (adapter.lora_name, adapter.lora_path)
         if self._served.setdefault(named, suffix) != suffix:
@@ -114,7 +103,7 @@ class AdapterDigests:
             named[0],
         )
 
-    def _read(self, adapter: Adapter) -> _Known:
+    def _read(self, adapter: "LoRARequest") -> _Known:
         folder = Path(adapter.lora_path).expanduser()
         shards = tuple(sorted(folder.glob("*.safetensors")))
         named, inplace = (adapter.lora_name, adapter.lora_path), adapter.load_inplace
@@ -138,7 +127,7 @@ class AdapterDigests:
             return contents
         return hashlib.blake2b(contents + self._settings, digest_size=SUFFIX_BYTES).digest()
 
-    def _own(self, adapter: Adapter) -> bytes:
+    def _own(self, adapter: "LoRARequest") -> bytes:
         """A suffix of this engine, and of this loading of the adapter, alone."""
         told = f"{adapter.lora_int_id} {adapter.lora_path}".encode()
         return hashlib.blake2b(told, key=self._engine, digest_size=SUFFIX_BYTES).digest()

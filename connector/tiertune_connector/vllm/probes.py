@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-TESTED = ((0, 32),)
-"""(major, minor) of the vLLM that the tests run."""
-PROBED = ((0, 33),)
-"""(major, minor) of a vLLM whose source has all that is named here, but that no test runs."""
+TESTED = ("0.32",)
+"""Releases of the vLLM that the tests run."""
+PROBED = ("0.33",)
+"""Releases of a vLLM whose source has all that is named here, but that no test runs."""
+
+
+_Named = ast.FunctionDef | ast.ClassDef
 
 
 class UnsupportedError(RuntimeError):
@@ -162,18 +165,11 @@ _HAS = {
 }
 """`Need.has`, by file and name."""
 _ABSTRACT = {
-    "SecondaryTierManager": (
-        "lookup",
-        "submit_store",
-        "submit_load",
-        "get_finished_jobs",
-        "on_new_request",
-        "drain_jobs",
-    ),
-    "OffloadingWorker": ("submit_store", "submit_load", "get_finished", "wait", "shutdown"),
+    "SecondaryTierManager": "lookup submit_store submit_load get_finished_jobs on_new_request drain_jobs",
+    "OffloadingWorker": "submit_store submit_load get_finished wait shutdown",
 }
 NEEDS = tuple(
-    Need(path, name, tuple(has.split()), _ABSTRACT.get(name))
+    Need(path, name, tuple(has.split()), tuple(_ABSTRACT[name].split()) if name in _ABSTRACT else None)
     for path, named in _HAS.items()
     for name, has in named.items()
 )
@@ -181,17 +177,8 @@ NEEDS = tuple(
 
 def check_source(root: Path) -> list[str]:
     """What the vLLM package in ``root`` lacks, one line each; empty if nothing."""
-    files: dict[str, _Source | None] = {}
-    lacking = []
-    for need in NEEDS:
-        if need.path not in files:
-            files[need.path] = _read(root / need.path)
-        source = files[need.path]
-        if source is None:
-            lacking.append(f"{need.path}: no such file, for {need.name}")
-        else:
-            lacking += [f"{need.path}: {problem}" for problem in source.problems(need)]
-    return lacking
+    files = {path: _read(root / path) for path in {need.path for need in NEEDS}}
+    return [f"{need.path}: {problem}" for need in NEEDS for problem in _problems(need, files[need.path])]
 
 
 def check(version: str, root: Path, *, allow_untested: bool) -> str:
@@ -199,54 +186,50 @@ def check(version: str, root: Path, *, allow_untested: bool) -> str:
 
     ``allow_untested`` is about the version alone: a vLLM that lacks anything is refused all the same.
     """
-    tested, probed = (", ".join(f"{major}.{minor}" for major, minor in known) for known in (TESTED, PROBED))
-    known = _release(version) in (*TESTED, *PROBED)
+    release, tested, probed = _release(version), ", ".join(TESTED), ", ".join(PROBED)
     says = f"TierTune was tested with vLLM {tested} and checked against the source of {probed}; this is vLLM {version}"
-    if not known and not allow_untested:
+    if release not in (*TESTED, *PROBED) and not allow_untested:
         raise UnsupportedError(f"{says}. To run with it all the same, set allow_untested to true.")
     if lacking := check_source(root):
         raise UnsupportedError(f"vLLM {version} lacks what TierTune counts on: {'; '.join(lacking)}")
-    return "" if _release(version) in TESTED else says
+    return "" if release in TESTED else says
 
 
-def _release(version: str) -> tuple[int, ...]:
-    parts = version.split("+", maxsplit=1)[0].split(".")[:2]
-    return tuple(int(part) for part in parts if part.isdecimal())
+def _release(version: str) -> str:
+    return ".".join(version.partition("+")[0].split(".")[:2])
 
 
-def _read(path: Path) -> "_Source | None":
+def _read(path: Path) -> dict[str, _Named] | None:
+    """A file's functions, classes and their methods, by name; None: there is no such file."""
     try:
-        return _Source(ast.parse(path.read_text(encoding="utf-8")))
+        return dict(_named(ast.parse(path.read_text(encoding="utf-8")).body))
     except (OSError, SyntaxError):
         return None
 
 
-class _Source:
-    """One file: its functions and classes, by name."""
+def _named(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, _Named]]:
+    for node in _statements(body):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield prefix + node.name, node
+        if isinstance(node, ast.ClassDef):
+            yield from _named(node.body, f"{prefix}{node.name}.")
 
-    def __init__(self, module: ast.Module) -> None:
-        self._found: dict[str, ast.stmt] = {}
-        for node in _statements(module.body):
-            if isinstance(node, ast.FunctionDef):
-                self._found[node.name] = node
-            elif isinstance(node, ast.ClassDef):
-                self._found[node.name] = node
-                methods = (part for part in _statements(node.body) if isinstance(part, ast.FunctionDef))
-                self._found.update((f"{node.name}.{method.name}", method) for method in methods)
 
-    def problems(self, need: Need) -> Iterator[str]:
-        node = self._found.get(need.name)
-        if isinstance(node, ast.FunctionDef):
-            parameters = {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-            yield from (f"{need.name} has no parameter {name}" for name in need.has if name not in parameters)
-        elif isinstance(node, ast.ClassDef):
-            members = set(_members(node))
-            yield from (f"{need.name} has no {name}" for name in need.has if name not in members)
-            if need.abstract is not None:
-                unknown = sorted(set(_abstract(node)).difference(need.abstract))
-                yield from (f"{need.name}.{name} is abstract, which TierTune does not know" for name in unknown)
-        else:
-            yield f"no {need.name}"
+def _problems(need: Need, source: dict[str, _Named] | None) -> Iterator[str]:
+    if source is None:
+        yield f"no such file, for {need.name}"
+        return
+    node = source.get(need.name)
+    if isinstance(node, ast.FunctionDef):
+        parameters = {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+        yield from (f"{need.name} has no parameter {name}" for name in need.has if name not in parameters)
+    elif node is not None:
+        members = set(_members(node))
+        yield from (f"{need.name} has no {name}" for name in need.has if name not in members)
+        unknown = set() if need.abstract is None else set(_abstract(node)).difference(need.abstract)
+        yield from (f"{need.name}.{name} is abstract, which TierTune does not know" for name in sorted(unknown))
+    else:
+        yield f"no {need.name}"
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -13,20 +13,6 @@ class SizeError(ValueError):
 
 
 @dataclass(frozen=True)
-class EngineSizes:
-    """What the sizes of an engine's chunks and staging follow from."""
-
-    block_tokens: tuple[int, ...]
-    """Tokens of a block, for every group."""
-    block_bytes: int
-    """Bytes of a block of any group, all ranks together."""
-    batched_tokens: int
-    """Most tokens of one step."""
-    prompt_tokens: int
-    """Most tokens of one request."""
-
-
-@dataclass(frozen=True)
 class SizePlan:
     """Sizes that vLLM is given."""
 
@@ -41,22 +27,28 @@ class SizePlan:
     """Bytes of staging that the longest prompt takes."""
 
 
-def plan(sizes: EngineSizes, chunk_tokens: int | None) -> SizePlan:
-    """``chunk_tokens`` holds for the group with the largest block; SizeError if it is no multiple of that block.
+def plan(
+    block_tokens: Sequence[int], block_bytes: int, *, batched_tokens: int, prompt_tokens: int, chunk_tokens: int | None
+) -> SizePlan:
+    """How large an engine's chunks and staging are to be.
+
+    ``block_tokens`` are those of a block, for every group; ``block_bytes`` the bytes of a block of any group, all ranks
+    together. A step has at most ``batched_tokens``, a request at most ``prompt_tokens``. ``chunk_tokens`` holds for the
+    group with the largest block; SizeError if it is no multiple of that block.
 
     The formula for staging: bytes of KV per token x (2 x tokens of a step + 2 x tokens of the longest prompt), so that
     two steps' stores and two long prompts' loads fit at a time. With several groups a token's bytes are their sum.
     """
-    blocks_per_chunk = _blocks_per_chunk(max(sizes.block_tokens), chunk_tokens)
-    row_bytes = _up(sizes.block_bytes * blocks_per_chunk, PAGE_BYTES)
-    tokens = tuple(blocks_per_chunk * block for block in sizes.block_tokens)
-    in_flight = 2 * sizes.batched_tokens + 2 * sizes.prompt_tokens
+    blocks_per_chunk = _blocks_per_chunk(max(block_tokens), chunk_tokens)
+    row_bytes = _up(block_bytes * blocks_per_chunk, PAGE_BYTES)
+    tokens = tuple(blocks_per_chunk * block for block in block_tokens)
+    in_flight = 2 * batched_tokens + 2 * prompt_tokens
     return SizePlan(
         blocks_per_chunk=blocks_per_chunk,
         chunk_tokens=tokens,
         row_bytes=row_bytes,
         staging_bytes=row_bytes * _chunks(tokens, in_flight),
-        prompt_bytes=row_bytes * _chunks(tokens, sizes.prompt_tokens),
+        prompt_bytes=row_bytes * _chunks(tokens, prompt_tokens),
     )
 
 

@@ -39,6 +39,8 @@ METRICS = (
     _metric("counter", "telemetry_seconds_total", "Seconds of the scheduler thread spent on measuring and counting."),
     _metric("counter", "traces_total", "Requests traced: spans exported, or dropped.", "result"),
 )
+CONNECTED: tuple[str, Labels] = ("engine_store_connected", ())
+"""The only gauge."""
 BY_NAME = {metric.name: metric for metric in METRICS}
 _VALUES: dict[str, frozenset[str]] = {
     "tier": frozenset((*TIERS, NONE)),
@@ -64,8 +66,8 @@ class EngineStats:
         """By name and label values, since the start."""
         self._chunk_tokens = chunk_tokens
         self._increases: dict[tuple[str, Labels], float] = {}
-        self._gauges: dict[tuple[str, Labels], float] = {}
-        self._gauges_changed = False
+        self._told: float | None = None
+        """What was taken last of the gauge `store_connected`."""
 
     def looked_up(self, tiers: Sequence[str], chunks: int, *, late: bool = False) -> None:
         """A lookup of ``chunks`` is over; ``tiers`` are those of the leading chunks that were found."""
@@ -94,7 +96,7 @@ class EngineStats:
         self._add("engine_stored_chunks_total", (result,), chunks)
 
     def connected(self, on: bool) -> None:
-        self._set("engine_store_connected", (), float(on))
+        self.totals[CONNECTED] = float(on)
 
     def telemetry(self, seconds: float) -> None:
         """Telemetry took ``seconds`` of the scheduler thread."""
@@ -107,11 +109,12 @@ class EngineStats:
             self._add(*key, total - self.totals.get(key, 0.0))
 
     def take(self) -> list[Change]:
-        """What changed since the last call; includes all gauges whenever anything changed."""
-        if not self._increases and not self._gauges_changed:
+        """What changed since the last call; includes the gauge whenever anything changed."""
+        connected = self.totals.get(CONNECTED)
+        if not self._increases and connected == self._told:
             return []
-        taken = self._increases | self._gauges
-        self._increases, self._gauges_changed = {}, False
+        taken = self._increases | ({} if connected is None else {CONNECTED: connected})
+        self._increases, self._told = {}, connected
         return [Change(BY_NAME[name], labels, value) for (name, labels), value in taken.items()]
 
     def _add(self, name: str, labels: Labels, value: float = 1.0) -> None:
@@ -121,12 +124,6 @@ class EngineStats:
         key = _key(name, labels)
         self.totals[key] = self.totals.get(key, 0.0) + value
         self._increases[key] = self._increases.get(key, 0.0) + value
-
-    def _set(self, name: str, labels: Labels, value: float) -> None:
-        key = (name, labels)
-        if self._gauges.get(key) != value:
-            self._gauges[key] = self.totals[key] = value
-            self._gauges_changed = True
 
 
 @lru_cache(maxsize=1024)

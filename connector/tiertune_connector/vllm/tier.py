@@ -24,11 +24,10 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryTierManager, TransferJob
 
 from tiertune_connector.cost import Backlog, PrefillCost
-from tiertune_connector.keys import Namespace
 from tiertune_connector.profile.steps import IN_FLIGHT, Steps
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.protocol.reporting import prefill_line
-from tiertune_connector.tracing import Tracing, open_tracing
+from tiertune_connector.tracing import open_tracing
 from tiertune_connector.vllm import metrics
 from tiertune_connector.vllm.choosing import Choosing
 from tiertune_connector.vllm.facts import Facts, Prompt
@@ -79,16 +78,21 @@ class TierTuneTier(SecondaryTierManager):
         self._ranks = offloading_spec.config.parallel.world_size
         self._copies = self._ranks if offloading_spec.config.replicated_layout else 1
         """Copies of a chunk that all ranks together make: one, in parts, or one each if all have the same KV."""
-        self._gate = gate = EngineGate(
-            prefill,
+        self._gate = gate = EngineGate(prefill, facts, settings, chunk_bytes=fetched_bytes)
+        steps = Steps(
+            stage=settings.stage,
+            clock=time.monotonic,
+            observe=prefill.observe_step,
+            decode_tokens=facts.decode_tokens,
+            ranks=self._ranks,
+        )
+        tracing = open_tracing(
+            settings.otlp_endpoint,
             chunk_tokens=chunk_tokens,
             chunk_bytes=fetched_bytes,
-            load_deadline_s=settings.load_deadline,
-            floor_s=settings.load_deadline_floor,
-            groups=facts.whole_groups,
+            model=namespace.model,
+            attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
         )
-        steps = _steps(settings, facts, prefill, ranks=self._ranks)
-        tracing = _tracing(settings, namespace, fetched_bytes)
         self.telemetry = Telemetry(self._client, steps=steps, tracing=tracing, chunk_tokens=chunk_tokens)
         self._choosing = Choosing(
             self._client, gate, self.backlog, self.telemetry, chunk_tokens=chunk_tokens, needs=facts.needs
@@ -106,8 +110,8 @@ class TierTuneTier(SecondaryTierManager):
         """Requests without a first token: for others, a step brings nothing new."""
         self._loading: dict[str, Job] = {}
         """By request: the load whose end vLLM has not been told."""
-        self._names: dict[int, dict[bytes, OffloadKey]] = {}
-        """By job: vLLM's keys, by the store's."""
+        self._suffixes: dict[int, bytes] = {}
+        """By job: what the store's keys have behind vLLM's."""
         self._contexts: dict[str, ReqContext] = {}
         self._absent: list[Ask] = []
         """Requests whose lookup is answered: staging may have what the store lacks."""
@@ -231,7 +235,7 @@ class TierTuneTier(SecondaryTierManager):
         if ask is None or prompt is None:  # the request ended in this very step
             self._transfers.skip(job_metadata.job_id, request, [bytes(key) for key in job_metadata.keys])
             return
-        keys = self._named(job_metadata, prompt.suffix)
+        keys = self._named(job_metadata.job_id, job_metadata.keys, prompt.suffix)
         chunks = job_metadata.chunk_ids.tolist()
         self._loading[request] = self._transfers.load(job_metadata.job_id, request, keys, chunks, deadline_s=ask.load_s)
 
@@ -246,10 +250,10 @@ class TierTuneTier(SecondaryTierManager):
             self._transfers.skip(job_metadata.job_id, request)
             return
         position = job_metadata.req_context.get_offload_key_position
-        keys = self._named(job_metadata, prompt.suffix)
+        named = zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True)
         rows = sorted(
-            (place, key, chunk)
-            for name, key, chunk in zip(job_metadata.keys, keys, job_metadata.chunk_ids.tolist(), strict=True)
+            (place, name, chunk)
+            for name, chunk in named
             if not (place := position(name) or 0) % self._tokens_by_group[get_offload_group_idx(name)]
         )
         if not rows:
@@ -258,7 +262,7 @@ class TierTuneTier(SecondaryTierManager):
         self._transfers.store(
             job_metadata.job_id,
             request,
-            [key for _, key, _ in rows],
+            self._named(job_metadata.job_id, (name for _, name, _ in rows), prompt.suffix),
             [chunk for _, _, chunk in rows],
             deadline_s=self._settings.store_deadline,
             tenant=prompt.tenant,
@@ -337,23 +341,24 @@ class TierTuneTier(SecondaryTierManager):
             if (ask := self._lookups.get(request)) is not None:
                 self.telemetry.first_token(ask)
 
-    def _named(self, job: TransferJob, suffix: bytes) -> list[bytes]:
+    def _named(self, job: int, names: Iterable[OffloadKey], suffix: bytes) -> list[bytes]:
         """The store's keys of a job's chunks."""
-        names = self._names[job.job_id] = {bytes(key) + suffix: key for key in job.keys}
-        return list(names)
+        self._suffixes[job] = suffix
+        return [bytes(name) + suffix for name in names]
 
     def _result(self, job: Job) -> JobResult:
-        names = self._names.pop(job.id, {})
+        suffix = self._suffixes.pop(job.id, b"")
+        done = [OffloadKey(key.removesuffix(suffix)) for key in job.done]
         if job.loads:
-            self._loaded(job, [names[key] for key in job.done if key in names])
+            self._loaded(job, done)
         else:
             self.telemetry.stored(job)
         return JobResult(
             job.id,
             success=job.succeeded,
-            successful_keys=None if job.succeeded else [names[key] for key in job.done],
+            successful_keys=None if job.succeeded else done,
             transfer_time=job.seconds,
-            transfer_bytes=len(job.done) * self.block_size_bytes,
+            transfer_bytes=len(done) * self.block_size_bytes,
         )
 
     def _loaded(self, job: Job, came: list[OffloadKey]) -> None:
@@ -368,23 +373,3 @@ class TierTuneTier(SecondaryTierManager):
             if own:
                 self._choosing.ended(ask)
         self.promoted.append((job.request, came))
-
-
-def _steps(settings: EngineSettings, facts: Facts, prefill: PrefillCost, *, ranks: int) -> Steps:
-    return Steps(
-        stage=settings.stage,
-        clock=time.monotonic,
-        observe=prefill.observe_step,
-        decode_tokens=facts.decode_tokens,
-        ranks=ranks,
-    )
-
-
-def _tracing(settings: EngineSettings, namespace: Namespace, chunk_bytes: int) -> Tracing:
-    return open_tracing(
-        settings.otlp_endpoint,
-        chunk_tokens=namespace.chunk_tokens,
-        chunk_bytes=chunk_bytes,
-        model=namespace.model,
-        attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
-    )

@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +49,8 @@ class Job:
     state: JobState = JobState.WAITING
     parts: dict[int, ArrivedPart] = field(default_factory=dict)
     """Parts of a load that have arrived and are not copied yet, by position."""
-    answer: Callable[[], None] | None = None
-    """What is left to do for a load once the store has replied."""
+    answer: Loaded | None = None
+    """The store's, to a load, until it is copied or given back."""
     handed: bool = False
     """A copying thread has the load, or it is in their queue: one thread at a time."""
     seconds: float = 0.0
@@ -114,7 +113,7 @@ class Transfers:
         job = self._start(job_id, request, keys, chunks, deadline_s, loads=True)
         self._client.load(
             keys, deadline_s=STORES_SHARE * deadline_s, arriving=partial(self._on_arriving, job)
-        ).add_done_callback(partial(self._on_reply, job, self._copy_in, self._client.release))
+        ).add_done_callback(partial(self._on_loaded, job))
         return job
 
     def store(
@@ -135,7 +134,7 @@ class Transfers:
         now = self._clock()
         with self._changed:
             self._expire(lambda job: now >= job.deadline)
-            over = [job for job in self._jobs.values() if job.state is JobState.OVER]
+            over = [job for job in self._jobs.values() if job.over]
             for job in over:
                 del self._jobs[job.id]
         return over
@@ -143,7 +142,7 @@ class Transfers:
     def drain(self, patience_s: float) -> None:
         """Wait at most ``patience_s`` for all jobs, then end those that wait, then let the copies finish."""
         with self._changed:
-            self._changed.wait_for(lambda: self._none(JobState.WAITING, JobState.COPYING), patience_s)
+            self._changed.wait_for(self._all_over, patience_s)
             self._changed.wait_for(self._ended)
 
     def close(self, patience_s: float) -> None:
@@ -164,13 +163,13 @@ class Transfers:
             self._jobs[job_id] = job
         return job
 
-    def _none(self, *states: JobState) -> bool:
-        return not any(job.state in states for job in self._jobs.values())
+    def _all_over(self) -> bool:
+        return all(job.over for job in self._jobs.values())
 
     def _ended(self) -> bool:
         """End jobs that wait, as some do again after a copy; returns whether none copies."""
         self._expire(lambda _: True)
-        return self._none(JobState.COPYING)
+        return self._all_over()
 
     def _expire(self, ended: Callable[[Job], bool]) -> None:
         for job in self._jobs.values():
@@ -193,34 +192,38 @@ class Transfers:
 
     def _finish(self, job: Job, done: list[bytes]) -> None:
         with self._changed:
-            if job.state is not JobState.OVER:
+            if not job.over:
                 self._over(job, done)
 
     def _offer(self, job: Job, tenant: bytes) -> None:
         if job.state is JobState.WAITING:
             self._client.reserve(job.keys, request=job.request, tenant=tenant).add_done_callback(
-                partial(self._on_reply, job, self._copy_out, lambda reply: self._client.abort(_given(reply.slots)))
+                partial(self._on_reserved, job)
             )
 
-    def _on_reply(
-        self, job: Job, copy: Callable[[Job, Any], None], give_back: Callable[[Any], None], future: "Future[Any]"
-    ) -> None:
+    def _on_reserved(self, job: Job, future: "Future[Reserved]") -> None:
         """On whichever thread receives: hand the copy on, or give the slots back if the job is over by now."""
-        step = partial(self._copy, job, copy, give_back, future.result())
+        reply = future.result()
         with self._changed:  # no copy goes to a pool that `close` has shut down: it ends all jobs before
-            if goes_on := job.state is not JobState.OVER:
-                if job.loads:
-                    job.answer = step
-                    self._hand_on(job)
-                else:
-                    self._storing.submit(self._guarded, job, step)
+            if goes_on := not job.over:
+                self._storing.submit(self._guarded, job, partial(self._copy_out, job, reply))
         if not goes_on:
-            give_back(future.result())
+            self._client.abort(_given(reply))
+
+    def _on_loaded(self, job: Job, future: "Future[Loaded]") -> None:
+        """As `_on_reserved`."""
+        reply = future.result()
+        with self._changed:
+            if goes_on := not job.over:
+                job.answer = reply
+                self._hand_on(job)
+        if not goes_on:
+            self._client.release(reply)
 
     def _on_arriving(self, job: Job, parts: Sequence[ArrivedPart]) -> None:
         """Runs on whichever thread receives."""
         with self._changed:
-            if job.state is not JobState.OVER:
+            if not job.over:
                 job.parts.update((part.position, part) for part in parts)
                 self._hand_on(job)
 
@@ -235,18 +238,18 @@ class Transfers:
         with self._changed:
             parts, job.parts = list(job.parts.values()), {}
         if job.answer is not None:
-            job.answer()
+            self._copy_in(job, job.answer)
             return
         try:
             self._copy_parts(job, parts)
         finally:
             with self._changed:
                 job.handed = False
-                over = job.state is JobState.OVER
-                if not over and (job.answer or job.parts):
+                if not job.over and (job.answer or job.parts):
                     self._hand_on(job)
-            if over and job.answer:
-                job.answer()  # it only gives the slots back
+                given_up = job.answer if job.over else None
+            if given_up is not None:
+                self._client.release(given_up)
 
     def _copy_parts(self, job: Job, parts: Sequence[ArrivedPart]) -> None:
         """Copy parts; afterwards the job waits again, so that its deadline can end it."""
@@ -258,19 +261,6 @@ class Transfers:
             )
             self._move(job, JobState.COPYING, JobState.WAITING)
 
-    def _copy(
-        self,
-        job: Job,
-        copy: Callable[[Job, Any], None],
-        give_back: Callable[[Any], None],
-        reply: Any,  # noqa: ANN401
-    ) -> None:
-        """Copy, unless the job is over; while it copies, its deadline cannot end it."""
-        if self._move(job, JobState.WAITING, JobState.COPYING):
-            copy(job, reply)
-        else:
-            give_back(reply)
-
     def _guarded(self, job: Job, work: Callable[[], None]) -> None:
         """Runs on a copying thread. If ``work`` raises, the job has failed, and is counted so."""
         try:
@@ -280,7 +270,13 @@ class Transfers:
             self._finish(job, [])
 
     def _copy_in(self, job: Job, reply: Loaded) -> None:
-        """Only leading keys have slots; those that no thread has begun to copy by the deadline are left out."""
+        """Copy, unless the job is over; while it copies, its deadline cannot end it.
+
+        Only leading keys have slots; those that no thread has begun to copy by the deadline are left out.
+        """
+        if not self._move(job, JobState.WAITING, JobState.COPYING):
+            self._client.release(reply)
+            return
         job.reply = reply
         try:
             whole = self._crew.each(
@@ -294,6 +290,10 @@ class Transfers:
         self._finish(job, [key for key, good in zip(job.keys, whole, strict=False) if good])
 
     def _copy_out(self, job: Job, reply: Reserved) -> None:
+        """As `_copy_in`."""
+        if not self._move(job, JobState.WAITING, JobState.COPYING):
+            self._client.abort(_given(reply))
+            return
         wanted = [(slot, chunk) for slot, chunk in zip(reply.slots, job.chunks, strict=True) if slot is not None]
         slots = [slot for slot, _ in wanted]
         job.reasons = reply.reasons
@@ -314,5 +314,5 @@ class Transfers:
         self._finish(job, [key for key in job.keys if key not in refused])
 
 
-def _given(slots: Sequence[ClientSlot | None]) -> list[ClientSlot]:
-    return [slot for slot in slots if slot is not None]
+def _given(reply: Reserved) -> list[ClientSlot]:
+    return [slot for slot in reply.slots if slot is not None]
