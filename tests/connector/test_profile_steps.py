@@ -86,12 +86,13 @@ class TestWallTime:
         steps.output()
         assert taken(steps) == {"prefill": (1.5, 8)}
         assert seen == [([(0, 8)], 1.5)]
+        assert steps.step_s == 1.5
 
     def test_an_output_without_a_step_is_ignored(self, steps, clock):
         """What was given before the connector looked is not its to count."""
         clock.now = 3.0
         steps.output()
-        assert taken(steps) == {}
+        assert (taken(steps), steps.step_s) == ({}, 0.0)
 
     def test_every_rank_is_paid_for(self, clock):
         """Two devices that work on one step for a second are two GPU seconds; the step took one."""
@@ -296,11 +297,12 @@ class TestReports:
 
 class TestOverhead:
     def test_time_spent_here_is_told(self, steps, clock):
-        """Of every call, but for what a caller counts."""
+        """Of every call, but for what a caller counts; beside it the time of the steps that compute."""
         run(steps, clock, [(0, 1)], 0.25)
         run(steps, clock, [], 0.25)
         before = steps.overhead_s
         assert before > 0
+        assert steps.step_s == 0.25
         for call in (steps.output, lambda: steps.measured({1: (0.1,)})):
             call()
             assert steps.overhead_s > before

@@ -61,6 +61,8 @@ class Steps:
         """The sums, for a ``Reporter``, so that nothing is sent on the scheduler thread."""
         self.overhead_s = 0.0
         """Seconds spent in here (and wherever else a caller adds to it), by ``perf_counter``."""
+        self.step_s = 0.0
+        """Wall seconds of all steps that computed: ``overhead_s`` is to be small against them."""
         self._stage = stage
         self._clock = clock
         self._observe = observe
@@ -97,6 +99,7 @@ class Steps:
             if step.spans:
                 seconds = max(0.0, now - max(step.started, self._last_output))
                 self._last_output = now
+                self.step_s += seconds
                 self._ended(step, now, seconds)
             else:
                 self._told.pop(step.number, None)
