@@ -155,7 +155,8 @@ def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:
         seed=int(head["hash_seed"]),
         cleared=int(head.get("cleared", 0)),
         **{name: int(head[name]) for name in ("next", "hot_version", "dropped", "behind")},  # null is nonsense
-        **{name: float(head[name]) for name in ("rate", "time_s")},
+        rate=float(head["rate"]),
+        time_s=float(head["time_s"]),
         totals={digest: {name: int(told[name]) for name in COUNTED} for digest, told in namespaces.items()},
         candidates={
             digest: {bytes.fromhex(key): int(count) for key, count in told["hot_candidates"].items()}
