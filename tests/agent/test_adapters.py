@@ -89,6 +89,14 @@ def test_a_declared_counter_of_vllm_is_zero_until_its_first_event():
     assert rows["tier_errors_total{tier=disk,operation=write,reason=failed}"] == 0
 
 
+def test_a_counter_of_another_tier_is_zero_without_its_type_too():
+    """A proxy may leave the TYPE lines out: a family that has samples is there, so a tier without one has none yet."""
+    moved = "vllm:kv_offload_tiering_read_bytes_total"
+    told = Exposition(f'{moved}{{tier="1:fs"}} 3\n')
+    assert [told.counted(moved, tier=tier) for tier in ("1:fs", "2:obj")] == [3, 0]
+    assert told.counted("vllm:kv_offload_tiering_write_bytes_total", tier="1:fs") is None
+
+
 @pytest.mark.parametrize(("own", "tier"), [("1:fs", "disk"), ("1:obj", "remote"), ("1:p2p", "remote")])
 def test_secondary_tiers_are_a_disk_or_remote(own, tier):
     """fs is a disk; S3 and peers are remote, whatever source vLLM books their tokens under."""

@@ -118,6 +118,7 @@ def test_nonsense_is_told_of_a_store_by_its_name_of_now():
         *[("t", value) for value in ("1e999", "-1e30")],
         *[("requests", value) for value in ("1e999", "1" + 30 * "0", "-1", '"1"')],
         ("next", "1e999"),
+        *[(where, "null") for where in ("next", "rate", "hot_version", "dropped", "behind", "time_s")],
         ("rate", 100_000 * "["),
     ],
 )

@@ -154,7 +154,9 @@ def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:
         boot_id=str(head["boot_id"]),
         seed=int(head["hash_seed"]),
         cleared=int(head.get("cleared", 0)),
-        **{name: head[name] for name in ("next", "rate", "hot_version", "dropped", "behind", "time_s")},
+        **{name: int(head[name]) for name in ("next", "hot_version", "dropped", "behind")},  # null is nonsense
+        rate=float(head["rate"]),
+        time_s=float(head["time_s"]),
         totals={digest: {name: int(told[name]) for name in COUNTED} for digest, told in namespaces.items()},
         candidates={
             digest: {bytes.fromhex(key): int(count) for key, count in told["hot_candidates"].items()}

@@ -50,7 +50,7 @@ class Exposition:
         For counters whose label values are known from elsewhere.
         """
         found = self.total(name, **labels)
-        return 0.0 if found is None and name in self._declared else found
+        return 0.0 if found is None and self.declares(name) else found
 
     def split(self, name: str, label: str) -> dict[str, float]:
         """Sums by the values of a label."""
