@@ -1,6 +1,7 @@
 """Local disk: whose it is, faults of the medium, capacity that changes under use."""
 
 import errno
+import gc
 import os
 import threading
 import time
@@ -48,6 +49,13 @@ def test_two_stores_cannot_use_one_directory(tier, tmp_path):
     """The second is told which directory it is."""
     with pytest.raises(OSError, match=f"{tmp_path}: another store"):
         DiskTier(tmp_path)
+
+
+def test_a_chunk_is_nothing_that_the_garbage_collector_goes_through(tier):
+    """A disk may hold a million: a look at them all would stop the store."""
+    keys = chain("k", 4)
+    fill(tier, keys)
+    assert not any(gc.is_tracked(tier.pools[A].pool.get(key)) for key in keys)
 
 
 def test_capacity_falls_under_a_read(tier):

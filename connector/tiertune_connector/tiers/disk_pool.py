@@ -1,7 +1,8 @@
 """One namespace on disk: a pool of keys, and the slots of its slab file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tiertune_connector.chunk import NOBODY, Header
 from tiertune_connector.pool import Pool
@@ -14,8 +15,7 @@ WIPED_AT_ONCE = 32
 """Chunks whose room one step gives back: about a millisecond of disk time."""
 
 
-@dataclass(slots=True, eq=False)
-class DiskSlot:
+class DiskSlot(msgspec.Struct, eq=False, gc=False):  # no garbage collector goes through a million of them
     """A place in a slab file, and what is known of the chunk in it."""
 
     number: int
