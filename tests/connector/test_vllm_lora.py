@@ -130,6 +130,15 @@ def test_what_has_no_adapter_or_no_files_to_change_stands():
     assert digests.stands(unknown, digests.suffix(unknown))
 
 
+def test_unknown_contents_that_are_loaded_in_place_are_not_reused(tmp_path):
+    """What was loaded under the id before may have had others, though no file tells."""
+    digests, adapter = AdapterDigests(), Adapter("someone/adapter")
+    told = digests.suffix(adapter)
+    again = [digests.suffix(Adapter(adapter.lora_path, load_inplace=True)) for _ in range(2)]
+    assert len({told, *again}) == 3
+    assert not digests.stands(adapter, told)
+
+
 def test_an_adapter_loaded_from_another_folder_is_told_by_its_contents(tmp_path):
     """The engine's own keys hold the folder, so that nothing is mixed."""
     digests = AdapterDigests()

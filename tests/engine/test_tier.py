@@ -121,6 +121,18 @@ def test_what_an_adapter_computes_after_it_was_replaced_amid_a_request_stays_in_
     assert held(store) == 0
 
 
+def test_what_an_adapter_computed_before_it_was_replaced_amid_a_request_is_not_fetched(engines, home):
+    """The rest of the prompt is computed with the new weights: the old ones' chunks do not go before it."""
+    first, second = engines(), engines()
+    prompt, helper = tokens(300), adapter(home / "helper", 1)
+    first.computes("a", prompt, lora_request=helper)
+    asked = second.request("b", prompt, lora_request=helper)
+    adapter(home / "helper", 2)
+    assert second.matched(asked) == 0
+    second.done(asked)
+    assert second.knows_nothing()
+
+
 def test_a_part_of_a_chunk_is_not_given_to_the_store(engine, store):
     """Nobody asks the store for it: vLLM keeps the last part of a recurrent model's prompt for its own staging."""
     request = engine.request("a", tokens(300))

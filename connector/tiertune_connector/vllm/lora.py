@@ -42,10 +42,13 @@ class _Known:
     suffix: bytes | None
     """None: unknown for good."""
     load_inplace: bool
+    read: bool
+    """Whether ``suffix`` tells contents; else no file tells when these change."""
 
     def moved(self, adapter: "LoRARequest") -> bool:
-        """Whether ``adapter`` is from another folder, or its files have changed."""
-        return self.named[1] != adapter.lora_path or self.stamp != _stamp(self.files)
+        """Whether ``adapter`` is from another folder, or its files have changed or, never read, may have."""
+        unread = adapter.load_inplace and not self.read
+        return unread or self.named[1] != adapter.lora_path or self.stamp != _stamp(self.files)
 
 
 class AdapterDigests:
@@ -112,7 +115,7 @@ class AdapterDigests:
         try:
             if shards:
                 contents = weights.digest_of(folder / CONFIG, shards)
-                return _Known(named, files, stamp, self._applied(contents), inplace)
+                return _Known(named, files, stamp, self._applied(contents), inplace, read=True)
         except OSError:
             pass
         logger.warning(
@@ -120,7 +123,7 @@ class AdapterDigests:
             adapter.lora_name,
             folder,
         )
-        return _Known(named, files, stamp, None if inplace else self._own(adapter), inplace)
+        return _Known(named, files, stamp, None if inplace else self._own(adapter), inplace, read=False)
 
     def _applied(self, contents: bytes) -> bytes:
         if not self._settings:

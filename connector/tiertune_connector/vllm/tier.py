@@ -232,7 +232,8 @@ class TierTuneTier(SecondaryTierManager):
     def submit_load(self, job_metadata: TransferJob) -> None:
         request = job_metadata.req_context.req_id
         ask, prompt = self._lookups.get(request), self._prompts.get(request)
-        if ask is None or prompt is None:  # the request ended in this very step
+        # The request ended in this very step, or its adapter is not any more what the chunks were computed with.
+        if ask is None or prompt is None or not prompt.stands():
             self._transfers.skip(job_metadata.job_id, request, [bytes(key) for key in job_metadata.keys])
             return
         keys = self._named(job_metadata.job_id, job_metadata.keys, prompt.suffix)
