@@ -129,6 +129,7 @@ _HAS = {
         "VllmConfig": "aux_output_config num_speculative_tokens",
         "get_current_vllm_config_or_none": "",
     },
+    "config/lora.py": {"LoRAConfig": "lora_dtype target_modules"},
     "config/attention.py": {"AttentionConfig": "backend backend_per_kind"},
     "config/multimodal.py": {
         "MultiModalConfig": (
