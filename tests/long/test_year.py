@@ -138,7 +138,7 @@ def test_a_look_with_a_window_of_every_store_takes_less_than_200_ms(filled):
     looks._look()
 
     def renew():
-        looks._read = {name: replace(read, answered="before") for name, read in looks._read.items()}
+        looks._stores = {name: replace(read, answered="before") for name, read in looks._stores.items()}
         looks._look()
 
     took = {"look": seconds(renew)}
@@ -166,7 +166,7 @@ def test_a_page_with_nothing_new_costs_less_than_200_ms(filled):
         def told():
             now[0] = NOW
             looks._last = None
-            looks._read = {name: replace(read, answered="before") for name, read in looks._read.items()}
+            looks._stores = {name: replace(read, answered="before") for name, read in looks._stores.items()}
             tab()
 
         began = time.process_time()
