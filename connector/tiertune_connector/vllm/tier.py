@@ -24,10 +24,11 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryTierManager, TransferJob
 
 from tiertune_connector.cost import Backlog, PrefillCost
+from tiertune_connector.keys import Namespace
 from tiertune_connector.profile.steps import IN_FLIGHT, Steps
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.protocol.reporting import prefill_line
-from tiertune_connector.tracing import open_tracing
+from tiertune_connector.tracing import Tracing, open_tracing
 from tiertune_connector.vllm import metrics
 from tiertune_connector.vllm.choosing import Choosing
 from tiertune_connector.vllm.facts import Facts, Prompt
@@ -86,13 +87,7 @@ class TierTuneTier(SecondaryTierManager):
             decode_tokens=facts.decode_tokens,
             ranks=self._ranks,
         )
-        tracing = open_tracing(
-            settings.otlp_endpoint,
-            chunk_tokens=chunk_tokens,
-            chunk_bytes=fetched_bytes,
-            model=namespace.model,
-            attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
-        )
+        tracing = _tracing(settings, namespace, fetched_bytes)
         self.telemetry = Telemetry(self._client, steps=steps, tracing=tracing, chunk_tokens=chunk_tokens)
         self._choosing = Choosing(
             self._client, gate, self.backlog, self.telemetry, chunk_tokens=chunk_tokens, needs=facts.needs
@@ -374,3 +369,13 @@ class TierTuneTier(SecondaryTierManager):
             if own:
                 self._choosing.ended(ask)
         self.promoted.append((job.request, came))
+
+
+def _tracing(settings: EngineSettings, namespace: Namespace, chunk_bytes: int) -> Tracing:
+    return open_tracing(
+        settings.otlp_endpoint,
+        chunk_tokens=namespace.chunk_tokens,
+        chunk_bytes=chunk_bytes,
+        model=namespace.model,
+        attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
+    )
