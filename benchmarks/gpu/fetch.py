@@ -16,7 +16,7 @@ import torch
 from benchmarks.store.rounds import interleaved, ratio
 from benchmarks.store.world import CHUNK_TOKENS, DEADLINE_S, MIB, Store, keys, serving
 from tiertune_connector.copying.crew import usual_helpers
-from tiertune_connector.vllm.transfers import Transfers
+from tiertune_connector.vllm.transfers import Job, Transfers
 
 NBYTES = 32 * MIB
 """Bytes of a chunk: 256 tokens of a Llama of 8 billion parameters in bfloat16."""
@@ -95,7 +95,8 @@ class _Prompts:
     def _load(self, transfers: Transfers, number: int) -> None:
         chain = keys(f"prompt {number % PROMPTS}", CHUNKS)
         self._client.lookup("bench", chain, prompt_tokens=CHUNKS * CHUNK_TOKENS).result()
-        transfers.load(next(self._jobs), "bench", chain, list(range(CHUNKS)), deadline_s=DEADLINE_S)
+        rows = list(range(CHUNKS))
+        transfers.load(Job(next(self._jobs), "bench", chain, rows, loads=True, deadline_s=DEADLINE_S))
         _done(transfers)
 
     def _load_to_gpu(self, number: int) -> None:
@@ -104,7 +105,8 @@ class _Prompts:
 
     def _store(self, transfers: Transfers, name: str) -> None:
         """Once DRAM is full every chunk evicts one that was stored like this before."""
-        transfers.store(next(self._jobs), "bench", keys(name, CHUNKS), list(range(CHUNKS)), deadline_s=DEADLINE_S)
+        chain, rows = keys(name, CHUNKS), list(range(CHUNKS))
+        transfers.store(Job(next(self._jobs), "bench", chain, rows, loads=False, deadline_s=DEADLINE_S))
         _done(transfers)
 
 

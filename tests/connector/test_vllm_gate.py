@@ -1,12 +1,17 @@
 """The gate as an engine uses it."""
 
+from concurrent.futures import Future
+from unittest.mock import Mock
+
 import pytest
 
 from tiertune_connector.cost import TOKENS_ONLY, FetchEstimate, GateSettings, PrefillCost, Reason
 from tiertune_connector.keys import Namespace
+from tiertune_connector.protocol.messages import LookupReply
 from tiertune_connector.protocol.reporting import tier_reports
 from tiertune_connector.vllm.facts import Facts, Group
-from tiertune_connector.vllm.gate import EngineGate
+from tiertune_connector.vllm.gate import EngineGate, OwnLoads
+from tiertune_connector.vllm.lookups import Ask
 from tiertune_connector.vllm.settings import EngineSettings
 
 TOKENS, BYTES = 64, 1 << 20
@@ -15,29 +20,35 @@ FAR = ["remote"] * 4
 SLOW, FAST = FetchEstimate(0.0, 0.0, 1 << 20), FetchEstimate(0.0, 0.0, 100 << 20)
 
 
+def engine(groups=1):
+    """One that prefills a token in a millisecond, and whose layers form so many groups, all with full attention."""
+    same = [Group(index, TOKENS, None) for index in range(groups)]
+    facts = Facts(Namespace(model="llama", chunk_tokens=TOKENS), TOKENS_ONLY, same, step_tokens=0)
+    prefill = PrefillCost(seconds_per_flop=1e-3)
+    return EngineGate(Mock(), prefill, Mock(), facts, SETTINGS, chunk_bytes=groups * BYTES)
+
+
 @pytest.fixture
 def gate():
-    """An engine that prefills a token in a millisecond."""
-    prefill = PrefillCost(seconds_per_flop=1e-3)
-    return EngineGate(prefill, facts(1), SETTINGS, chunk_bytes=BYTES)
+    return engine()
 
 
-def facts(groups):
-    """Of an engine whose layers form so many groups, all with full attention."""
-    same = [Group(index, TOKENS, None) for index in range(groups)]
-    return Facts(Namespace(model="llama", chunk_tokens=TOKENS), TOKENS_ONLY, same, step_tokens=0)
+@pytest.fixture
+def loads():
+    return OwnLoads()
 
 
-def choose(gate, tiers, remote, *, computed=0, settings=None, backlog_s=0.0, prefills=0):
-    return gate.choose(
-        tiers,
-        computed_tokens=computed,
-        prompt_tokens=300,
-        costs={"dram": FAST} | ({"remote": remote} if remote else {}),
-        settings=settings or {},
-        backlog_s=backlog_s,
-        prefills=prefills,
-    )
+def ask(tiers, remote, settings=None):
+    """A request of 300 tokens that the store has answered."""
+    reply = Future()
+    reply.set_result(LookupReply(1, tiers, {"dram": FAST} | ({"remote": remote} if remote else {}), settings or {}))
+    return Ask("a", 300, [bytes([place]) for place in range(4)], [], reply, 0.0)
+
+
+def choose(gate, tiers, remote, *, own=0, backlog_s=0.0, prefills=0):
+    gate.backlog = Mock(**{"seconds.return_value": backlog_s, "others.return_value": prefills})
+    gate.loads = Mock(**{"behind.side_effect": lambda costs, *_: costs})
+    return gate.decide(ask(tiers, remote), own)
 
 
 def test_a_slow_remote_is_recomputed_and_a_fast_one_fetched(gate):
@@ -59,10 +70,9 @@ def test_what_the_device_takes_for_its_copy_counts(gate):
 
 def test_each_group_of_a_models_layers_has_chunks_to_be_handled():
     """Where handling is all that a fetch takes, four groups' chunks take four times as long as one's."""
-    handled, prefill = FetchEstimate(0.0, 0.02, 1e15), PrefillCost(seconds_per_flop=1e-3)
+    handled = FetchEstimate(0.0, 0.02, 1e15)
     for groups, told in ((1, (4, 0.08)), (4, (0, 0.32))):
-        gate = EngineGate(prefill, facts(groups), SETTINGS, chunk_bytes=groups * BYTES)
-        decision = choose(gate, FAR, handled)
+        decision = choose(engine(groups), FAR, handled)
         assert (decision.cut, decision.fetch_s) == (told[0], pytest.approx(told[1]))
 
 
@@ -79,7 +89,7 @@ def test_one_slow_copy_is_not_the_last(gate):
 
 def test_what_is_computed_is_not_decided(gate):
     """Whatever tier also has it, the head that is there is no candidate."""
-    decision = choose(gate, ["remote", "dram", "remote", "remote"], FAST, computed=2 * TOKENS)
+    decision = choose(gate, ["remote", "dram", "remote", "remote"], FAST, own=2)
     assert decision.cut == 4
     assert [(candidate.tier, candidate.chunks) for candidate in decision.candidates] == [("remote", 2)]
 
@@ -93,16 +103,16 @@ def test_the_backlog_hides_a_part_of_a_fetch(gate):
 @pytest.mark.parametrize(("factor", "deadline_s"), [(1.5, 0.1), (3.0, 0.12), (50.0, 2.0)])
 def test_the_deadline_is_the_prediction_times_the_tuned_factor(gate, factor, deadline_s):
     """But never less than the floor."""
-    settings = {"remote": GateSettings(deadline_factor=factor)}
-    decision = choose(gate, FAR, FAST, settings=settings)
-    assert gate.deadline_s(decision, settings) == pytest.approx(deadline_s)
+    asked = ask(FAR, FAST, {"remote": GateSettings(deadline_factor=factor)})
+    assert gate.deadline_s(asked, gate.decide(asked, 0)) == pytest.approx(deadline_s)
 
 
 def test_a_load_of_unknown_cost_has_the_usual_deadline(gate):
     """Local chunks are fetched though nobody knows how long that takes."""
-    decision = choose(gate, ["disk"] * 2, None)
+    asked = ask(["disk"] * 2, None)
+    decision = gate.decide(asked, 0)
     assert decision.cut == 2
-    assert gate.deadline_s(decision, {}) == 1.0
+    assert gate.deadline_s(asked, decision) == 1.0
 
 
 def test_what_became_of_it_is_told_per_tier(gate):
@@ -136,57 +146,57 @@ def queued(seconds, transfers=0):
     return FetchEstimate(0.0, 0.0, 100 << 20, seconds, transfers=transfers)
 
 
-def test_a_queue_that_was_told_a_while_ago_has_moved_on(gate):
+def test_a_queue_that_was_told_a_while_ago_has_moved_on(loads):
     """What was on its way half a second ago is shorter by that, and not less than nothing."""
     for told_s, now_s in [(2.0, 1.5), (0.3, 0.0), (0.0, 0.0)]:
-        assert gate.behind({"remote": queued(told_s)}, 10.0, 10.5)["remote"].queue_s == pytest.approx(now_s)
+        assert loads.behind({"remote": queued(told_s)}, 10.0, 10.5)["remote"].queue_s == pytest.approx(now_s)
 
 
-def test_transfers_that_were_told_a_while_ago_have_moved_on_with_their_queue(gate):
+def test_transfers_that_were_told_a_while_ago_have_moved_on_with_their_queue(loads):
     """Of four that had a second left, half a second later two are; none stays longer than the queue."""
     told = {"remote": queued(1.0, 4)}
-    left = [gate.behind(told, 10.0, now)["remote"].transfers for now in (10.0, 10.5, 10.9, 11.0, 20.0)]
+    left = [loads.behind(told, 10.0, now)["remote"].transfers for now in (10.0, 10.5, 10.9, 11.0, 20.0)]
     assert left == [4, 2, 1, 0, 0]
 
 
-def test_loads_that_the_store_did_not_know_of_are_ahead(gate):
+def test_loads_that_the_store_did_not_know_of_are_ahead(gate, loads):
     """After a fetch of 4 s was decided, the next from the same tier waits for what is left of it."""
     decision = choose(gate, FAR, SLOW, backlog_s=10.0)
     assert decision.fetch_s == 4.0
-    gate.began("remote", decision.fetch_s, 20.0)
+    loads.began("remote", decision.fetch_s, 20.0)
     costs = {"dram": FAST, "remote": queued(0.5)}
-    assert gate.behind(costs, 19.9, 21.0) == {"dram": FAST, "remote": queued(3.0, 1)}
-    gate.began("remote", decision.fetch_s, 21.0)
-    assert gate.behind(costs, 21.0, 21.0)["remote"] == queued(4.0, 2)
-    assert gate.behind(costs, 24.5, 24.5)["remote"] == queued(0.5, 1)
-    assert gate.behind(costs, 30.0, 30.0) == costs
+    assert loads.behind(costs, 19.9, 21.0) == {"dram": FAST, "remote": queued(3.0, 1)}
+    loads.began("remote", decision.fetch_s, 21.0)
+    assert loads.behind(costs, 21.0, 21.0)["remote"] == queued(4.0, 2)
+    assert loads.behind(costs, 24.5, 24.5)["remote"] == queued(0.5, 1)
+    assert loads.behind(costs, 30.0, 30.0) == costs
 
 
-def test_a_load_that_ends_early_holds_up_nobody(gate):
+def test_a_load_that_ends_early_holds_up_nobody(loads):
     """Others had brought its chunks, the link got faster, or it failed: those behind it come so much sooner."""
-    first, second = gate.began("remote", 10.0, 0.0), gate.began("remote", 15.0, 0.0)
-    third = gate.began("remote", 18.0, 0.0)
-    gate.ended(first, 2.0)
-    assert gate.behind({"remote": FAST}, 2.0, 2.0)["remote"] == queued(8.0, 2)
-    gate.ended(third, 3.0)  # before the one ahead of it: its own part falls away
-    assert gate.behind({"remote": FAST}, 3.0, 3.0)["remote"] == queued(4.0, 1)
-    gate.ended(second, 4.0)
-    gate.ended(second, 4.0)
-    assert gate.behind({"remote": FAST}, 4.0, 4.0) == {"remote": FAST}
-    assert gate.began("remote", 1.0, 4.0).ends_at == 5.0
+    first, second = loads.began("remote", 10.0, 0.0), loads.began("remote", 15.0, 0.0)
+    third = loads.began("remote", 18.0, 0.0)
+    loads.ended(first, 2.0)
+    assert loads.behind({"remote": FAST}, 2.0, 2.0)["remote"] == queued(8.0, 2)
+    loads.ended(third, 3.0)  # before the one ahead of it: its own part falls away
+    assert loads.behind({"remote": FAST}, 3.0, 3.0)["remote"] == queued(4.0, 1)
+    loads.ended(second, 4.0)
+    loads.ended(second, 4.0)
+    assert loads.behind({"remote": FAST}, 4.0, 4.0) == {"remote": FAST}
+    assert loads.began("remote", 1.0, 4.0).ends_at == 5.0
 
 
-def test_a_load_that_was_foretold_without_those_ahead_keeps_its_own_time(gate):
+def test_a_load_that_was_foretold_without_those_ahead_keeps_its_own_time(loads):
     """The rest of a prefetch: it stays when what was ahead of it is over, and those behind it stay behind it."""
-    first, _, _ = gate.began("dram", 10.0, 0.0), gate.began("dram", 3.0, 0.0), gate.began("dram", 12.0, 0.0)
-    gate.ended(first, 0.5)
-    assert gate.behind({"dram": FAST}, 0.5, 0.5)["dram"] == queued(4.5, 2)
-    assert gate.behind({"dram": FAST}, 2.5, 2.5)["dram"] == queued(2.5, 2)
+    first, _, _ = loads.began("dram", 10.0, 0.0), loads.began("dram", 3.0, 0.0), loads.began("dram", 12.0, 0.0)
+    loads.ended(first, 0.5)
+    assert loads.behind({"dram": FAST}, 0.5, 0.5)["dram"] == queued(4.5, 2)
+    assert loads.behind({"dram": FAST}, 2.5, 2.5)["dram"] == queued(2.5, 2)
 
 
-def test_a_load_that_ended_late_moves_nothing(gate):
+def test_a_load_that_ended_late_moves_nothing(loads):
     """When it was to have ended it was forgotten; what is behind it, the store tells."""
-    late = gate.began("remote", 1.0, 0.0)
-    gate.began("remote", 4.0, 0.0)
-    gate.ended(late, 2.0)
-    assert gate.behind({"remote": FAST}, 2.0, 2.0)["remote"] == queued(2.0, 1)
+    late = loads.began("remote", 1.0, 0.0)
+    loads.began("remote", 4.0, 0.0)
+    loads.ended(late, 2.0)
+    assert loads.behind({"remote": FAST}, 2.0, 2.0)["remote"] == queued(2.0, 1)

@@ -85,18 +85,19 @@ def nothing_staged(_key):
 
 
 def expect(lookups, request="a", sides=()):
-    lookups.expect(request, len(KEYS) * CHUNK + 10, KEYS, list(sides), b"t" * 16)
+    return lookups.expect(request, len(KEYS) * CHUNK + 10, KEYS, list(sides), b"t" * 16)
 
 
-def fetched(lookups, request="a"):
-    return [lookups.offers(request, key) for key in KEYS]
+def fetched(lookups, ask):
+    return [lookups.offers(ask, key) for key in KEYS]
 
 
 def found(lookups, client, chunks):
     """So many leading chunks of the first request are in DRAM."""
-    expect(lookups)
+    ask = expect(lookups)
     client.replies[0].set_result(reply(*["dram"] * chunks))
-    lookups.settled("a", 0, nothing_staged)
+    lookups.settled(ask, 0, nothing_staged)
+    return ask
 
 
 def test_the_whole_prompt_is_asked_for_when_the_request_comes(lookups, client):
@@ -105,9 +106,9 @@ def test_the_whole_prompt_is_asked_for_when_the_request_comes(lookups, client):
     The store is to answer while there is time left for its answer to arrive.
     """
     side = Side(KEYS[:2], 128, 1)
-    expect(lookups, sides=[side])
+    ask = expect(lookups, sides=[side])
     for _ in range(3):
-        assert not lookups.settled("a", 0, nothing_staged)
+        assert not lookups.settled(ask, 0, nothing_staged)
     (asked,) = client.asked
     assert 0.05 < asked.pop("deadline") < 0.1
     assert asked == {
@@ -124,104 +125,99 @@ def test_who_queues_lets_the_store_take_its_time(lookups, client, backlog_s, lea
 
 def test_leading_chunks_are_fetched_and_the_rest_is_not(lookups, client):
     """Chunks before the cut are fetched where they are missing, those after it are not."""
-    expect(lookups)
+    ask = expect(lookups)
     client.replies[0].set_result(reply("dram", "remote", "remote"))
-    assert lookups.settled("a", CHUNK, nothing_staged)
-    assert fetched(lookups) == [True, True, True, False]
+    assert lookups.settled(ask, CHUNK, nothing_staged)
+    assert fetched(lookups, ask) == [True, True, True, False]
 
 
 def test_only_what_the_store_was_asked_for_is_fetched(lookups, client):
     """Of every group what begins before the cut; keys of chunks that vLLM makes up in between are no hits."""
     side = Side([bytes([10 + n]) * 36 for n in range(2)], 2 * CHUNK, 1)
-    expect(lookups, sides=[side])
+    ask = expect(lookups, sides=[side])
     client.replies[0].set_result(reply("dram", "dram"))
-    assert lookups.settled("a", 0, nothing_staged)
-    assert not lookups.offers("a", b"\xff" * 36)
-    assert [lookups.offers("a", key) for key in side.keys] == [True, False]
-    assert fetched(lookups) == [True, True, False, False]
+    assert lookups.settled(ask, 0, nothing_staged)
+    assert not lookups.offers(ask, b"\xff" * 36)
+    assert [lookups.offers(ask, key) for key in side.keys] == [True, False]
+    assert fetched(lookups, ask) == [True, True, False, False]
 
 
 def test_the_gate_counts_from_what_the_engine_has_itself(lookups, client, gate):
     """Tokens on the device, then chunks in staging behind them; both are told to the store."""
-    expect(lookups)
+    ask = expect(lookups)
     client.replies[0].set_result(reply(*["dram"] * 4))
     staged = {KEYS[1], KEYS[3]}
-    assert lookups.settled("a", CHUNK + 10, staged.__contains__)
+    assert lookups.settled(ask, CHUNK + 10, staged.__contains__)
     assert gate.asked == [2]
     assert client.owned == [("a", 1, 1)]
 
 
 def test_the_gate_is_asked_once_whatever_comes_later(lookups, client, gate):
     """A request that is preempted and wanted again keeps its answer."""
-    expect(lookups)
+    ask = expect(lookups)
     client.replies[0].set_result(reply("dram"))
-    assert lookups.settled("a", 0, nothing_staged)
-    assert lookups.settled("a", 3 * CHUNK, nothing_staged)
+    assert lookups.settled(ask, 0, nothing_staged)
+    assert lookups.settled(ask, 3 * CHUNK, nothing_staged)
     assert gate.asked == [0]
 
 
 def test_a_late_reply_means_recompute_and_that_stays(lookups, client, clock, gate):
     """Once the deadline has passed the prompt is recomputed, even if the reply comes after all."""
-    expect(lookups)
+    ask = expect(lookups)
     clock.now += 0.1
-    assert lookups.settled("a", 0, nothing_staged)
+    assert lookups.settled(ask, 0, nothing_staged)
     client.replies[0].set_result(reply(*["dram"] * 4))
-    assert fetched(lookups) == [False] * 4
-    assert (lookups.get("a").decision, gate.asked, client.owned) == (None, [], [])
+    assert fetched(lookups, ask) == [False] * 4
+    assert (ask.decision, gate.asked, client.owned) == (None, [], [])
 
 
 def test_an_absent_store_is_not_waited_for(lookups, client):
     """Without a connection no request waits even for one step."""
     client.connected = False
-    expect(lookups)
-    assert lookups.settled("a", 0, nothing_staged)
-    assert fetched(lookups) == [False] * 4
+    assert expect(lookups) is None
     assert not client.asked
 
 
 def test_a_prompt_without_a_whole_chunk_is_not_asked_for(lookups, client):
     """Nothing of it could be held anywhere."""
-    lookups.expect("a", 10, [], [])
-    assert lookups.settled("a", 0, nothing_staged)
+    assert lookups.expect("a", 10, [], []) is None
     assert not client.asked
 
 
 def test_a_chunk_is_offered_once(lookups, client):
     """Whether its load failed or staging had no room, or lost it again: vLLM would try for ever."""
-    found(lookups, client, 4)
-    assert lookups.offers("a", KEYS[1])
-    assert fetched(lookups) == [True, False, True, True]
-    assert lookups.settled("a", 0, nothing_staged)
-    assert fetched(lookups) == [False] * 4
+    ask = found(lookups, client, 4)
+    assert lookups.offers(ask, KEYS[1])
+    assert fetched(lookups, ask) == [True, False, True, True]
+    assert lookups.settled(ask, 0, nothing_staged)
+    assert fetched(lookups, ask) == [False] * 4
 
 
 def test_chunks_are_offered_for_a_limited_time(lookups, client, clock):
     """What is not on its way by then is recomputed, however often the scheduler asks: others' loads may be ahead."""
-    found(lookups, client, 4)
+    ask = found(lookups, client, 4)
     clock.now += LOAD_S
-    assert lookups.settled("a", 0, nothing_staged)
-    assert fetched(lookups) == [False] * 4
+    assert lookups.settled(ask, 0, nothing_staged)
+    assert fetched(lookups, ask) == [False] * 4
 
 
 def test_a_preempted_request_may_be_fetched_again(lookups, client, clock):
     """From when the scheduler wants it again, as long as the first time; not before."""
-    found(lookups, client, 2)
-    assert fetched(lookups) == [True, True, False, False]
-    lookups.preempted("a")
-    assert fetched(lookups) == [False] * 4
+    ask = found(lookups, client, 2)
+    assert fetched(lookups, ask) == [True, True, False, False]
+    lookups.preempted(ask)
+    assert fetched(lookups, ask) == [False] * 4
     clock.now += LOAD_S
-    assert lookups.settled("a", 0, nothing_staged)
-    assert fetched(lookups) == [True, True, False, False]
+    assert lookups.settled(ask, 0, nothing_staged)
+    assert fetched(lookups, ask) == [True, True, False, False]
 
 
-def test_replies_are_told_once_and_only_of_requests_that_live(lookups, client):
-    """What was answered is taken once; an ended request is left out; so is a later one of the same name."""
-    for request in ("a", "b"):
-        expect(lookups, request)
-    lookups.forget("b")
+def test_replies_are_told_once(lookups, client):
+    """What was answered is taken once."""
+    asked = [expect(lookups, request) for request in ("a", "b")]
     for pending in client.replies:
         pending.set_result(reply("dram"))
-    assert [ask.request for ask in lookups.answered()] == ["a"]
+    assert lookups.answered() == asked
     assert lookups.answered() == []
     expect(lookups, "b")
     assert lookups.answered() == []
@@ -229,7 +225,7 @@ def test_replies_are_told_once_and_only_of_requests_that_live(lookups, client):
 
 def test_it_is_known_when_a_reply_came(lookups, client, clock):
     """Whenever it is noticed."""
-    expect(lookups)
+    ask = expect(lookups)
     clock.now += 0.5
     client.replies[0].set_result(reply())
     came = clock.now
@@ -238,46 +234,32 @@ def test_it_is_known_when_a_reply_came(lookups, client, clock):
     assert ask.replied_at == came
 
 
-def test_an_unknown_request_is_recomputed(lookups):
-    """In doubt there is no hit and no waiting."""
-    assert lookups.settled("z", 0, nothing_staged)
-    assert fetched(lookups, "z") == [False] * 4
-
-
 def test_a_request_that_is_alone_waits_for_the_reply_once(lookups, client, gate):
     """No longer than the engine would sleep; beside others it does not, nor while a store hangs: until it replies.
 
     It receives the reply itself: what nobody asks for would wait for a thread to wake.
     """
-    for request in "abcdef":
-        expect(lookups, request)
+    a, b, c, d, e, f = (expect(lookups, request) for request in "abcdef")
     client.replies[1].at_hand = reply("dram")
-    assert not lookups.settled("a", 0, nothing_staged)
-    assert lookups.settled("b", 0, nothing_staged, alone=True)
+    assert not lookups.settled(a, 0, nothing_staged)
+    assert lookups.settled(b, 0, nothing_staged, alone=True)
     assert gate.asked == [0]
-    assert not lookups.settled("c", 0, nothing_staged, alone=True)
-    assert not lookups.settled("c", 0, nothing_staged, alone=True)
-    assert not lookups.settled("d", 0, nothing_staged, alone=True)
+    assert not lookups.settled(c, 0, nothing_staged, alone=True)
+    assert not lookups.settled(c, 0, nothing_staged, alone=True)
+    assert not lookups.settled(d, 0, nothing_staged, alone=True)
     assert [each.waited for each in client.replies] == [[0.0], [IDLE_S], [IDLE_S], [0.0], [], []]
     client.replies[4].set_result(reply())
-    assert lookups.settled("e", 0, nothing_staged, alone=True)
-    assert not lookups.settled("f", 0, nothing_staged, alone=True)
+    assert lookups.settled(e, 0, nothing_staged, alone=True)
+    assert not lookups.settled(f, 0, nothing_staged, alone=True)
     assert [each.waited for each in client.replies[3:]] == [[0.0], [], [IDLE_S]]
 
 
 def test_beside_others_a_reply_that_has_come_is_taken(lookups, client, gate):
     """Once, and without waiting: else the request would be put off a whole step of theirs."""
-    expect(lookups, "a")
-    expect(lookups, "b")
+    a, b = (expect(lookups, request) for request in "ab")
     client.replies[0].at_hand = reply("dram")
-    assert lookups.settled("a", 0, nothing_staged)
+    assert lookups.settled(a, 0, nothing_staged)
     assert gate.asked == [0]
-    assert not lookups.settled("b", 0, nothing_staged)
-    assert not lookups.settled("b", 0, nothing_staged)
+    assert not lookups.settled(b, 0, nothing_staged)
+    assert not lookups.settled(b, 0, nothing_staged)
     assert client.replies[1].waited == [0.0]
-
-
-def test_an_unknown_request_may_be_preempted(lookups):
-    """Nobody was asked for it, as it is shorter than a chunk, or no store was there."""
-    lookups.preempted("z")
-    assert lookups.get("z") is None

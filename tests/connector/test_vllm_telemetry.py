@@ -134,7 +134,7 @@ def fetching():
 
 
 def load(*done, keys=(b"b", b"c", b"d")):
-    return Job(1, "r", list(keys), [0] * len(keys), True, 100.0, 105.0, seconds=0.5, done=list(done))
+    return Job(1, "r", list(keys), [0] * len(keys), loads=True, started=100.0, seconds=0.5, done=list(done))
 
 
 def reported(client):

@@ -10,7 +10,7 @@ from connector.fake_client import FakeClient
 from connector.stores import eventually
 from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, Reserved
 from tiertune_connector.protocol.messages import SlotRef
-from tiertune_connector.vllm.transfers import JobState, Transfers
+from tiertune_connector.vllm.transfers import Job, JobState, Transfers
 
 KEYS = [bytes([n]) * 36 for n in range(3)]
 ROW = 4096
@@ -55,12 +55,12 @@ def loaded(slots):
 
 def load(transfers, job=1, rows=(0, 1, 2)):
     """Into these rows of staging; its deadline comes a second later."""
-    transfers.load(job, f"request-{job}", KEYS, list(rows), deadline_s=1)
+    transfers.load(Job(job, f"request-{job}", KEYS, list(rows), loads=True, deadline_s=1))
 
 
 def store(transfers, job=1):
     """The first rows, with the same deadline."""
-    transfers.store(job, f"request-{job}", KEYS, [0, 1, 2], deadline_s=1)
+    transfers.store(Job(job, f"request-{job}", KEYS, [0, 1, 2], loads=False, deadline_s=1))
 
 
 def drained(transfers):
@@ -324,7 +324,7 @@ def test_a_store_writes_what_is_wanted_and_then_commits_it(transfers, client, st
     """Chunks that the store does not want are neither written nor committed, and are no failure."""
     staging[:] = np.arange(4, dtype=np.uint8)[:, None]
     wanted = slot(1)
-    transfers.store(1, "a", KEYS, [1, 2, 3], deadline_s=1)
+    transfers.store(Job(1, "a", KEYS, [1, 2, 3], loads=False, deadline_s=1))
     client.reservation().set_result(Reserved([None, wanted, None], ["present", "", "full"]))
     transfers._storing.shutdown()
     assert transfers.take() == []
@@ -402,8 +402,8 @@ def test_a_store_whose_copy_raises_has_failed_chunk_by_chunk(transfers, client, 
 
 def test_a_job_that_is_not_begun_is_over_at_once(transfers, client):
     """It asks the store nothing; a load, which names its keys, has failed, a store has succeeded."""
-    transfers.skip(1, "a")
-    transfers.skip(2, "a", KEYS)
+    transfers.skip(Job(1, "a", [], [], loads=False))
+    transfers.skip(Job(2, "a", KEYS, [], loads=True))
     assert {job.id: (job.loads, job.succeeded) for job in transfers.take()} == {1: (False, True), 2: (True, False)}
     assert transfers.take() == []
     assert not client.pending

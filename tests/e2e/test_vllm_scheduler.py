@@ -19,7 +19,7 @@ from e2e.vllm_model import write_model
 from e2e.vllm_stores import MIB, host
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace
-from tiertune_connector.vllm.transfers import Transfers
+from tiertune_connector.vllm.transfers import Job, Transfers
 
 pytestmark = of_engines(600)
 
@@ -105,7 +105,7 @@ def copies_that_hold_the_gil(staging):
 
 def store(transfers, keys):
     """Put all of staging into the store."""
-    transfers.store(0, "r", keys, list(range(CHUNKS)), deadline_s=30)
+    transfers.store(Job(0, "r", keys, list(range(CHUNKS)), loads=False, deadline_s=30))
     (job,) = over_within(transfers, 30)
     assert job.succeeded
 
@@ -117,7 +117,7 @@ def load(transfers, keys, job, copied):
         assert each.succeeded
         copied[0] += CHUNKS * CHUNK_BYTES
     if job == 0 or ended:
-        transfers.load(job + 1, "r", keys, list(range(CHUNKS)), deadline_s=30)
+        transfers.load(Job(job + 1, "r", keys, list(range(CHUNKS)), loads=True, deadline_s=30))
         return True
     return False
 

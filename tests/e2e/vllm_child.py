@@ -102,7 +102,7 @@ class Child:
 
         def reset() -> None:
             assert self._core.scheduler.connector.connector_scheduler._jobs, "nothing is left to be stored"
-            _wait(lambda: all(ask.reply.done() for ask in tier._lookups._asks.values()))
+            _wait(lambda: all(known.ask is None or known.ask.reply.done() for known in tier._requests.values()))
             assert self.reset(connector=True)["done"]
             TierTuneConnector.handle_preemptions = copy
 
@@ -159,7 +159,7 @@ class Child:
 
         None: it does not know yet.
         """
-        cost = self._core.scheduler.connector.tier.backlog._prefill
+        cost = self._core.scheduler.connector.tier.gate._prefill
         return {"seconds": [cost.seconds(0, end) for end in tokens], "samples": cost.samples, "line": cost.line}
 
     def close(self) -> None:

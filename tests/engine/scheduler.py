@@ -43,6 +43,9 @@ class Engine:
     def context(self, request):
         return self.scheduler._req_status[request.request_id].req_context
 
+    def ask(self, name):
+        return self.tier._requests[name].ask
+
     def step(self, *preempted):
         """The end of a step."""
         self.manager.on_schedule_end(ScheduleEndContext(new_req_ids=[], preempted_req_ids=preempted))
@@ -136,21 +139,19 @@ class Engine:
     def begin_load(self, *requests):
         """The store has answered, and the loads that were decided for are under way."""
         for request in requests:
-            wait_until(self.tier._lookups.get(request.request_id).reply.done)
+            wait_until(self.ask(request.request_id).reply.done)
             assert self.connector.get_num_new_matched_tokens(request, 0) == (None, False)
         self.step()
 
     def knows_nothing(self):
         """Whether no request left a trace."""
         tier = self.tier
-        return not any(
-            (tier._prompts, tier._contexts, tier._lookups._asks, tier._suffixes, tier._loading, len(tier.backlog))
-        )
+        return not any((tier._requests, tier._transfers._jobs, len(tier.gate.backlog)))
 
     def took(self, tokens, seconds):
         """It believes that prefills of so many tokens take so long."""
         for _ in range(6):
-            self.tier._choosing.gate._prefill.observe_step([(0, tokens)], seconds)
+            self.tier.gate._prefill.observe_step([(0, tokens)], seconds)
 
     def done(self, request):
         self.manager.on_request_finished(self.context(request))

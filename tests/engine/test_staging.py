@@ -17,7 +17,7 @@ from tiertune_connector.client.store_client import Loaded
 def test_a_request_that_ends_before_its_load_begins_leaves_nothing(engine, prompt):
     """Its slots in staging are given back."""
     asked = engine.request("b", prompt)
-    wait_until(engine.tier._lookups.get("b").reply.done)
+    wait_until(engine.ask("b").reply.done)
     assert engine.connector.get_num_new_matched_tokens(asked, 0) == (None, False)
     engine.tier.on_request_finished(engine.context(asked))
     engine.settle()
@@ -125,7 +125,7 @@ def test_what_staging_has_no_room_for_is_not_told_as_fetched(engines):
     small.took(778, 1.0)
     asked = small.request("c", prompt)
     assert small.matched(asked) == 8 * 64
-    decision, told = small.tier._lookups.get("c").decision, small.tier.telemetry._stats.totals
+    decision, told = small.ask("c").decision, small.tier.telemetry._stats.totals
     assert decision.cut == 12
     assert told["engine_fetched_tokens_total", ("dram",)] == 8 * 64
     assert told["engine_saved_seconds_total", ("dram",)] < decision.recompute_s * 8 / 12
@@ -192,7 +192,7 @@ def test_requests_that_wait_for_one_load_wait_for_one_deadline(engines, prompt):
     second.tier._client.load = lambda *_, **__: Future()
     requests = [second.request(f"b{n}", prompt) for n in range(4)]
     for request in requests:
-        wait_until(second.tier._lookups.get(request.request_id).reply.done)
+        wait_until(second.ask(request.request_id).reply.done)
     waiting = list(requests)
 
     def all_answered():

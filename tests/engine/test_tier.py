@@ -149,7 +149,7 @@ def test_a_part_of_a_chunk_is_not_given_to_the_store(engine, store):
 def test_chunks_of_a_request_that_nobody_knows_are_not_stored(engine, store):
     """In doubt whose they are, they stay where they are; vLLM's job ends all the same."""
     request = engine.request("a", tokens(300))
-    engine.tier._prompts.clear()
+    engine.tier._requests.clear()
     engine.compute(request)
     assert held(store) == 0
 

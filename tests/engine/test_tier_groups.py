@@ -1,5 +1,7 @@
 """The scheduler's side where layers are in groups: full attention and sliding windows."""
 
+from concurrent.futures import Future
+
 import pytest
 import torch
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
@@ -8,6 +10,8 @@ from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH
 from engine.conftest import BLOCK, full_attention
 from engine.scheduler import far_from_a_small_dram, gated, tokens, told, wait_until, waits
 from tiertune_connector.cost import FetchEstimate
+from tiertune_connector.protocol.messages import LookupReply
+from tiertune_connector.vllm.lookups import Ask
 
 SLIDING = 128
 
@@ -51,13 +55,9 @@ def test_all_groups_chunks_need_room_in_dram(engines, store, remote, layers, chu
 def test_each_full_groups_chunks_are_handled(engines):
     """A prompt's chunk is one of the store's in each of them."""
     engine = engines(layers=mostly_full)
-    decision = engine.tier._choosing.gate.choose(
-        ["dram"] * 4,
-        computed_tokens=0,
-        prompt_tokens=300,
-        costs={"dram": FetchEstimate(0.0, 0.02, 1e15)},
-        settings={},
-    )
+    reply = Future()
+    reply.set_result(LookupReply(1, ["dram"] * 4, {"dram": FetchEstimate(0.0, 0.02, 1e15)}, {}))
+    decision = engine.tier.gate.decide(Ask("a", 300, [], [], reply, 0.0), 0)
     assert decision.fetch_s == pytest.approx(4 * 3 * 0.02)
 
 
@@ -92,12 +92,12 @@ class TestHybrid:
         small = engines(layers=hybrid, staging=str(7 * first.rows.shape[1]))
         small.took(394, 1.0)
         asked = small.request("b", prompt)
-        wait_until(small.tier._lookups.get("b").reply.done)
+        wait_until(small.ask("b").reply.done)
         waited = waits(small, monkeypatch)
         assert (small.matched(asked), small.put_off) == (0, 0)
         small.settle()
         assert waited == [0]
-        assert small.tier._lookups.get("b").decision.cut == 6
+        assert small.ask("b").decision.cut == 6
         small.done(asked)
         assert gated(small) == {("gate_requests_total", ("dram", "fetch", "cheaper")): 1}
         wait_until(lambda: told(store, "duplicate_prefill_tokens_total") == 64 * 6)

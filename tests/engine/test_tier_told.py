@@ -22,13 +22,13 @@ def test_a_load_that_is_over_sooner_than_predicted_is_ahead_of_nobody(engine, pr
     """A slow link was foretold, and the chunks came at once: the gate believes no more that it is busy."""
     wait_until(lambda: len(remote._chunks) >= 4)
     store.store.dram.flush(None, None)
-    gate = engine.tier._choosing.gate
+    gate = engine.tier.gate
     engine.took(1000, 10_000.0)
     slow = FetchEstimate(0.0, 5.0, 1e9)
     store.store.lanes["remote"].transit.estimate = lambda *_: slow
     assert engine.finds("b", prompt) == 256
     now = time.monotonic()
-    assert gate.behind({"remote": slow, "dram": slow}, now, now) == {"remote": slow, "dram": slow}
+    assert gate.loads.behind({"remote": slow, "dram": slow}, now, now) == {"remote": slow, "dram": slow}
 
 
 def test_the_gate_knows_who_else_is_on_the_engine(engine, prompt):
@@ -37,11 +37,11 @@ def test_the_gate_knows_who_else_is_on_the_engine(engine, prompt):
     asked = engine.request("c", prompt)
     engine.request("d", tokens(300, seed=2))
     assert engine.matched(asked) == 256
-    assert [each.prefills for each in engine.tier._lookups.get("c").decision.candidates] == [2]
+    assert [each.prefills for each in engine.ask("c").decision.candidates] == [2]
     engine.tier.given([("b", 0, 300)])
-    assert engine.tier.backlog.others("c") == 2
+    assert engine.tier.gate.backlog.others("c") == 2
     engine.tier.output()
-    assert engine.tier.backlog.others("c") == 1
+    assert engine.tier.gate.backlog.others("c") == 1
 
 
 def test_what_a_step_computes_is_done_when_its_output_comes(engine, monkeypatch):
@@ -54,7 +54,7 @@ def test_what_a_step_computes_is_done_when_its_output_comes(engine, monkeypatch)
     monkeypatch.setattr(engine.tier.telemetry, "first_token", lambda ask: told.append(ask.request))
     engine.request("a", tokens(300, seed=1))
     engine.request("b", tokens(300, seed=2))
-    backlog_s = engine.tier.backlog.seconds
+    backlog_s = engine.tier.gate.backlog.seconds
     whole_s = backlog_s("b")
     assert whole_s > 0
     engine.tier.given([("a", 0, 200)])
@@ -70,7 +70,7 @@ def test_what_a_step_computes_is_done_when_its_output_comes(engine, monkeypatch)
     engine.tier.output()
     engine.tier.output()
     assert told == ["a", "b"]
-    assert engine.tier.backlog.others("") == 0
+    assert engine.tier.gate.backlog.others("") == 0
 
 
 def test_a_step_of_a_request_that_ended_tells_nothing_of_another_of_its_name(engines, monkeypatch):
@@ -83,7 +83,7 @@ def test_a_step_of_a_request_that_ended_tells_nothing_of_another_of_its_name(eng
     del engine.scheduler._req_status["a"]
     engine.request("a", tokens(300, seed=2))
     engine.tier.output()
-    assert engine.tier.backlog.others("") == 1
+    assert engine.tier.gate.backlog.others("") == 1
     assert told == []
 
 
@@ -91,10 +91,10 @@ def test_a_load_of_a_request_that_ended_ends_none_of_another_of_its_name(engines
     """An aborted request's chunks may come when one of the same name loads its own: others stay behind these."""
     engine, ended = engines(), []
     monkeypatch.setattr(engine.tier.telemetry, "loaded", lambda *_: None)
-    monkeypatch.setattr(engine.tier._choosing, "ended", lambda ask: ended.append(ask.request))
+    monkeypatch.setattr(engine.tier.gate, "ended", lambda ask: ended.append(ask.request))
     old, own = (SimpleNamespace(request="a", succeeded=True) for _ in range(2))
     engine.request("a", tokens(300))
-    engine.tier._loading["a"] = own
+    engine.tier._requests["a"].load = own
     engine.tier._loaded(old, [])
     assert ended == []
     engine.tier._loaded(own, [])
@@ -104,11 +104,11 @@ def test_a_load_of_a_request_that_ended_ends_none_of_another_of_its_name(engines
 def test_what_a_request_that_ended_still_loads_is_ahead_of_others(engines, monkeypatch):
     """It comes all the same, and lapses when it was predicted to be over."""
     engine, ended = engines(), []
-    monkeypatch.setattr(engine.tier._choosing, "ended", lambda ask: ended.append(ask.request))
+    monkeypatch.setattr(engine.tier.gate, "ended", lambda ask: ended.append(ask.request))
     for request in ("a", "b"):
         aborted = engine.request(request, tokens(300))
         if request == "a":
-            engine.tier._loading["a"] = SimpleNamespace(request="a")
+            engine.tier._requests["a"].load = SimpleNamespace(request="a")
         engine.done(aborted)
     assert ended == ["b"]
 
@@ -136,7 +136,7 @@ def test_the_gate_hears_what_the_copy_to_the_devices_takes(engines):
         metadata.transfer_stats.load.record(nbytes, seconds)
         metadata.transfer_stats.store.record(7, 7.0)
         connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=metadata))
-    assert connector.tier._gate._copied == (FADE * 100 + 300, FADE * 2.0 + 4.0)
+    assert connector.tier.gate._copied == (FADE * 100 + 300, FADE * 2.0 + 4.0)
 
 
 @pytest.mark.parametrize(("replicated", "nbytes"), [(False, 400), (True, 200)])
@@ -150,7 +150,7 @@ def test_ranks_that_have_the_same_kv_copy_each_chunk_once_each(engines, monkeypa
     monkeypatch.setattr(offloading_connector, "build_offloading_config", config)
     tier = engines().connector.tier
     tier.copied(400, 3.0)
-    assert tier._gate._copied == (nbytes, 1.5)
+    assert tier.gate._copied == (nbytes, 1.5)
 
 
 def test_what_another_request_fetches_is_told_once(engines, store, monkeypatch):
@@ -173,7 +173,7 @@ def test_what_a_request_may_not_load_is_not_told_as_fetched(engine, prompt):
     """Its client bounds the tokens that are loaded for it."""
     sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"max_load_tokens": 128}})
     assert engine.finds("b", prompt, sampling=sampling) == 128
-    assert engine.tier._lookups.get("b").decision.cut == 4
+    assert engine.ask("b").decision.cut == 4
     assert gated(engine)["fetched_tokens_total", ("dram",)] == 128
 
 

@@ -63,3 +63,7 @@ class Prompt:
     writes: bool = True
     headers: object = None
     """Trace context of the caller."""
+
+
+UNKNOWN = Prompt(tokens=0, keys=[], reads=False, writes=False)
+"""Of a request of which nothing has been told yet."""

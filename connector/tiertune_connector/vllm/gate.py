@@ -1,18 +1,34 @@
-"""The gate as an engine uses it: its own prefill cost against the store's fetch costs. Imports no vLLM."""
+"""The gate as an engine uses it: how far to fetch a prompt, and what to bring near while it waits.
 
+Its own prefill cost is weighed against the store's fetch costs. Imports no vLLM; scheduler thread.
+"""
+
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from tiertune_connector.cost import FetchEstimate, GateDecision, GateSettings, Others, PrefillCost, deadline_s, decide
-from tiertune_connector.cost.gate import MANY, REMOTE
+from tiertune_connector.client.store_client import StoreClient
+from tiertune_connector.cost import Backlog, FetchEstimate, GateDecision, Others, PrefillCost, deadline_s, decide
+from tiertune_connector.cost.gate import REMOTE
+from tiertune_connector.protocol.reporting import DRAM
 from tiertune_connector.vllm.facts import Facts
+from tiertune_connector.vllm.lookups import Ask
 from tiertune_connector.vllm.settings import EngineSettings
+from tiertune_connector.vllm.telemetry import Telemetry
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from tiertune_connector.client.store_client import Loaded
+
+PREFETCHES = 8
+"""Waiting requests whose chunks are brought into DRAM at once."""
 FADE = 0.9
 """Weight that earlier copies keep with each new one."""
 DECLINED = 0.99
@@ -30,24 +46,12 @@ class OwnLoad:
     """Earliest end, however soon those are over: as predicted without them."""
 
 
-class EngineGate:
-    """Decides one request, and says how long its load may take."""
+class OwnLoads:
+    """Loads that this engine began, in order: a store may not have known of them when it told its costs."""
 
-    def __init__(self, prefill: PrefillCost, facts: Facts, settings: EngineSettings, *, chunk_bytes: int) -> None:
-        """``chunk_bytes`` of a prompt's chunk: one of the store's for each of the engine's `whole_groups`."""
-        self._prefill = prefill
-        self._chunk_tokens = facts.namespace.chunk_tokens
-        self._chunk_bytes = chunk_bytes
-        self._groups = facts.whole_groups
-        self._settings = settings
+    def __init__(self) -> None:
         self._loads: dict[str, deque[OwnLoad]] = {}
-        """By tier, in order."""
-        self._copied = (0.0, 0.0)
-        """Bytes of chunks copied from staging to the devices, and seconds per rank; fading."""
-
-    def copied(self, nbytes: int, seconds: float) -> None:
-        """``nbytes`` of chunks came from staging to the devices in ``seconds``, the ranks' mean."""
-        self._copied = (FADE * self._copied[0] + nbytes, FADE * self._copied[1] + seconds)
+        """By tier."""
 
     def began(self, tier: str, seconds: float, now: float) -> OwnLoad:
         """A load from ``tier`` is under way, and predicted to take ``seconds``."""
@@ -79,55 +83,143 @@ class EngineGate:
         """
         return {tier: _behind(cost, self._under_way(tier, now), told_at, now) for tier, cost in costs.items()}
 
-    def choose(
-        self,
-        tiers: Sequence[str],
-        *,
-        computed_tokens: int,
-        prompt_tokens: int,
-        costs: Mapping[str, FetchEstimate],
-        settings: Mapping[str, GateSettings],
-        backlog_s: float = 0.0,
-        prefills: int = 0,
-        most: int = MANY,
-    ) -> GateDecision:
-        """Decide how many leading chunks of the prompt to have; ``tiers`` says where each is, from the prompt's head.
-
-        Those within the first ``computed_tokens`` are on the device or in staging: their tiers do not matter.
-        ``backlog_s`` is the prefill work ahead of the request; ``prefills`` counts the engine's other unfinished
-        requests. The remote's cost says how many transfers are under way. There is room for ``most`` leading chunks.
-        """
-        remote = costs.get(REMOTE)
-        nbytes, seconds = self._copied
-        decision = decide(
-            tiers,
-            computed_tokens=computed_tokens,
-            prompt_tokens=prompt_tokens,
-            chunk_tokens=self._chunk_tokens,
-            chunk_bytes=self._chunk_bytes,
-            fetch={tier: replace(cost, per_chunk_s=self._groups * cost.per_chunk_s) for tier, cost in costs.items()},
-            prefill=self._prefill.seconds,
-            settings=settings,
-            backlog_s=backlog_s,
-            others=Others(prefills, remote.transfers if remote else 0),
-            copy_s=self._chunk_bytes * seconds / nbytes if nbytes else 0.0,
-            most=most,
-        )
-        if decision.candidates and not decision.fetches:
-            self._copied = nbytes, DECLINED * seconds
-        return decision
-
     def _under_way(self, tier: str, now: float) -> deque[OwnLoad]:
-        """Own loads from a tier that have not ended yet, as far as is known."""
+        """Those from a tier that have not ended yet, as far as is known."""
         loads = self._loads.setdefault(tier, deque())
         while loads and loads[0].ends_at <= now:
             loads.popleft()
         return loads
 
-    def deadline_s(self, decision: GateDecision, settings: Mapping[str, GateSettings]) -> float:
+
+class EngineGate:
+    """The gate's answer for a request, given what the engine knows of those before it."""
+
+    def __init__(
+        self,
+        client: StoreClient,
+        prefill: PrefillCost,
+        telemetry: Telemetry,
+        facts: Facts,
+        settings: EngineSettings,
+        *,
+        chunk_bytes: int,
+    ) -> None:
+        """``chunk_bytes`` of a prompt's chunk: one of the store's for each of the engine's `whole_groups`."""
+        self.backlog = Backlog(prefill)
+        self.loads = OwnLoads()
+        self._client = client
+        self._prefill = prefill
+        self._telemetry = telemetry
+        self._facts = facts
+        self._settings = settings
+        self._chunk_tokens, self._chunk_bytes = facts.namespace.chunk_tokens, chunk_bytes
+        self._copied = (0.0, 0.0)
+        """Bytes of chunks copied from staging to the devices, and seconds per rank; fading."""
+        self._prefetching: list[Ask] = []
+
+    def copied(self, nbytes: int, seconds: float) -> None:
+        """``nbytes`` of chunks came from staging to the devices in ``seconds``, the ranks' mean."""
+        self._copied = (FADE * self._copied[0] + nbytes, FADE * self._copied[1] + seconds)
+
+    def choose(self, ask: Ask, own_chunks: int) -> GateDecision:
+        """How far to fetch, now that the engine wants the request and has ``own_chunks`` of it itself."""
+        decision = self.decide(ask, own_chunks)
+        ask.load_s = self.deadline_s(ask, decision)
+        self._telemetry.decided(ask, decision)
+        parts = _parts(decision)
+        if ask.prefetch is not None:  # what is missing is on its way already
+            copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, self._within_reach(ask, own_chunks)))
+            parts = {DRAM: copied_s, **(parts if ask.prefetch.done() else {})}
+            if ask.prefetch.done():
+                self.ended(ask)
+        self._begin(ask, parts)
+        # What it fetches or has will not be computed: nobody waits for that.
+        self.backlog.computed(ask.request, decision.cut * self._chunk_tokens)
+        return decision
+
+    def prefetch(self, ask: Ask, room: int) -> None:
+        """While the request waits, bring what it will probably fetch into DRAM, without holding it there.
+
+        At most the ``room`` chunks for which staging has room.
+        """
+        self._forget_done()
+        if ask.cut_tokens is not None or len(self._prefetching) >= PREFETCHES:
+            return
+        decision, tiers = self.decide(ask, 0), ask.reply.result().tiers
+        room -= sum(other.prefetched for other in self._prefetching)
+        if not decision.fetches or decision.cut > room or set(tiers[: decision.cut]) <= {DRAM}:
+            return
+        self._begin(ask, {tier: seconds for tier, seconds in _parts(decision).items() if tier != DRAM})
+        ask.prefetched = decision.cut
+        ask.prefetch = self._client.load(ask.chain[: decision.cut], deadline_s=self.deadline_s(ask, decision))
+        ask.prefetch.add_done_callback(lambda loaded: self._client.release(loaded.result()))
+        self._prefetching.append(ask)
+
+    def ended(self, ask: Ask) -> None:
+        """Nothing more comes for the request, so others no longer wait behind it, unless a prefetch still goes on."""
+        if ask.prefetch is not None and not ask.prefetch.done():
+            return
+        now = time.monotonic()
+        for load in ask.under_way:
+            self.loads.ended(load, now)
+        ask.under_way.clear()
+
+    def decide(self, ask: Ask, own_chunks: int) -> GateDecision:
+        """The best choice now, of which nobody else is told; the engine has ``own_chunks`` of the prompt itself.
+
+        The remote's cost says how many transfers are under way.
+        """
+        found, reached = ask.reply.result(), self._within_reach(ask, own_chunks)
+        costs = self._costs(ask, reached)
+        groups, remote, (nbytes, seconds) = self._facts.whole_groups, costs.get(REMOTE), self._copied
+        decision = decide(
+            found.tiers,
+            computed_tokens=own_chunks * self._chunk_tokens,
+            prompt_tokens=ask.prompt_tokens,
+            chunk_tokens=self._chunk_tokens,
+            chunk_bytes=self._chunk_bytes,
+            fetch={tier: replace(cost, per_chunk_s=groups * cost.per_chunk_s) for tier, cost in costs.items()},
+            prefill=self._prefill.seconds,
+            settings=found.gate,
+            backlog_s=self.backlog.seconds(ask.request),
+            others=Others(self.backlog.others(ask.request), remote.transfers if remote else 0),
+            copy_s=self._chunk_bytes * seconds / nbytes if nbytes else 0.0,
+            most=len(reached),
+        )
+        if decision.candidates and not decision.fetches:
+            self._copied = nbytes, DECLINED * seconds
+        return decision
+
+    def deadline_s(self, ask: Ask, decision: GateDecision) -> float:
         """Seconds that the load may take: one of unknown cost has `load_deadline`, none less than its floor."""
-        own = self._settings
-        return deadline_s(decision, settings, unknown_s=own.load_deadline, floor_s=own.load_deadline_floor)
+        own, tuned = self._settings, ask.reply.result().gate
+        return deadline_s(decision, tuned, unknown_s=own.load_deadline, floor_s=own.load_deadline_floor)
+
+    def _forget_done(self) -> None:
+        """Forget prefetches that are over; if a request was chosen since, its loads still count."""
+        done = [ask for ask in self._prefetching if ask.prefetch is None or ask.prefetch.done()]
+        for ask in done:
+            self._prefetching.remove(ask)
+            if ask.cut_tokens is None:
+                self.ended(ask)
+
+    def _begin(self, ask: Ask, parts: Mapping[str, float]) -> None:
+        """Count loads from tiers, with predicted seconds."""
+        now = time.monotonic()
+        ask.under_way += [self.loads.began(tier, seconds, now) for tier, seconds in parts.items() if seconds]
+
+    def _within_reach(self, ask: Ask, own_chunks: int) -> Sequence[str]:
+        """The tiers of the leading chunks that have room, the engine's own first."""
+        found = ask.reply.result()
+        return found.tiers[: found.reach(own_chunks, self._facts.needs)]
+
+    def _costs(self, ask: Ask, reached: Sequence[str]) -> Mapping[str, FetchEstimate]:
+        """What a fetch costs now: behind other loads, but not behind the request's own prefetch."""
+        told = ask.reply.result().costs
+        if ask.prefetch is None:
+            return self.loads.behind(told, ask.sent_at, time.monotonic())
+        near = _near(ask.prefetch, reached)  # tiers whose chunks were all prefetched cost what DRAM costs
+        return {tier: told.get(DRAM, cost) if tier in near else cost for tier, cost in told.items()}
 
 
 def _behind(cost: FetchEstimate, own: Sequence[OwnLoad], told_at: float, now: float) -> FetchEstimate:
@@ -138,3 +230,18 @@ def _behind(cost: FetchEstimate, own: Sequence[OwnLoad], told_at: float, now: fl
     if (queue_s, transfers) == (cost.queue_s, cost.transfers):
         return cost
     return replace(cost, queue_s=queue_s, transfers=transfers)
+
+
+def _parts(decision: GateDecision) -> dict[str, float]:
+    """Seconds that each tier's part of a fetch is predicted to take."""
+    return {
+        candidate.tier: candidate.fetch_s
+        for candidate in decision.candidates
+        if candidate.fetched and candidate.fetch_s is not None
+    }
+
+
+def _near(prefetch: "Future[Loaded]", tiers: Sequence[str]) -> set[str]:
+    """Those of ``tiers`` whose chunks are all in DRAM by now, DRAM among them."""
+    beyond = tiers[len(prefetch.result().slots) :] if prefetch.done() else tiers
+    return (set(tiers) - set(beyond)) | {DRAM}

@@ -82,7 +82,6 @@ class Lookups:
     clock: Callable[[], float]
     chunk_tokens: int
     deadline_s: float
-    _asks: dict[str, Ask] = field(default_factory=dict)
     _answered: deque[Ask] = field(default_factory=deque)
     _replies: bool = True
     """Whether the store replies in time, as far as was seen."""
@@ -96,23 +95,22 @@ class Lookups:
         tenant: bytes = b"",
         *,
         backlog_s: float = 0.0,
-    ) -> None:
-        """Ask the store for a new request. Without a connection, or a whole chunk, it is recomputed.
+    ) -> Ask | None:
+        """Ask the store for a new request. Without a connection, or a whole chunk, it is recomputed: None.
 
         The store has as long as the prefills ahead are predicted to take, but at least the deadline.
         """
         if not chain or not self.client.connected:
-            return
+            return None
         reply = self.client.lookup(
             request, chain, prompt_tokens=prompt_tokens, tenant=tenant, sides=sides, defer=True,
             deadline_s=STORES_SHARE * max(self.deadline_s, backlog_s),
         )  # fmt: skip
-        ask = self._asks[request] = Ask(request, prompt_tokens, chain, sides, reply, self.clock())
+        ask = Ask(request, prompt_tokens, chain, sides, reply, self.clock())
         reply.add_done_callback(lambda _: self._come(ask))
+        return ask
 
-    def settled(
-        self, request: str, computed_tokens: int, staged: Callable[[bytes], bool], *, alone: bool = False
-    ) -> bool:
+    def settled(self, ask: Ask, computed_tokens: int, staged: Callable[[bytes], bool], *, alone: bool = False) -> bool:
         """Whether the request's answer stands; else ask again. Constant time, except for the decision.
 
         ``computed_tokens`` are on the device; ``staged`` tells whether a chunk lies in staging. ``alone``: the engine
@@ -120,8 +118,7 @@ class Lookups:
         that was in vain before and no reply has come since. Beside others it only takes a reply that has come: the
         receiving thread may not have had the interpreter since.
         """
-        ask = self._asks.get(request)
-        if ask is None or ask.until is not None:
+        if ask.until is not None:
             return True
         now = self.clock()
         if ask.cut_tokens is None:
@@ -137,33 +134,23 @@ class Lookups:
         ask.until = now + ask.load_s
         return True
 
-    def offers(self, request: str, key: bytes) -> bool:
+    def offers(self, ask: Ask, key: bytes) -> bool:
         """Whether a missing chunk is to be fetched; says so once."""
-        ask = self._asks.get(request)
-        if ask is None or ask.until is None or key not in ask.wanted or key in ask.offered:
+        if ask.until is None or key not in ask.wanted or key in ask.offered:
             return False
         if self.clock() >= ask.until:
             return False
         ask.offered.add(key)
         return True
 
-    def preempted(self, request: str) -> None:
+    def preempted(self, ask: Ask) -> None:
         """The request will be wanted again, without what it had: all may be offered again."""
-        ask = self._asks.get(request)
-        if ask is not None:
-            ask.until = None
-            ask.offered.clear()
+        ask.until = None
+        ask.offered.clear()
 
     def answered(self) -> list[Ask]:
-        """Requests whose reply has come since the last call, each once; ended ones are left out."""
-        come = [self._answered.popleft() for _ in range(len(self._answered))]
-        return [ask for ask in come if self._asks.get(ask.request) is ask]
-
-    def get(self, request: str) -> Ask | None:
-        return self._asks.get(request)
-
-    def forget(self, request: str) -> Ask | None:
-        return self._asks.pop(request, None)
+        """What was replied to since the last call, each once; also for requests that have ended."""
+        return [self._answered.popleft() for _ in range(len(self._answered))]
 
     def _come(self, ask: Ask) -> None:
         """Called on whichever thread receives."""

@@ -44,8 +44,12 @@ class Job:
     chunks: list[int]
     """Rows of staging, aligned with ``keys``."""
     loads: bool
-    started: float
-    deadline: float
+    deadline_s: float = 0.0
+    """Seconds that it may wait."""
+    suffix: bytes = b""
+    """What all ``keys`` have behind vLLM's own."""
+    tenant: bytes = b""
+    started: float = 0.0
     state: JobState = JobState.WAITING
     parts: dict[int, ArrivedPart] = field(default_factory=dict)
     """Parts of a load that have arrived and are not copied yet, by position."""
@@ -60,6 +64,10 @@ class Job:
     reply: Loaded | None = None
     reasons: list[str] = field(default_factory=list)
     """For a store job, why the store did not want a key; empty if it did."""
+
+    @property
+    def deadline(self) -> float:
+        return self.started + self.deadline_s
 
     @property
     def over(self) -> bool:
@@ -108,26 +116,22 @@ class Transfers:
         helpers = usual_helpers() if helpers is None else helpers
         self._crew, self._storing_crew = Crew(helpers), Crew(helpers // 2)
 
-    def load(self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float) -> Job:
-        """Fill rows ``chunks`` with the chunks of ``keys``, as they arrive."""
-        job = self._start(job_id, request, keys, chunks, deadline_s, loads=True)
+    def load(self, job: Job) -> None:
+        """Fill the job's rows with the chunks of its keys, as they arrive."""
+        self._start(job)
         self._client.load(
-            keys, deadline_s=STORES_SHARE * deadline_s, arriving=partial(self._on_arriving, job)
+            job.keys, deadline_s=STORES_SHARE * job.deadline_s, arriving=partial(self._on_arriving, job)
         ).add_done_callback(partial(self._on_loaded, job))
-        return job
 
-    def store(
-        self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float, tenant: bytes = b""
-    ) -> None:
-        """Offer rows ``chunks`` as ``keys`` to the store, from another thread: sending would hold up this one."""
-        job = self._start(job_id, request, keys, chunks, deadline_s, loads=False)
-        self._storing.submit(self._guarded, job, partial(self._offer, job, tenant))
+    def store(self, job: Job) -> None:
+        """Offer the job's rows as its keys to the store, from another thread: sending would hold up this one."""
+        self._start(job)
+        self._storing.submit(self._guarded, job, partial(self._offer, job))
 
-    def skip(self, job_id: int, request: str, failing: Sequence[bytes] = ()) -> None:
-        """End a job without beginning it. A load names its keys, and fails; a store names none, and succeeds."""
-        job = self._start(job_id, request, list(failing), [], 0.0, loads=bool(failing))
-        with self._changed:
-            self._over(job, [])
+    def skip(self, job: Job) -> None:
+        """End a job without beginning it: it fails, unless it has no keys."""
+        self._start(job)
+        self._finish(job, [])
 
     def take(self) -> list[Job]:
         """Jobs that are over and were not taken yet; waiting ones whose deadline has passed are over now."""
@@ -154,14 +158,10 @@ class Transfers:
         self._storing_crew.close()
         self._staging = np.empty((0, 0), np.uint8)
 
-    def _start(
-        self, job_id: int, request: str, keys: list[bytes], chunks: list[int], deadline_s: float, *, loads: bool
-    ) -> Job:
-        now = self._clock()
-        job = Job(job_id, request, keys, chunks, loads, now, now + deadline_s)
+    def _start(self, job: Job) -> None:
+        job.started = self._clock()
         with self._changed:
-            self._jobs[job_id] = job
-        return job
+            self._jobs[job.id] = job
 
     def _all_over(self) -> bool:
         return all(job.over for job in self._jobs.values())
@@ -195,9 +195,9 @@ class Transfers:
             if not job.over:
                 self._over(job, done)
 
-    def _offer(self, job: Job, tenant: bytes) -> None:
+    def _offer(self, job: Job) -> None:
         if job.state is JobState.WAITING:
-            self._client.reserve(job.keys, request=job.request, tenant=tenant).add_done_callback(
+            self._client.reserve(job.keys, request=job.request, tenant=job.tenant).add_done_callback(
                 partial(self._on_reserved, job)
             )
 
