@@ -12,8 +12,8 @@ step, which the device has gone on to. So requests waited at least as long as th
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
 
 from tiertune_connector.profile.reports import Totals
 
@@ -26,18 +26,16 @@ PATIENCE_S = 5.0
 to do ships its last measurement only with the next step."""
 
 
-class _Step(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Step:
     number: int
     started: float
     spans: Sequence[Span]
-
-
-class _Open(NamedTuple):
-    """A step whose output has come, and whose measurement has not."""
-
-    ended: float
-    seconds: float
-    spans: Sequence[Span]
+    told: list[float] = field(default_factory=list)
+    """Device seconds that ranks have reported."""
+    ended: float = 0.0
+    """When its output came."""
+    seconds: float = 0.0
 
 
 class Steps:
@@ -72,12 +70,12 @@ class Steps:
         """The number of the last step given."""
         self.ended = 0
         """The number of the last step whose output has come."""
-        self._given: deque[_Step] = deque()
+        self._given: deque[_Step] = deque(maxlen=IN_FLIGHT)
+        """Steps without an output."""
         self._last_output = 0.0
         """When the last output of a step with tokens came."""
-        self._open: dict[int, _Open] = {}
-        self._told: dict[int, tuple[float, ...]] = {}
-        """Device seconds that ranks have reported, by number of a step that is given or open."""
+        self._open: dict[int, _Step] = {}
+        """Those whose output has come, and whose measurement has not."""
         self._measures = False
 
     def given(self, spans: Iterable[Span]) -> int:
@@ -85,8 +83,6 @@ class Steps:
         began = perf_counter()
         self.last += 1
         self._given.append(_Step(self.last, self._clock(), list(spans)))
-        if len(self._given) > IN_FLIGHT:
-            self._told.pop(self._given.popleft().number, None)
         self.overhead_s += perf_counter() - began
         return self.last
 
@@ -100,9 +96,8 @@ class Steps:
                 seconds = max(0.0, now - max(step.started, self._last_output))
                 self._last_output = now
                 self.step_s += seconds
-                self._ended(step, now, seconds)
-            else:
-                self._told.pop(step.number, None)
+                step.ended, step.seconds = now, seconds
+                self._ended(step)
             self._expire(now)
         self.overhead_s += perf_counter() - began
 
@@ -114,9 +109,11 @@ class Steps:
         began = perf_counter()
         for number, ranks in seconds.items():
             self._measures = True
-            if number in self._open or (self._given and self._given[0].number <= number <= self.last):
-                told = self._told[number] = (*self._told.get(number, ()), *ranks)
-                if number in self._open and len(told) >= self._ranks:
+            given = (step for step in self._given if step.number == number)
+            step = self._open.get(number) or next(given, None)
+            if step is not None:
+                step.told += ranks
+                if number in self._open and len(step.told) >= self._ranks:
                     self._close(number)
         self.overhead_s += perf_counter() - began
 
@@ -127,14 +124,13 @@ class Steps:
         """
         self.totals.add(self._stage, "kv_wait", seconds, tokens)
 
-    def _ended(self, step: _Step, now: float, seconds: float) -> None:
-        told = self._told.get(step.number, ())
-        if self._measures or told:
-            self._open[step.number] = _Open(now, seconds, step.spans)
-            if len(told) >= self._ranks:
+    def _ended(self, step: _Step) -> None:
+        if self._measures:
+            self._open[step.number] = step
+            if len(step.told) >= self._ranks:
                 self._close(step.number)
         else:
-            self._settle(step.spans, seconds, seconds * self._ranks)
+            self._settle(step.spans, step.seconds, step.seconds * self._ranks)
 
     def _expire(self, now: float) -> None:
         """Close steps that waited too long. They are opened in the order of their outputs, so the oldest is first."""
@@ -146,9 +142,9 @@ class Steps:
 
     def _close(self, number: int) -> None:
         """Count a step with its ranks' seconds, a silent rank taken as their mean; or with its wall time."""
-        opened, told = self._open.pop(number), self._told.pop(number, ())
-        told = told or (opened.seconds,)
-        self._settle(opened.spans, max(opened.seconds, *told), sum(told) / len(told) * self._ranks)
+        step = self._open.pop(number)
+        told = step.told or [step.seconds]
+        self._settle(step.spans, max(step.seconds, *told), sum(told) / len(told) * self._ranks)
 
     def _settle(self, spans: Sequence[Span], seconds: float, gpu_seconds: float) -> None:
         tokens = prefills = 0
