@@ -188,7 +188,7 @@ def test_requests_that_wait_for_one_load_wait_for_one_deadline(engines, prompt):
     """When it fails the others do not try one after another, each waiting for all before it."""
     second = engines(load_deadline="200ms", load_deadline_floor="200ms")
     begun, load = [], second.tier._transfers.load
-    second.tier._transfers.load = lambda job, request, *of, **by: begun.append(request) or load(job, request, *of, **by)
+    second.tier._transfers.load = lambda job: begun.append(job.request) or load(job)
     second.tier._client.load = lambda *_, **__: Future()
     requests = [second.request(f"b{n}", prompt) for n in range(4)]
     for request in requests:
