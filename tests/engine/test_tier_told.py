@@ -1,6 +1,7 @@
 """What the scheduler's side tells the gate and counts: steps, loads, copies, waits, tokens saved."""
 
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from engine.scheduler import far_from_a_small_dram, gated, tokens, told, wait_until, waits
 from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.profile.steps import IN_FLIGHT
+from tiertune_connector.protocol.messages import LookupReply
 from tiertune_connector.vllm.gate import FADE
 from tiertune_connector.vllm.step_timing import StepMetadata
 
@@ -85,6 +87,25 @@ def test_a_step_of_a_request_that_ended_tells_nothing_of_another_of_its_name(eng
     engine.tier.output()
     assert engine.tier.gate.backlog.others("") == 1
     assert told == []
+
+
+def test_a_reply_to_a_request_that_ended_tells_nothing_of_another_of_its_name(engines, monkeypatch):
+    """The store may be slow: what it found is the other prompt's."""
+    engine, told = engines(), []
+    monkeypatch.setattr(engine.tier._client, "lookup", lambda *_, **__: Future())
+    monkeypatch.setattr(engine.tier.telemetry, "answered", told.append)
+    aborted = engine.request("a", tokens(300, seed=1))
+    asked = engine.ask("a")
+    engine.done(aborted)
+    engine.step()
+    del engine.scheduler._req_status["a"]
+    engine.request("a", tokens(300, seed=2))
+    asked.reply.set_result(LookupReply(1, ["dram"] * 4, {}, {}))
+    engine.step()
+    assert told == []
+    engine.ask("a").reply.set_result(LookupReply(1, [], {}, {}))
+    engine.step()
+    assert told == [engine.ask("a")]
 
 
 def test_a_load_of_a_request_that_ended_ends_none_of_another_of_its_name(engines, monkeypatch):
