@@ -154,11 +154,11 @@ def flush(
     json_path: Json = None,
 ) -> None:
     """Drop chunks in all stores, each of which acknowledges it; on request also what engines cache themselves."""
-    from tiertune_agent.credentials import authority
+    from tiertune_agent.credentials import from_environment
     from tiertune_agent.engines import Engines, addresses
 
     # Before the stores, as in Operators.flush: an engine would store again what it still has.
-    reset = Engines(addresses(engine or ()), trust=authority(os.environ)).reset()
+    reset = Engines(addresses(engine or ()), from_environment(os.environ, token=False)).reset()
     body = {"namespace": namespace, "tenant": tenant, "epoch": epoch, "engines": engines or None}
     asked = {key: value for key, value in body.items() if value is not None}
     document = _agent("POST", agent, "/api/v1/flush", asked, timeout_s=FLUSH_TIMEOUT_S)

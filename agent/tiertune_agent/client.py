@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from tiertune_agent.credentials import CA_FILE, from_environment, turned_away
-from tiertune_agent.network import asked_whole, http_client, json_of, said
+from tiertune_agent.network import asked_whole, json_of, said
 from tiertune_agent.terminal.options import InputError, printable
 from tiertune_connector.documents import DocumentError
 
@@ -29,8 +29,7 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
     ``timeout_s`` bounds one operation; the whole answer may take twice as long.
     """
     try:
-        access = from_environment(os.environ)
-        with http_client(base_url=url, timeout=timeout_s, **access) as http:
+        with from_environment(os.environ).client(base_url=url, timeout=timeout_s) as http:
             answer = asked_whole(http, method, path, json=body)
             document = printable(json_of(answer))
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:

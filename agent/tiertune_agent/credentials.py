@@ -1,13 +1,15 @@
-"""Credentials from files: a bearer token to send to a server, and certificate authorities to check it by."""
+"""How servers are asked: which bearer token they are shown, who may have signed their certificates. Both from files."""
 
 import ssl
 from collections.abc import Generator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tiertune_agent.network import http_client
 from tiertune_connector.documents import DocumentError, plain_file, read_text
 
 TOKEN_FILE, CA_FILE = "TIERTUNE_TOKEN_FILE", "TIERTUNE_CA_FILE"
@@ -35,27 +37,44 @@ class Bearer(httpx.Auth):
                 yield request
 
 
-def options(token_file: Path | None, ca_file: Path | None) -> dict[str, Any]:
-    """Options of an httpx client. DocumentError names a file that is not what it should be."""
-    made: dict[str, Any] = {"auth": Bearer(token_file)} if token_file else {}
-    if ca_file:
-        try:
-            made["verify"] = ssl.create_default_context(cafile=str(plain_file(ca_file)))
-        except (OSError, ssl.SSLError) as error:
-            raise DocumentError([f"{ca_file}: no PEM certificates: {error.strerror or error}"]) from None
-    return made
+@dataclass(frozen=True)
+class Access:
+    """What clients of some servers have in common."""
+
+    bearer: Bearer | None = None
+    """None: they are shown no token."""
+    trust: ssl.SSLContext | None = None
+    """Who may have signed their certificates; None: the system's authorities."""
+    transport: httpx.BaseTransport | None = None
+    """Replaces the network; None: nothing does."""
+
+    @property
+    def tokenless(self) -> "Access":
+        """For servers that are shown no token of ours, such as engines."""
+        return Access(None, self.trust, self.transport)
+
+    def client(self, **options: Any) -> httpx.Client:  # noqa: ANN401 (httpx's own)
+        """A client of one of them; whoever asks for it closes it."""
+        return http_client(auth=self.bearer, trust=self.trust, transport=self.transport, **options)
 
 
-def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Options of the command line's client."""
-    token = environment.get(TOKEN_FILE)
-    return options(Path(token) if token else None, None) | authority(environment)
+PLAIN = Access()
 
 
-def authority(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Options of the command line's client of a server that is shown no token of ours, such as an engine."""
-    path = environment.get(CA_FILE)
-    return options(None, Path(path) if path else None)
+def access(token_file: Path | None, ca_file: Path | None, transport: httpx.BaseTransport | None = None) -> Access:
+    """Access by these files. DocumentError names a file that is not what it should be."""
+    bearer = Bearer(token_file) if token_file else None
+    try:
+        trust = ssl.create_default_context(cafile=str(plain_file(ca_file))) if ca_file else None
+    except (OSError, ssl.SSLError) as error:
+        raise DocumentError([f"{ca_file}: no PEM certificates: {error.strerror or error}"]) from None
+    return Access(bearer, trust, transport)
+
+
+def from_environment(environment: Mapping[str, str], *, token: bool = True) -> Access:
+    """The command line's access; without ``token`` to a server that is shown none of ours, such as an engine."""
+    token_file, ca_file = environment.get(TOKEN_FILE) if token else None, environment.get(CA_FILE)
+    return access(Path(token_file) if token_file else None, Path(ca_file) if ca_file else None)
 
 
 def turned_away(http: httpx.Client) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from tiertune_agent.network import asked_whole, at_once, http_client, json_of, said, web_address
+from tiertune_agent.credentials import PLAIN, Access
+from tiertune_agent.network import asked_whole, at_once, json_of, said, web_address
 from tiertune_agent.terminal.options import InputError
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
@@ -47,16 +48,14 @@ class Engines:
     def __init__(
         self,
         urls: Iterable[str],
-        transport: httpx.BaseTransport | None = None,
-        trust: Mapping[str, Any] | None = None,
+        access: Access = PLAIN,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``clock`` gives monotonic seconds; ``trust``: options of httpx, who signs the engines' certificates."""
+        """``clock`` gives monotonic seconds; ``access``: by which no token is shown, as engines have a key."""
         self.urls = tuple(urls)
-        self._trust = trust or {}
-        self._transport = transport
+        self._access = access
         self._clock = clock
         self._sleep = sleep
 
@@ -68,8 +67,7 @@ class Engines:
     def _reset(self, url: str) -> str:
         """Why it did not reset; empty: it did."""
         until, asked = self._clock() + PATIENCE_S, f"{url}/reset_prefix_cache?reset_external=true"
-        more = {"transport": self._transport, "headers": shown(), **self._trust}
-        with http_client(timeout=RESET_TIMEOUT_S, **more) as http:
+        with self._access.client(timeout=RESET_TIMEOUT_S, headers=shown()) as http:
             while True:
                 try:
                     # reset_external empties staging, too, after its transfers: else chunks there would be stored again.

@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from math import inf
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -23,14 +24,19 @@ Asked = TypeVar("Asked")
 Told = TypeVar("Told")
 
 
-def http_client(**options: Any) -> httpx.Client:  # noqa: ANN401 (httpx's own)
+def http_client(trust: ssl.SSLContext | None = None, **options: Any) -> httpx.Client:  # noqa: ANN401 (httpx's own)
     """A client that uses no proxy of the environment, and trusts whom the system trusts if no others are named.
 
     So does the client of Redis: OpenSSL's own SSL_CERT_FILE and SSL_CERT_DIR hold for both.
     """
-    if "verify" not in options:
-        options["verify"] = ssl.create_default_context()
-    return httpx.Client(trust_env=False, **options)
+    verify = trust or _authorities(ssl.get_default_verify_paths())
+    return httpx.Client(trust_env=False, verify=verify, **options)
+
+
+@lru_cache
+def _authorities(_paths: ssl.DefaultVerifyPaths) -> ssl.SSLContext:
+    """The system's, which lie at these paths: read once, as that takes some 20 ms and a fleet has many clients."""
+    return ssl.create_default_context()
 
 
 def web_address(url: str, such_as: str, *, login: str, path: bool | None = None, query: bool = False) -> str:

@@ -13,9 +13,9 @@ import httpx
 import typer
 
 from tiertune_agent.client import CallError
-from tiertune_agent.credentials import authority
+from tiertune_agent.credentials import from_environment
 from tiertune_agent.engines import addresses, shown
-from tiertune_agent.network import asked_whole, http_client, json_of, said
+from tiertune_agent.network import asked_whole, json_of, said
 from tiertune_agent.terminal.options import InputError, printable
 from tiertune_agent.terminal.progress import Step, bar
 from tiertune_connector.documents import DocumentError, read_text
@@ -104,7 +104,7 @@ class Warmer:
         DocumentError if the environment names no usable authority.
         """
         self.url = url
-        self._http = http_client(base_url=url, timeout=TIMEOUT_S, headers=shown(), **authority(os.environ))
+        self._http = from_environment(os.environ, token=False).client(base_url=url, timeout=TIMEOUT_S, headers=shown())
         try:
             self._body = {"model": model or self._first_model(), "max_tokens": 1, "temperature": 0}
         except CallError:

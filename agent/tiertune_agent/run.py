@@ -13,7 +13,6 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from tiertune_agent import credentials
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.changes.actuator import Actuator, HttpActuator, NullActuator, Tuned
 from tiertune_agent.changes.control import ChangeControl
@@ -26,6 +25,7 @@ from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.samples import SampleReader
 from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.collector.stores import Collector
+from tiertune_agent.credentials import access
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.database import DatabaseError, open_current
 from tiertune_agent.history.leader import leader_of
@@ -97,10 +97,9 @@ class Agent:
         self.metrics = AgentMetrics()
         self.published = Published(self.metrics)
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
-        access = credentials.options(settings.stores_token_file, settings.stores_ca_file)
-        self.collector = Collector(settings.roster(now), now, transport, access, steady_s)
-        trust = credentials.options(None, settings.stores_ca_file)
-        observer = Observer(settings.observe, now, transport, steady_s, trust)
+        to_stores = access(settings.stores_token_file, settings.stores_ca_file, transport)
+        self.collector = Collector(settings.roster(now), now, to_stores, steady_s)
+        observer = Observer(settings.observe, now, to_stores.tokenless, steady_s)
         self.observing = Observing(observer, self.history, self.metrics.observed, now)
         self.history.named = lambda: {*self.collector.addresses, *self.observing.addresses}
         by_http = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
@@ -108,7 +107,8 @@ class Agent:
         self.samples = SampleReader(self.collector.client)
         whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady_s)
         self.changes = ChangeControl(self.history, actuator, now)
-        self.operators = Operators(self.history, self.collector, now, Engines(settings.engines, transport, trust))
+        engines = Engines(settings.engines, to_stores.tokenless)
+        self.operators = Operators(self.history, self.collector, now, engines)
         rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
         self.loop = Loop(
             collector=self.collector,

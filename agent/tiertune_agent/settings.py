@@ -70,7 +70,7 @@ class AgentSettings(Document):
     stores_ca_file: Path | None = None
     """Who signed the certificates of ``https://`` stores, engines and observed sources, as PEM.
 
-    None: the system's authorities.
+    Only these are trusted then; one file may hold several. None: the system's authorities.
     """
     engines: tuple[EngineUrl, ...] = ()
     """``http://host:port`` of engines whose own prefix caches ``tiertune flush --engines`` resets.

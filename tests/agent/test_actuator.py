@@ -8,6 +8,7 @@ import pytest
 from agent.fakes import START, transport
 from tiertune_agent.changes.actuator import HttpActuator, NullActuator
 from tiertune_agent.collector.stores import StoreHttp
+from tiertune_agent.credentials import Access
 from tiertune_agent.fields import read, replaced
 from tiertune_agent.records import Decision, State, Target
 
@@ -36,7 +37,7 @@ DECISION = Decision(
 
 @pytest.fixture
 def actuator(store):
-    client = StoreHttp("http://host-a:7410", transport(store))
+    client = StoreHttp("http://host-a:7410", Access(transport=transport(store)))
     yield HttpActuator({"host-a": client}.get)
     client.close()
 

@@ -13,6 +13,7 @@ from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.stores import Collector
 from tiertune_agent.collector.targets import ObservedSource, StoreAddress
+from tiertune_agent.credentials import Access
 from tiertune_agent.incidents.seen import SeenWindows
 from tiertune_agent.records import Target
 from tiertune_agent.run import SetBack
@@ -230,11 +231,13 @@ def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(clock, leap_s):
     """Of a store on the agent's own host, which is set with it, what was counted is the next window's."""
     store, source, steady = FakeStore(clock), FakeSource("engine-a", "vllm", VLLM), Clock()
     roster = Roster([StoreAddress(url="http://host-a:7410")], now=clock.now)
-    collector = Collector(roster, clock.now, transport(store), steady_s=lambda: steady.now().timestamp())
+    collector = Collector(
+        roster, clock.now, Access(transport=transport(store)), steady_s=lambda: steady.now().timestamp()
+    )
     observer = Observer(
         [ObservedSource.model_validate(source.settings)],
         clock.now,
-        transport(source),
+        Access(transport=transport(source)),
         steady_s=lambda: steady.now().timestamp(),
     )
 

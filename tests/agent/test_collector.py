@@ -13,6 +13,7 @@ from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.stores import KEPT_S, Collector, Trouble
 from tiertune_agent.collector.targets import StoreAddress
+from tiertune_agent.credentials import Access
 from tiertune_agent.records import Histogram, Snapshot, Window, series
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.httpd.listening import Listening
@@ -173,7 +174,7 @@ class TestStores:
     @pytest.fixture
     def collector(self, clock, store, other):
         stores = [StoreAddress(url=f"http://{each.name}:7410") for each in (store, other)]
-        made = Collector(Roster(stores, now=clock.now), clock.now, transport(store, other))
+        made = Collector(Roster(stores, now=clock.now), clock.now, Access(transport=transport(store, other)))
         yield made
         made.close()
 
@@ -341,6 +342,6 @@ class TestStores:
     def test_a_name_in_the_settings_is_checked(self, clock, store):
         """A store that is not the one that the settings mean is not tuned."""
         roster = Roster([StoreAddress(url="http://host-a:7410", name="gpu-7")], now=clock.now)
-        collector = Collector(roster, clock.now, transport(store))
+        collector = Collector(roster, clock.now, Access(transport=transport(store)))
         assert collector.collect()[0].kind == "store_misnamed"
         collector.close()

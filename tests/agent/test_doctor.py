@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from agent.fakes import SLOW, START
 from agent.sources import VLLM
 from tiertune_agent.collector.stores import Trouble
+from tiertune_agent.credentials import Access, access
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.command import Endpoints, examine
 from tiertune_agent.doctor.facts import AgentFacts, ServerFacts, StoreFacts
@@ -73,7 +74,7 @@ def look(network, clock):
     """Examines what is named, on the clock of the test."""
 
     def run(**asked):
-        reader = Reader({}, network, now=lambda: clock.now().timestamp())
+        reader = Reader(Access(transport=network), now=lambda: clock.now().timestamp())
         return examine(Endpoints(**asked), reader=reader)
 
     return run
@@ -117,7 +118,7 @@ class TestGathering:
             store.get_status = lambda request: httpx.Response(
                 200, json=json.loads(told(request).content) | {"boot_id": next(boots)}
             )
-            reader = Reader({}, httpx.MockTransport(handle), now=lambda: clock.now().timestamp())
+            reader = Reader(Access(transport=httpx.MockTransport(handle)), now=lambda: clock.now().timestamp())
             return examine(Endpoints(agent=AGENT, stores={"http://127.0.0.1:7410": called}), reader=reader)
 
         called = ""
@@ -163,8 +164,8 @@ class TestGathering:
         )
         fleet = {"stores": [{"name": "host-a", "url": STORE}]}
         monkeypatch.setattr(Reader, "agent", lambda _self, url: AgentFacts(url, fleet=fleet))
-        examine(Endpoints(agent=AGENT), reader=Reader({"auth": "token", "verify": "authorities"}))
-        assert shown == [{"verify": "authorities"}]
+        examine(Endpoints(agent=AGENT), reader=Reader(Access(bearer="token", trust="authorities")))
+        assert shown == [Access(trust="authorities")]
 
     def test_an_agent_whose_database_is_away_is_there(self, look, agent, monkeypatch):
         """It is told what the agent says, and not to start what runs."""
@@ -178,11 +179,11 @@ class TestGathering:
     def test_a_proxy_that_reaches_no_agent_is_no_agent(self, said):
         """What it answers is its own, not an agent's word about its database."""
         transport = httpx.MockTransport(lambda _request: httpx.Response(503, **said))
-        told = Reader({}, transport).agent(AGENT)
+        told = Reader(Access(transport=transport)).agent(AGENT)
         assert not told.away
         assert "503" in told.problem
 
-    def test_a_token_is_shown_to_stores_of_the_settings_alone(self, network, rounds, clock):
+    def test_a_token_is_shown_to_stores_of_the_settings_alone(self, network, rounds, clock, tmp_path):
         """An address that only the agent names may be somebody else's by now."""
         rounds(2)
         shown = []
@@ -191,8 +192,9 @@ class TestGathering:
             shown.append((request.url.host, request.headers.get("authorization")))
             return network.handle_request(request)
 
-        reader = Reader({}, httpx.MockTransport(handle), now=lambda: clock.now().timestamp())
-        own = {"headers": {"Authorization": "Bearer fleet"}}
+        reader = Reader(Access(transport=httpx.MockTransport(handle)), now=lambda: clock.now().timestamp())
+        (tmp_path / "token").write_text("fleet")
+        own = access(tmp_path / "token", None)
         examine(Endpoints(agent=AGENT, stores={"http://mine:7410": "mine"}, access=own), reader=reader)
         assert {host for host, token in shown if token} == {"mine"}
         assert "host-a" in {host for host, _ in shown}

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from agent.sources import VLLM
 from connector.stores import CHUNK_TOKENS, STRIDE, Engine, Http, chain, eventually, running, short_folder
 from e2e.servers import exporter
+from tiertune_agent.credentials import Access
 from tiertune_agent.demo.throttle import ThrottledTier
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.command import Endpoints, examine
@@ -39,7 +40,7 @@ def home():
 
 def found(**asked):
     """What is wrong, by the name of the check; that this host's GPUs are not watched is left out."""
-    told = findings(examine(Endpoints(**asked), reader=Reader({})))
+    told = findings(examine(Endpoints(**asked), reader=Reader()))
     return {one.check: one for one in told if one.check != "gpus_unseen"}
 
 
@@ -144,5 +145,5 @@ def told_of(agent):
         return httpx.Response(answer.status_code, content=answer.content)
 
     with store:
-        reader = Reader({}, httpx.MockTransport(handle))
+        reader = Reader(Access(transport=httpx.MockTransport(handle)))
         return {one.check: one for one in findings(examine(Endpoints(agent="http://agent:7420"), reader=reader))}

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from agent.engine_server import fake_engine
 from agent.test_cli import served  # noqa: F401 (a fixture)
+from tiertune_agent.credentials import Access
 from tiertune_agent.engines import BUSY, NO_ENDPOINT, PATIENCE_S, Engines, shown
 from tiertune_agent.records import Rates
 from tiertune_agent.run import Agent
@@ -73,7 +74,7 @@ class TestReset:
     def test_only_what_was_said_counts(self, answer, reason):
         """An older vLLM answers nothing; whatever else is no acknowledgement."""
         network = httpx.MockTransport(lambda _: answer)
-        assert Engines(["http://e:8000"], network).reset()["http://e:8000"]["reason"] == reason
+        assert Engines(["http://e:8000"], Access(transport=network)).reset()["http://e:8000"]["reason"] == reason
 
     def test_one_that_is_away_is_told(self):
         """And nothing is raised."""

@@ -1,11 +1,13 @@
 """Many asked at once, and what a failure is told as."""
 
+import ssl
 from threading import Barrier
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
-from tiertune_agent.network import at_once, said
+from tiertune_agent.network import at_once, http_client, said
 
 
 def test_all_are_asked_and_answer_in_their_order():
@@ -32,3 +34,13 @@ def test_an_answer_that_is_no_success_is_told_in_one_line():
     with pytest.raises(httpx.HTTPStatusError) as caught:
         httpx.Response(404, request=asked).raise_for_status()
     assert said(caught.value) == "it answers 404 Not Found"
+
+
+def test_clients_share_the_systems_authorities(monkeypatch, tmp_path):
+    """Reading them takes longer than an answer, and a large fleet has hundreds of clients."""
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    read = Mock(wraps=ssl.create_default_context)
+    monkeypatch.setattr(ssl, "create_default_context", read)
+    for _ in range(3):
+        http_client().close()
+    assert read.call_count == 1

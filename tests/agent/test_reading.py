@@ -13,6 +13,7 @@ from tiertune_agent import engines, network, prewarm
 from tiertune_agent.client import CallError, call
 from tiertune_agent.collector import stores
 from tiertune_agent.collector.stores import StoreHttp
+from tiertune_agent.credentials import Access
 from tiertune_agent.doctor import gathered
 from tiertune_agent.network import read_whole
 from tiertune_agent.preview import prometheus
@@ -118,9 +119,9 @@ def shown(url):
         called,
         warmed,
         shown,
-        lambda url: gathered.Reader({}).agent(url).problem,
-        lambda url: gathered.Reader({}).stores({url: ""}, None)[0].problem,
-        lambda url: gathered.Reader({}).engines([url])[0].problem,
+        lambda url: gathered.Reader().agent(url).problem,
+        lambda url: gathered.Reader().stores({url: ""}, Access())[0].problem,
+        lambda url: gathered.Reader().engines([url])[0].problem,
         lambda url: engines.Engines([url]).reset()[url]["reason"],
     ],
     ids=["command", "prewarm", "preview", "doctor: agent", "doctor: store", "doctor: engine", "reset"],

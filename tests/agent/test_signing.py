@@ -15,7 +15,7 @@ from e2e.redis_servers import Certificates, certificates
 from tiertune_agent import client as command
 from tiertune_agent import prewarm
 from tiertune_agent.changes.operators import Caller
-from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, options
+from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, access
 from tiertune_agent.doctor.command import Endpoints, examine
 from tiertune_agent.network import http_client
 from tiertune_agent.run import Agent, utc_now
@@ -189,14 +189,14 @@ def test_a_file_without_a_token_is_told(tmp_path, text):
     if text is not None:
         (tmp_path / "token").write_text(text)
     with pytest.raises(DocumentError, match="token"):
-        options(tmp_path / "token", None)
+        access(tmp_path / "token", None)
 
 
 def test_a_device_is_no_file_of_tokens_or_certificates():
     """A pipe nobody writes to would be read for ever, and so are both refused."""
     null = Path("/dev/null")
     served = Listening(host="127.0.0.1", port=0, certificate_file=null, key_file=null)
-    for use in (lambda: options(null, None), lambda: options(None, null), served.serving):
+    for use in (lambda: access(null, None), lambda: access(None, null), served.serving):
         with pytest.raises(DocumentError, match="it is no regular file"):
             use()
 
@@ -240,8 +240,8 @@ def test_an_authority_that_the_system_trusts_is_trusted_unless_another_is_named(
     monkeypatch.setenv("SSL_CERT_FILE", str(encrypted.files.ca))
     with http_client(base_url=encrypted.url) as http:
         assert http.get("/healthz").status_code == 200
-    named = options(None, encrypted.files.client)  # which signed nothing
-    with http_client(base_url=encrypted.url, **named) as http, pytest.raises(httpx.ConnectError, match="CERTIFICATE"):
+    named = access(None, encrypted.files.client)  # which signed nothing
+    with named.client(base_url=encrypted.url) as http, pytest.raises(httpx.ConnectError, match="CERTIFICATE"):
         http.get("/healthz")
 
 

@@ -54,6 +54,19 @@ def test_fetching_that_no_history_knows_of_goes_on_by_the_prompts_of_late(agents
     assert "a mean prompt (62.0 MiB; none was found there yet) would take" in told
 
 
+def test_a_refused_wish_ends_no_wish_of_another_setting(agent, rounds, policy_file):
+    """Somebody rejects the margin that the policy names: the floor that it named before still waits for approval."""
+    for named in ("min_fetch_tokens: 4096", "min_fetch_tokens: 4096, margin: 2.5"):
+        wishes = POLICY.replace("mode: auto", f"mode: recommend, {named}")
+        policy_file.write_text(wishes)
+        rounds(1)
+    margin, floor = agent.history.decisions.in_state(State.PROPOSED)
+    assert (margin.field, floor.field) == ("tiers.remote.margin", "tiers.remote.min_fetch_tokens")
+    agent.changes.reject(margin.id, "anna")
+    rounds(2)
+    assert [one.id for one in agent.history.decisions.in_state(State.PROPOSED)] == [floor.id]
+
+
 @pytest.mark.parametrize("most_and_end_gib", [(3, 0.5), (9, 5)])
 def test_a_size_is_chosen_from_what_the_policy_allows(agent, store, rounds, policy_file, most_and_end_gib):
     """Only 8 GiB would be quicker: where they are forbidden DRAM that serves nobody shrinks, by its step."""

@@ -134,7 +134,7 @@ class Rounds:
         answer = question.answer()
         survey.answered(tuner.name, target, answer)
         if not isinstance(answer, Proposal):
-            survey.withdraw(tuner.name, target, answer.reason)
+            survey.withdraw(tuner.name, target, answer.reason, answer.refused)
             return False
         version = int(snapshot.tuning.get("version", 0))
         try:

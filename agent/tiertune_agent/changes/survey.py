@@ -145,10 +145,11 @@ class Survey:
     def answered(self, tuner: str, target: Target, answer: Answer) -> None:
         self._answers.append((tuner, target, answer))
 
-    def withdraw(self, tuner: str, target: Target, why: str) -> None:
-        """Expire what the tuner proposed and no longer wishes."""
+    def withdraw(self, tuner: str, target: Target, why: str, field: str = "") -> None:
+        """Expire what the tuner proposed and no longer wishes, of one field (empty: of all)."""
         for decision in self._open.get(place(tuner, target), ()):
-            self._history.decisions.expire(decision, why, now=self._now)
+            if field in ("", decision.field):
+                self._history.decisions.expire(decision, why, now=self._now)
 
     def withdraw_gone(self, store: str, there: Iterable[tuple[str, Target]]) -> None:
         """Expire what was proposed for a tier or pool that the store no longer has."""

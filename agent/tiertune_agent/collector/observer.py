@@ -1,9 +1,8 @@
 """Reads observed sources, read-only, by a GET of one address each. Problems are values, not exceptions."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 import httpx
 
@@ -13,7 +12,8 @@ from tiertune_agent.collector.adapters.mapped import Hints, Mapped
 from tiertune_agent.collector.counters import Leapt, Reading, Rows, totals, windows
 from tiertune_agent.collector.stores import TIMEOUT_S, Trouble
 from tiertune_agent.collector.targets import ObservedSource
-from tiertune_agent.network import at_once, http_client, read_whole, said
+from tiertune_agent.credentials import PLAIN, Access
+from tiertune_agent.network import at_once, read_whole, said
 from tiertune_agent.records import OBSERVED, Snapshot
 
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}
@@ -68,19 +68,15 @@ class Observer:
         self,
         sources: Sequence[ObservedSource],
         now: Callable[[], datetime],
-        transport: httpx.BaseTransport | None = None,
+        access: Access = PLAIN,
         steady_s: Callable[[], float] | None = None,
-        access: Mapping[str, Any] | None = None,
     ) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``.
-
-        ``access``: options of the HTTP client, such as who signs certificates.
-        """
+        """``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``."""
         self._sources = sources
         self.addresses = {source.url: source.name for source in sources}
         self._now = now
         self._steady_s = steady_s or (lambda: now().timestamp())
-        self._http = http_client(timeout=TIMEOUT_S, transport=transport, headers=ACCEPT, **(access or {}))
+        self._http = access.client(timeout=TIMEOUT_S, headers=ACCEPT)
         self._known: dict[str, _Known] = {}
 
     def collect(self, taken: Collection[str] = ()) -> list[Snapshot | Trouble]:

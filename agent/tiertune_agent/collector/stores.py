@@ -13,7 +13,8 @@ from tiertune_agent.collector.counters import Leapt, Reading, parse, totals, win
 from tiertune_agent.collector.direct_commands import AGENT
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.schema import STATUS, TUNING, check
-from tiertune_agent.network import asked_whole, at_once, http_client, json_of, read_whole, said
+from tiertune_agent.credentials import PLAIN, Access
+from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
 from tiertune_agent.records import FLEET, Snapshot
 
 TIMEOUT_S = 3.0
@@ -24,7 +25,6 @@ AHEAD_S = 60.0
 LEFT_FOR = timedelta(minutes=1)
 """How long clients of former stores stay open: longer than any command takes."""
 DAY_S = 86400.0
-NO_ACCESS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,9 @@ class Trouble:
 class StoreHttp:
     """A store's HTTP interface. Methods raise httpx.HTTPError if the store does not answer."""
 
-    def __init__(
-        self, url: str, transport: httpx.BaseTransport | None = None, access: Mapping[str, Any] = NO_ACCESS
-    ) -> None:
-        """``access``: further options of httpx, as ``credentials`` makes them."""
+    def __init__(self, url: str, access: Access = PLAIN) -> None:
         kept, headers = httpx.Limits(keepalive_expiry=KEPT_S), {"User-Agent": AGENT}
-        self._http = http_client(
-            base_url=url, headers=headers, timeout=TIMEOUT_S, limits=kept, transport=transport, **access
-        )
+        self._http = access.client(base_url=url, headers=headers, timeout=TIMEOUT_S, limits=kept)
 
     def get(self, path: str) -> Any:  # noqa: ANN401 (JSON)
         """The JSON at a path; ValueError if the answer is not JSON."""
@@ -88,18 +83,14 @@ class Collector:
         self,
         roster: Roster,
         now: Callable[[], datetime],
-        transport: httpx.BaseTransport | None = None,
-        access: Mapping[str, Any] = NO_ACCESS,
+        access: Access = PLAIN,
         steady_s: Callable[[], float] | None = None,
     ) -> None:
-        """``access``: credentials for the stores, as ``credentials`` makes them.
-
-        ``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``.
-        """
+        """``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``."""
         self.roster = roster
         self._now = now
         self._steady_s = steady_s or (lambda: now().timestamp())
-        self._made = partial(StoreHttp, transport=transport, access=access)
+        self._made = partial(StoreHttp, access=access)
         self._clients: Mapping[str, StoreHttp] = {}
         self.addresses: Mapping[str, str] = {}
         """What each store is called until it reports its name."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import yaml
 
-from tiertune_agent import credentials
+from tiertune_agent.credentials import Access, access, from_environment
 from tiertune_agent.doctor import gathered, report
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import AllFacts, DatabaseFacts, ServerFacts, StorageFacts, StoreFacts
@@ -57,7 +57,7 @@ class Endpoints:
     agent: str | None = None
     stores: dict[str, str] = field(default_factory=dict)
     """Name in the settings, by address."""
-    access: dict[str, Any] | None = None
+    access: Access | None = None
     """The agent's credentials for stores; None: the command line's."""
     engines: list[str] = field(default_factory=list)
     servers: list[ServerFacts] = field(default_factory=list)
@@ -69,7 +69,8 @@ class Endpoints:
         roster = settings.roster(lambda: datetime.now(UTC))
         self.stores |= {url: store.name for url, store in roster.stores.items()}
         self.unknown += [f"stores: {problem}" for problem in roster.problems().values() if problem]
-        self.access = credentials.options(settings.stores_token_file, settings.stores_ca_file) or None
+        if settings.stores_token_file or settings.stores_ca_file:
+            self.access = access(settings.stores_token_file, settings.stores_ca_file)
         self.engines += [url for url in settings.engines if url not in self.engines]
         self.database = gathered.database(settings.database, settings.database_password_file)
         if settings.http.port and self.agent is None:
@@ -99,7 +100,7 @@ def _here(url: str) -> str:
 
 def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathered.Reader | None = None) -> AllFacts:
     """Ask all of them. DocumentError if the environment names an unusable token or CA file."""
-    reader = reader or gathered.Reader(credentials.from_environment(os.environ))
+    reader = reader or gathered.Reader(from_environment(os.environ))
     agent = reader.agent(asked.agent) if asked.agent else None
     stores, named = dict(asked.stores), list(asked.servers)
     known: dict[str, Json] = {}
@@ -122,10 +123,10 @@ def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathe
 def _stores(reader: gathered.Reader, asked: Endpoints, stores: Mapping[str, str]) -> list[StoreFacts]:
     """Only stores that the settings name get a token: the agent's list may hold addresses of others by now."""
     strangers = {url: name for url, name in stores.items() if url not in asked.stores}
-    own = reader.access if asked.access is None else asked.access
-    told = reader.stores(strangers, {name: value for name, value in own.items() if name == "verify"})
+    own = asked.access or reader.access
+    told = reader.stores(strangers, own.tokenless)
     return [
-        *reader.stores(asked.stores, asked.access),
+        *reader.stores(asked.stores, own),
         *(replace(one, problem=UNSHOWN) if one.closed else one for one in told),
     ]
 

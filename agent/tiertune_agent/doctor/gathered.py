@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import redis
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import parse
 from tiertune_agent.collector.schema import STATUS, TUNING, check
-from tiertune_agent.credentials import turned_away
+from tiertune_agent.credentials import PLAIN, Access, turned_away
 from tiertune_agent.doctor.checks.of_engines import WANTED
 from tiertune_agent.doctor.facts import (
     AgentFacts,
@@ -27,9 +27,8 @@ from tiertune_agent.doctor.facts import (
     counted_in,
 )
 from tiertune_agent.engines import shown as engine_key
-from tiertune_agent.fields import Json
 from tiertune_agent.history.database import DatabaseError, connect, revisions, shown, sqlite_path
-from tiertune_agent.network import asked_whole, at_once, http_client, json_of, read_whole, said
+from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
 from tiertune_agent.remote.server import RedisServer
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
@@ -52,9 +51,8 @@ class _AwayError(ValueError):
 class Reader:
     """Asks others over HTTP."""
 
-    access: Json
-    """Options of httpx for agent and stores, as ``credentials`` makes them."""
-    transport: httpx.BaseTransport | None = None
+    access: Access = PLAIN
+    """Of the command line, to the agent; also to stores and engines where no other one is given."""
     now: Callable[[], float] = time.time
     """Unix seconds."""
 
@@ -73,17 +71,16 @@ class Reader:
         opened = [one for one in incidents if not one.get("closed_at")]
         return AgentFacts(url, fleet=fleet, incidents=opened, policies=policies, clock=clock)
 
-    def stores(self, urls: Mapping[str, str], access: Json | None) -> list[StoreFacts]:
-        """``urls``: addresses, each with its name in the settings. ``access``: None is the command line's."""
-        own = self.access if access is None else access
-        return at_once(lambda url: self._store(url, urls[url], own), urls)
+    def stores(self, urls: Mapping[str, str], access: Access) -> list[StoreFacts]:
+        """``urls``: addresses, each with its name in the settings."""
+        return at_once(lambda url: self._store(url, urls[url], access), urls)
 
-    def engines(self, urls: Collection[str], access: Json | None = None) -> list[EngineFacts]:
-        """``access``: as of ``stores``; an engine is shown no token of it."""
-        trusted = {name: value for name, value in {**self.access, **(access or {})}.items() if name == "verify"}
-        return at_once(lambda url: self._engine(url, trusted), urls)
+    def engines(self, urls: Collection[str], access: Access | None = None) -> list[EngineFacts]:
+        """``access``: its authorities, if it names some, else the command line's; an engine is shown no token."""
+        trust = (access and access.trust) or self.access.trust
+        return at_once(lambda url: self._engine(url, Access(trust=trust)), urls)
 
-    def _store(self, url: str, called: str, access: Json) -> StoreFacts:
+    def _store(self, url: str, called: str, access: Access) -> StoreFacts:
         try:
             with self._http(url, access) as http:
                 status, tuning = _document(http, "/v1/status"), _document(http, "/v1/tuning")
@@ -96,9 +93,9 @@ class Reader:
             return StoreFacts(url, called, problem=_why(error), closed=isinstance(error, _ClosedError))
         return StoreFacts(url, called, status=status, tuning=tuning, counted=counted_in(reading.rows), clock=clock)
 
-    def _engine(self, url: str, trusted: Json) -> EngineFacts:
+    def _engine(self, url: str, access: Access) -> EngineFacts:
         try:
-            with self._http(url, {"headers": engine_key(), **trusted}) as http:
+            with self._http(url, access, headers=engine_key()) as http:
                 told = Exposition(read_whole(http, "/metrics").text, WANTED)
                 answer = asked_whole(http, "GET", "/version")
                 version = str(json_of(answer)["version"]) if answer.is_success else ""
@@ -106,8 +103,8 @@ class Reader:
             return EngineFacts(url, problem=_why(error))
         return EngineFacts(url, version=version, told=told)
 
-    def _http(self, url: str, more: Json) -> httpx.Client:
-        return http_client(base_url=url, timeout=TIMEOUT_S, transport=self.transport, **more)
+    def _http(self, url: str, access: Access, **more: Any) -> httpx.Client:  # noqa: ANN401 (httpx's own)
+        return replace(access, transport=self.access.transport).client(base_url=url, timeout=TIMEOUT_S, **more)
 
 
 def servers(urls: Urls, login: Login, timeout_s: float) -> list[ServerFacts]:

@@ -62,7 +62,7 @@ def guard(answer: Answer, rules: Rules, recent: Recent) -> Answer:
     refusal = _unfounded(answer, rules, recent) or (_untimely(answer, rules, recent) if rules.mode == "auto" else "")
     if refusal:
         before, after = (shown(answer.field, value) for value in (answer.before, answer.after))
-        return NoChange(f"{refusal}; wished {before} to {after}: {answer.reason}", answer.evidence)
+        return NoChange(f"{refusal}; wished {before} to {after}: {answer.reason}", answer.evidence, answer.field)
     if rules.mode == "auto" and _spent(rules, recent):
         answer = replace(answer, reason=f"{answer.reason}; {_told(rules)}, and holds up nothing that protects requests")
     return answer if rules.max_step is None else _bounded(answer, rules, rules.max_step)

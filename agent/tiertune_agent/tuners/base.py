@@ -64,6 +64,8 @@ class NoChange:
 
     reason: str
     evidence: Mapping[str, Any] = member(default_factory=dict)
+    refused: str = ""
+    """The field whose change the guard refused; empty: nothing is wished."""
 
 
 Answer = Proposal | NoChange
