@@ -140,7 +140,7 @@ class DiskTier(LocalTier[DiskPool]):
             return Outcome.MISS, NOBODY
         outcome, header = Outcome.OK, None
         try:
-            header = pool.slab.read(slot.number, key, out, came)
+            header = pool.slab.read(slot, key, out, came)
         except OSError as error:
             outcome = self._failed(error)
         with self.lock:
@@ -169,7 +169,7 @@ class DiskTier(LocalTier[DiskPool]):
         header = Header.of(namespace, key, payload, origin)
         outcome = Outcome.OK
         try:
-            pool.slab.write(slot.number, header, payload)
+            pool.slab.write(slot, header, payload)
         except OSError as error:
             outcome = self._failed(error, wanted_room=True)
         with self.lock:
@@ -186,7 +186,7 @@ class DiskTier(LocalTier[DiskPool]):
 
         def dropped(pool: DiskPool, key: bytes) -> bool:
             slot = pool.pool.get(key)
-            return slot is not None and tenant in (None, slot.tenant) and pool.drop(key)
+            return slot is not None and tenant in (None, pool.tenants.get(slot, b"")) and pool.drop(key)
 
         count = self._drop_from(pools, dropped, at_once=_DROPPED)
         for pool in pools:
@@ -276,7 +276,7 @@ class DiskTier(LocalTier[DiskPool]):
                 slot = pool.to_wipe()
             if slot is None:
                 return
-            sure = pool.slab.wipe(slot.number)
+            sure = pool.slab.wipe(slot)
             with self.lock:
                 pool.wiped(slot, sure=sure)
                 self._wiped.notify_all()
