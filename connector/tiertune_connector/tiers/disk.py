@@ -181,14 +181,9 @@ class DiskTier(LocalTier[DiskPool]):
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """In steps, like `DramTier.flush`."""
         with self.lock:
-            pools = [pool for name, pool in self.pools.items() if namespace in (None, name)]
+            pools = self._named(namespace)
             unwiped = sum(pool.unwiped for pool in pools)
-
-        def dropped(pool: DiskPool, key: bytes) -> bool:
-            slot = pool.pool.get(key)
-            return slot is not None and tenant in (None, pool.tenants.get(slot, b"")) and pool.drop(key)
-
-        count = self._drop_from(pools, dropped, at_once=_DROPPED)
+        count = self._drop_from(pools, tenant, at_once=_DROPPED)
         for pool in pools:
             self._wipe(pool)
         with self.lock:
@@ -235,8 +230,7 @@ class DiskTier(LocalTier[DiskPool]):
         slab = Slab(path, namespace, chunk_bytes, self._readers)
         try:
             capacity = self.capacity_bytes // slab.stride
-            told = lambda chunks: self.on_evicted(chunks)  # noqa: E731, PLW0108 (which is set later)
-            pool = DiskPool(slab, algorithm or "lru", capacity, self._clock, told)
+            pool = DiskPool(slab, algorithm or "lru", capacity, self._clock, self._evicted)
         except OSError:
             slab.close()
             raise

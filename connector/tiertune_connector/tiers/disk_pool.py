@@ -1,11 +1,10 @@
 """One namespace on disk: a pool of keys, and the slots of its slab file."""
 
 from array import array
-from collections.abc import Sequence
 from math import isnan, nan
 
 from tiertune_connector.chunk import NOBODY, Header
-from tiertune_connector.pool import Pool
+from tiertune_connector.pool import Placed, Pool
 from tiertune_connector.tiers.base import Evicted, OnEvicted
 from tiertune_connector.tiers.shares import Held
 from tiertune_connector.tiers.slab import Slab
@@ -35,7 +34,7 @@ class DiskPool(Held):
 
         Waits for the disk; OSError. ``clock`` gives monotonic seconds, ``evicted`` hears of chunks that leave.
         """
-        super().__init__(slab.namespace, slab.chunk_bytes, slab.stride, Pool(capacity, algorithm))
+        super().__init__(slab.namespace, slab.chunk_bytes, slab.stride, Pool(capacity, algorithm), evicted)
         self.slab = slab
         self.left: list[int] = []
         """Slots of gone chunks, newest last, with headers and room still to be wiped."""
@@ -50,10 +49,9 @@ class DiskPool(Held):
         """By slot, all of the file's: when its chunk came or was last read; NaN: in an earlier run."""
         self._used = bytearray()
         """By slot: whether its chunk was read since it came; yes for one of an earlier run, as nobody knows."""
-        self.tenants: dict[int, bytes] = {}
+        self._tenants: dict[int, bytes] = {}
         """Tenants' digests, of chunks that have one, by slot."""
         self._clock = clock
-        self._evicted = evicted
         for header in slab.headers():
             slot = self._add()
             if header is None or header.key in self.pool or len(self.pool) >= capacity:
@@ -78,7 +76,7 @@ class DiskPool(Held):
 
     def shrink(self) -> None:
         """Shrink one step towards what is allowed."""
-        self._evict(self.pool.resize(max(self.allowed, self.pool.capacity - WIPED_AT_ONCE)), "capacity")
+        self.evict(self.pool.resize(max(self.allowed, self.pool.capacity - WIPED_AT_ONCE)), "capacity")
 
     def grow(self, spare_bytes: int) -> None:
         """Grow to what is allowed, as far as the tier has room."""
@@ -94,7 +92,7 @@ class DiskPool(Held):
         evicted = self.pool.reserve(key)
         if evicted is None:
             return None
-        self._evict(evicted, "room")
+        self.evict(evicted, "room")
         if self.left:
             slot = self.left.pop()
             self._overwriting.add(slot)
@@ -106,13 +104,13 @@ class DiskPool(Held):
         self._overwriting.discard(slot)
         self._used_at[slot], self._used[slot] = self._clock(), False
         self._commit(header, slot)
-        self._trim()
+        self.trim()
 
     def abort(self, key: bytes, slot: int) -> None:
         """A reserved chunk could not be written; the rest as in ``keep``."""
         self.pool.abort(key)
         self._leave(slot)
-        self._trim()
+        self.trim()
 
     def use(self, key: bytes, slot: int) -> None:
         """A chunk was read for a request."""
@@ -122,13 +120,14 @@ class DiskPool(Held):
     def unpin(self, key: bytes) -> None:
         """A read is over; the rest as in ``keep``."""
         self._leave(self.pool.unpin(key))
-        self._trim()
+        self.trim()
 
-    def drop(self, key: bytes) -> bool:
-        """Forget a chunk, which leaves once nobody uses it; False if it is not here."""
-        here = key in self.pool
+    def drop(self, key: bytes, tenant: bytes | None = None) -> bool:
+        slot = self.pool.get(key)
+        if slot is None or tenant not in (None, self._tenants.get(slot, b"")):
+            return False
         self._leave(self.pool.discard(key))
-        return here
+        return True
 
     def to_wipe(self) -> int | None:
         """The slot left last, for the caller to wipe; None: there is none."""
@@ -156,14 +155,10 @@ class DiskPool(Held):
 
     def _commit(self, header: Header, slot: int) -> None:
         if header.origin.tenant:
-            self.tenants[slot] = header.origin.tenant
+            self._tenants[slot] = header.origin.tenant
         self.pool.commit(header.key, slot)
 
-    def _trim(self) -> None:
-        self._evict(self.pool.trim(), "capacity")
-
-    def _evict(self, chunks: Sequence[tuple[bytes, int]], reason: str) -> None:
-        """Report chunks that leave, and let their slots go."""
+    def evict(self, chunks: Placed[int], reason: str) -> None:
         if chunks:
             named = self.namespace, self.pool.algorithm, reason
             left = [(self._used_at[slot], bool(self._used[slot])) for _, slot in chunks]
@@ -175,5 +170,5 @@ class DiskPool(Held):
         """A slot's chunk, if any, has gone or did not come."""
         if slot is not None:
             self._overwriting.discard(slot)
-            self.tenants.pop(slot, None)
+            self._tenants.pop(slot, None)
             self.left.append(slot)
