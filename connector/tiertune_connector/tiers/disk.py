@@ -17,7 +17,7 @@ from time import monotonic
 
 from tiertune_connector import locks
 from tiertune_connector.chunk import NOBODY, Header, Origin
-from tiertune_connector.tiers.base import Came, Counted, Outcome, Read, outcome_of, unheard
+from tiertune_connector.tiers.base import Came, Counted, OnFiles, Outcome, Read, unheard
 from tiertune_connector.tiers.direct import reading_threads
 from tiertune_connector.tiers.disk_pool import WIPED_AT_ONCE, DiskPool
 from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
@@ -35,7 +35,7 @@ _PATIENCE_S = 2.0
 """Wait for what others were still removing as a flush ended."""
 
 
-class DiskTier(LocalTier[DiskPool]):
+class DiskTier(OnFiles, LocalTier[DiskPool]):
     """Thread-safe: the index under a lock, bytes outside it; a chunk in use is pinned."""
 
     name = "disk"
@@ -43,7 +43,6 @@ class DiskTier(LocalTier[DiskPool]):
     def __init__(self, root: Path, clock: Clock = monotonic) -> None:
         """``root`` is made if missing; OSError if that fails, or another store uses it."""
         super().__init__()
-        self.why = ""
         self.root = root
         self._clock = clock
         self._asked: Asked = {}
@@ -208,10 +207,6 @@ class DiskTier(LocalTier[DiskPool]):
             self.pools.clear()
             self._owner.close()
         self._readers.shutdown(wait=False)
-
-    def _failed(self, error: OSError, *, wanted_room: bool = False) -> Outcome:
-        self.why = str(error)
-        return outcome_of(error) if wanted_room else Outcome.ERROR
 
     def _opened(self, namespace: str, chunk_bytes: int) -> bool:
         pool = self.pools.get(namespace)
