@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from tiertune_connector.pool import Placed, Pool
 from tiertune_connector.tiers.base import Evicted, OnEvicted, Usage
+from tiertune_connector.tiers.steps import BREATH_S, in_steps
 
 HANDED_OVER = 128
 """Chunks one step hands over to another algorithm: a quarter of a millisecond with the lock held."""
@@ -16,8 +17,6 @@ HANDED_OVER = 128
 
 Asked = Mapping[str, tuple[int | None, str]]
 """By namespace its own bytes (None: a part of what the others leave), and its algorithm (empty: as it is)."""
-_BREATH_S = 5e-4
-"""Pause between steps of a flush: without it, others would hardly get the lock."""
 
 
 class Held(ABC):
@@ -90,12 +89,11 @@ class LocalTier(Generic[AnyHeld]):
             found = [(held, list(held.pool.visible)) for held in pools]
         count = 0
         for held, keys in found:
-            for start in range(0, len(keys), at_once):
-                with self.lock:
-                    if self.pools.get(held.namespace) is not held:  # closed meanwhile
-                        break
-                    count += sum(held.drop(key, tenant) for key in keys[start : start + at_once])
-                sleep(_BREATH_S)
+            for some in in_steps(self.lock, len(keys), at_once):
+                if self.pools.get(held.namespace) is not held:  # closed meanwhile
+                    break
+                count += sum(held.drop(key, tenant) for key in keys[some])
+            sleep(BREATH_S)
         return count
 
 
