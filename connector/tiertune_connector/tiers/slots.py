@@ -111,13 +111,8 @@ class DramPool(Held):
         self.trim()
 
     def evict(self, chunks: Placed[Slot], reason: str) -> None:
-        named = self.namespace, self.pool.algorithm, reason
         if chunks:
-            self._evicted([Evicted(*named, at.used_at, at.origin, at.uses > 0, key, at.behind) for key, at in chunks])
-        for key, slot in chunks:
-            if self.index:
-                self.index.remove(key)
-            self.vacate(slot)
+            self._evicted([self._last(key, slot, reason) for key, slot in chunks])
 
     def vacate(self, slot: Slot) -> None:
         """Nobody uses a slot any more."""
@@ -135,6 +130,14 @@ class DramPool(Held):
     def missing_slots(self) -> int:
         """Slots for the next segment, 0 if enough are provisioned."""
         return max(0, min(self.allowed - self.provisioned, self._slots_a_segment))
+
+    def _last(self, key: bytes, slot: Slot, reason: str) -> Evicted:
+        """Vacate a chunk's slot; returns what is known of the chunk. A dropped one is in no index any more."""
+        if self.index and reason != FLUSHED:
+            self.index.remove(key)
+        self.vacate(slot)
+        used, behind = slot.uses > 0, slot.behind
+        return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin, used, key, behind)
 
     def _left(self, key: bytes, slot: Slot | None) -> None:
         """A dropped chunk has left its slot; None: it is still in use."""
