@@ -77,7 +77,7 @@ def test_nothing_damaged_is_read_from_a_disk(tmp_path):
 
     def harm(key: bytes) -> bool:
         pool, slab = tier.pools[NAMESPACE].pool, tier.pools[NAMESPACE].slab
-        start, size = pool.get(key).number * slab.stride, slab.path.stat().st_size
+        start, size = pool.get(key) * slab.stride, slab.path.stat().st_size
         with slab.path.open("r+b", buffering=0) as file:
             header, body = os.pread(file.fileno(), HEADER_BYTES, start), start + PAGE
             whole = header + os.pread(file.fileno(), NBYTES, body)

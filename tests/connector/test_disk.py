@@ -69,7 +69,7 @@ def test_capacity_falls_under_a_read(tier):
         if not seen:
             seen.append(slot)
             tier.retune(0, {})
-            assert pool.pool.get(key).number == slot
+            assert pool.pool.get(key) == slot
         return real(slot, key, out, came)
 
     pool.slab.read = read

@@ -85,7 +85,7 @@ def test_a_flush_is_made_in_steps_and_serves_in_between(clock, tmp_path, monkeyp
         left.append(sum(key in tier.pools[A].pool for key in keys))
         assert tier.write(A, next(new), EMPTY, NOBODY) is Outcome.OK
 
-    monkeypatch.setattr("tiertune_connector.tiers.shares.sleep", breath)
+    monkeypatch.setattr("tiertune_connector.tiers.steps.sleep", breath)
     assert tier.flush(A) == (Outcome.OK, 1000)
     assert left == [max(0, 1000 - most * step) for step in range(1, len(left) + 1)]
     assert len(tier.pools[A].pool) == len(left), "those that came meanwhile"
@@ -102,7 +102,7 @@ def test_a_flush_ends_where_its_tier_is_closed_meanwhile(clock, tmp_path, monkey
         tier.close()
         slots.append(len(pool.pool))
 
-    monkeypatch.setattr("tiertune_connector.tiers.shares.sleep", breath)
+    monkeypatch.setattr("tiertune_connector.tiers.steps.sleep", breath)
     assert tier.flush(A)[1] == most
     assert (slots, len(pool.pool)) == ([1000 - most], 1000 - most)
 

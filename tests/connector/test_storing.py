@@ -8,6 +8,7 @@ from connector.stores import Engine, chain, eventually, pool
 from tiertune_connector.protocol.messages import Reserve
 from tiertune_connector.serve import server
 from tiertune_connector.store import storing
+from tiertune_connector.tiers import steps
 
 
 def test_who_stores_many_chunks_holds_up_nobody(store, engine, monkeypatch):
@@ -15,7 +16,7 @@ def test_who_stores_many_chunks_holds_up_nobody(store, engine, monkeypatch):
     with Engine(store.server.path, name="engine-1") as other:
         told = []
         eventually(lambda: pool(store).pool.capacity >= 25)
-        monkeypatch.setattr(storing, "sleep", lambda _: told.append(other.client.reserve([]).result(10).slots))
+        monkeypatch.setattr(steps, "sleep", lambda _: told.append(other.client.reserve([]).result(10).slots))
         monkeypatch.setattr(storing, "AT_ONCE", 10)
         monkeypatch.setattr(server, "AT_ONCE", 10)
         engine.put_all(chain("k", 25))
@@ -29,8 +30,8 @@ def test_who_goes_amid_a_reserve_of_many_chunks_gets_no_more(store, engine, monk
     eventually(lambda: pool(store).pool.capacity >= 25)
     monkeypatch.setattr(storing, "AT_ONCE", 10)
     monkeypatch.setattr(server, "AT_ONCE", 10)
-    steps = itertools.count()
-    monkeypatch.setattr(storing, "sleep", lambda _: next(steps) == 1 and store.store.holdings.end(session))
+    turns = itertools.count()
+    monkeypatch.setattr(steps, "sleep", lambda _: next(turns) == 1 and store.store.holdings.end(session))
     reserved = engine.client.reserve(chain("k", 25)).result(10)
     assert [slot is None for slot in reserved.slots] == [False] * 20 + [True] * 5, "the head came first"
     assert (session.reservations, len(session.quarantined)) == ({}, 20)
@@ -49,7 +50,7 @@ def test_what_is_stored_of_many_chunks_while_others_take_the_room_is_the_prompts
 
     waiting = [others]
     monkeypatch.setattr(
-        storing,
+        steps,
         "sleep",
         lambda _: pool(store).pool.pinned == 20 and waiting and reserve("other", waiting.pop()),
     )

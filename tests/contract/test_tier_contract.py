@@ -86,7 +86,7 @@ class TestDisk(FileContract):
 
         def place(namespace: str, key: bytes) -> tuple[Path, int]:
             pool = tier.pools[namespace]
-            return pool.slab.path, pool.pool.get(key).number * pool.stride
+            return pool.slab.path, pool.pool.get(key) * pool.stride
 
         def damage(namespace: str, key: bytes, offset: int) -> None:
             path, start = place(namespace, key)

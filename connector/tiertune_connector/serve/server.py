@@ -39,14 +39,13 @@ from tiertune_connector.serve.waiters import Waiters
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.store.storing import AT_ONCE
 from tiertune_connector.store.tiered import TieredStore
+from tiertune_connector.tiers.steps import BREATH_S
 
 log = logging.getLogger(__name__)
 _STUCK_S = 5.0
 """After so long, a client that takes nothing is dropped."""
 _HELLO_TIMEOUT_S = 5.0
 _UPKEEP_S = 0.05
-_BREATH_S = 5e-4
-"""Pause between steps that make a tuning effective, for requests to run."""
 _EXPIRY_S = 1.0
 _AGAIN_S = 0.2
 """Wait after a failure to accept, and while the remote's health is unclear."""
@@ -340,12 +339,12 @@ class Server:
                     self.store.holdings.expire(self.sessions())
                     self.store.watch()
                     self.store.forget()
-            wait_s = _BREATH_S if more else _UPKEEP_S
+            wait_s = BREATH_S if more else _UPKEEP_S
 
     def _settle_disk(self) -> None:
         """Upkeep that waits for the disk, on its own thread, as the disk may hang."""
         more = False
-        while not self._stopping.wait(_BREATH_S if more else _UPKEEP_S):
+        while not self._stopping.wait(BREATH_S if more else _UPKEEP_S):
             more = False
             with self._counters.surviving("upkeep", "the disk's upkeep failed"):
                 more = self.store.pools.settle_disk()

@@ -3,23 +3,24 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.counters import Gauge
-from tiertune_connector.slower.lane import Lanes
-from tiertune_connector.store.accounts import Accounts
-from tiertune_connector.store.health import Health
 from tiertune_connector.tiers.breaker import STATES, Breakers
-from tiertune_connector.tiers.directory import DirectoryTier
-from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import DramTier
 
 if TYPE_CHECKING:
+    from tiertune_connector.store.tiered import TieredStore
     from tiertune_connector.tiers.shares import Held
 
 
-def of_costs(costs: Mapping[str, FetchEstimate]) -> Iterator[Gauge]:
+def of_store(store: "TieredStore") -> list[Gauge]:
+    """All gauges of the store, except those that others provide."""
+    told = [*_costs(store), *_tiers(store), *_directory(store)]
+    with store.dram.lock:
+        return [*told, *_pools(store), ("tuning_version", ("applied",), store.tuning.version)]
+
+
+def _costs(store: "TieredStore") -> Iterator[Gauge]:
     """What a fetch from each tier is expected to take."""
-    for name, estimate in costs.items():
+    for name, estimate in store.health.told_costs().items():
         yield "fetch_estimate_t0_seconds", (name,), estimate.t0_s
         yield "fetch_estimate_bytes_per_second", (name,), estimate.bytes_per_s
         yield "fetch_estimate_age_seconds", (name,), estimate.age_s
@@ -27,12 +28,12 @@ def of_costs(costs: Mapping[str, FetchEstimate]) -> Iterator[Gauge]:
         yield "fetch_estimate_doubt", (name,), estimate.doubt
 
 
-def of_tiers(lanes: Lanes, health: Health) -> Iterator[Gauge]:
+def _tiers(store: "TieredStore") -> Iterator[Gauge]:
     """Health of every tier, and of each server where one has several; queues of the slower ones."""
-    for tier in ("dram", *lanes):
-        now, _ = health.told(tier)
+    for tier in ("dram", *store.lanes):
+        now, _ = store.health.told(tier)
         yield from (("tier_health", (tier, state), float(state == now)) for state in STATES)
-    for name, lane in lanes.items():
+    for name, lane in store.lanes.items():
         yield "write_behind_queued", (name,), lane.writers.queued()
         for server, breaker in lane.breaker.servers.items() if isinstance(lane.breaker, Breakers) else ():
             yield from (
@@ -40,9 +41,9 @@ def of_tiers(lanes: Lanes, health: Health) -> Iterator[Gauge]:
             )
 
 
-def of_directory(directory: DirectoryTier | None) -> Iterator[Gauge]:
+def _directory(store: "TieredStore") -> Iterator[Gauge]:
     """This store's own part of a remote directory, of all namespaces together: parts of several stores add up."""
-    usage = directory.known if directory else None
+    usage = store.directory.known if store.directory else None
     if usage and usage.resident_bytes is not None:
         yield "tier_resident_bytes", ("remote", "", ""), usage.resident_bytes
         if usage.capacity_bytes is not None:
@@ -50,14 +51,14 @@ def of_directory(directory: DirectoryTier | None) -> Iterator[Gauge]:
                 yield "tier_capacity_bytes", ("remote", state, "", ""), usage.capacity_bytes
 
 
-def of_pools(accounts: Accounts, dram: DramTier, disk: DiskTier | None) -> Iterator[Gauge]:
+def _pools(store: "TieredStore") -> Iterator[Gauge]:
     """Bytes held, pinned and allowed of every local pool."""
-    for tier in (dram, disk) if disk else (dram,):
+    for tier in (store.dram, store.disk) if store.disk else (store.dram,):
         pools: Mapping[str, Held] = tier.pools.copy()
         for digest, held in pools.items():
-            labels = accounts.pool_labels(digest)
+            labels = store.accounts.pool_labels(digest)
             yield "tier_resident_bytes", (tier.name, *labels), held.resident_bytes
             yield "tier_pinned_bytes", (tier.name, *labels), held.pool.pinned * held.stride
             yield "tier_capacity_bytes", (tier.name, "desired", *labels), held.allowed * held.stride
             yield "tier_capacity_bytes", (tier.name, "effective", *labels), held.effective * held.stride
-    yield "quarantined_slots", (), float(sum(len(pool.quarantined) for pool in dram.pools.values()))
+    yield "quarantined_slots", (), float(sum(len(pool.quarantined) for pool in store.dram.pools.values()))

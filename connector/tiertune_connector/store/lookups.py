@@ -1,10 +1,9 @@
 """Where a prompt's chunks are: answering lookups, and counting, using and studying what was asked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
-from time import sleep
 
 from tiertune_connector.protocol.messages import Lookup, LookupReply, Own
 from tiertune_connector.sampling.observer import Observer
@@ -17,13 +16,12 @@ from tiertune_connector.store.health import Health
 from tiertune_connector.store.holdout import bounds, group_of
 from tiertune_connector.store.residency import Residency
 from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.steps import in_steps
 from tiertune_connector.tuning import InForce
 from tiertune_connector.units import Clock
 
 AT_ONCE = 1024
 """Chunks used or counted in one step: a third of a millisecond with the lock held."""
-_BREATH_S = 5e-4
-"""Pause between steps: without it, others would hardly get the lock."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +88,11 @@ class Lookups:
             return
         self.observer.seen(session, asked.keys, asked.prompt_tokens, asked.tenant)
         for keys in (*(side.keys for side in asked.sides), asked.keys):
-            for some in self._locked(len(keys)):
+            for some in in_steps(self.dram.lock, len(keys), AT_ONCE, last_first=True):
                 self._use(session.digest, keys[some])
         if not asked.defer:
             found = self._found(asked, reply.tiers)
-            for some in self._locked(len(found.keys)):
+            for some in in_steps(self.dram.lock, len(found.keys), AT_ONCE):
                 self.accounts.lookup(session, LookupAnswer(found.keys[some], found.tiers[some], found.asked))
 
     def own(self, session: Session, told: Own) -> None:
@@ -116,14 +114,6 @@ class Lookups:
         with self.dram.lock:
             needed = list(chain(asked.keys, *(side.keys for side in asked.sides)))
             return not all(self.residency.local(session.digest, needed))
-
-    def _locked(self, chunks: int) -> Iterator[slice]:
-        """Slices of a chain, tail first, each with the store's lock held."""
-        for end in range(chunks, 0, -AT_ONCE):
-            if end < chunks:
-                sleep(_BREATH_S)
-            with self.dram.lock:
-                yield slice(max(0, end - AT_ONCE), end)
 
     def _may_come(self, session: Session, tenant: bytes, tiers: list[str]) -> list[str]:
         """The tiers up to the first chunk that the tenant's quota has no room for: fetching it would be vain."""

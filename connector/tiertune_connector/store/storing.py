@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from time import sleep
 from typing import TYPE_CHECKING, TypeVar
 
 from tiertune_connector.chunk import Origin
@@ -15,6 +14,7 @@ from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.flushes import Flushes
 from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.steps import in_steps
 from tiertune_connector.tuning import InForce
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 AT_ONCE = 64
 """Chunks reserved or committed in one step: a millisecond or two with the lock held."""
-_BREATH_S = 5e-4
-"""Pause between steps: without it, others would hardly get the lock."""
 Item = TypeVar("Item")
 
 
@@ -91,13 +89,10 @@ class Storing:
 
     def _locked(self, session: Session, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         """The items in steps, each with the store's lock held; no more once the client has gone."""
-        for start in range(0, len(items), AT_ONCE):
-            if start:
-                sleep(_BREATH_S)
-            with self.dram.lock:
-                if session.ended:
-                    return
-                yield items[start : start + AT_ONCE]
+        for some in in_steps(self.dram.lock, len(items), AT_ONCE):
+            if session.ended:
+                return
+            yield items[some]
 
     def _refusal(self, session: Session, key: bytes, tenant: bytes, before: int) -> str:
         """Why a chunk is not wanted, if ``before`` others ahead of it are wanted; empty: it is."""

@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from tiertune_connector.chunk import writer_id
-from tiertune_connector.counters import Counters, Gauge
+from tiertune_connector.counters import Counters
 from tiertune_connector.sampling.ghosts import Room
 from tiertune_connector.sampling.observer import Observer
 from tiertune_connector.sessions.holdings import Holdings
@@ -93,7 +93,7 @@ class TieredStore:
             disk.on_evicted = partial(self._evicted, "disk")
         if directory is not None:
             directory.on_evicted = partial(self._evicted, "remote")
-        counters.gauges_from(self._gauges)
+        counters.gauges_from(partial(gauges.of_store, self))
         counters.gauges_from(self.observer.rows)
 
     def attach(self, session: Session) -> str:
@@ -150,15 +150,6 @@ class TieredStore:
             lane.close()
         self.health.close()
         self.dram.close()
-
-    def _gauges(self) -> list[Gauge]:
-        """All gauges of the store, except those that others provide."""
-        told = [*gauges.of_tiers(self.lanes, self.health), *gauges.of_costs(self.health.told_costs())]
-        told += gauges.of_directory(self.directory)
-        with self._lock:
-            told += gauges.of_pools(self.accounts, self.dram, self.disk)
-            told.append(("tuning_version", ("applied",), self.tuning.version))
-        return told
 
     def _in_force(self) -> Tuning:
         return self.tuning

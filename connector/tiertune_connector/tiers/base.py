@@ -39,11 +39,6 @@ Read = tuple[Outcome, Origin]
 """What became of a read, and who wrote the chunk."""
 
 
-def outcome_of(error: OSError) -> Outcome:
-    """Outcome of a file operation that needed room."""
-    return Outcome.FULL if error.errno in _FULL else Outcome.ERROR
-
-
 def unheard(_: int) -> None:
     """Ignore what has come."""
 
@@ -117,3 +112,13 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Give back what the tier holds in this process; chunks of a lasting medium stay."""
+
+
+class OnFiles:
+    """What tiers of files have in common: their answer to an operation that the system refused."""
+
+    why = ""
+
+    def _failed(self, error: OSError, *, wanted_room: bool = False) -> Outcome:
+        self.why = str(error)
+        return Outcome.FULL if wanted_room and error.errno in _FULL else Outcome.ERROR

@@ -17,7 +17,7 @@ from pathlib import Path
 import xxhash
 
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header, writer_id
-from tiertune_connector.tiers.base import Came, Counted, Evicted, OnEvicted, Outcome, Read, Usage, outcome_of, unheard
+from tiertune_connector.tiers.base import Came, Counted, Evicted, OnEvicted, OnFiles, Outcome, Read, Usage, unheard
 
 _WINDOW_BYTES = 1 << 20
 """Read, and summed while it is still in the processor's own cache."""
@@ -25,14 +25,13 @@ _FOLDER, _FILE = 0o770, 0o660
 """Modes, further cut by the umask: stores of one user or group share; prompts are nobody else's."""
 
 
-class DirectoryTier:
+class DirectoryTier(OnFiles):
     """Files ``<root>/<namespace>/<2 hex>/<key>``: a header, then the payload; written aside and renamed."""
 
     name = "remote"
 
     def __init__(self, root: Path, *, writer: str, capacity_bytes: int | None = None) -> None:
         """``capacity_bytes`` bounds what ``writer`` holds here, least recently used out first; None: no bound."""
-        self.why = ""
         self._root = root
         self._writer = writer_id(writer)
         self._run = uuid.uuid4().hex
@@ -130,10 +129,6 @@ class DirectoryTier:
         """OSError if the root is missing, or is no directory."""
         if not self._root.is_dir():
             raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(self._root))
-
-    def _failed(self, error: OSError, *, wanted_room: bool = False) -> Outcome:
-        self.why = str(error)
-        return outcome_of(error) if wanted_room else Outcome.ERROR
 
     def _path(self, namespace: str, key: bytes) -> Path:
         name = key.hex()

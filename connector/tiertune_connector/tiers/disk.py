@@ -17,7 +17,7 @@ from time import monotonic
 
 from tiertune_connector import locks
 from tiertune_connector.chunk import NOBODY, Header, Origin
-from tiertune_connector.tiers.base import Came, Counted, Outcome, Read, outcome_of, unheard
+from tiertune_connector.tiers.base import Came, Counted, OnFiles, Outcome, Read, unheard
 from tiertune_connector.tiers.direct import reading_threads
 from tiertune_connector.tiers.disk_pool import WIPED_AT_ONCE, DiskPool
 from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
@@ -35,7 +35,7 @@ _PATIENCE_S = 2.0
 """Wait for what others were still removing as a flush ended."""
 
 
-class DiskTier(LocalTier[DiskPool]):
+class DiskTier(OnFiles, LocalTier[DiskPool]):
     """Thread-safe: the index under a lock, bytes outside it; a chunk in use is pinned."""
 
     name = "disk"
@@ -43,7 +43,6 @@ class DiskTier(LocalTier[DiskPool]):
     def __init__(self, root: Path, clock: Clock = monotonic) -> None:
         """``root`` is made if missing; OSError if that fails, or another store uses it."""
         super().__init__()
-        self.why = ""
         self.root = root
         self._clock = clock
         self._asked: Asked = {}
@@ -140,7 +139,7 @@ class DiskTier(LocalTier[DiskPool]):
             return Outcome.MISS, NOBODY
         outcome, header = Outcome.OK, None
         try:
-            header = pool.slab.read(slot.number, key, out, came)
+            header = pool.slab.read(slot, key, out, came)
         except OSError as error:
             outcome = self._failed(error)
         with self.lock:
@@ -169,7 +168,7 @@ class DiskTier(LocalTier[DiskPool]):
         header = Header.of(namespace, key, payload, origin)
         outcome = Outcome.OK
         try:
-            pool.slab.write(slot.number, header, payload)
+            pool.slab.write(slot, header, payload)
         except OSError as error:
             outcome = self._failed(error, wanted_room=True)
         with self.lock:
@@ -181,14 +180,9 @@ class DiskTier(LocalTier[DiskPool]):
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """In steps, like `DramTier.flush`."""
         with self.lock:
-            pools = [pool for name, pool in self.pools.items() if namespace in (None, name)]
+            pools = self._named(namespace)
             unwiped = sum(pool.unwiped for pool in pools)
-
-        def dropped(pool: DiskPool, key: bytes) -> bool:
-            slot = pool.pool.get(key)
-            return slot is not None and tenant in (None, slot.tenant) and pool.drop(key)
-
-        count = self._drop_from(pools, dropped, at_once=_DROPPED)
+        count = self._drop_from(pools, tenant, at_once=_DROPPED)
         for pool in pools:
             self._wipe(pool)
         with self.lock:
@@ -214,10 +208,6 @@ class DiskTier(LocalTier[DiskPool]):
             self._owner.close()
         self._readers.shutdown(wait=False)
 
-    def _failed(self, error: OSError, *, wanted_room: bool = False) -> Outcome:
-        self.why = str(error)
-        return outcome_of(error) if wanted_room else Outcome.ERROR
-
     def _opened(self, namespace: str, chunk_bytes: int) -> bool:
         pool = self.pools.get(namespace)
         return pool is not None and pool.chunk_bytes == chunk_bytes
@@ -235,8 +225,7 @@ class DiskTier(LocalTier[DiskPool]):
         slab = Slab(path, namespace, chunk_bytes, self._readers)
         try:
             capacity = self.capacity_bytes // slab.stride
-            told = lambda chunks: self.on_evicted(chunks)  # noqa: E731, PLW0108 (which is set later)
-            pool = DiskPool(slab, algorithm or "lru", capacity, self._clock, told)
+            pool = DiskPool(slab, algorithm or "lru", capacity, self._clock, self._evicted)
         except OSError:
             slab.close()
             raise
@@ -276,7 +265,7 @@ class DiskTier(LocalTier[DiskPool]):
                 slot = pool.to_wipe()
             if slot is None:
                 return
-            sure = pool.slab.wipe(slot.number)
+            sure = pool.slab.wipe(slot)
             with self.lock:
                 pool.wiped(slot, sure=sure)
                 self._wiped.notify_all()

@@ -1,11 +1,10 @@
 """One namespace on disk: a pool of keys, and the slots of its slab file."""
 
-from collections.abc import Sequence
-
-import msgspec
+from array import array
+from math import isnan, nan
 
 from tiertune_connector.chunk import NOBODY, Header
-from tiertune_connector.pool import Pool
+from tiertune_connector.pool import Placed, Pool
 from tiertune_connector.tiers.base import Evicted, OnEvicted
 from tiertune_connector.tiers.shares import Held
 from tiertune_connector.tiers.slab import Slab
@@ -15,21 +14,13 @@ WIPED_AT_ONCE = 32
 """Chunks whose room one step gives back: about a millisecond of disk time."""
 
 
-class DiskSlot(msgspec.Struct, eq=False, gc=False):  # no garbage collector goes through a million of them
-    """A place in a slab file, and what is known of the chunk in it."""
-
-    number: int
-    used_at: float | None = None
-    """When the chunk came or was last read; None: in an earlier run."""
-    used: bool = True
-    """Whether it was read since it came; True for one of an earlier run, as nobody knows."""
-    tenant: bytes = b""
-
-
 class DiskPool(Held):
-    """An index that never waits for the disk once it is made; callers that change it hold its tier's lock."""
+    """An index that never waits for the disk once it is made; callers that change it hold its tier's lock.
 
-    pool: Pool[DiskSlot]
+    A slot is a number: what is known of it lies in arrays, as objects for a million of them would take much memory.
+    """
+
+    pool: Pool[int]
 
     def __init__(
         self,
@@ -43,25 +34,28 @@ class DiskPool(Held):
 
         Waits for the disk; OSError. ``clock`` gives monotonic seconds, ``evicted`` hears of chunks that leave.
         """
-        super().__init__(slab.namespace, slab.chunk_bytes, slab.stride, Pool(capacity, algorithm))
+        super().__init__(slab.namespace, slab.chunk_bytes, slab.stride, Pool(capacity, algorithm), evicted)
         self.slab = slab
-        self.left: list[DiskSlot] = []
+        self.left: list[int] = []
         """Slots of gone chunks, newest last, with headers and room still to be wiped."""
-        self.wiping: set[DiskSlot] = set()
+        self.wiping: set[int] = set()
         """Slots being wiped now."""
         self.unwiped = 0
         """Slots whose header a failing disk kept: they may be back after a restart."""
-        self._overwriting: set[DiskSlot] = set()
+        self._overwriting: set[int] = set()
         """Slots that a new chunk took over unwiped, until it is whole."""
-        self._free: list[DiskSlot] = []
-        self._slots = 0
-        """Slots of the file."""
+        self._free: list[int] = []
+        self._used_at = array("d")
+        """By slot, all of the file's: when its chunk came or was last read; NaN: in an earlier run."""
+        self._used = bytearray()
+        """By slot: whether its chunk was read since it came; yes for one of an earlier run, as nobody knows."""
+        self._tenants: dict[int, bytes] = {}
+        """Tenants' digests, of chunks that have one, by slot."""
         self._clock = clock
-        self._evicted = evicted
         for header in slab.headers():
             slot = self._add()
             if header is None or header.key in self.pool or len(self.pool) >= capacity:
-                self.wiped(slot, sure=slab.wipe(slot.number))
+                self.wiped(slot, sure=slab.wipe(slot))
                 continue
             self.pool.reserve(header.key)
             self._commit(header, slot)
@@ -76,13 +70,13 @@ class DiskPool(Held):
         return max(self.pool.capacity, held) * self.stride
 
     @property
-    def unsure(self) -> set[DiskSlot]:
+    def unsure(self) -> set[int]:
         """Slots of gone chunks whose header may still be there, until somebody is done with them."""
         return self.wiping.union(self._overwriting, self.left, self.pool.leaving)
 
     def shrink(self) -> None:
         """Shrink one step towards what is allowed."""
-        self._evict(self.pool.resize(max(self.allowed, self.pool.capacity - WIPED_AT_ONCE)), "capacity")
+        self.evict(self.pool.resize(max(self.allowed, self.pool.capacity - WIPED_AT_ONCE)), "capacity")
 
     def grow(self, spare_bytes: int) -> None:
         """Grow to what is allowed, as far as the tier has room."""
@@ -90,7 +84,7 @@ class DiskPool(Held):
         if capacity > self.pool.capacity:
             self.pool.resize(capacity)
 
-    def reserve(self, key: bytes) -> DiskSlot | None:
+    def reserve(self, key: bytes) -> int | None:
         """A slot to write, preferably one whose room a new chunk can take over; None: all is in use or being wiped."""
         held = len(self.pool)
         if not self.left and held < self.pool.capacity <= held + len(self.wiping):
@@ -98,50 +92,51 @@ class DiskPool(Held):
         evicted = self.pool.reserve(key)
         if evicted is None:
             return None
-        self._evict(evicted, "room")
+        self.evict(evicted, "room")
         if self.left:
             slot = self.left.pop()
             self._overwriting.add(slot)
             return slot
         return self._free.pop() if self._free else self._add()
 
-    def keep(self, header: Header, slot: DiskSlot) -> None:
+    def keep(self, header: Header, slot: int) -> None:
         """Make a written slot visible; what is too much leaves, as the capacity may have fallen meanwhile."""
         self._overwriting.discard(slot)
-        slot.used_at, slot.used = self._clock(), False
+        self._used_at[slot], self._used[slot] = self._clock(), False
         self._commit(header, slot)
-        self._trim()
+        self.trim()
 
-    def abort(self, key: bytes, slot: DiskSlot) -> None:
+    def abort(self, key: bytes, slot: int) -> None:
         """A reserved chunk could not be written; the rest as in ``keep``."""
         self.pool.abort(key)
         self._leave(slot)
-        self._trim()
+        self.trim()
 
-    def use(self, key: bytes, slot: DiskSlot) -> None:
+    def use(self, key: bytes, slot: int) -> None:
         """A chunk was read for a request."""
         self.pool.touch([key])
-        slot.used_at, slot.used = self._clock(), True
+        self._used_at[slot], self._used[slot] = self._clock(), True
 
     def unpin(self, key: bytes) -> None:
         """A read is over; the rest as in ``keep``."""
         self._leave(self.pool.unpin(key))
-        self._trim()
+        self.trim()
 
-    def drop(self, key: bytes) -> bool:
-        """Forget a chunk, which leaves once nobody uses it; False if it is not here."""
-        here = key in self.pool
+    def drop(self, key: bytes, tenant: bytes | None = None) -> bool:
+        slot = self.pool.get(key)
+        if slot is None or tenant not in (None, self._tenants.get(slot, b"")):
+            return False
         self._leave(self.pool.discard(key))
-        return here
+        return True
 
-    def to_wipe(self) -> DiskSlot | None:
+    def to_wipe(self) -> int | None:
         """The slot left last, for the caller to wipe; None: there is none."""
         slot = self.left.pop() if self.left else None
         if slot is not None:
             self.wiping.add(slot)
         return slot
 
-    def wiped(self, slot: DiskSlot, *, sure: bool) -> None:
+    def wiped(self, slot: int, *, sure: bool) -> None:
         """A slot was wiped and is free; ``sure`` is the answer of `Slab.wipe`."""
         self.wiping.discard(slot)
         self._free.append(slot)
@@ -152,28 +147,28 @@ class DiskPool(Held):
         if not self.pool.pinned and not self.wiping:  # else a descriptor in use could become another file's
             self.slab.close()
 
-    def _add(self) -> DiskSlot:
+    def _add(self) -> int:
         """A slot more, at the end of the file."""
-        self._slots += 1
-        return DiskSlot(self._slots - 1)
+        self._used_at.append(nan)
+        self._used.append(True)
+        return len(self._used) - 1
 
-    def _commit(self, header: Header, slot: DiskSlot) -> None:
-        slot.tenant = header.origin.tenant
+    def _commit(self, header: Header, slot: int) -> None:
+        if header.origin.tenant:
+            self._tenants[slot] = header.origin.tenant
         self.pool.commit(header.key, slot)
 
-    def _trim(self) -> None:
-        self._evict(self.pool.trim(), "capacity")
-
-    def _evict(self, chunks: Sequence[tuple[bytes, DiskSlot]], reason: str) -> None:
-        """Report chunks that leave, and let their slots go."""
+    def evict(self, chunks: Placed[int], reason: str) -> None:
         if chunks:
             named = self.namespace, self.pool.algorithm, reason
-            self._evicted([Evicted(*named, slot.used_at, NOBODY, slot.used) for _, slot in chunks])
+            left = [(self._used_at[slot], bool(self._used[slot])) for _, slot in chunks]
+            self._evicted([Evicted(*named, None if isnan(at) else at, NOBODY, used) for at, used in left])
         for _, slot in chunks:
             self._leave(slot)
 
-    def _leave(self, slot: DiskSlot | None) -> None:
+    def _leave(self, slot: int | None) -> None:
         """A slot's chunk, if any, has gone or did not come."""
         if slot is not None:
             self._overwriting.discard(slot)
+            self._tenants.pop(slot, None)
             self.left.append(slot)

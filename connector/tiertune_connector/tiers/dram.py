@@ -9,10 +9,9 @@ one step at most.
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 from tiertune_connector.chunk import Origin, checksum
-from tiertune_connector.tiers.base import FLUSHED, Counted, Outcome
+from tiertune_connector.tiers.base import Counted, Outcome
 from tiertune_connector.tiers.segment import Geometry, Segment
 from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
 from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot, new_segment, take_again
@@ -46,7 +45,12 @@ class DramTier(LocalTier[DramPool]):
             pool = self.pools.get(namespace)
             if pool is None:
                 pool = self.pools[namespace] = DramPool(
-                    namespace, chunk_bytes, self._segment_bytes, algorithm, capacity_bytes=self.capacity_bytes
+                    namespace,
+                    chunk_bytes,
+                    self._segment_bytes,
+                    algorithm,
+                    self._evicted,
+                    capacity_bytes=self.capacity_bytes,
                 )
             return pool if pool.chunk_bytes == chunk_bytes else None
 
@@ -59,7 +63,7 @@ class DramTier(LocalTier[DramPool]):
             self.capacity_bytes = capacity_bytes
             retune(self.pools, capacity_bytes, asked)
             for pool in self.pools.values():
-                self.on_evicted(pool.fit("capacity"))
+                pool.fit("capacity")
 
     def settle(self) -> bool:
         """Take one bounded step with each pool: evict and give back, else grow by a segment; hand over.
@@ -96,7 +100,7 @@ class DramTier(LocalTier[DramPool]):
             evicted = pool.pool.reserve(key)
             if evicted is None:
                 return None
-            self.on_evicted([pool.vacate(slot, "room", key) for key, slot in evicted])
+            pool.evict(evicted, "room")
             slot = pool.free.pop()
             slot.generation = slot.segment.renew(slot.index)
             slot.origin, slot.engine, slot.used_at, slot.uses = origin, engine, self._clock(), 0
@@ -111,7 +115,7 @@ class DramTier(LocalTier[DramPool]):
             pool.commit(key, slot)
             for _ in range(users):
                 self.pin(namespace, key)
-            self._trim(pool)
+            pool.trim()
 
     def abort(self, namespace: str, key: bytes, slot: Slot, *, quarantine: bool = False) -> None:
         """A reserved chunk will not come; with ``quarantine`` somebody may still be writing into the slot."""
@@ -120,17 +124,17 @@ class DramTier(LocalTier[DramPool]):
             pool.pool.abort(key)
             if quarantine:
                 pool.quarantined.append(slot)
-                self.on_evicted(pool.fit("quarantine"))
+                pool.fit("quarantine")
             else:
-                pool.vacate(slot, "aborted")
+                pool.vacate(slot)
 
     def release_quarantine(self, namespace: str, slot: Slot) -> None:
         """Nobody can be writing into the slot any more."""
         with self.lock:
             pool = self.pools[namespace]
             pool.quarantined.remove(slot)
-            pool.vacate(slot, "quarantine")
-            self.on_evicted(pool.fit("capacity"))
+            pool.vacate(slot)
+            pool.fit("capacity")
 
     def pin(self, namespace: str, key: bytes, *, use: bool = True) -> Slot | None:
         """The slot of a visible key, kept until ``unpin``; a copy to another tier is no ``use``."""
@@ -145,12 +149,8 @@ class DramTier(LocalTier[DramPool]):
     def unpin(self, namespace: str, key: bytes) -> None:
         with self.lock:
             pool = self.pools.get(namespace)
-            if pool is None:  # the store ended during a load
-                return
-            left = pool.pool.unpin(key)
-            if left is not None:
-                self.on_evicted([pool.vacate(left, FLUSHED)])
-            self._trim(pool)
+            if pool is not None:  # else the store ended during a load
+                pool.unpin(key)
 
     def verify(self, namespace: str, key: bytes) -> Outcome:
         """Check a chunk's checksum in place; drop it if it is not what was committed."""
@@ -161,7 +161,7 @@ class DramTier(LocalTier[DramPool]):
             if checksum(slot.view()) == slot.checksum:
                 return Outcome.OK
             with self.lock:
-                self.pools[namespace].discard(key)
+                self.pools[namespace].drop(key)
             return Outcome.CORRUPT
         finally:
             self.unpin(namespace, key)
@@ -169,8 +169,8 @@ class DramTier(LocalTier[DramPool]):
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """In steps, with requests served in between; the caller keeps out what comes meanwhile and should go."""
         with self.lock:
-            pools = [pool for name, pool in self.pools.items() if namespace in (None, name)]
-        return Outcome.OK, self._drop_from(pools, partial(self._drop, tenant), at_once=LEAVING_AT_ONCE)
+            pools = self._named(namespace)
+        return Outcome.OK, self._drop_from(pools, tenant, at_once=LEAVING_AT_ONCE)
 
     def close(self) -> None:
         with self.lock:
@@ -185,20 +185,6 @@ class DramTier(LocalTier[DramPool]):
             for index in [pool.index for pool in self.pools.values() if pool.index]:
                 index.tell(now, numbers)
 
-    def _trim(self, pool: DramPool) -> None:
-        """Evict what was in use during a shrink."""
-        if len(pool.pool) > pool.pool.capacity:
-            self.on_evicted([pool.vacate(slot, "capacity", key) for key, slot in pool.pool.trim()])
-
-    def _drop(self, tenant: bytes | None, pool: DramPool, key: bytes) -> bool:
-        """Flush a chunk; False if it is not here any more, or another tenant's."""
-        slot = pool.pool.get(key)
-        if slot is None or tenant not in (None, slot.origin.tenant):
-            return False
-        if pool.discard(key):
-            self.on_evicted([pool.vacate(slot, FLUSHED)])
-        return True
-
     def _hand_over(self, pool: DramPool) -> bool:
         with self.lock:
             return pool.pool.hand_over(HANDED_OVER)
@@ -206,7 +192,7 @@ class DramTier(LocalTier[DramPool]):
     def _shrink(self, pool: DramPool) -> bool:
         with self.lock:
             before = pool.pool.capacity
-            self.on_evicted(pool.fit("capacity"))
+            pool.fit("capacity")
             leaving = [pool.free.pop() for _ in range(min(pool.surplus, LEAVING_AT_ONCE))]
             for slot in leaving:
                 pool.retired.setdefault(slot.segment.number, []).append(slot)
@@ -261,5 +247,5 @@ class DramTier(LocalTier[DramPool]):
                 pool.segments[number] = slots[0].segment
             pool.free.extend(slots)
             pool.provisioned += len(slots)
-            self.on_evicted(pool.fit("capacity"))
+            pool.fit("capacity")
         return True

@@ -1,13 +1,15 @@
 """What local tiers have in common: pools, how they share the capacity, and how chunks are dropped in steps."""
 
 import threading
-from collections.abc import Callable, Collection, Container, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Container, Mapping, Sequence
 from operator import itemgetter
 from time import sleep
 from typing import Any, Generic, TypeVar
 
-from tiertune_connector.pool import Pool
-from tiertune_connector.tiers.base import OnEvicted, Usage
+from tiertune_connector.pool import Placed, Pool
+from tiertune_connector.tiers.base import Evicted, OnEvicted, Usage
+from tiertune_connector.tiers.steps import BREATH_S, in_steps
 
 HANDED_OVER = 128
 """Chunks one step hands over to another algorithm: a quarter of a millisecond with the lock held."""
@@ -15,11 +17,9 @@ HANDED_OVER = 128
 
 Asked = Mapping[str, tuple[int | None, str]]
 """By namespace its own bytes (None: a part of what the others leave), and its algorithm (empty: as it is)."""
-_BREATH_S = 5e-4
-"""Pause between steps of a flush: without it, others would hardly get the lock."""
 
 
-class Held:
+class Held(ABC):
     """What a local tier holds of one namespace: a `DramPool` or a `DiskPool`."""
 
     allowed = 0
@@ -29,10 +29,11 @@ class Held:
     found = False
     """Here since the start, and nobody has used it: others take what they need, at most their even part."""
 
-    def __init__(self, namespace: str, chunk_bytes: int, stride: int, pool: Pool[Any]) -> None:
-        """A chunk takes ``stride`` bytes."""
+    def __init__(self, namespace: str, chunk_bytes: int, stride: int, pool: Pool[Any], evicted: OnEvicted) -> None:
+        """A chunk takes ``stride`` bytes; ``evicted`` hears of chunks that leave."""
         self.namespace, self.chunk_bytes, self.stride = namespace, chunk_bytes, stride
         self.pool = pool
+        self._evicted = evicted
 
     @property
     def effective(self) -> int:
@@ -42,6 +43,19 @@ class Held:
     @property
     def resident_bytes(self) -> int:
         return len(self.pool) * self.stride
+
+    def trim(self) -> None:
+        """Evict what is too much: it was in use during a shrink, or came since."""
+        if len(self.pool) > self.pool.capacity:
+            self.evict(self.pool.trim(), "capacity")
+
+    @abstractmethod
+    def evict(self, chunks: Placed[Any], reason: str) -> None:
+        """Report chunks that left the pool, and let their slots go."""
+
+    @abstractmethod
+    def drop(self, key: bytes, tenant: bytes | None = None) -> bool:
+        """Forget a chunk, which leaves once nobody uses it; False if it is not here, or not the ``tenant``'s."""
 
 
 AnyHeld = TypeVar("AnyHeld", bound=Held)
@@ -62,18 +76,24 @@ class LocalTier(Generic[AnyHeld]):
             chunks = sum(len(each.pool) for each in held)
             return Usage(sum(each.resident_bytes for each in held), self.capacity_bytes, chunks)
 
-    def _drop_from(self, pools: Collection[AnyHeld], dropped: Callable[[AnyHeld, bytes], bool], *, at_once: int) -> int:
-        """Drop what is visible now, in steps, with requests served in between; returns how many ``dropped`` counts."""
+    def _evicted(self, chunks: Sequence[Evicted]) -> None:
+        self.on_evicted(chunks)
+
+    def _named(self, namespace: str | None) -> list[AnyHeld]:
+        """The pool of a namespace, if there is one; None: all. Call with the lock held."""
+        return [pool for name, pool in self.pools.items() if namespace in (None, name)]
+
+    def _drop_from(self, pools: Collection[AnyHeld], tenant: bytes | None, *, at_once: int) -> int:
+        """Drop what is visible now, in steps, with requests served in between; returns how many chunks that were."""
         with self.lock:
             found = [(held, list(held.pool.visible)) for held in pools]
         count = 0
         for held, keys in found:
-            for start in range(0, len(keys), at_once):
-                with self.lock:
-                    if self.pools.get(held.namespace) is not held:  # closed meanwhile
-                        break
-                    count += sum(dropped(held, key) for key in keys[start : start + at_once])
-                sleep(_BREATH_S)
+            for some in in_steps(self.lock, len(keys), at_once):
+                if self.pools.get(held.namespace) is not held:  # closed meanwhile
+                    break
+                count += sum(held.drop(key, tenant) for key in keys[some])
+            sleep(BREATH_S)
         return count
 
 

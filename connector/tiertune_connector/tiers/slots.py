@@ -4,8 +4,8 @@ import logging
 from dataclasses import dataclass, field
 
 from tiertune_connector.chunk import NOBODY, Origin
-from tiertune_connector.pool import Pool
-from tiertune_connector.tiers.base import Evicted
+from tiertune_connector.pool import Placed, Pool
+from tiertune_connector.tiers.base import FLUSHED, Evicted, OnEvicted
 from tiertune_connector.tiers.index import SharedIndex
 from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
 from tiertune_connector.tiers.shares import Held
@@ -47,10 +47,17 @@ class DramPool(Held):
     pool: Pool[Slot]
 
     def __init__(
-        self, namespace: str, chunk_bytes: int, segment_bytes: int, algorithm: str, *, capacity_bytes: int = 0
+        self,
+        namespace: str,
+        chunk_bytes: int,
+        segment_bytes: int,
+        algorithm: str,
+        evicted: OnEvicted,
+        *,
+        capacity_bytes: int = 0,
     ) -> None:
         """``capacity_bytes`` is the most that the pool may hold for now."""
-        super().__init__(namespace, chunk_bytes, slot_stride(chunk_bytes), Pool(0, algorithm))
+        super().__init__(namespace, chunk_bytes, slot_stride(chunk_bytes), Pool(0, algorithm), evicted)
         self.index = _index(capacity_bytes // self.stride)
         """Where clients look; None: they ask."""
         self.segments: dict[int, Segment] = {}
@@ -77,11 +84,11 @@ class DramPool(Held):
         """Free slots that the pool does not need."""
         return min(len(self.free), self.provisioned - len(self.quarantined) - self.pool.capacity)
 
-    def fit(self, reason: str) -> list[Evicted]:
-        """Bring the pool one step towards what is allowed and available; evicted chunks' slots become free."""
+    def fit(self, reason: str) -> None:
+        """Bring the pool one step towards what is allowed and available."""
         usable = min(self.allowed, self.provisioned) - len(self.quarantined)
         capacity = max(0, usable, self.pool.capacity - LEAVING_AT_ONCE)
-        return [self.vacate(slot, reason, key) for key, slot in self.pool.resize(capacity)]
+        self.evict(self.pool.resize(capacity), reason)
 
     def commit(self, key: bytes, slot: Slot) -> None:
         """The chunk in a reserved slot is whole."""
@@ -89,20 +96,28 @@ class DramPool(Held):
         if self.index:
             self.index.put(key, (slot.segment.number, slot.index, slot.generation))
 
-    def discard(self, key: bytes) -> Slot | None:
-        """The pool's `discard`; also leaves the index."""
+    def drop(self, key: bytes, tenant: bytes | None = None) -> bool:
+        slot = self.pool.get(key)
+        if slot is None or tenant not in (None, slot.origin.tenant):
+            return False
         if self.index:
             self.index.remove(key)
-        return self.pool.discard(key)
+        self._left(key, self.pool.discard(key))
+        return True
 
-    def vacate(self, slot: Slot, reason: str, key: bytes = b"") -> Evicted:
-        """A chunk left its slot; ``key`` if it was visible until now."""
-        if key and self.index:
-            self.index.remove(key)
+    def unpin(self, key: bytes) -> None:
+        """A user is done with a chunk."""
+        self._left(key, self.pool.unpin(key))
+        self.trim()
+
+    def evict(self, chunks: Placed[Slot], reason: str) -> None:
+        if chunks:
+            self._evicted([self._last(key, slot, reason) for key, slot in chunks])
+
+    def vacate(self, slot: Slot) -> None:
+        """Nobody uses a slot any more."""
         slot.segment.renew(slot.index)
         self.free.append(slot)
-        used, behind = slot.uses > 0, slot.behind
-        return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin, used, key, behind)
 
     def close(self) -> None:
         """Give up all its memory."""
@@ -115,6 +130,19 @@ class DramPool(Held):
     def missing_slots(self) -> int:
         """Slots for the next segment, 0 if enough are provisioned."""
         return max(0, min(self.allowed - self.provisioned, self._slots_a_segment))
+
+    def _last(self, key: bytes, slot: Slot, reason: str) -> Evicted:
+        """Vacate a chunk's slot; returns what is known of the chunk. A dropped one is in no index any more."""
+        if self.index and reason != FLUSHED:
+            self.index.remove(key)
+        self.vacate(slot)
+        used, behind = slot.uses > 0, slot.behind
+        return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin, used, key, behind)
+
+    def _left(self, key: bytes, slot: Slot | None) -> None:
+        """A dropped chunk has left its slot; None: it is still in use."""
+        if slot is not None:
+            self.evict([(key, slot)], FLUSHED)
 
 
 def take_again(retired: list[Slot]) -> list[Slot]:
