@@ -5,8 +5,9 @@ first requested under its id, as long as the files do not change. Once they chan
 contents the engine still has, and from then on the adapter's chunks are kept from everybody, this engine included.
 
 The engine's own caches know only name and path. After other contents were loaded under the same name and path, these
-caches mix the chunks of both, and what is computed from them. So from then on none of these chunks leave the engine. If adapters also compute how images are encoded, vLLM keeps what was encoded by the
-adapter's name alone, so that another path mixes it too.
+caches mix the chunks of both, and what is computed from them. So from then on none of these chunks leave the engine. If
+adapters also compute how images are encoded, vLLM keeps what was encoded by the adapter's name alone, so that contents
+from another path mix it too.
 
 An adapter that is loaded in place, from changed files or another folder, also takes the place of the old one in
 requests that are under way: the rest of these is computed with the new contents. So when a chunk is to leave the engine
