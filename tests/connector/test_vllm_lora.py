@@ -147,6 +147,21 @@ def test_an_adapter_loaded_from_another_folder_is_told_by_its_contents(tmp_path)
     assert digests.suffix(other) == suffix(other.lora_path)
 
 
+def test_if_adapters_encode_images_another_folder_is_not_shared(tmp_path, caplog):
+    """The engine keeps encoded images by the adapter's name: they may be of the old contents, whichever is asked for.
+
+    The same contents in another folder mix nothing.
+    """
+    digests, adapter = AdapterDigests(encoding=True), Adapter(write(tmp_path / "a", 1))
+    told = digests.suffix(adapter)
+    assert told == digests.suffix(Adapter(write(tmp_path / "copy", 1), lora_int_id=2)) == suffix(adapter.lora_path)
+    other = Adapter(write(tmp_path / "b", 2), lora_int_id=3)
+    assert digests.suffix(other) not in {suffix(other.lora_path), digests.suffix(other)}
+    assert not digests.stands(adapter, told)
+    assert "under another name" in caplog.text
+    assert "another folder" not in caplog.text
+
+
 def test_an_adapter_loaded_again_unchanged_is_shared_as_before(tmp_path):
     """Under a new id or in place."""
     digests, path = AdapterDigests(), write(tmp_path / "a", 1)

@@ -13,6 +13,7 @@ import zlib
 import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -110,6 +111,9 @@ class Rank:
         """By request and group the block of its table that the state is in, and how many behind it for drafts."""
         self.failed: set[str] = set()
         """Requests that another connector has failed: what they compute in this step is nothing."""
+        self.encoded = 0
+        """Images and the like."""
+        self._media: dict[str, list[MultiModalFeatureSpec]] = {}
 
     def execute(self, output, drafts):
         """Loads begin before the forward pass or after it, as they do on a device.
@@ -150,6 +154,7 @@ class Rank:
         for each in output.kv_cache_block_copies or ():
             self.pages[each.dst_block_id] = self.pages[each.src_block_id]
         spans = self._spans(output)
+        self._encode(output)
         self.failed = {name for name, first in spans.items() if bad and not bad.isdisjoint(self._blocks(name, first))}
         for name, first in spans.items():
             self._carry_states(name, first, first + output.num_scheduled_tokens[name])
@@ -162,6 +167,13 @@ class Rank:
         for name, first in spans.items():  # now: a request may have blocks that another one fills in the same step
             self._check_tokens(name, first)
         return tokens
+
+    def _encode(self, output):
+        """Of what came with a request when it was new, even if it did not have to be encoded then."""
+        self._media |= {new.req_id: new.mm_features for new in output.scheduled_new_reqs}
+        for name, numbers in output.scheduled_encoder_inputs.items():
+            assert all(self._media[name][number].data is not None for number in numbers), f"{name}: no image"
+            self.encoded += len(numbers)
 
     def _spans(self, output):
         """The first token that each request computes in the step; their tables of blocks are followed."""

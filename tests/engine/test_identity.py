@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from e2e.vllm_model import write_model
 from engine.conftest import BLOCK, cache_of, full_attention
 from tiertune_connector.vllm.compat import Engine
-from tiertune_connector.vllm.identity import adapters, namespace
+from tiertune_connector.vllm.identity import adapters, adapters_encode, namespace
 
 NAME = {"served_model_name": "llama"}
 
@@ -365,3 +365,9 @@ def test_engines_that_apply_adapters_otherwise_tell_it(configured):
     assert len({adapters(configured(**lora, **other)) for other in others} - {""}) == 3
     one, other = ({"lora_target_modules": names} for names in (["q_proj", "v_proj"], ["v_proj", "q_proj"]))
     assert adapters(configured(**lora, **one)) == adapters(configured(**lora, **other))
+
+
+def test_adapters_of_the_vision_tower_encode_images(configured):
+    lora = {"enable_lora": True, "max_lora_rank": 8}
+    told = [adapters_encode(configured(**more)) for more in ({}, lora, {**lora, "enable_tower_connector_lora": True})]
+    assert told == [False, False, True]

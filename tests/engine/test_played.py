@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_kv_cache_configs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
@@ -239,15 +239,17 @@ def test_what_a_session_with_drafts_computes_in_later_turns_nobody_finds(played,
     assert other.loaded == loaded
 
 
+def pictures(name):
+    """An image of that name at tokens 70 to 169."""
+    place = PlaceholderRange(offset=70, length=100)
+    return [MultiModalFeatureSpec(MultiModalKwargsItem(), modality="image", identifier=name, mm_position=place)]
+
+
 def test_prompts_with_other_images_in_the_same_places_are_told_apart(played):
     """Their tokens are the same; what is before the image is found."""
     one, other = played(whole, 64), played(whole, 64)
     prompt = np.random.default_rng(6).integers(10, 4000, 230).tolist()
     prompt[70:170] = [7] * 100
-
-    def pictures(name):
-        place = PlaceholderRange(offset=70, length=100)
-        return [MultiModalFeatureSpec(data=None, modality="image", identifier=name, mm_position=place)]
 
     one.add("cat", prompt, mm_features=pictures("cat"))
     one.run()
@@ -256,6 +258,25 @@ def test_prompts_with_other_images_in_the_same_places_are_told_apart(played):
         other.run()
         assert other.answers[name] == answer(prompt, 8, pictures(name))
         assert other.loaded == blocks
+
+
+def test_an_image_that_was_fetched_can_be_encoded_after_all(played, store):
+    """The engine has never seen it; then the request is preempted, and the store has lost what it gave."""
+    one, other = played(whole, 64), played(whole, 64)
+    prompt = np.random.default_rng(7).integers(10, 4000, 230).tolist()
+    one.add("cat", prompt, mm_features=pictures("cat"))
+    one.run()
+    other.add("cat", prompt, most=60, mm_features=pictures("cat"))
+    while not other.answers["cat"]:
+        other.step()
+    assert (other.loaded, other.ranks[0].encoded) == (6, 0)
+    store.store.flushes.drop()
+    other.drain()
+    other.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    other.run()
+    assert other.answers["cat"] == answer(prompt, 60, pictures("cat"))
+    assert other.ranks[0].encoded == 1
+    assert other.knows_nothing()
 
 
 def test_a_request_that_a_reset_preempts_goes_on(played):

@@ -62,7 +62,8 @@ class Engine:
         self.groups = tuple(found[place] for place in self._order)
         """First the group whose chunks make the chain."""
         self._tenants = Tenants.from_environment(self.settings.isolation, os.environ)
-        self._adapters = AdapterDigests(identity.adapters(vllm_config))
+        encoding = identity.adapters_encode(vllm_config)
+        self._adapters = AdapterDigests(identity.adapters(vllm_config), encoding=encoding)
         self._numbers_media = numbers_media(vllm_config)
         self._epoch = 0 if identity.exchanges_weights(vllm_config) else None
         """Part of the keys if weights are exchanged."""

@@ -24,7 +24,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from tiertune_connector.vllm import compat, events, metrics, neighbours, spoiled, turns, windows
+from tiertune_connector.vllm import compat, events, media, metrics, neighbours, spoiled, turns, windows
 from tiertune_connector.vllm.step_timing import STEP, StepMetadata, WorkerTiming
 from tiertune_connector.vllm.tier import TierTuneTier
 
@@ -87,6 +87,7 @@ class TierTuneConnector(OffloadingConnector):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        media.keep(self.connector_scheduler, scheduler_output)
         compat.forget_blocks(self.connector_scheduler, scheduler_output)
         compat.bound_stores(self.connector_scheduler, scheduler_output)
         if self._spoils_turns:

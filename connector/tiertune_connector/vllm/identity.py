@@ -113,6 +113,11 @@ def adapters(vllm_config: VllmConfig) -> str:
     return "" if modules is None and kind is None else _text(modules, kind)
 
 
+def adapters_encode(vllm_config: VllmConfig) -> bool:
+    """Whether adapters also compute how images and the like are encoded."""
+    return vllm_config.lora_config is not None and vllm_config.lora_config.enable_tower_connector_lora
+
+
 def _weights_told(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
     if exchanges_weights(vllm_config):
         return _only(config, "a trainer exchanges its weights")

@@ -5,7 +5,9 @@ first requested under its id, as long as the files do not change. Once they chan
 contents the engine still has, and from then on the adapter's chunks are kept from everybody, this engine included.
 
 The engine's own caches know only name and path. After other contents were loaded under the same name and path, these
-caches mix the chunks of both, and what is computed from them. So from then on none of these chunks leave the engine.
+caches mix the chunks of both, and what is computed from them. So from then on none of these chunks leave the engine. If
+adapters also compute how images are encoded, vLLM keeps what was encoded by the adapter's name alone, so that contents
+from another path mix it too.
 
 An adapter that is loaded in place, from changed files or another folder, also takes the place of the old one in
 requests that are under way: the rest of these is computed with the new contents. So when a chunk is to leave the engine
@@ -36,7 +38,8 @@ Stamp = tuple[tuple[int, int, int, int], ...]
 @dataclass(frozen=True)
 class _Known:
     named: tuple[str, str]
-    """Name and path."""
+    """As the engine's caches know it."""
+    path: str
     files: tuple[Path, ...]
     stamp: Stamp
     suffix: bytes | None
@@ -48,20 +51,24 @@ class _Known:
     def moved(self, adapter: "LoRARequest") -> bool:
         """Whether ``adapter`` is from another folder, or its files have changed or, never read, may have."""
         unread = adapter.load_inplace and not self.read
-        return unread or self.named[1] != adapter.lora_path or self.stamp != _stamp(self.files)
+        return unread or self.path != adapter.lora_path or self.stamp != _stamp(self.files)
 
 
 class AdapterDigests:
     """What a request's adapter adds to its keys. Runs on the scheduler thread; once warm it costs stat calls."""
 
-    def __init__(self, settings: str = "") -> None:
-        """``settings``: what of the engine's own decides what it computes with an adapter, if anything does."""
+    def __init__(self, settings: str = "", *, encoding: bool = False) -> None:
+        """``settings``: what of the engine's own decides what it computes with an adapter, if anything does.
+
+        ``encoding``: adapters also compute how images and the like are encoded.
+        """
         self._engine = os.urandom(32)
         self._settings = settings.encode()
+        self._encoding = encoding
         self._known: dict[int, _Known] = {}
         """By id: what was last loaded under it."""
         self._served: dict[tuple[str, str], bytes | None] = {}
-        """Contents by name and path; None: they were not always the same."""
+        """Contents by what the engine's caches know; None: they were not always the same."""
 
     def suffix(self, adapter: "LoRARequest | None") -> bytes:
         """16 bytes for the contents of ``adapter``, which a request names; empty if it names none.
@@ -85,12 +92,16 @@ class AdapterDigests:
         """Whether ``suffix`` also tells what the engine has computed with ``adapter`` since."""
         if adapter is None:
             return True
-        served, known = self._served[adapter.lora_name, adapter.lora_path], self._known[adapter.lora_int_id]
+        served, known = self._served[self._named(adapter)], self._known[adapter.lora_int_id]
         return served == known.suffix == suffix and not known.moved(adapter)
 
+    def _named(self, adapter: "LoRARequest") -> tuple[str, str]:
+        """What the engine's caches know of an adapter: name and path, or the name alone."""
+        return adapter.lora_name, "" if self._encoding else adapter.lora_path
+
     def _unmixed(self, adapter: "LoRARequest", suffix: bytes | None) -> bytes | None:
-        """``suffix``, if the engine served nothing else under the adapter's name and path."""
-        named = (adapter.lora_name, adapter.lora_path)
+        """``suffix``, if the engine's caches have nothing else under what they know of the adapter."""
+        named = self._named(adapter)
         if self._served.setdefault(named, suffix) != suffix:
             self._mixed(named)
         return self._served[named]
@@ -101,21 +112,21 @@ class AdapterDigests:
         self._served[named] = None
         logger.warning(
             "TierTune: the files of adapter %s changed, or may have, since the engine served it: its chunks are not"
-            " shared until the engine restarts, or it is loaded under another name, or is unloaded and then loaded from"
-            " another folder",
+            " shared until the engine restarts, or it is loaded under another name%s",
             named[0],
+            "" if self._encoding else ", or is unloaded and then loaded from another folder",
         )
 
     def _read(self, adapter: "LoRARequest") -> _Known:
         folder = Path(adapter.lora_path).expanduser()
         shards = tuple(sorted(folder.glob("*.safetensors")))
-        named, inplace = (adapter.lora_name, adapter.lora_path), adapter.load_inplace
+        named, path, inplace = self._named(adapter), adapter.lora_path, adapter.load_inplace
         files = (folder, folder / CONFIG, *shards)
         stamp = _stamp(files)
         try:
             if shards:
                 contents = weights.digest_of(folder / CONFIG, shards)
-                return _Known(named, files, stamp, self._applied(contents), inplace, read=True)
+                return _Known(named, path, files, stamp, self._applied(contents), inplace, read=True)
         except OSError:
             pass
         logger.warning(
@@ -123,7 +134,7 @@ class AdapterDigests:
             adapter.lora_name,
             folder,
         )
-        return _Known(named, files, stamp, None if inplace else self._own(adapter), inplace, read=False)
+        return _Known(named, path, files, stamp, None if inplace else self._own(adapter), inplace, read=False)
 
     def _applied(self, contents: bytes) -> bytes:
         if not self._settings:
