@@ -269,9 +269,10 @@ class TestPasswords:
         engine.dispose()
 
     def test_what_is_wrong_with_an_address_says_what_to_mend(self, postgres):
-        """A password, a database or a host that is not there; a server that does not answer may come back."""
+        """A password, parameter, database or host that is not there; a server that does not answer may come back."""
         for url, told in (
             (postgres.url("empty", password="wrong"), "mend the user, or the password"),
+            (postgres.url("empty") + "?sslmod=require", "mend or remove that parameter"),
             (postgres.url("nowhere"), '"nowhere" does not exist: create it, or name another one'),
         ):
             with pytest.raises(UnusableError, match=told):

@@ -85,6 +85,8 @@ def test_loopback_addresses_need_no_token(host):
         ("{host: 127.0.0.1", "{key_file: k, host: 127.0.0.1", "store.yaml:5:7: http: certificate_file and key_file"),
         ("port: 7410", "port: 70000", "store.yaml:5:31: http.port: Input should be less than or equal to 65535"),
         ("capacity: 1GiB", "capacity: 1 GB", "store.yaml:6:18: dram.capacity: '1 GB' is not understood"),
+        ("capacity: 1GiB", "capacity: 64", "store.yaml:6:18: dram.capacity: 64 without a unit is bytes: write it as"),
+        ("capacity: 1GiB", "capacity: '64'", "store.yaml:6:18: dram.capacity: 64 without a unit is bytes: write it"),
         ("capacity: 1GiB", "capacity: 1e300", "store.yaml:6:18: dram.capacity: Input should be less than or"),
         ("segment: 64MiB", "segment: 0", "store.yaml:6:33: dram.segment: Input should be greater than 0"),
         ("capacity: 1GiB, ", "", "store.yaml:6:7: dram.capacity: Field required"),

@@ -197,6 +197,7 @@ _MEND = {
     "pg_hba.conf": "allow this user from here in the server's pg_hba.conf, or name another one",
     "does not exist": "create it, or name another one",
     "name or service not known": "mend the host in the address",
+    "invalid connection option": "mend or remove that parameter of the address",
     "permission denied": "grant it to this user, or name another one",
     "not a database": "name another file",
     "malformed": "restore it from a backup, or name another file",
