@@ -257,7 +257,7 @@ def end_of(call):
     """The kind of what it raised; None: it ended before."""
     try:
         call()
-    except BaseException as error:
+    except KeyboardInterrupt as error:
         return type(error)
 
 

@@ -11,7 +11,9 @@ from tiertune_connector.vllm.probes import UnsupportedError
 
 
 def check() -> None:
-    """Raises UnsupportedError beside another `OffloadingConnector`, such as a second of TierTune's. Workers alone know what is beside them.
+    """Raises UnsupportedError beside another `OffloadingConnector`, even one of TierTune.
+
+    Workers alone know what is beside them.
 
     Both count under the same names, at which the API server ends. And vLLM's may copy blocks to its own staging while
     TierTune's loads into them: 0.32 orders copies within a connector only (`compat.allocated` does more for ours).
