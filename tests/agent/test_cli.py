@@ -189,11 +189,13 @@ class TestControl:
         assert tiertune("flush")[0] == 1
 
     def test_flush_says_that_an_epoch_is_not_known(self, served, tiertune, store, rounds):
-        """What the store remarks is told; exit 1 where no store knows it."""
+        """What the store remarks is told; where no store knows it, exit 1 and no word of a store that kept silent."""
         rounds(1)
         remark = "no namespace of epoch 7 is known here"
         store.post_flush = lambda _request: httpx.Response(200, json={"dram": 0}, headers={REMARK: remark})
-        assert tiertune("flush", "--epoch", 7)[:2] == (1, f"host-a: flushed 0 in dram; {remark}\n")
+        status, out, err = tiertune("flush", "--epoch", 7)
+        assert (status, out) == (1, f"host-a: flushed 0 in dram; {remark}\n")
+        assert err == "no store knows epoch 7: nothing was dropped in stores\n"
 
 
 class TestFiles:

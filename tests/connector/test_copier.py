@@ -5,6 +5,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -190,15 +191,17 @@ def test_a_part_that_cannot_be_copied_fails_the_copy_and_the_next_one_is_shared_
 
 
 class Interrupted:
-    """A thread's trace that interrupts it once, at the n-th line of a copy; not while that ends because of it."""
+    """A thread's trace that interrupts it once, at the n-th line of a copy, or of the end of one."""
 
-    def __init__(self, after):
-        self.left = after
+    def __init__(self, after, *, ending=False):
+        self.left, self.ending = after, ending
 
     def __call__(self, frame, event, _):
-        if frame.f_code.co_name == "end" or frame.f_code.co_filename not in (module.__file__, threading.__file__):
+        if frame.f_code.co_filename not in (module.__file__, threading.__file__):
             return None
-        if event == "line":
+        if self.ending and frame.f_code.co_name == "end":
+            self.ending = False
+        if event in ("call", "line") and not self.ending:
             self.left -= 1
             if self.left == 0:
                 raise KeyboardInterrupt
@@ -225,6 +228,37 @@ def test_a_copy_that_is_interrupted_says_so_and_ends(copier, after):
     assert copier.write(out, data) == checksum(data.tobytes())
     assert out.tobytes() == data.tobytes()
     eventually(copier._queue.empty)  # who helps took it
+
+
+@pytest.mark.parametrize("after", range(1, 30))
+def test_an_end_that_is_interrupted_ends_all_the_same(copier, after):
+    """By Ctrl-C when all is copied: who comes to help only then is not held up, so that the next copy is shared."""
+    data, out, late = payload(9000), np.zeros(9000, np.uint8), threading.Event()
+    copier.write(out, data)  # there is who helps
+    copier._queue.put(SimpleNamespace(help=late.wait))
+
+    def copy():
+        sys.settrace(Interrupted(after, ending=True))
+        try:
+            copier.write(out, data)
+        finally:
+            sys.settrace(None)
+
+    told = Future()
+    threading.Thread(target=lambda: told.set_result(end_of(copy)), daemon=True).start()
+    assert told.result(10) in (None, KeyboardInterrupt)
+    late.set()
+    assert out.tobytes() == data.tobytes()
+    assert copier.write(out, data) == checksum(data.tobytes())
+    eventually(copier._queue.empty)  # who helps took it
+
+
+def end_of(call):
+    """The kind of what it raised; None: it ended before."""
+    try:
+        call()
+    except KeyboardInterrupt as error:
+        return type(error)
 
 
 def raised(call):

@@ -139,6 +139,19 @@ def test_unknown_contents_that_are_loaded_in_place_are_not_reused(tmp_path):
     assert not digests.stands(adapter, told)
 
 
+@pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt"])
+def test_weights_that_are_not_read_are_watched(tmp_path, name):
+    """Overwritten in place: vLLM may have dropped them meanwhile, and loads them again under the same id."""
+    weights = tmp_path / name
+    weights.write_bytes(b"old")
+    digests, adapter = AdapterDigests(), Adapter(str(tmp_path))
+    told = digests.suffix(adapter)
+    assert digests.stands(adapter, told)
+    weights.write_bytes(b"other")
+    assert not digests.stands(adapter, told)
+    assert len({told, digests.suffix(adapter), digests.suffix(adapter)}) == 3
+
+
 def test_an_adapter_loaded_from_another_folder_is_told_by_its_contents(tmp_path):
     """The engine's own keys hold the folder, so that nothing is mixed."""
     digests = AdapterDigests()

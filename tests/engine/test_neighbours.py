@@ -37,6 +37,12 @@ def test_vllms_own_offloading_is_refused_wherever_it_stands(configured, arrange)
         started(configured, arrange)
 
 
+def test_a_second_one_of_tiertune_is_refused_by_its_name(configured):
+    """Not as vLLM's, of which there is none."""
+    with pytest.raises(UnsupportedError, match="with TierTuneConnector and TierTuneConnector:"):
+        started(configured, lambda own: [own, own])
+
+
 def test_other_connectors_may_be_there(configured):
     """As one that transfers between prefill and decode."""
     assert len(started(configured, lambda own: [OTHER, own])) == 2

@@ -63,7 +63,11 @@ class Copier:
                 self._queue.put(shared)
                 shared.finish()
             finally:
-                shared.end()
+                try:
+                    shared.end()
+                except BaseException:  # interrupted as it ended: who helps would wait for the lock for ever
+                    shared.end()
+                    raise
             return
         for window in windows:
             np.copyto(out[window], data[window])
@@ -143,7 +147,7 @@ class _Shared:
                 self._changed.wait()
 
     def end(self) -> None:
-        """Leave undone what is not done by now: nobody touches the bytes afterwards."""
+        """Leave undone what is not done by now: nobody touches the bytes afterwards. Call again if interrupted."""
         with suppress(RuntimeError):  # if interrupted while not holding it
             self._changed.release()
         with self._changed:

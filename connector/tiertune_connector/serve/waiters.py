@@ -13,6 +13,8 @@ log = logging.getLogger(__name__)
 _KINDS = ("lookup", "long", "disk", "remote", "damage", "store")
 """Each has threads of its own, so that none holds up a faster one: lookups; the counting of a long prompt; loads, by
 their slowest tier; summing what a client says is damaged; storing many chunks."""
+_MOST_UNSERVED = 1000
+"""Requests of a kind in a row for which there was no thread, until their places in its queue are forgotten."""
 _MOST_LATER = 8
 """Long prompts yet to be counted: one more is counted at once, while all clients wait."""
 
@@ -22,7 +24,8 @@ class Waiters:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._pools = {kind: ThreadPoolExecutor(32, thread_name_prefix=f"wait-{kind}") for kind in _KINDS}
+        self._pools = {kind: _threads(kind) for kind in _KINDS}
+        self._unserved = dict.fromkeys(_KINDS, 0)
         self._room = threading.Semaphore(_MOST_LATER)
 
     def run(self, connection: Connection, serve: Callable[[], None], kind: str) -> bool:
@@ -39,8 +42,18 @@ class Waiters:
             self._counters.add("internal_errors_total", ("wait",))
             with suppress(IndexError):
                 todo.pop()
+                self._refused(kind)
                 return False
+        self._unserved[kind] = 0
         return True
+
+    def _refused(self, kind: str) -> None:
+        """Each leaves its place in the queue: if there is never a thread, they would fill the memory."""
+        self._unserved[kind] += 1
+        if self._unserved[kind] == _MOST_UNSERVED:
+            self._unserved[kind] = 0
+            former, self._pools[kind] = self._pools[kind], _threads(kind)
+            former.shutdown(wait=False)  # threads that it has do what is theirs, and end
 
     def _guarded(self, connection: Connection, serve: Callable[[], None]) -> None:
         try:
@@ -71,3 +84,7 @@ class Waiters:
         """Begin nothing any more."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _threads(kind: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(32, thread_name_prefix=f"wait-{kind}")

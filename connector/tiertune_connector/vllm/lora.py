@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(f"vllm.{__name__}")
 CONFIG = "adapter_config.json"
+UNREAD = ("adapter_model.bin", "adapter_model.pt")
+"""What vLLM loads where there are no safetensors: watched, not read."""
 SUFFIX_BYTES = 16
 
 Stamp = tuple[tuple[int, int, int, int], ...]
@@ -121,7 +123,7 @@ class AdapterDigests:
         folder = Path(adapter.lora_path).expanduser()
         shards = tuple(sorted(folder.glob("*.safetensors")))
         named, path, inplace = self._named(adapter), adapter.lora_path, adapter.load_inplace
-        files = (folder, folder / CONFIG, *shards)
+        files = (folder, folder / CONFIG, *(shards or (folder / name for name in UNREAD)))
         stamp = _stamp(files)
         try:
             if shards:

@@ -11,7 +11,9 @@ from tiertune_connector.vllm.probes import UnsupportedError
 
 
 def check() -> None:
-    """Raises UnsupportedError beside another `OffloadingConnector`. Workers alone know what is beside them.
+    """Raises UnsupportedError beside another `OffloadingConnector`, even one of TierTune.
+
+    Workers alone know what is beside them.
 
     Both count under the same names, at which the API server ends. And vLLM's may copy blocks to its own staging while
     TierTune's loads into them: 0.32 orders copies within a connector only (`compat.allocated` does more for ours).
@@ -20,8 +22,9 @@ def check() -> None:
     transfer = whole.kv_transfer_config if whole is not None else None
     children = transfer.kv_connector_extra_config.get("connectors", []) if transfer is not None else []
     classes = [KVConnectorFactory.get_connector_class(KVTransferConfig(**child)) for child in children]
-    if sum(issubclass(each, OffloadingConnector) for each in classes) > 1:
+    offloading = [each.__name__ for each in classes if issubclass(each, OffloadingConnector)]
+    if len(offloading) > 1:
         raise UnsupportedError(
-            "TierTune cannot serve beside vLLM's own OffloadingConnector, which may store a block while TierTune loads"
-            " into it, and counts under the same names: leave one of them out of the MultiConnector"
+            f"TierTune cannot serve in a MultiConnector with {' and '.join(offloading)}: one may store a block while"
+            " another loads into it, and they count under the same names: leave one of them out"
         )
