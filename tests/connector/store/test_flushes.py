@@ -136,7 +136,8 @@ def test_a_flush_of_which_a_part_may_be_left_is_not_ok(ended, outcomes, told):
     assert flushes.drop(epoch=1) == {"dram": (Outcome.OK, 2), "remote": (told, 4)}
 
 
-def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store, engine, http):
+@pytest.mark.parametrize("what", [{}, {"namespace": DIGEST}])
+def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store, engine, http, what):
     """Neither from the remote into DRAM, nor from an engine that had reserved before."""
     keys = chain("k", 2)
     put_remote(remote, keys)
@@ -146,7 +147,7 @@ def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store,
     reads = remote.fault = Reads()
     future = engine.client.load(keys, deadline_s=10)
     eventually(lambda: reads.count == 2)
-    assert http.post("/v1/flush", {}).status_code == 200
+    assert http.post("/v1/flush", what).status_code == 200
     reads.free.set()
     assert future.result(10).outcomes == ["miss", "miss"]
     assert engine.client.commit([slot]).result(5) == [False]
