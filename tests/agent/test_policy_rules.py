@@ -145,7 +145,9 @@ def test_an_override_may_freeze_alone(policy_of):
     policy = policy_of(
         'version: 1\noverrides: [{match: {store: a}, guard: {freeze: [{from: "09:00", to: "10:00"}]}}]\n'
     )
-    held = [frozen_by(policy.for_target(Target(store, "dram")), datetime(2025, 3, 7, 9, 30, tzinfo=UTC)) for store in "ab"]
+    held = [
+        frozen_by(policy.for_target(Target(store, "dram")), datetime(2025, 3, 7, 9, 30, tzinfo=UTC)) for store in "ab"
+    ]
     assert held == ["by the policy's calendar until Fri 10:00 UTC", ""]
 
 

@@ -366,7 +366,9 @@ def test_dram_fills_by_what_came_and_what_went():
     assert fill_seconds(windows, 1000.0, {DIGEST: 10.0}) == 300.0
     assert fill_seconds(windows[:1], 1000.0, {DIGEST: 10.0}) is None
     assert fill_seconds([], 1000.0, {}) is None
-    assert fill_seconds([*windows, *(replace(each, namespace="x") for each in windows)], 1000.0, {DIGEST: 10.0}) == 187.5
+    assert (
+        fill_seconds([*windows, *(replace(each, namespace="x") for each in windows)], 1000.0, {DIGEST: 10.0}) == 187.5
+    )
 
 
 def test_a_soak_is_at_least_one_fill_time():
