@@ -135,7 +135,8 @@ def test_a_bad_file_is_told_with_its_place(tmp_path, text, said):
 
 
 @pytest.mark.parametrize(
-    "stores", [("a", "a*"), ("?", "a"), ("*a", "*-a"), ("*-a", "*b-a"), ("*x*", "a*"), ("a*b-c", "*b*c")]
+    "stores",
+    [("a", "a*"), ("?", "a"), ("*a", "*-a"), ("*-a", "*b-a"), ("*x*", "a*"), ("a*b-c", "*b*c"), ("*b*c", "a*b-c")],
 )
 def test_overrides_that_one_target_fits_both_must_not_contradict(policy_of, stores):
     """Whatever the patterns have in common: a name, a start, an end, or nothing that rules the other out."""
