@@ -134,7 +134,19 @@ def test_a_bad_file_is_told_with_its_place(tmp_path, text, said):
     assert [p for p in problems(tmp_path, text) if p.startswith(said)]
 
 
-@pytest.mark.parametrize("stores", [("a", "b"), ("a", "a?"), ("gpu-a*", "gpu-b*"), ("*-a", "*-b"), ("a*", "ba")])
+@pytest.mark.parametrize(
+    "stores",
+    [("a", "a*"), ("?", "a"), ("*a", "*-a"), ("*-a", "*b-a"), ("*x*", "a*"), ("a*b-c", "*b*c"), ("*b*c", "a*b-c")],
+)
+def test_overrides_that_one_target_fits_both_must_not_contradict(policy_of, stores):
+    """Whatever the patterns have in common: a name, a start, an end, or nothing that rules the other out."""
+    with pytest.raises(DocumentError, match="entry 0 and entry 1, laid over the rest"):
+        policy_of("version: 1\n" + TWO.format(*stores))
+
+
+@pytest.mark.parametrize(
+    "stores", [("a", "b"), ("a", "a?"), ("gpu-a*", "gpu-b*"), ("*-a", "*-b"), ("a*", "ba"), ("*x*-a", "*x*-b")]
+)
 def test_overrides_that_no_target_fits_both_may_contradict(policy_of, stores):
     """Of different stores one may have a least size above the other's most."""
     assert policy_of("version: 1\n" + TWO.format(*stores)).for_target(Target(stores[0], "dram"))

@@ -140,6 +140,17 @@ def test_the_calendar_counts_in_its_own_zone(policy_of):
     assert not frozen_by(policy, datetime(2025, 3, 7, 9, 30, tzinfo=UTC))
 
 
+def test_an_override_may_freeze_alone(policy_of):
+    """The hours of an override hold for what it fits, and for nobody else."""
+    policy = policy_of(
+        'version: 1\noverrides: [{match: {store: a}, guard: {freeze: [{from: "09:00", to: "10:00"}]}}]\n'
+    )
+    held = [
+        frozen_by(policy.for_target(Target(store, "dram")), datetime(2025, 3, 7, 9, 30, tzinfo=UTC)) for store in "ab"
+    ]
+    assert held == ["by the policy's calendar until Fri 10:00 UTC", ""]
+
+
 @given(minutes=st.integers(0, 7 * 24 * 60))
 def test_equal_hours_freeze_the_whole_day(minutes):
     """From and to at the same hour is a day and night, so every day together never end."""
@@ -207,5 +218,5 @@ def test_a_tuner_that_only_recommends_says_so_on_auto(policy_of):
 def test_prices_become_rates(policy_of):
     """A month has 730 hours."""
     made = rates(policy_of(CONTRACT).prices)
-    assert made.gib_hour["dram"] == pytest.approx(3.0 / 730)
+    assert made.gib_hour == pytest.approx({"dram": 3.0 / 730, "disk": 0.1 / 730, "remote": 4.0 / 730})
     assert made.gpu_hour == 2.5

@@ -47,7 +47,8 @@ def test_an_hour_adds_up_to_its_windows(history):
     """Counters and histograms add up, gauges are means; each tier and pool for itself."""
     times = every(10, after(hours=2))
     remember(history, [window(at, index, age=index) for index, at in enumerate(times)])
-    remember(history, [window(at, 100.0, tier="dram", namespace=DIGEST) for at in times])
+    for pool in (DIGEST, "cd" * 16):
+        remember(history, [window(at, 100.0, tier="dram", namespace=pool) for at in times])
     assert history.retention.sum_up(after(hours=3)) == 2
     assert history.retention.sum_up(after(hours=3)) == 0
     later = after(days=2)

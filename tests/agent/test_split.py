@@ -120,6 +120,8 @@ def test_bounds_of_the_remote_bound_the_hosts():
     bounds = {"tier_size": {"min": {"remote": 100 * GIB}, "max": {"remote": 300 * GIB}}}
     rules = even(tuners=bounds).rules(SPLIT)
     assert (rules.least, rules.most) == (50 * GIB, 150 * GIB)
+    bounds["tier_size"]["max"]["dram"] = 120 * GIB
+    assert even(tuners=bounds).rules(SPLIT).most == 120 * GIB
 
 
 def test_what_is_above_the_budget_the_remote_gives_back():

@@ -130,6 +130,9 @@ def test_a_floor_is_weighed_against_all_that_could_be_fetched():
     windows = [by_length(i, t0=each / 10) for i, each in enumerate(GAIN)]
     verdict = compare(floor_trial(0, 1024, [*windows, by_length(9, t1024=5.0)]), worse_by=0.02)
     assert (verdict.state, verdict.evidence["windows"]) == (State.INCONCLUSIVE, 4)
+    late = by_length(10, t0=5.0)  # its candidates were of the window before
+    late.values["gate_candidate_seconds_total{kind=recompute}"] = 0.0
+    assert floor_trial(0, 1024, [*windows, late]) == floor_trial(0, 1024, windows)
     assert (
         "recomputing from 0 to 1024 tokens being 1: 1 against 0.9895 with the old setting, 1.1% more" in verdict.reason
     )
@@ -363,6 +366,9 @@ def test_dram_fills_by_what_came_and_what_went():
     assert fill_seconds(windows, 1000.0, {DIGEST: 10.0}) == 300.0
     assert fill_seconds(windows[:1], 1000.0, {DIGEST: 10.0}) is None
     assert fill_seconds([], 1000.0, {}) is None
+    assert (
+        fill_seconds([*windows, *(replace(each, namespace="x") for each in windows)], 1000.0, {DIGEST: 10.0}) == 187.5
+    )
 
 
 def test_a_soak_is_at_least_one_fill_time():

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiertune_agent.records import State
-from tiertune_agent.verdicts.verdict import Trial, compare
+from tiertune_agent.tuners.evidence import Summand
+from tiertune_agent.verdicts.verdict import Spells, Trial, compare, contrast
 
 OLD = (1.0, 1.2, 0.9, 1.1)
 COSTS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=3, max_size=30)
@@ -37,6 +38,15 @@ def test_only_a_clear_difference_counts(trial, state):
     assert verdict.reason
 
 
+@pytest.mark.parametrize(("spent", "state"), [(5.0, State.ROLLED_BACK), (4.3, State.INCONCLUSIVE)])
+def test_spells_may_be_as_much_worse_as_the_policy_says(spent, state):
+    """A tenth of what the old setting costs, here 4 and so 0.4, and not a tenth by itself."""
+    before, after = ((Summand(each, 1.0),) * 4 for each in (4.0, spent))
+    verdict = contrast(Spells(before, after, "cost"), worse_by=0.1)
+    assert verdict.state == state
+    assert verdict.evidence == {"windows": 4, "of": "cost", "before": 4.0, "after": spent, "standard_error": 0.0}
+
+
 def test_pairs_see_through_a_changing_load():
     """A steady gain of 5 % counts although the windows themselves differ tenfold."""
     old = (1.0, 10.0, 3.0, 0.9, 7.0, 2.0)
@@ -50,6 +60,8 @@ def test_a_verdict_tells_its_figures():
         "seconds per request: 3.2 against 1 with the old setting, 220.0% more (standard error 11.5%), 3 windows"
     )
     assert verdict.evidence["before"] == 1.0
+    less = compare(Trial((2.0, 2.0, 2.0), (1.0, 1.0, 1.0)), worse_by=0.02)
+    assert less.reason == "cost: 1 against 2 with the old setting, 50.0% less (standard error 0.0%), 3 windows"
 
 
 def test_windows_count_by_their_weights():
@@ -57,6 +69,7 @@ def test_windows_count_by_their_weights():
     costs = ((1.0, 1.0, 1.0, 1.0), (0.9, 0.91, 1.6, 1.5))
     busy = compare(Trial(*costs, weights=(1000.0, 1000.0, 10.0, 10.0)), worse_by=0.02)
     assert busy.evidence["after"] == pytest.approx(0.911, abs=0.001)
+    assert (busy.state, busy.evidence["standard_error"]) == (State.INCONCLUSIVE, pytest.approx(0.063, abs=0.001))
     alike = [compare(Trial(*costs, weights=weights), worse_by=0.02).evidence for weights in ((), (7.0,) * 4)]
     assert alike[0] == pytest.approx(alike[1])
     one = compare(Trial((1.0, 1.0, 1.0), (0.9, 1.2, 1.3), weights=(1000.0, 1.0, 1.0)), worse_by=0.02)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from connector.stores import Engine, chain, eventually, pool
-from tiertune_connector.protocol.messages import Reserve
+from tiertune_connector.protocol.messages import Abort, Reserve
 from tiertune_connector.serve import server
 from tiertune_connector.store import storing
 from tiertune_connector.tiers import steps
@@ -58,6 +58,18 @@ def test_what_is_stored_of_many_chunks_while_others_take_the_room_is_the_prompts
     assert all(pool(store).pool.busy(key) for key in others)
     assert [slot is not None for slot in reserved.slots] == [True] * 24 + [False] * 26
     assert reserved.reasons == [""] * 24 + ["full"] * 26
+
+
+def test_an_abort_ends_the_quarantine_of_what_it_names_alone(store, engine):
+    """The client may still be writing the slots of its other chunks."""
+    (session,) = store.server.sessions()
+    keys = chain("k", 2)
+    engine.client.reserve(keys).result(10)
+    with store.store.dram.lock:
+        for key in keys:
+            store.store.holdings.give_up(session, key, quarantine=True)
+    store.store.storing.abort(session, Abort(keys[:1]))
+    assert [key for key, _ in session.quarantined] == keys[1:]
 
 
 @pytest.mark.parametrize("request_id", ["r", "unknown"])

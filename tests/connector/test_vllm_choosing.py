@@ -171,6 +171,16 @@ def test_what_was_chosen_already_is_not_prefetched(gate, backlog, client):
     assert client.loads == []
 
 
+def test_staging_has_room_for_all_that_is_prefetched(gate, backlog, client):
+    """At the same time, too; and what lies in DRAM has nothing to wait for."""
+    for tiers, room, loads in ((["dram"] * 10, 10, 0), (FAR, 9, 0), (FAR, 10, 1), (FAR, 19, 1), (FAR, 20, 2)):
+        gate.prefetch(arrives(backlog, f"{tiers[0]} {room}", tiers), room)
+        assert len(client.loads) == loads
+    client.come(10)
+    gate.prefetch(arrives(backlog, "later", FAR), room=20)
+    assert len(client.loads) == 3, "what has come is in DRAM and takes no more room"
+
+
 def test_what_was_prefetched_is_copied_out_of_dram(gate, backlog, client):
     """All of it, whatever tier it came from: the next request waits for that."""
     waiting = prefetched(gate, backlog, PARTS)

@@ -60,7 +60,7 @@ class Residency:
         if all(local):
             return list(local)
         absent = [key for key, tier in zip(keys, local, strict=True) if not tier]
-        within_s = left_s() if absent else 0.0
+        within_s = left_s()
         there = self.lanes["remote"].present(digest, absent, within_s) if within_s else 0
         tiers: list[str] = []
         for tier in local:

@@ -2,12 +2,13 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from connector.store.serving import ALICE, DIGEST, Reads, evict_all, held, in_remote, put_remote, used
 from connector.stores import CHUNK_BYTES, PATIENCE_S, Engine, chain, eventually, payload, pinned
-from tiertune_connector.store.flushes import _REMEMBERED
+from tiertune_connector.store.flushes import _REMEMBERED, Flushes
 from tiertune_connector.tiers.base import Outcome
 
 pytestmark = pytest.mark.slow
@@ -112,10 +113,31 @@ def test_a_flush_drops_what_it_names(remote, engine, http, what, left):
     engine.put(chain("two", 3), tenant=ALICE)
     eventually(lambda: in_remote(remote, chain("two", 3)) and in_remote(remote, chain("one", 3)))
     assert http.post("/v1/flush", what).status_code == 200
-    assert {name for name in ("one", "two") if engine.find(chain(name, 3))} == left
+    found = {name: engine.find(chain(name, 3)) for name in ("one", "two")}
+    assert found == {name: ["dram"] * 3 if name in left else [] for name in found}
 
 
-def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store, engine, http):
+@pytest.mark.parametrize(
+    ("ended", "outcomes", "told"),
+    [
+        (True, (Outcome.OK, Outcome.OK), Outcome.OK),
+        (True, (Outcome.ERROR, Outcome.OK), Outcome.ERROR),
+        (True, (Outcome.OK, Outcome.ERROR), Outcome.ERROR),
+        (False, (Outcome.OK, Outcome.OK), Outcome.TIMEOUT),
+    ],
+)
+def test_a_flush_of_which_a_part_may_be_left_is_not_ok(ended, outcomes, told):
+    """Whichever of an epoch's namespaces it was, or a write that did not end in time."""
+    answers = iter(outcomes)
+    writers = SimpleNamespace(drop_queued=lambda _matches, _patience_s: ended)
+    lane = SimpleNamespace(writers=writers, flush=lambda _namespace, _tenant: (next(answers), 2))
+    dram = SimpleNamespace(lock=threading.RLock(), flush=lambda _namespace, _tenant: (Outcome.OK, 1))
+    flushes = Flushes(dram, {"remote": lane}, SimpleNamespace(of=lambda _epoch, _namespace: ["a", "b"]))
+    assert flushes.drop(epoch=1) == {"dram": (Outcome.OK, 2), "remote": (told, 4)}
+
+
+@pytest.mark.parametrize("what", [{}, {"namespace": DIGEST}])
+def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store, engine, http, what):
     """Neither from the remote into DRAM, nor from an engine that had reserved before."""
     keys = chain("k", 2)
     put_remote(remote, keys)
@@ -125,7 +147,7 @@ def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store,
     reads = remote.fault = Reads()
     future = engine.client.load(keys, deadline_s=10)
     eventually(lambda: reads.count == 2)
-    assert http.post("/v1/flush", {}).status_code == 200
+    assert http.post("/v1/flush", what).status_code == 200
     reads.free.set()
     assert future.result(10).outcomes == ["miss", "miss"]
     assert engine.client.commit([slot]).result(5) == [False]
