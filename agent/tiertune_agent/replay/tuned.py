@@ -5,21 +5,19 @@ alike, so one proposal changes every node. Tuners are asked at the end of every 
 more often, as in production; a tier is changed at most once within a period.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from tiertune_agent.fields import capacity_field
+from tiertune_agent.fields import capacity_field, capacity_of, read, replaced
 from tiertune_agent.policy.budgets import Budgets
 from tiertune_agent.policy.document import Guard, Policy, Rule, rates, rules_for, split_rules
 from tiertune_agent.policy.guard import Recent, guard
 from tiertune_agent.records import Made, State, Target, Window
 from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.stores import BEGIN, KEPT_REMOTE, POOL, STORE, WINDOWS, Stores
-from tiertune_agent.tuners import gate_settings, remote_fetch
+from tiertune_agent.tuners import gate_settings
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.eviction import EvictionSettings, EvictionTuner
 from tiertune_agent.tuners.gate_settings import GateTuner
@@ -31,6 +29,7 @@ from tiertune_agent.verdicts.trials import eviction_trial, fetch_trial, floor_tr
 from tiertune_agent.verdicts.verdict import Trial, compare
 from tiertune_agent.whatif.shapes import SHARES
 from tiertune_connector.cost import GateSettings
+from tiertune_connector.tuning import TIERS
 from tiertune_connector.whatif.chain import Shape
 
 if TYPE_CHECKING:
@@ -41,12 +40,6 @@ START = 0.5
 FETCH_WINDOWS = 2
 """From one look at remote fetches to the next; production's periods stand to each other as much."""
 DRAM_FIELD = capacity_field("dram")
-GATE_FIELDS = {
-    remote_fetch.FIELD: "fetch_on",
-    gate_settings.MARGIN: "margin",
-    gate_settings.FLOOR: "min_fetch_tokens",
-}
-"""By field of a tuning document what it is called in the gates' settings."""
 EVICTION_FIELD = f"pools.{POOL}.dram.eviction"
 DRAM, DRAM_POOL, REMOTE = Target(STORE, "dram"), Target(STORE, "dram", POOL), Target(STORE, "remote")
 
@@ -70,23 +63,19 @@ where it is right: off after as many windows as four periods have in which nothi
 measurement that does."""
 
 
-@dataclass
-class Change:
-    """One decision of the run."""
+@dataclass(frozen=True, kw_only=True)
+class Change(Proposal):
+    """One decision of the run: a proposal that was made."""
 
     number: int
     at_s: float
     tuner: str
     target: Target
-    field: str
-    before: Any
-    after: Any
-    reason: str
-    evidence: dict[str, Any]
-    state: State = State.SOAKING
-    until_s: float = 0.0
+    state: State
+    until_s: float
     """When its soak ends."""
 
+    @property
     def made(self) -> Made:
         moment = BEGIN + timedelta(seconds=self.at_s)
         return Made(self.field, self.before, self.after, moment, self.evidence.get("goal"))
@@ -105,13 +94,19 @@ class ReplayAgent:
         rule = _of_split(policy.for_target(Target(STORE, "dram")), scenario.nodes)
         self._rule = _at_period(rule, scenario.period_s)
         self._chunk_bytes, self._nodes, self._period_s = replay.chunk_bytes, scenario.nodes, scenario.period_s
-        self.shape = self._shape(start.dram, start.disk, start.remote)
-        self._algorithm = start.dram_eviction
-        self._budget = self.shape.dram * self._nodes + self.shape.remote
-        self.gate = {"remote": GateSettings()}
+        held = {tier: {"capacity_bytes": getattr(start, tier) * self._chunk_bytes} for tier in TIERS}
+        gate = GateSettings()
+        remote = {"fetch": "on", "margin": gate.margin, "min_fetch_tokens": gate.min_fetch_tokens}
+        self._tuning: Mapping[str, Any] = {
+            "tiers": {**held, "remote": {**held["remote"], **remote}},
+            "pools": {POOL: {"dram": {"eviction": start.dram_eviction}}},
+        }
+        """Every store's; the remote's capacity is the fleet's."""
+        self.gate = {"remote": gate}
         """The gates' bounds, to be read anew for every request."""
+        self._budget = self.shape.dram * self._nodes + self.shape.remote
         shapes = [self._split_shape(int((1 - share) * self._budget / self._nodes)) for share in SHARES]
-        self.stores = Stores(replay, shapes, start, self.gate["remote"].margin)
+        self.stores = Stores(replay, shapes, start, gate.margin)
         self._ended = 0  # windows
         self._asked = 0  # by the last request
         self._settled_s = {DRAM.tier: 0.0, REMOTE.tier: 0.0}
@@ -176,11 +171,8 @@ class ReplayAgent:
             if found != expected:
                 message = f"{field} is {found}, and was left at {expected}: somebody changed it by hand"
                 self.incidents.append({"at_s": at_s, "kind": "drift", "message": message})
-                if field == DRAM_FIELD:
-                    self.shape = replace(self.shape, dram=int(found))
-                    self.stores.resize(pool.capacity)
-                else:
-                    self._algorithm = str(found)
+                self._tuning = replaced(self._tuning, field, found)
+                self.stores.resize(pool.capacity)
 
     # -- what is done
 
@@ -200,15 +192,15 @@ class ReplayAgent:
     def _ask(self, tuner: Tuner, target: Target, at_s: float) -> Answer:
         now = BEGIN + timedelta(seconds=at_s)
         made = [change for change in self.changes if change.target == target and change.tuner == tuner.name]
-        undone = [change.made() for change in made if change.state is State.ROLLED_BACK]
-        last = made[-1].made() if made else None
+        undone = [change.made for change in made if change.state is State.ROLLED_BACK]
+        last = made[-1].made if made else None
         rules = rules_for(self._rule, tuner.name, target.tier, elsewhere={})
         if tuner.scope == "size":
             sizes = self._rule.tuners.tier_size
             rules = split_rules(replace(rules, waits=False), sizes, self._budget, self._nodes)
         current = Current(
             target,
-            self._tuning(),
+            self._tuning,
             self._status(),
             changed_at=last.at if last else None,
             typical=None if self.gate["remote"].fetch_on else self.stores.typical(),
@@ -248,22 +240,18 @@ class ReplayAgent:
         return replace(proposal, after=after)
 
     def _take(self, tuner: Tuner, target: Target, proposal: Proposal, at_s: float, fleet: FleetPools) -> None:
-        for change in self.changes:
-            if change.state is State.SOAKING and change.field == proposal.field:
-                change.state = State.INCONCLUSIVE  # superseded
+        for change in self._soaking(target.tier):
+            if change.field == proposal.field:
+                self._end(change, State.INCONCLUSIVE)  # superseded
         soak_s = soak_seconds(max(self._rule.guard.soak, self._period_s), self._fill_s(proposal, fleet))
         self.changes.append(
             Change(
-                len(self.changes) + 1,
-                at_s,
-                tuner.name,
-                target,
-                proposal.field,
-                proposal.before,
-                proposal.after,
-                proposal.reason,
-                dict(proposal.evidence),
-                State.INCONCLUSIVE if proposal.field == gate_settings.MARGIN else State.SOAKING,
+                **vars(proposal),
+                number=len(self.changes) + 1,
+                at_s=at_s,
+                tuner=tuner.name,
+                target=target,
+                state=State.INCONCLUSIVE if proposal.field == gate_settings.MARGIN else State.SOAKING,
                 until_s=at_s + soak_s,
             )
         )
@@ -288,13 +276,16 @@ class ReplayAgent:
         over = [change for change in self._soaking(tier) if at_s >= change.until_s]
         for change in over:
             verdict = compare(self._trial(change), worse_by=self._rule.guard.roll_back_if_worse_by)
-            change.state = verdict.state
-            if verdict.state is State.ROLLED_BACK:
-                change.reason += f"; rolled back: {verdict.reason}"
+            undone = verdict.state is State.ROLLED_BACK
+            self._end(change, verdict.state, f"; rolled back: {verdict.reason}" if undone else "")
+            if undone:
                 self._set(change.target.tier, change.field, change.before, at_s, fleet)
 
+    def _end(self, change: Change, state: State, why: str = "") -> None:
+        self.changes[change.number - 1] = replace(change, state=state, reason=change.reason + why)
+
     def _trial(self, change: Change) -> Trial:
-        since, stores, before, after = change.made().at, self.stores, change.before, change.after
+        since, stores, before, after = change.made.at, self.stores, change.before, change.after
         if change.field == DRAM_FIELD:
             prospects = [prospect for prospect in stores.prospects if prospect.start >= since]
             return size_trial(prospects, self._split_shape(before), self._split_shape(after))
@@ -309,28 +300,29 @@ class ReplayAgent:
 
     def _set(self, tier: str, field: str, value: Any, at_s: float, fleet: FleetPools) -> None:  # noqa: ANN401 (of a document)
         self._settled_s[tier] = (at_s // self._period_s + 1) * self._period_s
+        self._tuning = replaced(self._tuning, field, value)
         if field == EVICTION_FIELD:
-            self._algorithm = str(value)
             fleet.switch(self._algorithm)
-            return
-        if field in GATE_FIELDS:
-            self._bound(field, value)
-            return
-        self.shape = self._split_shape(int(value))
-        dram, remote = (int(size / self._chunk_bytes) for size in (self.shape.dram, self.shape.remote))
-        fleet.resize(dram=dram, remote=remote)
-        self.stores.resize(max(1, dram))
-        self.split.append([at_s, self._share()])
-
-    def _bound(self, field: str, value: Any) -> None:  # noqa: ANN401 (of a tuning document)
-        changed = {GATE_FIELDS[field]: value == "on" if field == remote_fetch.FIELD else value}
-        self.gate["remote"] = msgspec.structs.replace(self.gate["remote"], **changed)
-        self.stores.costs.margin = self.gate["remote"].margin
+        elif field == DRAM_FIELD:
+            self._tuning = replaced(self._tuning, capacity_field("remote"), self._split_shape(value).remote)
+            dram, remote = (size // self._chunk_bytes for size in (self.shape.dram, self.shape.remote))
+            fleet.resize(dram=dram, remote=remote)
+            self.stores.resize(max(1, dram))
+            self.split.append([at_s, self._share()])
+        else:
+            told = read(self._tuning, "tiers.remote")
+            self.gate["remote"] = GateSettings(told["fetch"] == "on", told["margin"], told["min_fetch_tokens"])
+            self.stores.costs.margin = told["margin"]
 
     # -- how things stand
 
-    def _shape(self, dram: int, disk: int, remote: int) -> Shape:
-        return Shape(dram * self._chunk_bytes, disk * self._chunk_bytes, remote * self._chunk_bytes)
+    @property
+    def shape(self) -> Shape:
+        return Shape(*(capacity_of(self._tuning, tier) for tier in TIERS))
+
+    @property
+    def _algorithm(self) -> str:
+        return str(read(self._tuning, EVICTION_FIELD))
 
     def _split_shape(self, dram: int) -> Shape:
         """The rest of the budget is remote."""
@@ -338,18 +330,6 @@ class ReplayAgent:
 
     def _share(self) -> float:
         return self.shape.remote / self._budget if self._budget else 0.0
-
-    def _tuning(self) -> dict[str, Any]:
-        gate = self.gate["remote"]
-        fetch = "on" if gate.fetch_on else "off"
-        return {
-            "tiers": {
-                "dram": {"capacity_bytes": self.shape.dram},
-                "disk": {"capacity_bytes": self.shape.disk},
-                "remote": {"fetch": fetch, "margin": gate.margin, "min_fetch_tokens": gate.min_fetch_tokens},
-            },
-            "pools": {POOL: {"dram": {"eviction": self._algorithm}}},
-        }
 
     def _status(self) -> dict[str, Any]:
         dram = {"effective": {"capacity_bytes": self.shape.dram}}
