@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tiertune_agent.demo.world import HOSTS, Setup
 from tiertune_agent.replay.contents import contents
 from tiertune_agent.replay.engine import OVERHEAD_S
-from tiertune_agent.replay.fleet import FleetPools, Sizes
+from tiertune_agent.replay.fleet import FleetPools
 from tiertune_agent.replay.play import Play
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay
@@ -109,12 +109,13 @@ def regret(
     replay = Replay(traffic.trace, _scenario(traffic.trace, setup, fetch, period_s))
     late = np.array(replay.times) >= 3 * period_s
 
-    def ttft_s(start: Sizes, conductor: Any = None) -> Seconds:  # noqa: ANN401 (of the replay)
-        found = contents(traffic.trace, replay.scenario, traffic.hosts, start, conductor)
+    def ttft_s(fleet: FleetPools, conductor: Any = None) -> Seconds:  # noqa: ANN401 (of the replay)
+        found = contents(traffic.trace, replay.scenario, traffic.hosts, fleet, conductor)
         return np.array(Play(replay.world, "rule").all(found).ttft_s)
 
-    still = {share: ttft_s(replay.split(share)) for share in SHARES}
-    followed = ttft_s(replay.split(0.5), _AsStood(traffic.trace, stood, setup.chunk_bytes))
+    still = {share: ttft_s(replay.fleet(replay.split(share))) for share in SHARES}
+    fleet = replay.fleet(replay.split(0.5))
+    followed = ttft_s(fleet, _AsStood(traffic.trace, stood, setup.chunk_bytes, fleet))
     return Regret(
         requests=int(late.sum()),
         ttft_s=float(followed[late].mean()),
@@ -126,16 +127,17 @@ def regret(
 class _AsStood:
     """Gives the replay's fleet the real sizes of each moment. Its hosts are alike, so each has the real hosts' mean."""
 
-    def __init__(self, trace: Trace, stood: Sequence[Standing], chunk_bytes: int) -> None:
+    def __init__(self, trace: Trace, stood: Sequence[Standing], chunk_bytes: int, fleet: FleetPools) -> None:
+        self._fleet = fleet
         self._begin = float(trace.t[0])
         self._left = list(stood)
         self._chunk_bytes = chunk_bytes
 
-    def request(self, index: int, at_s: float, engine: int, fleet: FleetPools) -> None:  # noqa: ARG002 (a conductor's)
+    def request(self, index: int, at_s: float, engine: int) -> None:  # noqa: ARG002 (a conductor's)
         while self._left and self._left[0].at - self._begin <= at_s:
             sizes = self._left.pop(0)
             dram = sum(sizes.dram) // len(sizes.dram)
-            fleet.resize(dram=dram // self._chunk_bytes, remote=sizes.remote // self._chunk_bytes)
+            self._fleet.resize(dram=dram // self._chunk_bytes, remote=sizes.remote // self._chunk_bytes)
 
 
 def _scenario(trace: Trace, setup: Setup, fetch: tuple[float, float], period_s: float) -> Scenario:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import document, goals
-from benchmarks.store import coded, dram, events, live, lookup, peers
+from benchmarks.store import coded, dram, live, lookup, peers
 from benchmarks.store.disk import disk
 from benchmarks.store.goals import judged
 from benchmarks.store.remote import remote
@@ -26,30 +26,17 @@ QUICK_ROUNDS = 3
 Told = dict[str, Any]
 
 
-def _dram(folder: Path, rounds: int) -> Told:
-    pool = dram.QUICK_POOL if rounds == QUICK_ROUNDS else dram.POOL
-    return document.laid(dram.measure(folder, rounds, pool=pool), events.measure(rounds))
-
-
-def _resize(folder: Path, rounds: int) -> Told:
-    return live.resize(folder, rounds, size=live.QUICK_SIZE if rounds == QUICK_ROUNDS else live.SIZE)
-
-
-def _switch(folder: Path, rounds: int) -> Told:
-    return live.switch(folder, rounds, chunks=live.QUICK_SWITCHED if rounds == QUICK_ROUNDS else live.SWITCHED)
-
-
-PARTS: dict[str, tuple[Callable[[Path, int], Told], int]] = {
-    "dram": (_dram, 25),
-    "disk": (disk, 15),
-    "remote": (remote, 15),
-    "lookup": (lookup.measure, 25),
-    "resize": (_resize, 4),
-    "switch": (_switch, 9),
-    "codec": (coded.measure, 9),
-    "peers": (peers.measure, 8),
+PARTS: dict[str, tuple[Callable[..., Told], int, dict[str, int]]] = {
+    "dram": (dram.measure, 25, {"pool": dram.QUICK_POOL}),
+    "disk": (disk, 15, {}),
+    "remote": (remote, 15, {}),
+    "lookup": (lookup.measure, 25, {}),
+    "resize": (live.resize, 4, {"size": live.QUICK_SIZE}),
+    "switch": (live.switch, 9, {"chunks": live.QUICK_SWITCHED}),
+    "codec": (coded.measure, 9, {}),
+    "peers": (peers.measure, 8, {}),
 }
-"""Each part's function and rounds."""
+"""Each part's function, its rounds, and what it is given beside fewer rounds to be quick."""
 USUAL = [part for part in PARTS if part != "peers"]
 """Parts measured unless others are named; `make bench-peers` measures beside LMCache."""
 
@@ -58,10 +45,11 @@ def measure(parts: Sequence[str], *, quick: bool, folder: Path | None = None) ->
     """Results as in `bench.json`; a part that this machine cannot run is left out, and the reason printed."""
     told: Told = {}
     for part in parts:
-        run, rounds = PARTS[part]
+        run, rounds, less = PARTS[part]
         with tempfile.TemporaryDirectory(prefix="tt-", dir=folder) as home:
             try:
-                told = document.laid(told, run(Path(home), QUICK_ROUNDS if quick else rounds))
+                found = run(Path(home), QUICK_ROUNDS, **less) if quick else run(Path(home), rounds)
+                told = document.laid(told, found)
             except NotMeasuredError as error:
                 print(f"{part} is not measured: {error}", file=sys.stderr)
     return told

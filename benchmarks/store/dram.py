@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.store import events
 from benchmarks.store.index import PROMPT, index
 from benchmarks.store.rounds import interleaved, ratio
 from benchmarks.store.world import MIB, Store, keys, load_chunk, rows, serving, store_chunk
@@ -26,8 +27,8 @@ STAGED = 2
 
 
 def measure(folder: Path, rounds: int, *, pool: int = POOL) -> dict[str, Any]:
-    """Paths, faults, and work beside the copy, relative to a memcpy of the chunk: round trips, bookkeeping alone."""
-    told: dict[str, Any] = {"paths": {}, "scattered": {}, "faults_per_op": {}, "overhead": {}}
+    """Paths, faults, a metric event, and work beside the copy, relative to its memcpy: round trips, bookkeeping."""
+    told: dict[str, Any] = {"paths": {}, "scattered": {}, "faults_per_op": {}, **events.measure(rounds)}
     for size, nbytes in SIZES.items():
         home = folder / size
         home.mkdir()

@@ -75,8 +75,10 @@ def tuned_hits(trace: Trace, chunks: int, policy: Policy) -> tuple[float, list[C
     """Hit ratio of a cache of one engine whose algorithm the tuner may change, and what it changed."""
     one = scenario("70b", dram=1.0, remote=0.0, engines=1)
     start = Sizes(dram=chunks, disk=0, remote=0)
-    agent = ReplayAgent(Replay(trace, one), _only_eviction(policy), start)
-    found = contents(trace, one, [0] * len(trace), start, agent)
+    replay = Replay(trace, one)
+    fleet = replay.fleet(start)
+    agent = ReplayAgent(replay, _only_eviction(policy), start, fleet)
+    found = contents(trace, one, [0] * len(trace), fleet, agent)
     return sum(len(request.tiers) for request in found) / trace.accesses, agent.changes
 
 

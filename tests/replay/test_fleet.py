@@ -7,6 +7,7 @@ from replay.files import first
 from replay.test_play import scenario
 from tiertune_agent.replay.contents import contents
 from tiertune_agent.replay.fleet import FleetPools, Sizes
+from tiertune_agent.replay.play import Play
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.whatif.shapes import SHARES
 
@@ -71,20 +72,21 @@ def test_a_switch_keeps_the_contents():
 class Notes:
     """A conductor that writes down what it sees, and once takes the remote away."""
 
-    def __init__(self, stop_at):
-        self.seen, self.stop_at = [], stop_at
+    def __init__(self, fleet, stop_at):
+        self.fleet, self.seen, self.stop_at = fleet, [], stop_at
 
-    def request(self, index, at_s, engine, fleet):
+    def request(self, index, at_s, engine):
         self.seen.append((index, at_s, engine))
         if index == self.stop_at:
-            fleet.resize(remote=0)
+            self.fleet.resize(remote=0)
 
 
 def test_a_conductor_sees_each_request_before_it_is_looked_up(small):
     """In order, with time and engine; what it changes counts from that request on."""
-    replay, notes = Replay(small, scenario()), Notes(stop_at=500)
-    found = list(contents(small, scenario(), replay._engines, replay.own, notes))
-    plain = list(contents(small, scenario(), replay._engines, replay.own))
+    replay = Replay(small, scenario())
+    notes = Notes(replay.fleet(replay.own), stop_at=500)
+    found = list(contents(small, scenario(), replay._engines, notes.fleet, notes))
+    plain = list(contents(small, scenario(), replay._engines, replay.fleet(replay.own)))
     assert notes.seen == [(index, each.at_s, each.engine) for index, each in enumerate(found)]
     assert found[:500] == plain[:500]
     assert any("remote" in each.tiers for each in found[:500])
@@ -100,7 +102,7 @@ def test_nothing_is_looked_up_before_it_is_asked_for(small):
             asked.append(index)
             yield 0
 
-    found = contents(small, scenario(), engines(), Sizes(10, 0, 10))
+    found = contents(small, scenario(), engines(), FleetPools(scenario(), Sizes(10, 0, 10), small.block_tokens))
     assert asked == []
     next(found)
     next(found)
@@ -111,7 +113,8 @@ def test_the_best_split_is_the_best_of_all(small):
     """No share of the grid has a lower mean with the gate on, and it tells its share."""
     replay = Replay(first(small, 300), scenario())
     best = replay.run("best_split")
-    means = {share: replay.report(replay.play(replay.split(share), "rule"), split=[]) for share in SHARES}
+    plays = {share: replay.play(Play(replay.world, "rule"), replay.fleet(replay.split(share))) for share in SHARES}
+    means = {share: replay.report(tally, split=[]) for share, tally in plays.items()}
     share = best["split"][0][1]
     assert best["ttft_mean_s"] == min(report["ttft_mean_s"] for report in means.values())
     assert best["ttft_mean_s"] == means[share]["ttft_mean_s"]

@@ -33,7 +33,7 @@ def scenario(**fields):
 def shifting_found(shifting):
     """What the requests find; it depends on neither model nor link nor load."""
     replay = Replay(shifting, scenario())
-    return list(contents(shifting, scenario(), replay._engines, replay.own))
+    return list(contents(shifting, scenario(), replay._engines, replay.fleet(replay.own)))
 
 
 def mean_ttft(trace, found, chooser, **fields):

@@ -9,7 +9,7 @@ import pytest
 
 from connector.stores import short_folder
 from replay.files import ROOT, columns, write_trace
-from tiertune_agent.replay.sweep import Task, grid, over_processes, over_ray, play, sweep_document
+from tiertune_agent.replay.sweep import grid, over_processes, over_ray, play, sweep_document
 from tiertune_agent.terminal.options import InputError
 
 SCENARIOS = ROOT / "policies" / "scenarios"
@@ -49,7 +49,7 @@ def test_the_page_tells_of_the_time_that_was_played(traces):
     """Twice the load is half the time: what is told of it, and the axis on which the split moves."""
     (cell,) = grid(traces[:1], [SCENARIOS / "conv-70b-25g.yaml"], ("never",))
     twice = replace(cell, scenario=cell.scenario.model_copy(update={"time_factor": 0.5}))
-    spans = [play(each, Task()).span_s for each in (cell, twice)]
+    spans = [play(each).span_s for each in (cell, twice)]
     assert spans[1] == spans[0] / 2 > 0
 
 
@@ -57,16 +57,16 @@ def test_the_optimum_is_a_share_of_what_the_prompts_have(tmp_path):
     """Of prompts of 17 tokens, in two blocks of 16, at most 16 are hit, by the optimum as by every run."""
     table = columns([[0, 1]] * 4) | {"input_len": pa.array([17] * 4)}
     (cell,) = grid([write_trace(tmp_path / "x.parquet", table)], [SCENARIOS / "slice-8b-two-hosts.yaml"], ["always"])
-    assert play(cell, Task(optimum=True)).opt_share == pytest.approx(3 * 16 / (4 * 17))
+    assert play(replace(cell, optimum=True)).opt_share == pytest.approx(3 * 16 / (4 * 17))
 
 
 class TestPlaces:
     @pytest.mark.slow
     def test_processes_give_what_one_gives(self, traces):
         """Two processes, the same documents in the same order, wall times aside."""
-        cells, task = grid(traces, [SCENARIOS], RUNS), Task(optimum=True)
+        cells = [replace(cell, optimum=True) for cell in grid(traces, [SCENARIOS], RUNS)]
         steps = []
-        alone, two = (list(over_processes(cells, task, processes, lambda: steps.append(1))) for processes in (1, 2))
+        alone, two = (list(over_processes(cells, processes, lambda: steps.append(1))) for processes in (1, 2))
         assert without_wall(sweep_document(alone, 0)) == without_wall(sweep_document(two, 0))
         assert [cell.opt_share for cell in alone] == [cell.opt_share for cell in two]
         assert len(alone) == len(cells)
@@ -81,7 +81,7 @@ class TestPlaces:
         cells = grid(traces, [SCENARIOS], RUNS)
         with short_folder() as folder:
             monkeypatch.setenv("RAY_TMPDIR", str(folder))
-            alone, spread = list(over_processes(cells, Task(), 1)), list(over_ray(cells, Task(), "local"))
+            alone, spread = list(over_processes(cells, 1)), list(over_ray(cells, "local"))
         assert without_wall(sweep_document(alone, 0)) == without_wall(sweep_document(spread, 0))
         assert not ray.is_initialized()
 
@@ -90,13 +90,13 @@ class TestPlaces:
         """At once, not after Ray's own patience of minutes."""
         monkeypatch.setitem(sys.modules, "ray", object())
         with pytest.raises(InputError, match=f"no Ray cluster answers at '{address}'"):
-            next(over_ray(grid(traces, [SCENARIOS], RUNS), Task(), address))
+            next(over_ray(grid(traces, [SCENARIOS], RUNS), address))
 
     def test_without_ray_it_says_what_to_install(self, traces, monkeypatch):
         """The extra is optional."""
         monkeypatch.setitem(sys.modules, "ray", None)
         with pytest.raises(InputError, match=r"pip install 'tiertune\[ray\]'"):
-            next(over_ray(grid(traces, [SCENARIOS], RUNS), Task(), "local"))
+            next(over_ray(grid(traces, [SCENARIOS], RUNS), "local"))
 
 
 def test_the_command_plays_a_grid_and_writes_page_and_document(tiertune, traces, tmp_path):

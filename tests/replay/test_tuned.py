@@ -121,10 +121,10 @@ def test_a_change_soaks_until_its_tier_could_have_filled(trace, monkeypatch):
     """At the rate of what came that the pools did not have: a little more came behind what they did not have."""
     stored, requested, took, exact = [], ReplayAgent.request, ReplayAgent._take, {}
 
-    def request(agent, index, at_s, engine, fleet):
-        chain, pool = trace.keys[index], fleet.dram_pools[fleet.node(engine)]
+    def request(agent, index, at_s, engine):
+        chain, pool = trace.keys[index], agent._fleet.dram_pools[agent._fleet.node(engine)]
         stored.append((at_s, sum(key not in pool.visible for key in chain)))
-        requested(agent, index, at_s, engine, fleet)
+        requested(agent, index, at_s, engine)
 
     def take(agent, *proposed):
         took(agent, *proposed)

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -14,7 +15,7 @@ from tiertune_agent.fields import shown
 from tiertune_agent.policy.document import Policy, load
 from tiertune_agent.replay.curve import curve_document, known_algorithms
 from tiertune_agent.replay.report import report
-from tiertune_agent.replay.sweep import Task, grid, over_processes, over_ray, play, sweep_document
+from tiertune_agent.replay.sweep import grid, over_processes, over_ray, play, sweep_document
 from tiertune_agent.replay.traces import open_trace
 from tiertune_agent.terminal.options import InputError, result
 from tiertune_agent.terminal.progress import bar
@@ -89,11 +90,12 @@ def replay_command(
     cells = grid(traces, scenarios, _names(runs))
     if policy and not any("tuned" in cell.runs for cell in cells):
         raise InputError("--policy: only the run tuned follows a policy; add it to --run")
-    task = Task(_policy(policy) if policy else None, optimum=html_path is not None)
+    rules = _policy(policy) if policy else None
+    cells = [replace(cell, policy=rules, optimum=html_path is not None) for cell in cells]
     start, played = perf_counter(), []
     with bar("replay", sum(len(cell.runs) for cell in cells)) as progress:
         step = progress.step
-        for one in over_ray(cells, task, ray, step) if ray else over_processes(cells, task, processes, step):
+        for one in over_ray(cells, ray, step) if ray else over_processes(cells, processes, step):
             progress.aside(partial(_tell, one.document))
             played.append(one)
     result(sweep_document(played, perf_counter() - start), json_path)
@@ -104,9 +106,9 @@ def replay_command(
 def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Path | None) -> None:
     """Print, and write to ``json_path``, the policy's run of a trace, the runs that it must beat, and its decisions."""
     (cell,) = grid([trace], [scenario], BACKTEST_RUNS)
-    rules = _policy(policy)
+    cell = replace(cell, policy=_policy(policy))
     with bar("backtest", len(cell.runs)) as progress:
-        document = play(cell, Task(rules), progress.step).document
+        document = play(cell, progress.step).document
     _tell(document)
     runs = document["runs"]
     gains = {name: 1 - runs["tuned"]["ttft_mean_s"] / runs[name]["ttft_mean_s"] for name in BACKTEST_RUNS[:-1]}

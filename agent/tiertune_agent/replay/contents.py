@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tiertune_agent.replay.fleet import FleetPools, Sizes
+from tiertune_agent.replay.fleet import FleetPools
 from tiertune_agent.replay.scenario import ByHand, Scenario
 from tiertune_agent.replay.traces import Trace, TraceError
 
@@ -64,26 +64,25 @@ def contents(
     trace: Trace,
     scenario: Scenario,
     engines: Iterable[int],
-    capacities: Sizes,
+    fleet: FleetPools,
     conductor: "ReplayAgent | None" = None,
 ) -> Iterator[ReplayedRequest]:
-    """Play the trace through the pools lazily: a request is looked up only when the iterator is asked for it.
+    """Play the trace through the fleet's pools lazily: a request is looked up only when the iterator is asked for it.
 
     ``conductor`` is told of each request before its lookup, and before somebody changes the fleet by hand; it may
     change the fleet then. The next of ``engines`` is read only then, too, as it may depend on the outcome of earlier
     requests.
     """
-    fleet = FleetPools(scenario, capacities, trace.block_tokens)
     requests = zip(arrivals(trace, scenario), trace.input_len.tolist(), trace.keys, engines, strict=True)
     by_hand = sorted(((event.at_s, event.by_hand) for event in scenario.events if event.by_hand), key=itemgetter(0))
     for index, (at_s, prompt, chain, engine) in enumerate(requests):
         while by_hand and by_hand[0][0] <= at_s:
             done_s, change = by_hand.pop(0)
             if conductor is not None:
-                conductor.until(done_s, fleet)
+                conductor.until(done_s)
             _do(change, fleet)
         if conductor is not None:
-            conductor.request(index, at_s, engine, fleet)
+            conductor.request(index, at_s, engine)
         computed, tiers = fleet.find(engine, chain)
         yield ReplayedRequest(at_s, prompt, computed, tiers, engine)
         fleet.write_through(engine, chain, tiers)

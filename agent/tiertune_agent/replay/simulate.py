@@ -1,6 +1,6 @@
 """Replay a trace under a virtual clock: the same requests, under several ways to choose what is fetched and kept."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -9,15 +9,14 @@ import numpy as np
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.contents import ReplayedRequest, arrivals, contents, route
 from tiertune_agent.replay.engine import local_costs, prefill_cost
-from tiertune_agent.replay.fleet import Sizes
+from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.link import Link
-from tiertune_agent.replay.play import Play, Report, Tally, World
+from tiertune_agent.replay.play import Play, Tally, World
 from tiertune_agent.replay.scenario import Scenario, Sized
 from tiertune_agent.replay.traces import Trace
 from tiertune_agent.replay.tuned import ReplayAgent, tuned
 from tiertune_agent.terminal.progress import Step, unseen
 from tiertune_agent.whatif.shapes import SHARES
-from tiertune_connector.cost import GateSettings
 from tiertune_connector.tuning import TIERS
 
 RUNS = ("always", "never", "best_static", "rule", "rule_oracle", "baseline", "best_split", "tuned")
@@ -80,22 +79,14 @@ class Replay:
         share = remote / (dram + remote) if remote else 0.0
         return self.report(self._tally(self.own, name), split=[[0.0, share]])
 
-    def play(
-        self,
-        capacities: Sizes,
-        chooser: str,
-        conductor: ReplayAgent | None = None,
-        settings: Mapping[str, GateSettings] | None = None,
-        report: Report | None = None,
-    ) -> Tally:
-        """One run from ``capacities`` on; ``chooser`` is one of play.CHOOSERS.
+    def fleet(self, capacities: Sizes) -> FleetPools:
+        """Empty pools of these sizes."""
+        return FleetPools(self.scenario, capacities, self.trace.block_tokens)
 
-        ``conductor`` sees every request before it is looked up and may change the fleet then; ``settings`` bound the
-        gate by tier and may change between requests, too; ``report`` is called with what the gate did.
-        """
-        play = Play(self.world, chooser, settings, report)
+    def play(self, play: Play, fleet: FleetPools, conductor: ReplayAgent | None = None) -> Tally:
+        """Play a run to its end; ``conductor`` sees every request before it is looked up, and may change the fleet."""
         engines: Iterable[int] = self._engines if self._engines is not None else play.idlest(self.times)
-        return play.all(contents(self.trace, self.scenario, engines, capacities, conductor))
+        return play.all(contents(self.trace, self.scenario, engines, fleet, conductor))
 
     def report(
         self, tally: Tally, *, split: list[list[float]], decisions: int = 0, rollbacks: int = 0
@@ -145,9 +136,9 @@ class Replay:
         """Play a run; contents that several runs need are kept, if the routing does not depend on the run."""
         keeps = self._keep_all or capacities in (self.own, self.split(0.5))
         if self._engines is None or not keeps:
-            return self.play(capacities, chooser)
+            return self.play(Play(self.world, chooser), self.fleet(capacities))
         if capacities not in self._kept:
-            self._kept[capacities] = list(contents(self.trace, self.scenario, self._engines, capacities))
+            self._kept[capacities] = list(contents(self.trace, self.scenario, self._engines, self.fleet(capacities)))
         return Play(self.world, chooser).all(self._kept[capacities])
 
 

@@ -33,12 +33,6 @@ class Cell:
     """A file (where the worker runs), or the name of a shipped one."""
     scenario: Scenario
     runs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Task:
-    """How the cells are played."""
-
     policy: Policy | None = None
     optimum: bool = False
     """Also find what Belady's optimum would hit."""
@@ -60,15 +54,15 @@ def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] 
     return [Cell(str(trace), scenario, tuple(runs or runs_of(scenario))) for trace, scenario in product(traces, loaded)]
 
 
-def play(cell: Cell, task: Task, step: Step = unseen) -> Played:
+def play(cell: Cell, step: Step = unseen) -> Played:
     """Play one replay in this process; ``step`` is called after each run."""
     trace, scenario = _trace(cell.trace), cell.scenario
-    document = replay_document(trace, scenario, cell.runs, perf_counter, policy=task.policy, step=step)
-    optimum = _optimum(trace, scenario) if task.optimum else None
+    document = replay_document(trace, scenario, cell.runs, perf_counter, policy=cell.policy, step=step)
+    optimum = _optimum(trace, scenario) if cell.optimum else None
     return Played(document, scenario, arrivals(trace, scenario)[-1], optimum)
 
 
-def over_processes(cells: Sequence[Cell], task: Task, processes: int, step: Step = unseen) -> Iterator[Played]:
+def over_processes(cells: Sequence[Cell], processes: int, step: Step = unseen) -> Iterator[Played]:
     """Play cells; each is yielded once it and those before it are done. ``step`` is called once for each run.
 
     Raises TraceError before anything is played.
@@ -77,13 +71,13 @@ def over_processes(cells: Sequence[Cell], task: Task, processes: int, step: Step
         _trace(trace)
     workers = min(processes, len(cells))
     if workers < 2:
-        yield from (play(cell, task, step) for cell in cells)
+        yield from (play(cell, step) for cell in cells)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from _stepped(cells, pool.map(play, cells, [task] * len(cells)), step)
+        yield from _stepped(cells, pool.map(play, cells), step)
 
 
-def over_ray(cells: Sequence[Cell], task: Task, address: str, step: Step = unseen) -> Iterator[Played]:
+def over_ray(cells: Sequence[Cell], address: str, step: Step = unseen) -> Iterator[Played]:
     """As ``over_processes``, on a Ray cluster whose nodes have this package and the traces at the same paths.
 
     ``address`` is Ray's: ``host:port``, ``auto`` for a running cluster, ``local`` for one that this call starts.
@@ -99,7 +93,7 @@ def over_ray(cells: Sequence[Cell], task: Task, address: str, step: Step = unsee
         raise InputError(f"--ray: no Ray cluster answers at {address!r}: {error}") from error
     try:
         remote = ray.remote(play)
-        pending = [remote.remote(cell, task) for cell in cells]
+        pending = [remote.remote(cell) for cell in cells]
         yield from _stepped(cells, map(ray.get, pending), step)
     finally:
         ray.shutdown()

@@ -5,21 +5,20 @@ alike, so one proposal changes every node. Tuners are asked at the end of every 
 more often, as in production; a tier is changed at most once within a period.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from tiertune_agent.fields import capacity_field
+from tiertune_agent.fields import capacity_field, capacity_of, read, replaced
 from tiertune_agent.policy.budgets import Budgets
 from tiertune_agent.policy.document import Guard, Policy, Rule, rates, rules_for, split_rules
 from tiertune_agent.policy.guard import Recent, guard
 from tiertune_agent.records import Made, State, Target, Window
 from tiertune_agent.replay.fleet import FleetPools, Sizes
+from tiertune_agent.replay.play import Play, Tally
 from tiertune_agent.replay.stores import BEGIN, KEPT_REMOTE, POOL, STORE, WINDOWS, Stores
-from tiertune_agent.tuners import gate_settings, remote_fetch
+from tiertune_agent.tuners import gate_settings
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.eviction import EvictionSettings, EvictionTuner
 from tiertune_agent.tuners.gate_settings import GateTuner
@@ -31,22 +30,16 @@ from tiertune_agent.verdicts.trials import eviction_trial, fetch_trial, floor_tr
 from tiertune_agent.verdicts.verdict import Trial, compare
 from tiertune_agent.whatif.shapes import SHARES
 from tiertune_connector.cost import GateSettings
+from tiertune_connector.tuning import TIERS
 from tiertune_connector.whatif.chain import Shape
 
 if TYPE_CHECKING:
-    from tiertune_agent.replay.play import Tally
     from tiertune_agent.replay.simulate import Replay
 
 START = 0.5
 FETCH_WINDOWS = 2
 """From one look at remote fetches to the next; production's periods stand to each other as much."""
 DRAM_FIELD = capacity_field("dram")
-GATE_FIELDS = {
-    remote_fetch.FIELD: "fetch_on",
-    gate_settings.MARGIN: "margin",
-    gate_settings.FLOOR: "min_fetch_tokens",
-}
-"""By field of a tuning document what it is called in the gates' settings."""
 EVICTION_FIELD = f"pools.{POOL}.dram.eviction"
 DRAM, DRAM_POOL, REMOTE = Target(STORE, "dram"), Target(STORE, "dram", POOL), Target(STORE, "remote")
 
@@ -70,23 +63,19 @@ where it is right: off after as many windows as four periods have in which nothi
 measurement that does."""
 
 
-@dataclass
-class Change:
-    """One decision of the run."""
+@dataclass(frozen=True, kw_only=True)
+class Change(Proposal):
+    """One decision of the run: a proposal that was made."""
 
     number: int
     at_s: float
     tuner: str
     target: Target
-    field: str
-    before: Any
-    after: Any
-    reason: str
-    evidence: dict[str, Any]
-    state: State = State.SOAKING
-    until_s: float = 0.0
+    state: State
+    until_s: float
     """When its soak ends."""
 
+    @property
     def made(self) -> Made:
         moment = BEGIN + timedelta(seconds=self.at_s)
         return Made(self.field, self.before, self.after, moment, self.evidence.get("goal"))
@@ -99,19 +88,26 @@ class Change:
 class ReplayAgent:
     """Conducts one run: sees every request, and acts at the end of windows."""
 
-    def __init__(self, replay: "Replay", policy: Policy, start: Sizes) -> None:
-        """``start`` are the sizes at first; DRAM and remote of them are the budget."""
+    def __init__(self, replay: "Replay", policy: Policy, start: Sizes, fleet: FleetPools) -> None:
+        """``start`` are the sizes at first, of the ``fleet`` too; DRAM and remote of them are the budget."""
         scenario = replay.scenario
+        self._fleet = fleet
         rule = _of_split(policy.for_target(Target(STORE, "dram")), scenario.nodes)
         self._rule = _at_period(rule, scenario.period_s)
         self._chunk_bytes, self._nodes, self._period_s = replay.chunk_bytes, scenario.nodes, scenario.period_s
-        self.shape = self._shape(start.dram, start.disk, start.remote)
-        self._algorithm = start.dram_eviction
-        self._budget = self.shape.dram * self._nodes + self.shape.remote
-        self.gate = {"remote": GateSettings()}
+        held = {tier: {"capacity_bytes": getattr(start, tier) * self._chunk_bytes} for tier in TIERS}
+        gate = GateSettings()
+        remote = {"fetch": "on", "margin": gate.margin, "min_fetch_tokens": gate.min_fetch_tokens}
+        self._tuning: Mapping[str, Any] = {
+            "tiers": {**held, "remote": {**held["remote"], **remote}},
+            "pools": {POOL: {"dram": {"eviction": start.dram_eviction}}},
+        }
+        """Every store's; the remote's capacity is the fleet's."""
+        self.gate = {"remote": gate}
         """The gates' bounds, to be read anew for every request."""
+        self._budget = self.shape.dram * self._nodes + self.shape.remote
         shapes = [self._split_shape(int((1 - share) * self._budget / self._nodes)) for share in SHARES]
-        self.stores = Stores(replay, shapes, start, self.gate["remote"].margin)
+        self.stores = Stores(replay, shapes, start, gate.margin)
         self._ended = 0  # windows
         self._asked = 0  # by the last request
         self._settled_s = {DRAM.tier: 0.0, REMOTE.tier: 0.0}
@@ -122,14 +118,14 @@ class ReplayAgent:
         self.incidents: list[dict[str, Any]] = []
         self.split: list[list[float]] = [[0.0, self._share()]]
 
-    def until(self, at_s: float, fleet: FleetPools) -> None:
+    def until(self, at_s: float) -> None:
         """End the windows that are over. Of those in which nothing happens none is played, or its probes alone."""
         while at_s >= (self._ended + 1) * self.stores.window_s:
             idle = self._idle(at_s)
             if self.gate["remote"].fetch_on:
                 self._ended += idle
             self._ended += 1
-            self._window(self._ended, self._ended * self.stores.window_s, fleet, idle=idle > 0)
+            self._window(idle=idle > 0)
 
     def _idle(self, at_s: float) -> int:
         """How many windows nothing happens in, up to the last period before ``at_s``.
@@ -142,73 +138,76 @@ class ReplayAgent:
         left = int(at_s / self.stores.window_s) - self._ended - WINDOWS
         return max(0, left - left % WINDOWS)
 
-    def request(self, index: int, at_s: float, engine: int, fleet: FleetPools) -> None:
+    def request(self, index: int, at_s: float, engine: int) -> None:
         """Request ``index`` is about to be looked up: it comes to ``engine``, ``at_s`` seconds after the first."""
-        self.until(at_s, fleet)
+        self.until(at_s)
         self._asked = self._ended
-        self.stores.request(index, fleet.node(engine))
+        self.stores.request(index, self._fleet.node(engine))
 
-    def _window(self, number: int, at_s: float, fleet: FleetPools, *, idle: bool) -> None:
-        """The window of that number ends."""
+    @property
+    def _at_s(self) -> float:
+        """Now, which is the end of the last window."""
+        return self._ended * self.stores.window_s
+
+    def _window(self, *, idle: bool) -> None:
+        """A window ends."""
+        number = self._ended
         alone = idle and not self.gate["remote"].fetch_on  # then nothing is asked but whether to fetch again
         (self.stores.close_probed if alone else self.stores.close_window)(number)
-        self._notice(at_s, fleet)
+        self._notice()
         tuners, of_period = self._rule.tuners, number % WINDOWS == 0
         if of_period or (number % FETCH_WINDOWS == 0 and self.stores.news):
             self.stores.news = False
             fetch, gate = RemoteFetch(tuners.remote_fetch), GateTuner(tuners.remote_fetch)
-            self._act([(fetch, REMOTE), (gate, REMOTE)] if of_period else [(fetch, REMOTE)], at_s, fleet)
+            self._act([(fetch, REMOTE), (gate, REMOTE)] if of_period else [(fetch, REMOTE)])
         asked: list[tuple[Tuner, Target]] = []
         if number * TierSizeSettings.looks % WINDOWS == 0:
             asked.append((TierSize(tuners.tier_size), DRAM))
         if number * EvictionSettings.looks % WINDOWS == 0:
             asked.append((EvictionTuner(tuners.eviction), DRAM_POOL))
         if asked and not alone:
-            self._act(asked, at_s, fleet)
+            self._act(asked)
 
-    def _notice(self, at_s: float, fleet: FleetPools) -> None:
+    def _notice(self) -> None:
         """Drift: the fleet is not as it was left, so it is taken as it is, and told."""
-        pool = fleet.dram_pools[0]
+        pool = self._fleet.dram_pools[0]
         for field, expected, found in (
             (DRAM_FIELD, max(self._chunk_bytes, self.shape.dram), pool.capacity * self._chunk_bytes),  # one at least
             (EVICTION_FIELD, self._algorithm, pool.algorithm),
         ):
             if found != expected:
                 message = f"{field} is {found}, and was left at {expected}: somebody changed it by hand"
-                self.incidents.append({"at_s": at_s, "kind": "drift", "message": message})
-                if field == DRAM_FIELD:
-                    self.shape = replace(self.shape, dram=int(found))
-                    self.stores.resize(pool.capacity)
-                else:
-                    self._algorithm = str(found)
+                self.incidents.append({"at_s": self._at_s, "kind": "drift", "message": message})
+                self._tuning = replaced(self._tuning, field, found)
+                self.stores.resize(pool.capacity)
 
     # -- what is done
 
-    def _act(self, asked: Sequence[tuple[Tuner, Target]], at_s: float, fleet: FleetPools) -> None:
+    def _act(self, asked: Sequence[tuple[Tuner, Target]]) -> None:
         """Judge what has soaked, then ask the tuners of one tier, of which at most one changes something."""
         tier = asked[0][1].tier
-        self._judge(tier, at_s, fleet)
-        if at_s < self._settled_s[tier]:
+        self._judge(tier)
+        if self._at_s < self._settled_s[tier]:
             return
         for tuner, target in asked:
-            answer = self._ask(tuner, target, at_s)
+            answer = self._ask(tuner, target)
             if isinstance(answer, Proposal):
-                self._take(tuner, target, answer, at_s, fleet)
+                self._take(tuner, target, answer)
                 return
-            self.answers[tuner.name] = (at_s, answer.reason)
+            self.answers[tuner.name] = (self._at_s, answer.reason)
 
-    def _ask(self, tuner: Tuner, target: Target, at_s: float) -> Answer:
-        now = BEGIN + timedelta(seconds=at_s)
+    def _ask(self, tuner: Tuner, target: Target) -> Answer:
+        now = BEGIN + timedelta(seconds=self._at_s)
         made = [change for change in self.changes if change.target == target and change.tuner == tuner.name]
-        undone = [change.made() for change in made if change.state is State.ROLLED_BACK]
-        last = made[-1].made() if made else None
+        undone = [change.made for change in made if change.state is State.ROLLED_BACK]
+        last = made[-1].made if made else None
         rules = rules_for(self._rule, tuner.name, target.tier, elsewhere={})
         if tuner.scope == "size":
             sizes = self._rule.tuners.tier_size
             rules = split_rules(replace(rules, waits=False), sizes, self._budget, self._nodes)
         current = Current(
             target,
-            self._tuning(),
+            self._tuning,
             self._status(),
             changed_at=last.at if last else None,
             typical=None if self.gate["remote"].fetch_on else self.stores.typical(),
@@ -227,7 +226,7 @@ class ReplayAgent:
             soaking=f"change {soaking[-1].number}" if soaking else "",
             last=last,
             undone=undone,
-            changes_last_hour=sum(change.at_s > at_s - 3600 for change in self.changes),
+            changes_last_hour=sum(change.at_s > self._at_s - 3600 for change in self.changes),
         )
         answer = guard(tuner.evaluate(self._read(target), current), rules, recent)
         if not isinstance(answer, Proposal):
@@ -247,33 +246,29 @@ class ReplayAgent:
             return NoChange(f"less than a chunk; {proposal.reason}")
         return replace(proposal, after=after)
 
-    def _take(self, tuner: Tuner, target: Target, proposal: Proposal, at_s: float, fleet: FleetPools) -> None:
-        for change in self.changes:
-            if change.state is State.SOAKING and change.field == proposal.field:
-                change.state = State.INCONCLUSIVE  # superseded
-        soak_s = soak_seconds(max(self._rule.guard.soak, self._period_s), self._fill_s(proposal, fleet))
+    def _take(self, tuner: Tuner, target: Target, proposal: Proposal) -> None:
+        for change in self._soaking(target.tier):
+            if change.field == proposal.field:
+                self._end(change, State.INCONCLUSIVE)  # superseded
+        soak_s = soak_seconds(max(self._rule.guard.soak, self._period_s), self._fill_s(proposal))
         self.changes.append(
             Change(
-                len(self.changes) + 1,
-                at_s,
-                tuner.name,
-                target,
-                proposal.field,
-                proposal.before,
-                proposal.after,
-                proposal.reason,
-                dict(proposal.evidence),
-                State.INCONCLUSIVE if proposal.field == gate_settings.MARGIN else State.SOAKING,
-                until_s=at_s + soak_s,
+                **vars(proposal),
+                number=len(self.changes) + 1,
+                at_s=self._at_s,
+                tuner=tuner.name,
+                target=target,
+                state=State.INCONCLUSIVE if proposal.field == gate_settings.MARGIN else State.SOAKING,
+                until_s=self._at_s + soak_s,
             )
         )
-        self._set(target.tier, proposal.field, proposal.after, at_s, fleet)
+        self._set(target.tier, proposal.field, proposal.after)
 
-    def _fill_s(self, proposal: Proposal, fleet: FleetPools) -> float | None:
+    def _fill_s(self, proposal: Proposal) -> float | None:
         """Seconds in which a node's DRAM fills; None where the change does not affect what it holds."""
         if proposal.field not in (DRAM_FIELD, EVICTION_FIELD):
             return None
-        present = fleet.dram_pools[0].capacity
+        present = self._fleet.dram_pools[0].capacity
         chunks = int(proposal.after) // self._chunk_bytes if proposal.field == DRAM_FIELD else present
         return self.stores.fill_s(chunks, self._algorithm, present)
 
@@ -283,18 +278,21 @@ class ReplayAgent:
     def _soaking(self, tier: str) -> list[Change]:
         return [change for change in self.changes if change.state is State.SOAKING and change.target.tier == tier]
 
-    def _judge(self, tier: str, at_s: float, fleet: FleetPools) -> None:
+    def _judge(self, tier: str) -> None:
         """End soaks that are over."""
-        over = [change for change in self._soaking(tier) if at_s >= change.until_s]
+        over = [change for change in self._soaking(tier) if self._at_s >= change.until_s]
         for change in over:
             verdict = compare(self._trial(change), worse_by=self._rule.guard.roll_back_if_worse_by)
-            change.state = verdict.state
-            if verdict.state is State.ROLLED_BACK:
-                change.reason += f"; rolled back: {verdict.reason}"
-                self._set(change.target.tier, change.field, change.before, at_s, fleet)
+            undone = verdict.state is State.ROLLED_BACK
+            self._end(change, verdict.state, f"; rolled back: {verdict.reason}" if undone else "")
+            if undone:
+                self._set(change.target.tier, change.field, change.before)
+
+    def _end(self, change: Change, state: State, why: str = "") -> None:
+        self.changes[change.number - 1] = replace(change, state=state, reason=change.reason + why)
 
     def _trial(self, change: Change) -> Trial:
-        since, stores, before, after = change.made().at, self.stores, change.before, change.after
+        since, stores, before, after = change.made.at, self.stores, change.before, change.after
         if change.field == DRAM_FIELD:
             prospects = [prospect for prospect in stores.prospects if prospect.start >= since]
             return size_trial(prospects, self._split_shape(before), self._split_shape(after))
@@ -307,30 +305,31 @@ class ReplayAgent:
         windows = [window for window in stores.windows if window.start >= since]
         return eviction_trial(windows, before, after, float(self.shape.dram))
 
-    def _set(self, tier: str, field: str, value: Any, at_s: float, fleet: FleetPools) -> None:  # noqa: ANN401 (of a document)
-        self._settled_s[tier] = (at_s // self._period_s + 1) * self._period_s
+    def _set(self, tier: str, field: str, value: Any) -> None:  # noqa: ANN401 (of a document)
+        self._settled_s[tier] = (self._at_s // self._period_s + 1) * self._period_s
+        self._tuning = replaced(self._tuning, field, value)
         if field == EVICTION_FIELD:
-            self._algorithm = str(value)
-            fleet.switch(self._algorithm)
-            return
-        if field in GATE_FIELDS:
-            self._bound(field, value)
-            return
-        self.shape = self._split_shape(int(value))
-        dram, remote = (int(size / self._chunk_bytes) for size in (self.shape.dram, self.shape.remote))
-        fleet.resize(dram=dram, remote=remote)
-        self.stores.resize(max(1, dram))
-        self.split.append([at_s, self._share()])
-
-    def _bound(self, field: str, value: Any) -> None:  # noqa: ANN401 (of a tuning document)
-        changed = {GATE_FIELDS[field]: value == "on" if field == remote_fetch.FIELD else value}
-        self.gate["remote"] = msgspec.structs.replace(self.gate["remote"], **changed)
-        self.stores.costs.margin = self.gate["remote"].margin
+            self._fleet.switch(self._algorithm)
+        elif field == DRAM_FIELD:
+            self._tuning = replaced(self._tuning, capacity_field("remote"), self._split_shape(value).remote)
+            dram, remote = (size // self._chunk_bytes for size in (self.shape.dram, self.shape.remote))
+            self._fleet.resize(dram=dram, remote=remote)
+            self.stores.resize(max(1, dram))
+            self.split.append([self._at_s, self._share()])
+        else:
+            told = read(self._tuning, "tiers.remote")
+            self.gate["remote"] = GateSettings(told["fetch"] == "on", told["margin"], told["min_fetch_tokens"])
+            self.stores.costs.margin = told["margin"]
 
     # -- how things stand
 
-    def _shape(self, dram: int, disk: int, remote: int) -> Shape:
-        return Shape(dram * self._chunk_bytes, disk * self._chunk_bytes, remote * self._chunk_bytes)
+    @property
+    def shape(self) -> Shape:
+        return Shape(*(capacity_of(self._tuning, tier) for tier in TIERS))
+
+    @property
+    def _algorithm(self) -> str:
+        return str(read(self._tuning, EVICTION_FIELD))
 
     def _split_shape(self, dram: int) -> Shape:
         """The rest of the budget is remote."""
@@ -338,18 +337,6 @@ class ReplayAgent:
 
     def _share(self) -> float:
         return self.shape.remote / self._budget if self._budget else 0.0
-
-    def _tuning(self) -> dict[str, Any]:
-        gate = self.gate["remote"]
-        fetch = "on" if gate.fetch_on else "off"
-        return {
-            "tiers": {
-                "dram": {"capacity_bytes": self.shape.dram},
-                "disk": {"capacity_bytes": self.shape.disk},
-                "remote": {"fetch": fetch, "margin": gate.margin, "min_fetch_tokens": gate.min_fetch_tokens},
-            },
-            "pools": {POOL: {"dram": {"eviction": self._algorithm}}},
-        }
 
     def _status(self) -> dict[str, Any]:
         dram = {"effective": {"capacity_bytes": self.shape.dram}}
@@ -359,11 +346,12 @@ class ReplayAgent:
         }
 
 
-def conduct(replay: "Replay", policy: Policy | None = None) -> tuple[ReplayAgent, "Tally"]:
+def conduct(replay: "Replay", policy: Policy | None = None) -> tuple[ReplayAgent, Tally]:
     """The run ``tuned``: the agent at its end, and what became of the requests."""
     start = replay.split(START)
-    agent = ReplayAgent(replay, policy or DEFAULT_POLICY, start)
-    return agent, replay.play(start, "rule", agent, agent.gate, agent.stores.report)
+    fleet = replay.fleet(start)
+    agent = ReplayAgent(replay, policy or DEFAULT_POLICY, start, fleet)
+    return agent, replay.play(Play(replay.world, "rule", agent.gate, agent.stores.report), fleet, agent)
 
 
 def tuned(replay: "Replay", policy: Policy | None = None) -> dict[str, Any]:
