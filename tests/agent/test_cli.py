@@ -152,7 +152,7 @@ class TestControl:
 
         made = httpx.Client
         monkeypatch.setattr(
-            client.httpx, "Client", lambda **kwargs: made(**kwargs, transport=httpx.MockTransport(answer))
+            client.httpx, "Client", lambda **kwargs: made(**{**kwargs, "transport": httpx.MockTransport(answer)})
         )
         assert tiertune("bypass", "on", "--store", "http://host-a:7410")[0] == 0
         assert calls == [("http://host-a:7410/v1/bypass", {"on": True})]

@@ -54,7 +54,7 @@ def checked(text: str) -> list[str]:
 def test_a_good_document():
     """Units are understood, defaults are filled in."""
     assert parse_yaml("inner: {size: 2KiB, names: [a]}\n", Outer, name="f") == Outer(
-        inner=Inner(size=2048, names=["a"])
+        inner=Inner(size="2KiB", names=["a"])
     )
 
 
@@ -175,7 +175,7 @@ def test_a_pipe_or_a_device_is_no_file_and_what_was_handed_over_is_read(tmp_path
         with pytest.raises(DocumentError, match=f"{path}: cannot be read: it is no regular file"):
             load_yaml(path, Outer)
     receiver, sender = os.pipe()
-    os.write(sender, b"inner: {size: 7}")
+    os.write(sender, b"inner: {size: 7B}")
     os.close(sender)
     assert load_yaml(f"/dev/fd/{receiver}", Outer).inner.size == 7
     os.close(receiver)

@@ -139,9 +139,15 @@ def test_unknown_contents_that_are_loaded_in_place_are_not_reused(tmp_path):
     assert not digests.stands(adapter, told)
 
 
+@pytest.mark.parametrize("beside", [(), ("new_embeddings.safetensors",)], ids=["alone", "beside others"])
 @pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt"])
-def test_weights_that_are_not_read_are_watched(tmp_path, name):
-    """Overwritten in place: vLLM may have dropped them meanwhile, and loads them again under the same id."""
+def test_weights_that_are_not_read_are_watched(tmp_path, name, beside):
+    """Overwritten in place: vLLM may have dropped them meanwhile, and loads them again under the same id.
+
+    It loads no safetensors but those of an adapter's name.
+    """
+    for other in beside:
+        write_shard(tmp_path / other, b"as before")
     weights = tmp_path / name
     weights.write_bytes(b"old")
     digests, adapter = AdapterDigests(), Adapter(str(tmp_path))

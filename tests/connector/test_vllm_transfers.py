@@ -82,6 +82,17 @@ def test_a_load_fills_the_rows_it_was_given(transfers, client, staging):
     assert transfers.take() == []
 
 
+def test_jobs_need_no_thread_that_is_not_there_yet(transfers, client, monkeypatch):
+    """A machine may run out of threads later: then vLLM's scheduler would end, on which jobs begin."""
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    load(transfers)
+    client.answers(loaded(slots(client, 3)))
+    assert drained(transfers).succeeded
+    store(transfers)
+    client.reservation().set_result(Reserved([None] * 3, ["present"] * 3))
+    assert drained(transfers).succeeded
+
+
 def test_a_load_that_found_less_tells_which_keys_came(transfers, client):
     """Missing and corrupt chunks are left out of the successful keys."""
     found = slots(client, 2)

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(f"vllm.{__name__}")
 CONFIG = "adapter_config.json"
+READ = "adapter_model.safetensors"
 UNREAD = ("adapter_model.bin", "adapter_model.pt")
-"""What vLLM loads where there are no safetensors: watched, not read."""
+"""What vLLM loads where the one above is missing, whatever else there is: watched, not read."""
 SUFFIX_BYTES = 16
 
 Stamp = tuple[tuple[int, int, int, int], ...]
@@ -121,7 +122,7 @@ class AdapterDigests:
 
     def _read(self, adapter: "LoRARequest") -> _Known:
         folder = Path(adapter.lora_path).expanduser()
-        shards = tuple(sorted(folder.glob("*.safetensors")))
+        shards = tuple(sorted(folder.glob("*.safetensors"))) if (folder / READ).is_file() else ()
         named, path, inplace = self._named(adapter), adapter.lora_path, adapter.load_inplace
         files = (folder, folder / CONFIG, *(shards or (folder / name for name in UNREAD)))
         stamp = _stamp(files)
@@ -132,8 +133,9 @@ class AdapterDigests:
         except OSError:
             pass
         logger.warning(
-            "TierTune: the contents of adapter %s are not known (no safetensors in %s): its chunks are not shared",
+            "TierTune: the contents of adapter %s are not known (no %s in %s): its chunks are not shared",
             adapter.lora_name,
+            READ,
             folder,
         )
         return _Known(named, path, files, stamp, None if inplace else self._own(adapter), inplace, read=False)

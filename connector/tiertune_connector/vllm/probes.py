@@ -129,7 +129,7 @@ _HAS = {
         "VllmConfig": "aux_output_config num_speculative_tokens",
         "get_current_vllm_config_or_none": "",
     },
-    "config/lora.py": {"LoRAConfig": "lora_dtype target_modules"},
+    "config/lora.py": {"LoRAConfig": "lora_dtype target_modules enable_tower_connector_lora"},
     "config/attention.py": {"AttentionConfig": "backend backend_per_kind"},
     "config/multimodal.py": {
         "MultiModalConfig": (
@@ -145,7 +145,7 @@ _HAS = {
     "config/scheduler.py": {"SchedulerConfig": "async_scheduling enable_chunked_prefill"},
     "v1/core/sched/output.py": {
         "CachedRequestData": "req_ids num_computed_tokens",
-        "NewRequestData": "req_id num_computed_tokens",
+        "NewRequestData": "req_id num_computed_tokens mm_features",
         "SchedulerOutput": (
             "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens preempted_req_ids finished_req_ids "
             "kv_connector_block_state"
@@ -155,7 +155,7 @@ _HAS = {
     "v1/request.py": {
         "Request": (
             "request_id num_prompt_tokens num_computed_tokens is_finished cache_salt lora_request trace_headers "
-            "block_hashes"
+            "block_hashes mm_features"
         ),
     },
     "lora/request.py": {"LoRARequest": "lora_name lora_int_id lora_path load_inplace"},
