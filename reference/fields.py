@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from tiertune_connector.units import parse_duration, parse_size_with_unit
+from tiertune_connector.units import parse_duration, parse_useful_size
 
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", time: "time of day"}
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -83,7 +83,7 @@ def _kind(annotation: Any, metadata: Sequence[Any]) -> tuple[str, list[Any]]:  #
         return _kind(inner, [*more, *metadata])
     constraints = [one for item in metadata for one in (item.metadata if isinstance(item, FieldInfo) else [item])]
     parsers = {item.func for item in constraints if isinstance(item, BeforeValidator)}
-    for parser, kind in ((parse_size_with_unit, "size"), (parse_duration, "duration")):
+    for parser, kind in ((parse_useful_size, "size"), (parse_duration, "duration")):
         if parser in parsers:
             return kind, constraints
     origin, parts = get_origin(annotation), get_args(annotation)

@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_LEAST_BARE = 4096
-"""Below this, no chunk fits."""
+_LEAST_SIZE = 4096
+"""In fewer bytes no chunk fits."""
 _NUMBER_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
@@ -50,12 +50,13 @@ def parse_size(value: object) -> int:
     return int(_parse(value, _BYTES, "512MiB or 64GiB"))
 
 
-def parse_size_with_unit(value: object) -> int:
-    """As ``parse_size``, for files: a small number without a unit has lost it, and would be bytes of no use."""
-    size = parse_size(value)
-    if 0 < size < _LEAST_BARE and not unit_of(str(value)):
-        raise ValueError(f"{value} without a unit is bytes: write it as 512MiB or 64GiB (or {value}B)")
-    return size
+def parse_useful_size(value: object) -> int:
+    """As ``parse_size``, but no size in which no chunk fits: it has lost its unit, as ``64`` has."""
+    if 0 < _parse(value, _BYTES, "512MiB or 64GiB") < _LEAST_SIZE:
+        raise ValueError(
+            f"{value} is less than {_LEAST_SIZE} bytes, so that no chunk fits: write it as 512MiB or 64GiB"
+        )
+    return parse_size(value)
 
 
 def unit_of(text: str) -> str:
@@ -73,8 +74,8 @@ Duration = Annotated[
     Field(ge=0, le=_YEAR_S, allow_inf_nan=False),
 ]
 """Seconds, written as ``30s``; at most a year, so that it can be added to dates."""
-Size = Annotated[int, BeforeValidator(parse_size_with_unit, json_schema_input_type=int | _TEXT), Field(ge=0)]
-"""Bytes, written as ``64GiB``; a number without a unit is at least 4096, or 0."""
+Size = Annotated[int, BeforeValidator(parse_useful_size, json_schema_input_type=int | _TEXT), Field(ge=0)]
+"""Bytes, written as ``64GiB``; none, or at least 4096."""
 
 
 def format_size(count: float) -> str:

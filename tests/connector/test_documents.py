@@ -53,8 +53,8 @@ def checked(text: str) -> list[str]:
 
 def test_a_good_document():
     """Units are understood, defaults are filled in."""
-    assert parse_yaml("inner: {size: 2KiB, names: [a]}\n", Outer, name="f") == Outer(
-        inner=Inner(size="2KiB", names=["a"])
+    assert parse_yaml("inner: {size: 8KiB, names: [a]}\n", Outer, name="f") == Outer(
+        inner=Inner(size=8192, names=["a"])
     )
 
 
@@ -175,9 +175,9 @@ def test_a_pipe_or_a_device_is_no_file_and_what_was_handed_over_is_read(tmp_path
         with pytest.raises(DocumentError, match=f"{path}: cannot be read: it is no regular file"):
             load_yaml(path, Outer)
     receiver, sender = os.pipe()
-    os.write(sender, b"inner: {size: 7B}")
+    os.write(sender, b"inner: {size: 8KiB}")
     os.close(sender)
-    assert load_yaml(f"/dev/fd/{receiver}", Outer).inner.size == 7
+    assert load_yaml(f"/dev/fd/{receiver}", Outer).inner.size == 8192
     os.close(receiver)
 
 
@@ -186,9 +186,9 @@ def test_a_bound_has_the_unit_that_was_written():
 
     class Kept(Document):
         keep: Duration = Field(default=21600.0, ge=21600)
-        slab: Size = Field(default=1024, ge=1024)
+        slab: Size = Field(default=8192, ge=8192)
 
-    for text, told in (("keep: 5h", "21600 seconds"), ("keep: 5", "21600"), ("slab: 5B", "1024 bytes")):
+    for text, told in (("keep: 5h", "21600 seconds"), ("keep: 5", "21600"), ("slab: 5000B", "8192 bytes")):
         with pytest.raises(DocumentError) as raised:
             parse_yaml(text, Kept, name="f")
         assert raised.value.problems[0].endswith(f"greater than or equal to {told}")
