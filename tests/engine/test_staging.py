@@ -7,6 +7,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
@@ -33,6 +34,20 @@ def test_a_request_that_is_aborted_in_mid_load_leaves_nothing(engine, prompt):
     engine.settle()
     assert engine.knows_nothing()
     assert engine.manager.primary_tier._num_write_pending_chunks == 0
+
+
+def test_what_came_is_as_new_as_its_arrival(engine, prompt):
+    """A load may be slow: what others put into staging meanwhile leaves before what the request is about to take."""
+    asked = engine.request("b", prompt)
+    engine.begin_load(asked)
+    context, primary = engine.context(asked), engine.manager.primary_tier
+    meanwhile = [OffloadKey(bytes([n]) * 36) for n in range(4)]
+    primary.prepare_store(meanwhile, context)
+    primary.complete_store(meanwhile, context)
+    engine.settle()
+    leaving = [key for key, _ in primary._policy.evict(4, set())]
+    assert set(leaving) == set(meanwhile)
+    assert engine.staged(asked) == [[True] * 4]
 
 
 def test_a_reset_in_mid_load_ends_it(engines, monkeypatch):

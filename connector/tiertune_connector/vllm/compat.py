@@ -352,6 +352,13 @@ class Staging:
         """Whether a chunk is there and whole."""
         return self._primary.lookup(key, context) is LookupResult.HIT
 
+    def touch(self, keys: Sequence[OffloadKey], context: ReqContext) -> None:
+        """Chunks that came: they are as new as their arrival, where vLLM takes them to be as old as their load's begin.
+
+        Else those of a slow load are the first to leave, before their request can take them.
+        """
+        self._primary.touch(keys, context)
+
     def room(self) -> int:
         """Chunks that are free or may leave."""
         return self._primary._get_num_free_chunks() + self._primary._num_evictable_cache_chunks  # noqa: SLF001

@@ -60,7 +60,9 @@ _HAS = {
         "CPUOffloadingSpec": "get_worker num_chunks kv_bytes_per_chunk cpu_page_size_per_worker replicated_layout",
     },
     f"{OFFLOAD}/cpu/gpu_worker.py": {"CPUOffloadingWorker": "_mmap_region"},
-    f"{OFFLOAD}/cpu/manager.py": {"CPUOffloadingManager": "lookup _get_num_free_chunks _num_evictable_cache_chunks"},
+    f"{OFFLOAD}/cpu/manager.py": {
+        "CPUOffloadingManager": "lookup touch _get_num_free_chunks _num_evictable_cache_chunks"
+    },
     f"{OFFLOAD}/cpu/shared_offload_region.py": {
         "SharedOffloadRegion.__init__": "engine_id num_chunks rank kv_bytes_per_chunk cpu_page_size",
         "SharedOffloadRegion": "mmap_path fd _creator create_next_worker_view cleanup",

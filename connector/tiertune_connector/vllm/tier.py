@@ -366,6 +366,8 @@ class TierTuneTier(SecondaryTierManager):
 
     def _loaded(self, job: Job, came: list[OffloadKey]) -> None:
         known = self._requests.get(job.request)
+        if known is not None:
+            self._staging.touch(came, known.context)
         if not job.succeeded:
             self.gate.backlog.computed(job.request, 0)
         if known is not None and known.ask is not None:
