@@ -35,7 +35,7 @@ def http_client(trust: ssl.SSLContext | None = None, **options: Any) -> httpx.Cl
 
 @lru_cache
 def _authorities(_paths: ssl.DefaultVerifyPaths) -> ssl.SSLContext:
-    """The system's, which lie at these paths: read once, as that takes some 20 ms and a fleet has many clients."""
+    """The system's, which lie at these paths: read once, as that takes tens of milliseconds."""
     return ssl.create_default_context()
 
 
