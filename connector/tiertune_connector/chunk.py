@@ -13,6 +13,8 @@ from tiertune_connector.keys import FORMAT_VERSION, MAX_KEY_BYTES
 MAGIC = b"TTKV"
 HEADER_BYTES = 256
 _LAYOUT = struct.Struct("<4sHH16s16s16sBx64sQQQQ")
+_BEGINNING = struct.Struct("<4s20x16s")
+"""Magic and writer, of headers of every format version."""
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -92,6 +94,12 @@ def decode_header(data: bytes | memoryview) -> Header | None:
         return None
     origin = Origin(writer.rstrip(b"\0").decode(errors="replace"), b"" if not any(tenant) else tenant, checksum)
     return Header(namespace.hex(), key[:key_length], origin, length, checksum, codec, *coded)
+
+
+def writer_of(header: bytes) -> str:
+    """Who wrote a chunk, whatever its format version; empty: nobody that we know."""
+    magic, writer = _BEGINNING.unpack_from(header) if len(header) >= _BEGINNING.size else (b"", b"")
+    return writer.rstrip(b"\0").decode(errors="replace") if magic == MAGIC else ""
 
 
 def checksum(payload: memoryview | bytes) -> int:

@@ -23,6 +23,7 @@ from connector.stores import (
     short_folder,
     view,
 )
+from tiertune_connector import chunk
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY
 from tiertune_connector.tiers.base import Outcome, Usage
 from tiertune_connector.tiers.directory import DirectoryTier
@@ -309,3 +310,15 @@ def test_a_file_system_that_refuses_is_an_error(tmp_path, monkeypatch, method):
     monkeypatch.undo()
     assert write(tier, b"after") is Outcome.OK
     assert intact(tier, b"after")
+
+
+def test_what_another_format_version_left_counts_and_leaves(tmp_path, monkeypatch):
+    """After an upgrade or a rollback nobody reads it: it is this store's own all the same, and bounded."""
+    for number in range(2):
+        write(DirectoryTier(tmp_path, writer="host-a"), b"old-%d" % number)
+    monkeypatch.setattr(chunk, "FORMAT_VERSION", chunk.FORMAT_VERSION + 1)
+    tier = DirectoryTier(tmp_path, writer="host-a", capacity_bytes=2 * FILE)
+    assert tier.usage() == Usage(2 * FILE, 2 * FILE, 2)
+    assert write(tier, b"new") is Outcome.OK
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == 2 * FILE
+    assert intact(tier, b"new")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import xxhash
 
-from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header, writer_id
+from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header, writer_id, writer_of
 from tiertune_connector.tiers.base import Came, Counted, Evicted, OnEvicted, OnFiles, Outcome, Read, Usage, unheard
 
 _WINDOW_BYTES = 1 << 20
@@ -102,7 +102,11 @@ class DirectoryTier(OnFiles):
             self._find_own()  # else what is found meanwhile would still count when gone
             found = set(self._files(namespace))
             for path in found:
-                if tenant is None or (header := _header_of(path)) is None or header.origin.tenant == tenant:
+                if (
+                    tenant is None
+                    or (header := decode_header(_beginning(path))) is None
+                    or header.origin.tenant == tenant
+                ):
                     count += self._remove(path)
             with self._lock:
                 unseen = [path for path in self._own if path not in found and namespace in (None, path.parts[-3])]
@@ -149,8 +153,7 @@ class DirectoryTier(OnFiles):
             for path in self._root.rglob(f".*.{self._writer.encode().hex()}.*"):
                 if self._run not in path.name:
                     path.unlink(missing_ok=True)
-            mine = ((path, header) for path in self._files() if (header := _header_of(path)) is not None)
-            used = (_used(path) for path, header in mine if header.origin.writer == self._writer)
+            used = (_used(path) for path in self._files() if writer_of(_beginning(path)) == self._writer)
             found = sorted(known for known in used if known is not None)
             with self._lock:
                 for _, size, path in found:
@@ -209,8 +212,7 @@ class DirectoryTier(OnFiles):
                 victim = next(iter(self._own), None)
             if victim is None:
                 return False
-            header = _header_of(victim)
-            if header is not None and header.origin.writer != self._writer:
+            if writer_of(_beginning(victim)) not in (self._writer, ""):
                 with self._lock:  # as in ``read``: it is that store's to remove
                     self._disown(victim)
             elif self._remove(victim):
@@ -245,12 +247,13 @@ def _fill(path: Path, out: memoryview, came: Came) -> tuple[Header | None, int, 
     return header, done, digest.intdigest()
 
 
-def _header_of(path: Path) -> Header | None:
+def _beginning(path: Path) -> bytes:
+    """Where the header is; empty if it cannot be read."""
     try:
         with path.open("rb", buffering=0) as file:
-            return decode_header(file.read(HEADER_BYTES) or b"")
+            return file.read(HEADER_BYTES) or b""
     except OSError:
-        return None
+        return b""
 
 
 def _used(path: Path) -> tuple[float, int, Path] | None:
