@@ -40,6 +40,13 @@ def test_equal_contents_share_and_others_do_not(tmp_path):
     assert len(suffix(one)) == 16
 
 
+def test_keys_1_of_an_adapter_are_these(tmp_path):
+    """Engines of other versions have them too: with anything else here, `vllm/identity.py` raises ``KEYS``."""
+    adapter = Adapter(write(tmp_path / "a", 1))
+    told = [AdapterDigests(settings).suffix(adapter).hex() for settings in ("", '[["q_proj"]]')]
+    assert told == ["f60d9bb2e3465bcd04e8ba2d0dc210e1", "198d5f4589cab6e891e27464e958b7e4"]
+
+
 def test_engines_that_apply_an_adapter_otherwise_do_not_share(tmp_path):
     """Only to some modules, or in another type."""
     adapter = Adapter(write(tmp_path / "a", 1))

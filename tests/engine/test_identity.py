@@ -281,6 +281,12 @@ def test_a_release_of_vllm_shares_with_itself_alone(configured, usual, monkeypat
     assert digests[0] == usual.digest != digests[1]
 
 
+def test_engines_whose_keys_told_less_share_nothing_with_those_of_today(configured, usual, monkeypatch):
+    """A mend of what keys tell apart would else leave earlier engines' chunks under keys that now mean others."""
+    monkeypatch.setattr("tiertune_connector.vllm.identity.KEYS", 0)
+    assert identify(configured(**NAME)).digest != usual.digest
+
+
 def test_instruction_sets_are_part_of_it_on_the_cpu(configured, usual, monkeypatch):
     """K and V are packed as they like it."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")

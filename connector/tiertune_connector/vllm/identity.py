@@ -27,6 +27,9 @@ from tiertune_connector.vllm import weights
 from tiertune_connector.vllm.facts import Group
 
 logger = logging.getLogger(f"vllm.{__name__}")
+KEYS = 1
+"""Version of what namespaces and keys tell apart, adapters' too. Raise it whenever they come to tell more: what earlier
+engines stored may lie under keys that now mean other contents."""
 FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "runai_streamer", "instanttensor", "mistral"})
 """Load formats whose weights are the model's safetensors files."""
 ANY_LENGTH = frozenset(
@@ -239,6 +242,7 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
         _device(),
         *_backends(vllm_config.attention_config),
         ".".join(str(vllm.__version__).split(".")[:2]),  # its kernels decide how a page is filled, and say so nowhere
+        f"keys {KEYS}",  # here, as every store knows this field
     )
 
 
