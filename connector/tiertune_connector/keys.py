@@ -13,10 +13,11 @@ PLAIN = ("model", "chunk_tokens", "hash_algorithm", "epoch")
 """Fields of a namespace that are short enough to show as they are."""
 
 
-class Namespace(msgspec.Struct, frozen=True, dict=True):
+class Namespace(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
     """All that two engines must share before one may read what the other wrote.
 
     A field that an engine cannot determine stays empty; it then matches only engines that cannot determine it either.
+    A store refuses engines with a field that it does not know: without it, unlike ones would share.
     """
 
     model: str

@@ -13,7 +13,7 @@ from connector.peers import dial, hello, raw
 from connector.stores import CHUNK_BYTES, NAMESPACE, PATIENCE_S, Engine, at_best, chain, eventually
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.protocol.frames import Frames
-from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Reserve, Welcome
+from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Reply, Reserve, Welcome
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +36,26 @@ def test_a_client_that_does_not_fit_is_refused_with_a_reason(store, http, greeti
         sock.close()
         engine.put_all(chain("k", 2))
     assert http.total("rejected_hellos_total", reason=reason) == 1
+
+
+@pytest.mark.parametrize(
+    ("greeting", "why"),
+    [
+        (["hello", 99, "test"], "at least length"),
+        (["hallo"], "Invalid value 'hallo'"),
+        (["hello", 1, "test", "c", "e", "all", {"model": "m", "wanted": 1}, 64, 16], "unknown field `wanted`"),
+    ],
+)
+def test_a_client_whose_greeting_is_not_understood_is_told_so(store, http, greeting, why):
+    """One of another version does not see a connection that ends for no reason."""
+    with dial(store.server.path) as sock:
+        body = msgspec.msgpack.encode(greeting)
+        sock.sendall(struct.pack("<I", len(body)) + body)
+        welcome = next(Frames(sock, Reply).receive())
+        assert "a version that greets otherwise" in welcome.refusal
+        assert why in welcome.refusal
+        assert sock.recv(1) == b""
+    assert http.total("rejected_hellos_total", reason="protocol") == 1
 
 
 @pytest.mark.parametrize(
@@ -141,6 +161,29 @@ def greeted(home):
             return sock, frames
 
         yield client, greet
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "why"),
+    [
+        (["welcome", 1, "0.1", "boot", "host-a", ""], "a version that greets otherwise: Expected `str`, got `int`"),
+        (None, "ended the connection without a greeting"),
+    ],
+)
+def test_a_store_that_greets_in_another_way_is_not_used_and_the_client_says_why(home, greeting, why):
+    """One of another version, which the operator of the engine would look for in vain."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(home / "s.sock"))
+        listener.listen()
+        client = StoreClient(home / "s.sock", NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
+        client.connect(timeout_s=0)
+        with listener.accept()[0] as sock:
+            next(Frames(sock, Hello | Lookup).receive())
+            if greeting is not None:
+                body = msgspec.msgpack.encode(greeting)
+                sock.sendall(struct.pack("<I", len(body)) + body)
+        eventually(lambda: why in client.refusal + client.failure)
         client.close()
 
 

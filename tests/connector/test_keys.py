@@ -35,6 +35,13 @@ def test_a_namespace_keeps_its_digest_over_the_wire():
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(BASE), type=Namespace).digest == BASE.digest
 
 
+def test_a_field_that_is_not_known_is_refused():
+    """Of a later version: a store that left it out would let unlike engines share."""
+    told = msgspec.msgpack.encode(msgspec.structs.asdict(BASE) | {"wanted": "x"})
+    with pytest.raises(msgspec.ValidationError, match="unknown field `wanted`"):
+        msgspec.msgpack.decode(told, type=Namespace)
+
+
 def test_a_tenant_is_a_keyed_digest():
     """It tells nothing of the salt, depends on the secret, and is empty without a salt."""
     assert len(tenant_digest("salt", b"secret")) == 16

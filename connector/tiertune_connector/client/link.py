@@ -291,8 +291,14 @@ class StoreLink:
     def _serve(self, sock: socket.socket, frames: Frames) -> None:
         """Greet the store, then take its replies until the connection ends."""
         frames.send(self._hello)
-        welcome = next(frames.receive(), None)
+        try:
+            welcome = next(frames.receive(), None)
+        except msgspec.ValidationError as error:
+            versions = f"the engine has TierTune {self._hello.version}, the store a version that greets otherwise"
+            self._refused(f"{versions}: {error}")
+            return
         if not isinstance(welcome, Welcome):
+            self.failure = "the store ended the connection without a greeting"
             return
         self._refused(welcome.refusal)
         if welcome.refusal:

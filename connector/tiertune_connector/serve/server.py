@@ -155,8 +155,13 @@ class Server:
         """Take a new client's first message; making room for it may take long."""
         try:
             sock.settimeout(_HELLO_TIMEOUT_S)
-            messages = connection.frames.receive()
-            hello = next(messages, None)
+            try:
+                hello = next(connection.frames.receive(), None)
+            except msgspec.ValidationError as error:
+                self._counters.add("rejected_hellos_total", ("protocol",))
+                refusal = f"this store has TierTune {__version__}, the engine a version that greets otherwise: {error}"
+                connection.send(Welcome(self.boot_id, refusal))
+                raise
             sock.setblocking(False)
             if not isinstance(hello, Hello) or not self._welcome(connection, hello):
                 self._end(connection)
