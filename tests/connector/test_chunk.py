@@ -11,6 +11,7 @@ from tiertune_connector.chunk import (
     decode_header,
     writer_id,
 )
+from tiertune_connector.keys import FORMAT_VERSION
 
 HEADERS = st.builds(
     Header,
@@ -35,6 +36,19 @@ def test_a_header_survives_encoding(header):
     encoded = header.encode()
     assert len(encoded) == HEADER_BYTES
     assert decode_header(encoded + b"payload") == header
+
+
+def test_headers_of_format_2_stay_as_they_are():
+    """A store reads what another version left: with anything else here, ``FORMAT_VERSION`` is raised.
+
+    Where magic, version and writer are, they stay in every format.
+    """
+    header = Header("0123456789abcdef" * 2, b"key", Origin("host-a", b"t" * 16), 20_000, 2**64 - 2, 1, 10_000, 3)
+    numbers = "204e000000000000 feffffffffffffff 1027000000000000 0300000000000000 0cf36082c6dc0749"
+    told = b"TTKV".hex() + "0200 0100" + "0123456789abcdef" * 2 + b"host-a".hex() + "00" * 10 + "74" * 16
+    encoded = bytes.fromhex(told + "0300" + b"key".hex() + "00" * 61 + numbers)
+    assert FORMAT_VERSION == 2
+    assert header.encode() == encoded.ljust(HEADER_BYTES, b"\0")
 
 
 @given(HEADERS, st.integers(0, 8 * 160 - 1))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector.stores import chain
-from tiertune_connector.tiers.index import WAYS, SharedIndex, buckets_for, total_bytes
+from tiertune_connector.tiers.index import LAYOUT, WAYS, SharedIndex, buckets_for, total_bytes
 from tiertune_connector.tiers.segment import PAGE, Geometry, Segment
 
 KEYS = chain("k", 2)
@@ -121,3 +121,29 @@ def test_one_that_is_too_small_is_refused():
         SharedIndex.attach(256, fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+def test_layout_1_is_where_it_is():
+    """Clients of other versions look there: with anything else here, ``LAYOUT`` is raised."""
+    index = SharedIndex.create(1)
+    index.put(b"key", (3, 5, 7))
+    index.tell(1.5, [0.25])
+    with os.fdopen(os.dup(index.fd), "rb") as file:
+        words = np.frombuffer(file.read(), np.uint64)
+    bucket = 8 * (13540649951185429987 % 256)
+    entries = {16 + bucket: 13540649951185429987, 16 + 2048 + bucket: 3 << 32 | 5, 16 + 4096 + bucket: 7}
+    assert LAYOUT == 1
+    assert words.view(np.float64)[:2].tolist() == [1.5, 0.25]
+    assert {at: int(words[at]) for at in np.flatnonzero(words[16:]) + 16} == entries
+
+
+def test_segments_of_protocol_1_are_laid_out_so():
+    """Client and store each work out where a slot is: with anything else here, ``PROTOCOL`` is raised."""
+    segment = Segment.create(1, Geometry(slots=3, chunk_bytes=PAGE + 1))
+    assert segment.renew(2) == 1
+    segment.slot(1)[-1] = 9
+    with os.fdopen(os.dup(segment.fd), "rb") as file:
+        data = np.frombuffer(file.read(), np.uint8)
+    assert {at: int(data[at]) for at in np.flatnonzero(data)} == {16: 1, PAGE + 2 * PAGE + PAGE: 9}
+    assert len(data) == 7 * PAGE
+    segment.close()

@@ -4,6 +4,7 @@ import os
 import socket
 import struct
 import threading
+from typing import get_args
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from connector.stores import NAMESPACE
 from tiertune_connector.cost import FetchEstimate, GateSettings
 from tiertune_connector.protocol.frames import MAX_FRAME_BYTES, Frames
 from tiertune_connector.protocol.messages import (
+    PROTOCOL,
     Abort,
     Commit,
     CommitReply,
@@ -24,12 +26,14 @@ from tiertune_connector.protocol.messages import (
     Lookup,
     LookupReply,
     NewSegment,
+    PrefillLine,
     Release,
     Reply,
     Report,
     Request,
     Reserve,
     ReserveReply,
+    Side,
     SlotRef,
     StepReport,
     Steps,
@@ -60,6 +64,37 @@ REPLIES = [
     DropSegments([1, 2]),
 ]
 
+FIELDS = """
+hello protocol version client engine stage namespace chunk_bytes chunk_tokens gpus looks
+lookup id request keys prompt_tokens tenant sides defer prefill deadline_s
+own request gpu_chunks staging_chunks
+load id keys deadline_s parts
+release lease damaged
+reserve id request keys tenant
+commit id keys slots
+abort keys slots
+report tiers
+first_token tokens seconds group
+steps steps gpus
+welcome boot_id refusal
+segment number slots chunk_bytes
+index layout buckets
+drop numbers
+looked id tiers costs gate reason group room
+part id positions slots nbytes
+loaded id lease slots outcomes seconds
+reserved id slots reasons
+committed id committed
+SlotRef segment index generation checksum
+Side keys chunk_tokens window_chunks
+PrefillLine overhead_s seconds_per_flop params layers width step_tokens
+TierReport tier chunks tokens fetched_tokens reason fetch_s recompute_s actual_s outcome backlog_s prefills vain_tokens
+StepReport stage phase gpu_seconds tokens
+FetchEstimate t0_s per_chunk_s bytes_per_s queue_s age_s samples doubt transfers
+GateSettings fetch_on margin min_fetch_tokens deadline_factor
+"""
+"""Of protocol 1, in their order, which is all that tells them apart."""
+
 
 @pytest.fixture
 def pair():
@@ -86,6 +121,22 @@ def test_a_store_that_does_not_tell_its_room_is_taken_at_its_word():
     """One of before: its replies are shorter, and all that it found may be fetched."""
     found = msgspec.msgpack.decode(msgspec.msgpack.encode(["looked", 1, ["remote"] * 40, {}, {}, "", ""]), type=Reply)
     assert found.reach(0) == found.reach(9) == 40
+
+
+def test_what_protocol_1_says_stays_where_it_is():
+    """Clients and stores are upgraded apart. A field with a default may come last; all else is another protocol.
+
+    A greeting, of whatever protocol, begins as it does here, else no refusal could be told.
+    """
+    parts = (SlotRef, Side, PrefillLine, TierReport, StepReport, FetchEstimate, GateSettings)
+    kinds = {kind.__struct_config__.tag or kind.__name__: kind for kind in (*get_args(Request | Reply), *parts)}
+    known = {name: tuple(fields) for name, *fields in map(str.split, FIELDS.strip().splitlines())}
+    assert PROTOCOL == 1
+    assert kinds.keys() == known.keys()
+    for name, fields in known.items():
+        now = kinds[name].__struct_fields__
+        assert now[: len(fields)] == fields, name
+        assert len(now) - len(kinds[name].__struct_defaults__) <= len(fields), name
 
 
 def test_large_and_small_frames_mix():
