@@ -10,7 +10,7 @@ from datetime import date
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -34,6 +34,7 @@ _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 Json = dict[str, Any]
 """A JSON object."""
+Extra = Literal["forbid", "ignore"]
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]
@@ -168,12 +169,13 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
         raise DocumentError([f"{name}:1:1: a number has too many digits"]) from error
 
 
-def validated(model: type[Model], data: object) -> Model:
+def validated(model: type[Model], data: object, *, extra: Extra = "forbid") -> Model:
     """The document in parsed JSON or YAML; text is not taken for a number, nor 1 for true.
 
+    ``extra``: what is made of fields that the model does not know.
     ValidationError; TypeError for a type that JSON lacks, ValueError for a number that is too long for it.
     """
-    return model.model_validate_json(json.dumps(data, default=_written), strict=True)
+    return model.model_validate_json(json.dumps(data, default=_written), strict=True, extra=extra)
 
 
 def _written(value: object) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,9 @@ import msgspec
 
 from tiertune_connector import locks
 from tiertune_connector.documents import Json, where
-from tiertune_connector.tuning import Tuning, parse_tuning
+from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
 
+log = logging.getLogger(__name__)
 _REMEMBERED_CHANGES = 64
 
 
@@ -63,7 +65,7 @@ class StateDir:
         path = self.tuning_path
         try:
             document = json.loads(path.read_text())
-            return parse_tuning(document["tuning"]), dict(document["changes"])
+            return _known(document["tuning"], path), dict(document["changes"])
         except FileNotFoundError:
             return None, {}
         except (ValueError, KeyError, TypeError) as error:
@@ -134,6 +136,16 @@ class StateDir:
             os.fsync(directory)  # the new name, too, survives a loss of power
         finally:
             os.close(directory)
+
+
+def _known(document: object, path: Path) -> Tuning:
+    """A tuning without the fields of a later version: after an upgrade that was undone a store starts."""
+    tuning = parse_tuning(document, extra="ignore")
+    try:
+        parse_tuning(document)
+    except TuningError as error:
+        log.warning("%s: this version leaves out what it does not know: %s", path, error)
+    return tuning
 
 
 def latest(changes: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field, ValidationError
 
-from tiertune_connector.documents import Document, FieldError, Json, validated
+from tiertune_connector.documents import Document, Extra, FieldError, Json, validated
 from tiertune_connector.eviction import ALGORITHMS, CANDIDATES
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -156,10 +156,10 @@ InForce = Callable[[], Tuning]
 """Returns the tuning that is in force now."""
 
 
-def parse_tuning(document: object) -> Tuning:
+def parse_tuning(document: object, *, extra: Extra = "forbid") -> Tuning:
     """The tuning in a JSON document, or TuningError naming the first field that is wrong."""
     try:
-        tuning = validated(Tuning, document)
+        tuning = validated(Tuning, document, extra=extra)
     except ValidationError as error:
         raise TuningError.of(error) from error
     for name, digests in (("pools", tuning.pools), ("tenants", tuning.tenants)):

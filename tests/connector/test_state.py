@@ -161,3 +161,18 @@ def test_a_bodys_digest_depends_on_what_it_says_only():
     """Not on the order of its fields."""
     assert body_digest(json.loads('{"a": 1, "b": [2]}')) == body_digest(json.loads('{"b":[2],"a":1}'))
     assert body_digest({"a": 1}) != body_digest({"a": 2})
+
+
+def test_a_tuning_of_a_later_version_is_taken_as_far_as_it_is_known(tmp_path, caplog):
+    """An upgrade that is undone leaves one; what the store cannot do it does not have, and says so."""
+    state = StateDir(tmp_path)
+    tiers = {"dram": {"capacity_bytes": 5}, "remote": {"min_fetch_tokens": 7, "wanted": 1}}
+    state.write("tuning.json", json.dumps({"tuning": {"version": 5, "tiers": tiers}, "changes": {"k": "5 x"}}))
+    tuning, changes = state.load()
+    assert (tuning.version, tuning.tiers.remote.min_fetch_tokens, changes) == (5, 7, {"k": "5 x"})
+    assert "tiers.remote.wanted: unknown field" in caplog.text
+    state.save(tuning, changes)
+    caplog.clear()
+    assert state.load() == (tuning, changes)
+    assert caplog.text == ""
+    state.close()
