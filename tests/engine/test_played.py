@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from vllm.config import WeightTransferConfig
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_kv_cache_configs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
@@ -70,7 +71,7 @@ def played(configured, store, monkeypatch):
             "store_deadline": "20s",
         }  # fmt: skip
         usual = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 1024}
-        config = configured(extra=settings, engine_id=f"tt-played-{len(made)}", **usual, **arguments)
+        config = configured(extra=settings, engine_id=f"tt-played-{len(made)}", **(usual | arguments))
         config.scheduler_config.async_scheduling = ahead
         if layers in (recurrent, drafting):
             config.cache_config.mamba_cache_mode = "align"
@@ -293,6 +294,24 @@ def test_a_request_that_a_reset_preempts_goes_on(played):
     engine.run()
     assert engine.answers["asked"] == answer(prompt, 600)
     assert engine.loaded > 0
+    assert engine.knows_nothing()
+
+
+@pytest.mark.parametrize(
+    ("weights", "loaded"),
+    [({}, 8), ({"weight_transfer_config": WeightTransferConfig()}, 0), ({"load_format": "dummy"}, 0)],
+    ids=["from files", "from a trainer", "invented"],
+)
+def test_an_engine_that_gets_new_weights_loses_what_the_old_ones_made(played, weights, loaded):
+    """Even if only the device's cache is emptied for them; other engines go on with what staging has."""
+    engine = played(whole, 64, **weights)
+    prompt = np.random.default_rng(8).integers(10, 4000, 300).tolist()
+    for name in ("old", "new"):
+        engine.add(name, prompt)
+        engine.run()
+        assert engine.answers[name] == answer(prompt, 8)
+        assert engine.scheduler.reset_prefix_cache()
+    assert engine.loaded == loaded
     assert engine.knows_nothing()
 
 

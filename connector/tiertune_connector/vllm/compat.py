@@ -65,8 +65,8 @@ class Engine:
         encoding = identity.adapters_encode(vllm_config)
         self._adapters = AdapterDigests(identity.adapters(vllm_config), encoding=encoding)
         self._numbers_media = numbers_media(vllm_config)
-        self._epoch = 0 if identity.exchanges_weights(vllm_config) else None
-        """Part of the keys if weights are exchanged."""
+        self.exchanges_weights = identity.exchanges_weights(vllm_config)
+        self._epoch = 0
 
     def tell_tier(self) -> None:
         """Call before vLLM's own constructor on the scheduler's side, which makes the tier."""
@@ -100,15 +100,12 @@ class Engine:
             headers=request.trace_headers,
         )
 
-    def emptied(self) -> bool:
-        """The caches were emptied; True if maybe for new weights: what was stored before is then no longer found."""
-        if self._epoch is None:
-            return False
+    def new_weights(self) -> None:
+        """What was stored before is no longer found, if weights are exchanged."""
         self._epoch += 1
-        return True
 
     def _told_epoch(self) -> bytes:
-        return b"" if self._epoch is None else self._epoch.to_bytes(EPOCH_BYTES, "big")
+        return self._epoch.to_bytes(EPOCH_BYTES, "big") if self.exchanges_weights else b""
 
     def _planned(self) -> SizePlan:
         config = build_offloading_config(self._vllm_config, self._kv_cache_config)

@@ -67,6 +67,8 @@ class TierTuneConnector(OffloadingConnector):
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._spoils_turns:
             turns.guard(kv_cache_manager.coordinator, self._spoilt)
+        if self._engine.exchanges_weights:
+            self._follow_resets(kv_cache_manager)
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
@@ -115,7 +117,8 @@ class TierTuneConnector(OffloadingConnector):
         """
         if compat.under_way(self.connector_scheduler):
             self.tier.hold()
-        if self._engine.emptied():
+        if self._engine.exchanges_weights:
+            self._engine.new_weights()
             self.tier.part()
         windows.emptied(self.connector_scheduler)
         with compat.flushing_more(self.connector_scheduler):
@@ -147,6 +150,16 @@ class TierTuneConnector(OffloadingConnector):
         for request, keys in promoted:
             events.describe(self.connector_scheduler, request, keys)
         return super().take_events()
+
+    def _follow_resets(self, kv_cache_manager: KVCacheManager) -> None:
+        """Whoever empties the device's cache alone, for new weights, does not want the old ones' chunks from here."""
+        empty = kv_cache_manager.reset_prefix_cache
+
+        def reset_prefix_cache() -> bool:
+            emptied = empty()
+            return emptied and self.reset_cache() is not False
+
+        kv_cache_manager.reset_prefix_cache = reset_prefix_cache
 
     def _spoilt(self, request: Request) -> bool:
         """Whether what a request computes with drafts may not be what its keys stand for."""

@@ -102,8 +102,9 @@ def _served_name(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
 
 
 def exchanges_weights(vllm_config: VllmConfig) -> bool:
-    """Whether a trainer sends the engine new weights while it runs (vLLM's `weight_transfer_config`)."""
-    return getattr(vllm_config, "weight_transfer_config", None) is not None
+    """Whether a trainer sends the engine weights while it runs: by vLLM's ways, or into those it invents (`dummy`)."""
+    invented = str(vllm_config.load_config.load_format) == "dummy"
+    return invented or getattr(vllm_config, "weight_transfer_config", None) is not None
 
 
 def adapters(vllm_config: VllmConfig) -> str:
@@ -123,7 +124,7 @@ def adapters_encode(vllm_config: VllmConfig) -> bool:
 
 def _weights_told(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
     if exchanges_weights(vllm_config):
-        return _only(config, "a trainer exchanges its weights")
+        return _only(config, "a trainer exchanges its weights, or it invents them")
     return _known_weights(vllm_config) or _only(config, "its weights are not known")
 
 

@@ -142,7 +142,7 @@ _HAS = {
     "config/aux_output.py": {"AuxOutputConfig": "enabled"},
     "transformers_utils/config.py": {"iter_rope_parameters": ""},
     "utils/hashing.py": {"get_hash_fn_by_name": ""},
-    "v1/core/kv_cache_manager.py": {"KVCacheBlocks": "blocks", "KVCacheManager": "coordinator"},
+    "v1/core/kv_cache_manager.py": {"KVCacheBlocks": "blocks", "KVCacheManager": "coordinator reset_prefix_cache"},
     "v1/core/kv_cache_coordinator.py": {"KVCacheCoordinator.cache_blocks": "request num_computed_tokens"},
     "config/scheduler.py": {"SchedulerConfig": "async_scheduling enable_chunked_prefill"},
     "v1/core/sched/output.py": {
