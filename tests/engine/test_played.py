@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
-from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_kv_cache_configs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
+from e2e.vllm_model import planned
 from engine import beside
 from engine.conftest import BLOCK
 from engine.played import Played, alone
@@ -76,9 +76,8 @@ def played(configured, store, monkeypatch):
             config.cache_config.mamba_cache_mode = "align"
         if other is not None:
             config.kv_transfer_config = beside.transfer(config.kv_transfer_config, **other)
-        (cache,) = get_kv_cache_configs(config, [layers()], [70 * PAGE])
         talks = alone if other is None else beside.both
-        made.append(Played(config, generate_scheduler_kv_cache_config([cache]), seed=len(made), make=talks))
+        made.append(Played(config, planned(config, layers(), 70 * PAGE), seed=len(made), make=talks))
         return made[-1]
 
     yield make
