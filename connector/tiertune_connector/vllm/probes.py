@@ -125,7 +125,11 @@ _HAS = {
         "resolve_none_hash_seed": "",
         "KVCacheBlock": "block_id is_null",
     },
-    "v1/kv_cache_interface.py": {"iter_layer_specs": "", "FullAttentionSpec": "non_causal"},
+    "v1/kv_cache_interface.py": {
+        "iter_layer_specs": "",
+        "FullAttentionSpec": "non_causal",
+        "KVCacheConfig": "prefix_cacheable_groups",
+    },
     "config/model.py": {"ModelConfig": "runner_type is_prefix_caching_supported is_diffusion use_mla"},
     "config/vllm.py": {
         "VllmConfig": "aux_output_config num_speculative_tokens",
