@@ -12,7 +12,7 @@ from pathlib import Path
 TESTED = ("0.32",)
 """Releases of the vLLM that the tests run."""
 PROBED = ("0.33",)
-"""Releases of a vLLM whose source has all that is named here, but that no test runs."""
+"""Releases of a vLLM whose source has all that is named here; tests run their code, but not their kernels."""
 
 
 _Named = ast.FunctionDef | ast.ClassDef
