@@ -7,7 +7,7 @@ STAMP := .venv/.stamp-$(shell cat pyproject.toml constraints/base.txt 2>/dev/nul
 SPREAD := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engine setup-lmcache setup-ray setup-servers demo acceptance test test-fast test-long mutation bench bench-peers bench-tuning graph lint format generate clean
+.PHONY: help setup setup-engine setup-lmcache setup-ray setup-servers demo acceptance test test-fast test-long test-next mutation bench bench-peers bench-tuning graph lint format generate clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,6 +53,10 @@ test-fast: setup  ## What needs no server and no patience
 
 test-long: setup setup-servers  ## Half an hour of faults, a year of 50 stores, a round over 500; figures into benchmarks/results
 	$(BIN)/python -m pytest -m long
+
+test-next: setup setup-servers setup-engine  ## The adapter's tests with the next vLLM's code, over this one's kernels
+	TIERTUNE_ENGINE_PYTHON=$(CURDIR)/.venv-engine/bin/python-next $(BIN)/python -m pytest \
+	  tests/e2e/test_engine_modules.py tests/e2e/test_vllm_sharing.py tests/e2e/test_vllm_faults.py
 
 mutation: setup  ## Mutants of cost, pool and guard: how many the tests kill; half an hour
 	@sh scripts/mutation.sh

@@ -1,4 +1,4 @@
-"""``fetch_vllm_source.py VERSION FOLDER``: vLLM's Python source, not installed and not importable, for the probes.
+"""``fetch_vllm_source.py VERSION FOLDER``: vLLM's Python source, without its kernels and not installed.
 
 pip has no command that only unpacks: it also asks a source for its dependencies, for which vLLM needs its whole build
 environment. So pip is left to fail there, and told not to clean up.

@@ -45,10 +45,20 @@ $pip install --no-deps --no-build-isolation --editable .
   exit 1
 }
 
-# The version after the one installed, for the tests that look into its source; they are skipped without it.
+# The version after the one installed: tests look into its source, and python-next runs it over this one's kernels.
 next=0.33.0
 source=$venv/source/vllm-$next
 [ -d "$source/vllm" ] || "$venv/bin/python" scripts/fetch_vllm_source.py "$next" "$source" \
   || echo "setup-engine: tests of the source of vLLM $next will be skipped" >&2
+if [ -d "$source/vllm" ]; then
+  ln -sf "$PWD/$venv"/lib/python*/site-packages/vllm/*.so "$source/vllm/"
+  mkdir -p "$source/vllm-$next.dist-info"
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$next" > "$source/vllm-$next.dist-info/METADATA"
+  cat > "$venv/bin/python-next" <<TEXT
+#!/bin/sh
+PYTHONPATH="$PWD/$source\${PYTHONPATH:+:\$PYTHONPATH}" exec "$PWD/$venv/bin/python" "\$@"
+TEXT
+  chmod +x "$venv/bin/python-next"
+fi
 
 echo "$wanted" > "$stamp"

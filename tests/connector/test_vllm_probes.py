@@ -93,7 +93,7 @@ def test_what_lacks_is_refused_whatever_is_allowed(vllm, version):
 
 @pytest.mark.skipif(not NEXT.exists(), reason=WHY)
 def test_the_next_vllm_has_what_the_adapter_counts_on():
-    """The source of 0.33, which no test runs."""
+    """The source of 0.33."""
     assert check_source(NEXT) == []
     assert '"0.33.0"' in (NEXT / "_version.py").read_text() or "'0.33.0'" in (NEXT / "_version.py").read_text()
 

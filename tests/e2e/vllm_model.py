@@ -4,6 +4,7 @@ import json
 import struct
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,21 @@ def write_adapter(folder: Path, *, seed: int) -> Path:
     }
     _write(folder / "adapter_model.safetensors", shapes, np.random.default_rng(seed), 0.3)
     return folder
+
+
+def planned(config: Any, layers: dict[str, Any], nbytes: int) -> Any:
+    """The scheduler's KVCacheConfig for a worker of those layers, and so many bytes, as vLLM's engine core makes it."""
+    from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
+
+    try:
+        from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+    except ImportError:  # 0.33
+        from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
+
+        get_kv_cache_configs = partial(
+            get_kv_cache_configs, global_kv_cache_groups=get_global_kv_cache_groups(config, [layers])
+        )
+    return generate_scheduler_kv_cache_config(get_kv_cache_configs(config, [layers], [nbytes]))
 
 
 def _write(path: Path, shapes: dict[str, list[int]], random: np.random.Generator, spread: float) -> None:

@@ -23,19 +23,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import (
-    generate_scheduler_kv_cache_config,
-    get_kv_cache_configs,
-    get_request_block_hasher,
-    init_none_hash,
-)
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, VOCABULARY, WIDTH
+from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, VOCABULARY, WIDTH, planned
 from tiertune_connector.client.store_client import StoreClient
 
 BLOCK, CHUNK = 32, 64
@@ -68,8 +63,7 @@ class Played:
             block_size=BLOCK, num_kv_heads=KV_HEADS, head_size=WIDTH // HEADS, dtype=torch.float32
         )
         layers = {f"model.layers.{index}.self_attn.attn": layer for index in range(LAYERS)}
-        (cache,) = get_kv_cache_configs(config, [layers], [1 << 30])
-        cache = generate_scheduler_kv_cache_config([cache])
+        cache = planned(config, layers, 1 << 30)
         config.cache_config.num_gpu_blocks = cache.num_blocks
         hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_function)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH, write_model
+from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH, planned, write_model
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.memory import MemoryTier
@@ -80,11 +80,9 @@ def full_attention(**fields: Any) -> Any:
 
 def cache_of(config: Any, layers: dict[str, Any] | None = None) -> Any:
     """The scheduler's KVCacheConfig, as vLLM's engine core makes it of the workers' layers."""
-    from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_kv_cache_configs
-
     block = config.cache_config.block_size
     layers = layers or {f"model.layers.{index}.attn": full_attention(block_size=block) for index in range(LAYERS)}
-    return generate_scheduler_kv_cache_config(get_kv_cache_configs(config, [layers], [64 << 20]))
+    return planned(config, layers, 64 << 20)
 
 
 @pytest.fixture

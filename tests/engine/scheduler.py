@@ -4,12 +4,14 @@ import time
 
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import TransferJobStatus
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_offload.base import LookupResult, ScheduleEndContext
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from engine.conftest import BLOCK, PATIENCE_S
@@ -111,8 +113,11 @@ class Engine:
         jobs = self.connector.build_connector_meta(output).store_jobs.values()
         return sum(len(job.src_spec.block_ids) for job in jobs) * BLOCK
 
-    def output(self):
-        """Of the oldest step given."""
+    def output(self, *jobs):
+        """Of the oldest step given, in which the worker has ended ``jobs``."""
+        if jobs:
+            told = OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(jobs, 1))
+            self.connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=told))
         self.connector.get_kv_connector_stats()
 
     def settle(self):

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import vllm
 from vllm.config import WeightTransferConfig
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
-from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_kv_cache_configs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
+from e2e.vllm_model import planned
 from engine import beside
 from engine.conftest import BLOCK
 from engine.played import Played, alone
@@ -77,9 +78,8 @@ def played(configured, store, monkeypatch):
             config.cache_config.mamba_cache_mode = "align"
         if other is not None:
             config.kv_transfer_config = beside.transfer(config.kv_transfer_config, **other)
-        (cache,) = get_kv_cache_configs(config, [layers()], [70 * PAGE])
         talks = alone if other is None else beside.both
-        made.append(Played(config, generate_scheduler_kv_cache_config([cache]), seed=len(made), make=talks))
+        made.append(Played(config, planned(config, layers(), 70 * PAGE), seed=len(made), make=talks))
         return made[-1]
 
     yield make
@@ -213,7 +213,7 @@ def spoil(patch, rank):
 
 @pytest.mark.parametrize(("layers", "loaded"), [(whole, 2), (drafting, 0)], ids=["whole", "recurrent"])
 def test_what_a_session_with_drafts_computes_in_later_turns_nobody_finds(played, monkeypatch, layers, loaded):
-    """vLLM has it wrong: drafts that were accepted behind the end of a turn lie where the next input stands.
+    """vLLM 0.32 has it wrong: drafts that were accepted behind the end of a turn lie where the next input stands.
 
     What its first turn had computed before is found, but for recurrent layers.
     """
@@ -222,7 +222,8 @@ def test_what_a_session_with_drafts_computes_in_later_turns_nobody_finds(played,
     said = np.random.default_rng(2).integers(10, 4000, 500).tolist()
     session = one.add("session", said[:94], most=2, resumable=True)
     one.run()
-    assert session.num_computed_tokens > session.num_tokens, "it ended where the drafts did"
+    if vllm.__version__.startswith("0.32"):
+        assert session.num_computed_tokens > session.num_tokens, "it ended where the drafts did"
     with monkeypatch.context() as later:
         spoil(later, one.ranks[0])
         one.add("session", said[94:], most=20, resumable=True)

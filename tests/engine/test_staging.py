@@ -79,19 +79,19 @@ class TestResetWhileTheWorkerCopies:
         assert engine.give() == {job}
         assert engine.finds("d", prompt) == 0
         copied()
-        engine.output()
+        engine.output(job)
         assert engine.finds("e", prompt) == 256
         assert engine.staged(asked) == [[True] * 4]
 
     def test_steps_that_were_given_before_it_release_nothing(self, engine, prompt):
         """Their outputs come later, where steps are given ahead."""
-        engine.begin_store(engine.request("b", tokens(300, seed=1)))
+        job, _ = engine.begin_store(engine.request("b", tokens(300, seed=1)))
         engine.give()
         engine.connector.reset_cache()
         engine.output()
         assert engine.finds("c", prompt) == 0
         engine.give()
-        engine.output()
+        engine.output(job)
         assert engine.finds("d", prompt) == 256
 
     def test_a_reset_in_between_does_not_release_it(self, engine, prompt):
@@ -101,7 +101,7 @@ class TestResetWhileTheWorkerCopies:
         assert engine.give() == {job}
         engine.connector.reset_cache()
         assert engine.finds("c", prompt) == 0
-        engine.output()
+        engine.output(job)
         assert engine.finds("d", prompt) == 256
 
     def test_where_the_worker_has_nothing_to_copy_nothing_is_held(self, engine, prompt):

@@ -177,7 +177,7 @@ def check_hosts(vllm_config: VllmConfig) -> None:
 
 
 def check_model(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Raises UnsupportedError if keys and values of a prompt's head are not enough, or depend on its tail."""
+    """Raises UnsupportedError if a prompt's head's keys and values do not suffice, depend on its tail, or stay put."""
     model = vllm_config.model_config
     if model.runner_type == "pooling" and not model.is_prefix_caching_supported:
         raise UnsupportedError(
@@ -206,10 +206,12 @@ def check_model(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None
             "TierTune cannot serve an engine that returns routed experts: what is fetched has none, and vLLM ends where"
             " they lack: leave out enable_return_routed_experts, or TierTune"
         )
+    for group in kv_cache_config.prefix_cacheable_groups:
+        _window_chunks(next(iter(iter_layer_specs(group.kv_cache_spec))), 1)
 
 
 def groups(kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> tuple[Group, ...]:
-    """The offloaded groups in vLLM's order; UnsupportedError for a kind of layer that vLLM does not offload."""
+    """The offloaded groups in vLLM's order."""
     return tuple(
         Group(
             index=group.group_id,

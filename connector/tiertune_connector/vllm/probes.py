@@ -12,7 +12,7 @@ from pathlib import Path
 TESTED = ("0.32",)
 """Releases of the vLLM that the tests run."""
 PROBED = ("0.33",)
-"""Releases of a vLLM whose source has all that is named here, but that no test runs."""
+"""Releases of a vLLM whose source has all that is named here; tests run their code, but not their kernels."""
 
 
 _Named = ast.FunctionDef | ast.ClassDef
@@ -125,7 +125,11 @@ _HAS = {
         "resolve_none_hash_seed": "",
         "KVCacheBlock": "block_id is_null",
     },
-    "v1/kv_cache_interface.py": {"iter_layer_specs": "", "FullAttentionSpec": "non_causal"},
+    "v1/kv_cache_interface.py": {
+        "iter_layer_specs": "",
+        "FullAttentionSpec": "non_causal",
+        "KVCacheConfig": "prefix_cacheable_groups",
+    },
     "config/model.py": {"ModelConfig": "runner_type is_prefix_caching_supported is_diffusion use_mla"},
     "config/vllm.py": {
         "VllmConfig": "aux_output_config num_speculative_tokens",
