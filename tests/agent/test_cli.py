@@ -162,7 +162,9 @@ class TestControl:
         [
             (("bypass", "maybe"), 2, "write on or off, not 'maybe'"),
             (("bypass", "on", "--store", "host-z"), 2, "no store is called host-z; known are host-a"),
-            (("bypass", "on", "--store", "gopher://x"), 2, "is no address such as"),
+            (("bypass", "on", "--store", "gopher://x"), 2, "--store: write the store's address as http://host:port"),
+            (("bypass", "on", "--store", "http://"), 2, "--store: write the store's address as http://host:port"),
+            (("unfreeze", "--agent", "http://"), 2, "--agent: write the agent's address as http://host:port"),
             (("flush", "--namespace", "abc"), 2, "'abc' is no digest"),
             (("flush", "--tenant", ""), 2, "'' is no digest"),
             (("flush", "--epoch", "-1"), 2, "--epoch"),

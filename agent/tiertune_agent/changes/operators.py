@@ -6,13 +6,11 @@ from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any
 
-import httpx
-
 from tiertune_agent.changes.control import Unknown
 from tiertune_agent.collector.stores import TIMEOUT_S, Collector
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.store import History
-from tiertune_agent.network import at_once, json_of, said
+from tiertune_agent.network import CallError, at_once, calling, json_of
 from tiertune_agent.records import StoreRecord
 from tiertune_connector.httpd.sites import REMARK
 
@@ -154,14 +152,13 @@ class Operators:
         if client is None:
             return "is not one of the agent's stores any more", {}
         try:
-            answer = client.post(path, body, timeout_s)
-            document = json_of(answer)
-        except httpx.HTTPError as error:
-            return f"did not answer: {said(error)}", {}
-        except ValueError:
-            return "answers what no store answers", {}
-        if not isinstance(document, dict):
-            return "answers what no store answers", {}
+            with calling("store"):
+                answer = client.post(path, body, timeout_s)
+                document = json_of(answer)
+                if not isinstance(document, dict):
+                    raise ValueError("no answer to a command")  # noqa: TRY004 (of another's answer)
+        except CallError as error:
+            return str(error), {}
         if not answer.is_success:
             return str(document.get("message", answer.status_code)), document
         remark = answer.headers.get(REMARK)
