@@ -117,6 +117,20 @@ class TestControl:
         out = tiertune("audit", "--limit", 1)[1]
         assert ("unfreeze" in out, "release" in out) == (True, False)
 
+    def test_what_was_refused_is_audited_as_refused(self, served, proposed, tiertune, tmp_path):
+        """With its reason: else it would look as if it had been done."""
+        for _ in range(2):
+            tiertune("decisions", "approve", 1)
+        tiertune("bypass", "on", "--store", "host-z")
+        _, out, _ = tiertune("audit", "--json", tmp_path / "a.json")
+        assert re.findall(r"(?:bypass|approve)(?:, refused)?", out) == ["bypass, refused", "approve, refused", "approve"]
+        rows = json.loads((tmp_path / "a.json").read_text())["audit"]
+        assert [row["detail"].get("refused") for row in rows] == [
+            "no store is called host-z; known are host-a",
+            "decision 1 is applied, not proposed",
+            None,
+        ]
+
     def test_a_freeze_for_nonsense_is_wrong_input(self, served, tiertune, agent):
         """The message says how to write a duration, and nothing is frozen."""
         code, _, err = tiertune("freeze", "--for", "2moons", "--reason", "x")
