@@ -78,7 +78,6 @@ class Server:
 
     def start(self) -> None:
         """Listen; OSError if another store does, or the path cannot be used."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and not self.path.is_socket():
             raise OSError(f"{self.path}: is not a socket, and is left alone")
         if answers(self.path):
