@@ -62,7 +62,7 @@ class StoreProcess:
     """A store with its socket, its HTTP and its state, from ``start`` to ``stop``."""
 
     def __init__(self, settings: StoreSettings, *, wrap_remote: Callable[[Tier], Tier] = lambda tier: tier) -> None:
-        """StartError, StateError, OSError if the store cannot be built; ``wrap_remote`` may put something around the remote.
+        """StartError, StateError, OSError if the store cannot be built; ``wrap_remote`` may wrap the remote.
 
         What is made on disk for a store that never serves is removed again.
         """
