@@ -12,7 +12,7 @@ import typer
 
 from tiertune_agent.cli_control import control_app, decisions_app
 from tiertune_agent.preview.commands import dashboards_app
-from tiertune_agent.terminal.options import AGENT, Config, Json, fail, result, writable
+from tiertune_agent.terminal.options import AGENT, Config, Json, agent_address, fail, result, writable
 
 TRACE = "Parquet file, or an included trace: lmcache_agents, shift_mix_slice."
 PolicyFile = Annotated[Path, typer.Argument(help="YAML file.", metavar="FILE")]
@@ -148,7 +148,13 @@ def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: Jso
 @app.command()
 def doctor(
     agent: Annotated[
-        str | None, typer.Option("--agent", envvar="TIERTUNE_AGENT", help="The agent's address; it knows its stores.")
+        str | None,
+        typer.Option(
+            "--agent",
+            envvar="TIERTUNE_AGENT",
+            help="The agent's address; it knows its stores.",
+            callback=agent_address,
+        ),
     ] = None,
     configs: Annotated[
         list[Path] | None, typer.Option("--config", help="Settings of the agent or of a store; repeatable.")
@@ -168,7 +174,6 @@ def doctor(
     """Name what is wrong and how to fix it; with --storage, measure one too. Exits with 1 if something is wrong."""
     from tiertune_agent.doctor.command import (
         Endpoints,
-        agent_address,
         chunk_size,
         examine,
         is_store,
@@ -182,7 +187,7 @@ def doctor(
     from tiertune_connector.serve import measure
     from tiertune_connector.settings import load as load_store
 
-    asked = Endpoints(agent and agent_address(agent), engines=list(addresses(engine or ())))
+    asked = Endpoints(agent, engines=list(addresses(engine or ())))
     like = None
     for path in configs or ():
         if is_store(path):

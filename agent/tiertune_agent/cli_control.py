@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tiertune_agent.terminal.options import AGENT, AgentUrl, Json, fail, result
+from tiertune_agent.terminal.options import AGENT, AgentUrl, Json, fail, result, server
 
 Number = Annotated[int, typer.Argument(help="The decision's number in `decisions list`.", metavar="ID")]
 decisions_app = typer.Typer(help="Change control: what the agent proposed and changed.", no_args_is_help=True)
@@ -123,7 +123,7 @@ def bypass(
     if store and "://" in store:
         from tiertune_agent.client import call
 
-        document = call("POST", store, "/v1/bypass", body, what="store")
+        document = call("POST", server("--store", "store", store), "/v1/bypass", body, what="store")
         result(document, json_path, lambda: typer.echo(f"{store}: bypass is {switch}"))
         return
     document = _agent("POST", agent, "/api/v1/bypass", body | {"store": store})

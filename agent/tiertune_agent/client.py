@@ -7,9 +7,8 @@ from typing import Any
 import httpx
 
 from tiertune_agent.credentials import CA_FILE, from_environment, turned_away
-from tiertune_agent.network import asked_whole, json_of, said
+from tiertune_agent.network import CallError, asked_whole, calling, json_of
 from tiertune_agent.terminal.options import InputError, printable
-from tiertune_connector.documents import DocumentError
 
 NO_PATH = {"detail": "Not Found"}
 """What a web framework answers for a path that it does not serve: then the server is not ours."""
@@ -19,32 +18,23 @@ _UNKNOWN = re.compile("CERTIFICATE_VERIFY_FAILED.*(self.signed|issuer certificat
 TRUST = f"name the authority that signed its certificate in {CA_FILE}"
 
 
-class CallError(RuntimeError):
-    """A call failed; the message says why."""
-
-
 def call(method: str, url: str, path: str, body: object = None, *, what: str = "agent", timeout_s: float = 30.0) -> Any:  # noqa: ANN401 (JSON)
     """The JSON that ``url`` answers. InputError or CallError if it refuses, or nobody answers in time.
 
     ``timeout_s`` bounds one operation; the whole answer may take twice as long.
     """
-    try:
-        with from_environment(os.environ).client(base_url=url, timeout=timeout_s) as http:
-            answer = asked_whole(http, method, path, json=body)
-            document = printable(json_of(answer))
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise InputError(f"{url!r} is no address such as http://127.0.0.1:7420") from error
-    except httpx.HTTPError as error:
-        mend = f"; {TRUST}" if _UNKNOWN.search(str(error)) and CA_FILE not in os.environ else ""
-        raise CallError(f"no {what} answers at {url}: {said(error)}{mend}") from error
-    except DocumentError:
-        raise
-    except ValueError as error:
-        raise CallError(f"what answers at {url} is no {what} of TierTune") from error
+    with from_environment(os.environ).client(base_url=url, timeout=timeout_s) as http:
+        try:
+            with calling(what, url):
+                answer = asked_whole(http, method, path, json=body)
+                document = printable(json_of(answer))
+        except CallError as error:
+            mend = f"; {TRUST}" if _UNKNOWN.search(str(error)) and CA_FILE not in os.environ else ""
+            raise CallError(f"{error}{mend}") from error
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise InputError(f"{url} {turned_away(http)}")
     if answer.status_code == httpx.codes.NOT_FOUND and document == NO_PATH:
-        raise InputError(f"what answers at {url} is no {what} of TierTune")
+        raise InputError(f"what answers at {url} is no {what}")
     if answer.is_error:
         raise (InputError if answer.status_code in ASKED_WRONGLY else CallError)(_detail(document))
     return document

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from tiertune_agent.credentials import PLAIN, Access
-from tiertune_agent.network import asked_whole, at_once, json_of, said, web_address
+from tiertune_agent.network import CallError, asked_whole, at_once, calling, json_of, web_address
 from tiertune_agent.terminal.options import InputError
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
@@ -70,24 +70,23 @@ class Engines:
         with self._access.client(timeout=RESET_TIMEOUT_S, headers=shown()) as http:
             while True:
                 try:
-                    # reset_external empties staging, too, after its transfers: else chunks there would be stored again.
-                    answer = asked_whole(http, "POST", asked)
-                except httpx.HTTPError as error:
-                    return f"did not answer: {said(error)}"
-                why = _refused(answer)
+                    with calling("engine"):
+                        # reset_external empties staging, too, after its transfers: else chunks there are stored again.
+                        why = _refused(asked_whole(http, "POST", asked))
+                except CallError as error:
+                    return str(error)
                 if why != BUSY or self._clock() >= until:
                     return why
                 self._sleep(AGAIN_S)
 
 
 def _refused(answer: httpx.Response) -> str:
+    """As ``_reset``. ValueError if no engine answers so."""
     if answer.status_code == httpx.codes.NOT_FOUND:
         return NO_ENDPOINT
     if not answer.is_success:
         return f"answered {answer.status_code}"
-    try:
-        told = json_of(answer) if answer.content else {"success": True}  # older engines send no body
-    except ValueError:
-        return "answers what no engine answers"
-    done = told.get("success") if isinstance(told, dict) else None
-    return "" if done is True else BUSY if done is False else "answers what no engine answers"
+    told = json_of(answer) if answer.content else {"success": True}  # older engines send no body
+    if not isinstance(told, dict) or not isinstance(told.get("success"), bool):
+        raise ValueError("no answer to a reset")  # noqa: TRY004 (of another's answer)
+    return "" if told["success"] else BUSY

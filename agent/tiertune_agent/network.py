@@ -4,8 +4,9 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from math import inf
 from typing import Any, TypeVar
@@ -20,8 +21,14 @@ MOST_BYTES = 64 << 20
 """Of an answer."""
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escaped surrogate, half of a character: no database takes it alone, but a name may contain one."""
+_NO_NAME = re.compile(rb"[^\w.:%-]")
+"""What is in no host's name and no IP address."""
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
+
+
+class CallError(RuntimeError):
+    """A call failed; the message says why."""
 
 
 def http_client(trust: ssl.SSLContext | None = None, **options: Any) -> httpx.Client:  # noqa: ANN401 (httpx's own)
@@ -39,23 +46,28 @@ def _authorities(_paths: ssl.DefaultVerifyPaths) -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def web_address(url: str, such_as: str, *, login: str, path: bool | None = None, query: bool = False) -> str:
+def web_address(url: str, such_as: str, *, login: str | None, path: bool | None = None, query: bool = False) -> str:
     """Returns ``url``; ValueError unless it is ``http://`` or ``https://`` with a host, and a port or none.
 
     ``path``: whether a path must or must not follow; None: it may. ``query``: whether one may. Everybody sees
-    addresses, so none may hold a password: ``login`` says where that belongs, or why not.
+    addresses, so none may hold a password: ``login`` says where that belongs, or why not; None: this one may.
     """
-    parts = urlsplit(url)
-    whole = parts.scheme in ("http", "https") and parts.hostname
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna")
+    except ValueError:  # half an IPv6 address, or a name that nobody can look up
+        raise ValueError(f"write {such_as}") from None
+    whole = parts.scheme in ("http", "https") and host and not _NO_NAME.search(host) and url.isprintable()
     if not whole or path not in (None, bool(parts.path.strip("/"))) or ((parts.query or parts.fragment) and not query):
         raise ValueError(f"write {such_as}")
-    if parts.username is not None or parts.password is not None:
+    if login is not None and "@" in parts.netloc:
         raise ValueError(f"no user and no password in an address: {login}")
     try:
-        _ = parts.port
+        if parts.port != 0:
+            return url
     except ValueError:
-        raise ValueError("a port is a number from 1 to 65535") from None
-    return url
+        pass
+    raise ValueError("a port is a number from 1 to 65535")
 
 
 def at_once(ask: Callable[[Asked], Told], those: Collection[Asked]) -> list[Told]:
@@ -101,7 +113,10 @@ def asked_whole(
 
 
 def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
-    """The JSON of an answer, with ``?`` for half a character; ValueError if it is none: ``NaN`` is not."""
+    """The JSON of an answer, with ``?`` for half a character; ValueError if it is none: ``NaN`` is not.
+
+    httpx.HTTPStatusError if it is none because something else failed, as a proxy that reaches nobody.
+    """
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no number")
@@ -110,9 +125,22 @@ def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
         document = answer.json(parse_constant=refuse)
         if _HALF.search(answer.content):
             document = json.loads(json.dumps(document, ensure_ascii=False).encode(errors="replace"))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    except (RecursionError, ValueError) as error:
+        answer.raise_for_status()
+        raise ValueError(f"it is no JSON: {error}") from error
     return document
+
+
+@contextmanager
+def calling(what: str, url: str = "") -> Iterator[None]:
+    """Turn failures to ask a ``what`` within into CallError. ``url``: where it is, unless it is shown beside."""
+    at = url and f" at {url}"
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise CallError(f"no {what} answers{at}: {said(error)}") from error
+    except ValueError as error:
+        raise CallError(f"what answers{at} is no {what}") from error
 
 
 def said(error: Exception) -> str:

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import typer
 
-from tiertune_agent.client import CallError
 from tiertune_agent.credentials import from_environment
 from tiertune_agent.engines import addresses, shown
-from tiertune_agent.network import asked_whole, json_of, said
+from tiertune_agent.network import CallError, asked_whole, calling, json_of
 from tiertune_agent.terminal.options import InputError, printable
 from tiertune_agent.terminal.progress import Step, bar
 from tiertune_connector.documents import DocumentError, read_text
@@ -131,13 +129,9 @@ class Warmer:
         return str(name)
 
     def _asked(self, method: str, path: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
-        try:
+        with calling("engine", self.url):
             answer = asked_whole(self._http, method, path, **more)
             document = printable(json_of(answer))
-        except httpx.HTTPError as error:
-            raise CallError(f"no engine answers at {self.url}: {said(error)}") from error
-        except ValueError:
-            raise CallError(f"{self.url}{path} answers {answer.status_code} and no JSON") from None
         if not answer.is_success or not isinstance(document, dict):
             raise CallError(_reason(answer.status_code, document))
         return document

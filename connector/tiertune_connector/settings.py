@@ -99,7 +99,7 @@ class StoreSettings(Document):
     name: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]{0,64}$")
     """Label of every metric; empty takes an id that is kept in the state directory."""
     socket: Path
-    """Unix socket that engines of the same user open."""
+    """Unix socket that engines of the same user open, in a folder that is there."""
     state_dir: Path
     """Folder for this store's name, tuning and HTTP address; no other store may use it."""
     http: HttpSettings = HttpSettings()

@@ -183,13 +183,13 @@ class TestStoreThatNeverAnswered:
         """It may hold chunks as well as any other."""
         flushed = http.post("/api/v1/flush", json={}).json()
         assert (flushed["complete"], flushed["stores"]["host-a"]["ok"]) == (False, True)
-        assert flushed["stores"]["host-b:7410"]["reason"].startswith("did not answer")
+        assert flushed["stores"]["host-b:7410"]["reason"].startswith("no store answers: ")
 
     def test_bypass_reaches_it_when_it_comes(self, http, agent, late):
         """It is told every window until it acknowledges."""
         told = http.post("/api/v1/bypass", json={"on": True}).json()["stores"]
         assert told["host-a"] == "ok"
-        assert told["host-b:7410"].startswith("did not answer")
+        assert told["host-b:7410"].startswith("no store answers: ")
         late.up = True
         agent.tick()
         assert late.bypass is True

@@ -117,6 +117,20 @@ class TestControl:
         out = tiertune("audit", "--limit", 1)[1]
         assert ("unfreeze" in out, "release" in out) == (True, False)
 
+    def test_what_was_refused_is_audited_as_refused(self, served, proposed, tiertune, tmp_path):
+        """With its reason: else it would look as if it had been done."""
+        for _ in range(2):
+            tiertune("decisions", "approve", 1)
+        tiertune("bypass", "on", "--store", "host-z")
+        _, out, _ = tiertune("audit", "--json", tmp_path / "a.json")
+        assert re.findall(r"(?:bypass|approve)(?:, refused)?", out) == ["bypass, refused", "approve, refused", "approve"]
+        rows = json.loads((tmp_path / "a.json").read_text())["audit"]
+        assert [row["detail"].get("refused") for row in rows] == [
+            "no store is called host-z; known are host-a",
+            "decision 1 is applied, not proposed",
+            None,
+        ]
+
     def test_a_freeze_for_nonsense_is_wrong_input(self, served, tiertune, agent):
         """The message says how to write a duration, and nothing is frozen."""
         code, _, err = tiertune("freeze", "--for", "2moons", "--reason", "x")
@@ -162,7 +176,9 @@ class TestControl:
         [
             (("bypass", "maybe"), 2, "write on or off, not 'maybe'"),
             (("bypass", "on", "--store", "host-z"), 2, "no store is called host-z; known are host-a"),
-            (("bypass", "on", "--store", "gopher://x"), 2, "is no address such as"),
+            (("bypass", "on", "--store", "gopher://x"), 2, "--store: write the store's address as http://host:port"),
+            (("bypass", "on", "--store", "http://"), 2, "--store: write the store's address as http://host:port"),
+            (("unfreeze", "--agent", "http://"), 2, "--agent: write the agent's address as http://host:port"),
             (("flush", "--namespace", "abc"), 2, "'abc' is no digest"),
             (("flush", "--tenant", ""), 2, "'' is no digest"),
             (("flush", "--epoch", "-1"), 2, "--epoch"),

@@ -32,6 +32,17 @@ from tiertune_agent.history.store import History
 
 pytestmark = pytest.mark.slow
 
+WRONG_PARAMETERS = [
+    "sslmod=require",
+    "sslmode=foo",
+    "connect_timeout=soon",
+    "ssl_min_protocol_version=1",
+    "keepalives=yes",
+    "client_encoding=x",
+    "options=-c%20timezon%3DUTC",
+    "options=-c%20timezone%3Dx",
+]
+
 DOCUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -166,6 +177,13 @@ class TestFiles:
         with pytest.raises(UnusableError, match=r"whole\.sqlite is readonly: let this user write it"):
             open_current(f"sqlite:///{tmp_path}/whole.sqlite")
 
+    def test_a_password_for_a_file_is_not_silently_left_out(self, tmp_path, tiertune):
+        """Somebody who gives one believes that it protects something."""
+        (tmp_path / "word").write_text("secret")
+        wrong = tiertune("db", "upgrade", "--database", f"sqlite:///{tmp_path}/x", "--password-file", tmp_path / "word")
+        assert (wrong.returncode, "an SQLite file has no password" in wrong.stderr) == (2, True)
+        assert not (tmp_path / "x").exists()
+
     def test_an_agent_on_such_a_place_ends_as_on_other_wrong_settings(self, tiertune, tmp_path):
         """One sentence, and status 2: what passes by itself ends with 1."""
         (tmp_path / "folder").mkdir()
@@ -272,7 +290,7 @@ class TestPasswords:
         """A password, parameter, database or host that is not there; a server that does not answer may come back."""
         for url, told in (
             (postgres.url("empty", password="wrong"), "mend the user, or the password"),
-            (postgres.url("empty") + "?sslmod=require", "mend or remove that parameter"),
+            *((postgres.url("empty") + f"?{wrong}", "mend or remove that parameter") for wrong in WRONG_PARAMETERS),
             (postgres.url("nowhere"), '"nowhere" does not exist: create it, or name another one'),
         ):
             with pytest.raises(UnusableError, match=told):

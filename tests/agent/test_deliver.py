@@ -57,7 +57,7 @@ def test_hung_stores_do_not_delay_a_healthy_one(agent, hung, healthy, hang):
     outcomes = agent.operators.bypass(CALLER, True, None)["stores"]
     assert hang == [True] * 6
     assert (healthy.bypass, outcomes.pop("z-healthy")) == (True, "ok")
-    assert set(outcomes.values()) == {"did not answer: no answer"}
+    assert set(outcomes.values()) == {"no store answers: no answer"}
     pending = {store.name: store.pending_bypass for store in agent.history.stores()}
     assert pending == {store.name: True for store in hung} | {"z-healthy": None}
 

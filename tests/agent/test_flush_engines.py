@@ -67,8 +67,8 @@ class TestReset:
         [
             (httpx.Response(200), "ok"),
             (httpx.Response(500, text="no"), "answered 500"),
-            (httpx.Response(200, text="<html>"), "answers what no engine answers"),
-            (httpx.Response(200, json=[]), "answers what no engine answers"),
+            (httpx.Response(200, text="<html>"), "what answers is no engine"),
+            (httpx.Response(200, json=[]), "what answers is no engine"),
         ],
     )
     def test_only_what_was_said_counts(self, answer, reason):
@@ -78,7 +78,7 @@ class TestReset:
 
     def test_one_that_is_away_is_told(self):
         """And nothing is raised."""
-        assert "did not answer" in Engines(["http://127.0.0.1:9"]).reset()["http://127.0.0.1:9"]["reason"]
+        assert "no engine answers: " in Engines(["http://127.0.0.1:9"]).reset()["http://127.0.0.1:9"]["reason"]
 
     def test_the_key_is_of_our_own_variable_first(self):
         """Else vLLM's; none is shown where there is none."""

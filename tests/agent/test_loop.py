@@ -230,7 +230,7 @@ def test_a_bypass_reaches_a_store_that_was_away(agent, store, rounds):
     """A wish to bypass is delivered in the first window in which the store answers."""
     rounds(1)
     store.up = False
-    assert "did not answer" in agent.operators.bypass(Caller("ops", "here"), on=True, store=None)["stores"]["host-a"]
+    assert "no store answers" in agent.operators.bypass(Caller("ops", "here"), on=True, store=None)["stores"]["host-a"]
     rounds(1)
     store.up = True
     rounds(1)

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import httpx
 import pytest
 
-from tiertune_agent.network import at_once, http_client, said
+from tiertune_agent.network import at_once, http_client, said, web_address
 
 
 def test_all_are_asked_and_answer_in_their_order():
@@ -44,3 +44,31 @@ def test_clients_share_the_systems_authorities(monkeypatch, tmp_path):
     for _ in range(3):
         http_client().close()
     assert read.call_count == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("host:7410", "write it as x"),
+        ("http://", "write it as x"),
+        ("http://[::1", "write it as x"),
+        ("http://ho st", "write it as x"),
+        ("http://host-a,host-b:7410", "write it as x"),
+        ("http://host..a:7410", "write it as x"),
+        ("http://host/\x01", "write it as x"),
+        ("http://host:0", "a port is a number"),
+        ("http://host:99999", "a port is a number"),
+        ("http://anna:secret@host", "no user and no password in an address: y"),
+    ],
+)
+def test_what_is_no_address_is_refused_before_anybody_is_asked(url, why):
+    """Looking such a host up would fail as if a server were away; the message repeats no password."""
+    with pytest.raises(ValueError, match=f"^{why}") as told:
+        web_address(url, "it as x", login="y")
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize("url", ["http://host_a:7410", "https://b\u00fccher.example", "http://[fe80::1%eth0]:1/path"])
+def test_addresses_are_as_servers_have_them(url):
+    """Also of compose files, in other alphabets, and with a zone."""
+    assert web_address(url, "it as x", login="y") == url

@@ -8,11 +8,12 @@ import promql_parser
 import pytest
 from starlette.testclient import TestClient
 
+from tiertune_agent.network import CallError
 from tiertune_agent.preview.commands import pattern
 from tiertune_agent.preview.documents import ORDER, Board, Mark, Panel, Target, boards, filled, named
 from tiertune_agent.preview.drawn import Legend, Selection, page, variables
 from tiertune_agent.preview.page import application, rendered
-from tiertune_agent.preview.prometheus import Prometheus, PrometheusError
+from tiertune_agent.preview.prometheus import Prometheus
 
 NOW = 1_700_000_000.0
 
@@ -235,14 +236,14 @@ def test_while_prometheus_is_away_the_page_says_so():
 def test_what_is_no_prometheus_is_told(body):
     """Another server on that port is an error with its address or its reason."""
     source = Prometheus("http://other", httpx.MockTransport(lambda _: httpx.Response(200, text=body)))
-    with pytest.raises(PrometheusError):
+    with pytest.raises(CallError):
         source.scrape_s()
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (("--prometheus", "localhost:9090"), "no address such as"),
+        (("--prometheus", "localhost:9090"), "write Prometheus's address as http://host:port"),
         (("--last", "soon"), "--last"),
         (("--last", "0s"), "--last"),
         (("--until", "tomorrow"), "--until"),

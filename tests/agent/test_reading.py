@@ -10,14 +10,14 @@ import httpx
 import pytest
 
 from tiertune_agent import engines, network, prewarm
-from tiertune_agent.client import CallError, call
+from tiertune_agent.client import call
 from tiertune_agent.collector import stores
 from tiertune_agent.collector.stores import StoreHttp
 from tiertune_agent.credentials import Access
 from tiertune_agent.doctor import gathered
-from tiertune_agent.network import read_whole
+from tiertune_agent.network import CallError, read_whole
 from tiertune_agent.preview import prometheus
-from tiertune_agent.preview.prometheus import Prometheus, PrometheusError
+from tiertune_agent.preview.prometheus import Prometheus
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ def called(url):
 
 
 def shown(url):
-    with Prometheus(url) as source, pytest.raises(PrometheusError) as told:
+    with Prometheus(url) as source, pytest.raises(CallError) as told:
         source.scrape_s()
     return str(told.value)
 

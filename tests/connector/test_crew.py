@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,10 @@ from tiertune_connector.copying import crew as crew_module
 from tiertune_connector.copying.crew import MOST_HELPERS, Crew, usual_helpers
 
 PATIENCE_S = 20
+
+
+class Held:
+    """As the memory of chunks."""
 
 
 @pytest.fixture(scope="module", params=[0, 1, 3])
@@ -81,15 +86,25 @@ def test_a_failure_is_told_when_what_is_under_way_has_ended(several):
 
 
 def test_without_threads_who_asks_does_it_alone(monkeypatch):
-    """As where the process may have no more."""
-    lonely = Crew(2)
+    """As where the process may have no more; and nothing of it is kept for a thread that never comes."""
     no_more_threads(monkeypatch)
-    assert lonely.each(str, range(4)) == ["0", "1", "2", "3"]
-    monkeypatch.undo()
+    lonely, held = Crew(2), Held()
+    kept = weakref.ref(held)
+    assert lonely.each(lambda item, held=held: held and str(item), range(4)) == ["0", "1", "2", "3"]
+    del held
+    assert kept() is None
     lonely.close()
 
 
-def test_a_helper_that_comes_although_no_thread_could_be_had_is_waited_for(monkeypatch):
+def test_helpers_are_there_before_the_work_is(monkeypatch):
+    """When it comes there may be no thread to be had."""
+    crew, together = Crew(2), threading.Barrier(3, timeout=PATIENCE_S)
+    no_more_threads(monkeypatch)
+    assert sorted(crew.each(lambda _: together.wait(), range(3))) == [0, 1, 2]
+    crew.close()
+
+
+def test_a_helper_that_comes_late_is_waited_for():
     """One that was busy with another row finds this one in its queue; what it began of it is seen through."""
     crew, busy, free, helps, helped = Crew(2), threading.Event(), threading.Event(), threading.Event(), []
     other = threading.Thread(target=crew.each, args=(lambda _: (busy.set(), free.wait(PATIENCE_S)), range(2)))
@@ -106,10 +121,8 @@ def test_a_helper_that_comes_although_no_thread_could_be_had_is_waited_for(monke
             helped.append(item)
         return item
 
-    no_more_threads(monkeypatch)
     assert crew.each(work, range(4)) == [0, 1, 2, 3]
     assert helped
-    monkeypatch.undo()
     other.join()
     crew.close()
 

@@ -67,7 +67,7 @@ def test_a_second_store_is_refused_with_the_place(home):
         ({"remote": {"url": "ftp://x"}}, "remote.url: expected a redis://"),
         ({"remote": {"url": "redis://h/0?socket_timeout=soon"}}, "remote.url: an address has no options"),
         ({"remote": {"url": "redis://h/0", "password_file": "none"}}, "/none cannot be read: No such file"),
-        ({"socket": "/proc/none/s.sock"}, "/proc/none"),
+        ({"socket": "none/s.sock"}, "socket: there is no folder none: make it, or mend the path"),
         ({"state_dir": "/dev/null/state"}, "/dev/null/state: Not a directory"),
         ({"state_dir": "/proc/state"}, "/proc/state: No such file or directory: no folder can be made there"),
         ({"disk": {"path": "/proc"}}, "/proc/lock: No such file or directory: no file can be written there"),
@@ -79,7 +79,7 @@ def test_a_second_store_is_refused_with_the_place(home):
 def test_a_configuration_that_cannot_work_says_what_to_mend(home, more, message):
     """Status 2, no traceback, nothing left running, and no file or folder."""
     new = home / "a" / "b"
-    folders = {"state_dir": f"{new}/state", "socket": f"{new}/run/s.sock", "disk": {"path": f"{new}/disk"}}
+    folders = {"state_dir": f"{new}/state", "socket": f"{home}/s.sock", "disk": {"path": f"{new}/disk"}}
     told = refused(home, **(folders | more))
     assert message in told
     assert "Traceback" not in told

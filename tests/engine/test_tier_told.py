@@ -109,17 +109,18 @@ def test_a_reply_to_a_request_that_ended_tells_nothing_of_another_of_its_name(en
 
 
 def test_a_load_of_a_request_that_ended_ends_none_of_another_of_its_name(engines, monkeypatch):
-    """An aborted request's chunks may come when one of the same name loads its own: others stay behind these."""
+    """An aborted request's chunks may come, or fail to, when one of the same name loads its own: that still waits."""
     engine, ended = engines(), []
-    monkeypatch.setattr(engine.tier.telemetry, "loaded", lambda *_: None)
+    monkeypatch.setattr(engine.tier.telemetry, "loaded", lambda ask, _: ended.append(ask.request))
+    monkeypatch.setattr(engine.tier.gate.backlog, "computed", lambda request, _: ended.append(request))
     monkeypatch.setattr(engine.tier.gate, "ended", lambda ask: ended.append(ask.request))
-    old, own = (SimpleNamespace(request="a", succeeded=True) for _ in range(2))
+    old, own = (SimpleNamespace(request="a", succeeded=success) for success in (False, True))
     engine.request("a", tokens(300))
     engine.tier._requests["a"].load = own
     engine.tier._loaded(old, [])
     assert ended == []
     engine.tier._loaded(own, [])
-    assert ended == ["a"]
+    assert ended == ["a", "a"]
 
 
 def test_what_a_request_that_ended_still_loads_is_ahead_of_others(engines, monkeypatch):

@@ -192,5 +192,5 @@ def _message(answer: httpx.Response) -> str:
     try:
         body = json_of(answer)
         return f"{body.get('field') or answer.status_code}: {body['message']}"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
         return f"status {answer.status_code}"

@@ -1,18 +1,17 @@
 """Commands of operators: freeze, bypass, flush. Every command leaves an audit row."""
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any
 
-import httpx
-
-from tiertune_agent.changes.control import Unknown
+from tiertune_agent.changes.control import Refused, Unknown
 from tiertune_agent.collector.stores import TIMEOUT_S, Collector
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.store import History
-from tiertune_agent.network import at_once, json_of, said
+from tiertune_agent.network import CallError, at_once, calling, json_of
 from tiertune_agent.records import StoreRecord
 from tiertune_connector.httpd.sites import REMARK
 
@@ -37,21 +36,28 @@ class Operators:
         self._engines = engines
         self._delivering = Lock()
 
-    def audit(self, caller: Caller, what: str, detail: Mapping[str, Any]) -> None:
-        self._history.journal.audit(caller.who, caller.source, what, detail, self._now())
+    @contextmanager
+    def audited(self, caller: Caller, what: str, detail: Mapping[str, Any]) -> Iterator[None]:
+        """Book a command before it is carried out within; if it is refused there, its row says why."""
+        number = self._history.journal.audit(caller.who, caller.source, what, detail, self._now())
+        try:
+            yield
+        except (Refused, Unknown) as error:
+            self._history.journal.refused(number, str(error))
+            raise
 
     def freeze(self, caller: Caller, reason: str, seconds: float | None) -> dict[str, Any]:
         """Forbid changes for ``seconds``, or until lifted; an earlier freeze that lasts longer stays."""
         now = self._now()
         until = now + timedelta(seconds=seconds) if seconds is not None else None
-        self.audit(caller, "freeze", {"reason": reason, "until": until.isoformat() if until else None})
-        self._history.journal.freeze(reason, caller.who, now, until)
+        with self.audited(caller, "freeze", {"reason": reason, "until": until.isoformat() if until else None}):
+            self._history.journal.freeze(reason, caller.who, now, until)
         longest = self._history.journal.frozen(now)
         return {"frozen": True, "until": longest.until.isoformat() if longest and longest.until else None}
 
     def unfreeze(self, caller: Caller) -> dict[str, Any]:
-        self.audit(caller, "unfreeze", {})
-        return {"frozen": False, "lifted": self._history.journal.unfreeze(self._now())}
+        with self.audited(caller, "unfreeze", {}):
+            return {"frozen": False, "lifted": self._history.journal.unfreeze(self._now())}
 
     def frozen(self) -> str:
         """Why a command forbids changes now; empty: none does."""
@@ -63,8 +69,8 @@ class Operators:
 
     def bypass(self, caller: Caller, on: bool, store: str | None) -> dict[str, Any]:
         """Switch bypass in the stores; one that does not answer is told again every window until it does."""
-        self.audit(caller, "bypass", {"on": on, "store": store})
-        named = self._named(store)
+        with self.audited(caller, "bypass", {"on": on, "store": store}):
+            named = self._named(store)
         known = {record.url: record.name for record in self._history.stores()}
         for name, url in named.items():
             if known.get(url) == name:
@@ -109,9 +115,10 @@ class Operators:
         A store that does not know an epoch says so. It may be new, but at least one store must know the epoch.
         ``engines``: first empty the engines' own caches. Raises Unknown if the settings name none.
         """
-        self.audit(caller, "flush", {**which, "engines": True} if engines else which)
-        if engines and not self._engines.urls:
-            raise Unknown("the agent's settings name no engines: add engines: [http://host:port], or name them here")
+        with self.audited(caller, "flush", {**which, "engines": True} if engines else which):
+            if engines and not self._engines.urls:
+                mend = "add engines: [http://host:port], or name them here"
+                raise Unknown(f"the agent's settings name no engines: {mend}")
         # Engines first: what waits in staging would be stored again in stores that are empty already. An engine that
         # computes in between may load a chunk and store it again after the stores' flush, unless they are bypassed.
         reset = self._engines.reset() if engines else {}
@@ -154,14 +161,13 @@ class Operators:
         if client is None:
             return "is not one of the agent's stores any more", {}
         try:
-            answer = client.post(path, body, timeout_s)
-            document = json_of(answer)
-        except httpx.HTTPError as error:
-            return f"did not answer: {said(error)}", {}
-        except ValueError:
-            return "answers what no store answers", {}
-        if not isinstance(document, dict):
-            return "answers what no store answers", {}
+            with calling("store"):
+                answer = client.post(path, body, timeout_s)
+                document = json_of(answer)
+                if not isinstance(document, dict):
+                    raise ValueError("no answer to a command")  # noqa: TRY004 (of another's answer)
+        except CallError as error:
+            return str(error), {}
         if not answer.is_success:
             return str(document.get("message", answer.status_code)), document
         remark = answer.headers.get(REMARK)

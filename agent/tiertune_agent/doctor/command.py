@@ -16,7 +16,6 @@ from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import AllFacts, DatabaseFacts, ServerFacts, StorageFacts, StoreFacts
 from tiertune_agent.fields import Json
 from tiertune_agent.incidents.detectors import FEW
-from tiertune_agent.network import web_address
 from tiertune_agent.replay.engine import break_even_tokens, prefill_s
 from tiertune_agent.replay.scenario import GPUS, MODELS
 from tiertune_agent.settings import AgentSettings
@@ -146,12 +145,6 @@ def _once(stores: Iterable[StoreFacts]) -> list[StoreFacts]:
         first = found.get(place, one)
         found[place] = replace(first, known=first.known or one.known, heard=first.heard or one.heard)
     return list(found.values())
-
-
-def agent_address(url: str) -> str:
-    """Returns ``url``; InputError unless it is an address."""
-    such_as, login = "the agent's address as http://host:port", "a token stands in a file of its own"
-    return parsed("--agent", lambda url: web_address(url, such_as, login=login), url)
 
 
 def chunk_size(text: str) -> int:

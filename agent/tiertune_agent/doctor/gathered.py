@@ -1,6 +1,5 @@
 """Reads the facts: agent and stores by HTTP, engines by vLLM's metrics, the remote's servers, the database."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -35,7 +34,7 @@ from tiertune_connector.addresses import Urls, listed, parse_addresses
 
 TIMEOUT_S = 5.0
 """Of one operation; a whole answer may take twice as long."""
-FAILED = (httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError, AttributeError)
+FAILED = (httpx.HTTPError, KeyError, TypeError, ValueError, AttributeError)
 """Errors if nobody answers, or if the answer is not one of a store, agent or engine."""
 
 
@@ -171,11 +170,8 @@ def _document(http: httpx.Client, path: str) -> dict[str, Any]:
 
 
 def _detail(answer: httpx.Response) -> str:
-    """An agent's reason; empty if the answer is not an agent's: a proxy that reaches none says so in its own words."""
-    try:
-        told = json_of(answer)
-    except ValueError:
-        return ""
+    """An agent's reason; empty if the answer is not an agent's. httpx.HTTPStatusError if it is no JSON."""
+    told = json_of(answer)
     return str(told.get("detail") or "") if isinstance(told, dict) else ""
 
 
@@ -185,6 +181,6 @@ def _clock(told_s: float, asked_s: float, answered_s: float) -> Clock:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError | KeyError | TypeError | AttributeError):
+    if isinstance(error, KeyError | TypeError | AttributeError):
         return f"it answers what was not expected ({error!r})"
     return said(error)

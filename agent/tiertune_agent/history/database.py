@@ -68,13 +68,15 @@ def shown(url: str | URL) -> str:
 
 
 def connect(url: str, password_file: Path | None = None) -> Engine:
-    """An engine; creates nothing and does not connect. UnusableError if the folder of an SQLite file is missing.
+    """An engine; creates nothing and does not connect. UnusableError for what an SQLite file cannot be.
 
     ``password_file`` is read at every connection to PostgreSQL, so that the password can be replaced.
     """
     parsed, path = _address(url), sqlite_path(url)
     if path is None:
         return _postgresql(parsed, password_file)
+    if password_file is not None:
+        raise UnusableError("database: an SQLite file has no password: name no password file, or a PostgreSQL")
     if not path.parent.is_dir():  # the path may be mistyped: no folder is made
         raise UnusableError(f"database: there is no folder {path.parent}: make it, or mend the path")
     if path.is_dir():
@@ -192,26 +194,27 @@ def _write_ahead(engine: Engine) -> None:
             return
 
 
+_PARAMETER = r"invalid (connection option|port number|(\w* )?value)|bad value for|unrecognized configuration parameter"
 _MEND = {
     "password": "mend the user, or the password in database_password_file, PGPASSFILE or the address",
     "pg_hba.conf": "allow this user from here in the server's pg_hba.conf, or name another one",
     "does not exist": "create it, or name another one",
     "name or service not known": "mend the host in the address",
-    "invalid connection option": "mend or remove that parameter of the address",
+    _PARAMETER: "mend or remove that parameter of the address",
     "permission denied": "grant it to this user, or name another one",
     "not a database": "name another file",
     "malformed": "restore it from a backup, or name another file",
     "readonly": "let this user write it and its folder, or name another file",
     "unable to open": "let this user write it and its folder, or name another file",
 }
-"""What to do about errors that do not pass by themselves, by words of their English message. All else may pass."""
+"""What to do about errors that do not pass by themselves, by patterns of their English message. All else may pass."""
 
 
 def _refused(engine: Engine, what: str, error: Exception) -> DatabaseError:
     why = _unwritable(engine) or cause(error)
     said = f"database: {shown(engine.url)} cannot be {what}: {why}"
     told = re.sub('"[^"]*"', "", why).lower()  # names may have such words, too
-    mend = next((mend for words, mend in _MEND.items() if words in told), None)
+    mend = next((mend for words, mend in _MEND.items() if re.search(words, told)), None)
     return UnusableError(f"{said}: {mend}") if mend else DatabaseError(said)
 
 

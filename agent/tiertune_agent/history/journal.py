@@ -85,9 +85,19 @@ class Journal(OfHistory):
         query = select(PolicyRevisionRow).order_by(PolicyRevisionRow.id.desc()).limit(20)
         return self._told(query, "id", "digest", "source", "text", "loaded_at")
 
-    def audit(self, who: str, source: str, what: str, detail: Mapping[str, Any], now: datetime) -> None:
+    def audit(self, who: str, source: str, what: str, detail: Mapping[str, Any], now: datetime) -> int:
+        """Returns the row's number, for ``refused``."""
         with self._session() as session:
-            session.add(AuditRow(at=now, who=who, source=source, what=what, detail=dict(detail)))
+            row = AuditRow(at=now, who=who, source=source, what=what, detail=dict(detail))
+            session.add(row)
+            session.flush()
+            return row.id
+
+    def refused(self, number: int, why: str) -> None:
+        """Add to a row's detail that nothing was done."""
+        with self._session() as session:
+            row = session.get_one(AuditRow, number)
+            row.detail = {**row.detail, "refused": why}
 
     def audit_once(self, entries: Collection[Entry]) -> None:
         """Write entries that came late; one that has its row already gets no second one."""

@@ -37,20 +37,21 @@ def dashboards_preview(
     """Show the dashboards with a Prometheus's real results, without Grafana."""
     import uvicorn
 
+    from tiertune_agent.network import web_address
     from tiertune_agent.preview.documents import boards
     from tiertune_agent.preview.drawn import Selection
     from tiertune_agent.preview.page import application, write
     from tiertune_agent.preview.prometheus import Prometheus
     from tiertune_connector.units import parse_duration
 
-    if not prometheus.startswith(("http://", "https://")):
-        raise InputError(f"--prometheus: {prometheus!r} is no address such as http://127.0.0.1:9090")
+    such_as = "Prometheus's address as http://host:port"
+    address = parsed("--prometheus", lambda url: web_address(url, such_as, login=None), prometheus)
     last_s = parsed("--last", parse_duration, last)
     if last_s <= 0:
         raise InputError(f"--last: {last} is no time")
     choice = Selection(_moment(until), last_s, pattern("--store", store), pattern("--namespace", namespace))
     _possible(out, port)
-    with Prometheus(prometheus) as source:
+    with Prometheus(address) as source:
         if out:
             pages = [
                 {"file": str(path), "panels": shown.shown, "with_data": shown.with_data}

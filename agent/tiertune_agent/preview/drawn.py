@@ -95,7 +95,7 @@ class Page:
 
 
 def page(board: Board, source: Prometheus, choice: Selection, scrape_s: float) -> Page:
-    """Run all queries and draw them. PrometheusError if nobody answers; the page tells which are refused, and why."""
+    """Run all queries and draw them. CallError if nobody answers; the page tells which are refused, and why."""
     moments, unread = _moments(board.marks, source, choice, scrape_s)
     panels = tuple(_panel(panel, source, choice, scrape_s, moments) for panel in board.panels)
     return Page(board, choice, panels, tuple(sorted(moments, key=lambda one: -one.at)), tuple(unread))

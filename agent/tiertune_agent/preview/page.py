@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from tiertune_agent.network import CallError
 from tiertune_agent.preview.documents import Board
 from tiertune_agent.preview.drawn import Page, Selection, page
-from tiertune_agent.preview.prometheus import Prometheus, PrometheusError
+from tiertune_agent.preview.prometheus import Prometheus
 from tiertune_agent.web import charts
 from tiertune_agent.web.templating import STYLES, environment
 from tiertune_connector.httpd.sites import LOOPBACK_NAMES
@@ -43,7 +44,7 @@ def rendered(shown: Page, boards: Sequence[Board], *, suffix: str = "", refresh_
 
 
 def write(boards: Sequence[Board], source: Prometheus, choice: Selection, folder: Path) -> list[tuple[Path, Page]]:
-    """Write a file per dashboard; returns paths and pages. PrometheusError, and no file, if nobody answers."""
+    """Write a file per dashboard; returns paths and pages. CallError, and no file, if nobody answers."""
     scrape_s = source.scrape_s()
     written = [(folder / f"{board.name}.html", page(board, source, choice, scrape_s)) for board in boards]
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +66,7 @@ def application(boards: Sequence[Board], source: Prometheus, choice: Selection, 
             return PlainTextResponse("there is no such dashboard\n", 404)
         try:
             shown = page(board, source, replace(choice, now=now()), source.scrape_s())
-        except PrometheusError as error:
+        except CallError as error:
             return PlainTextResponse(f"{error}\n", 502)
         return HTMLResponse(rendered(shown, boards, refresh_s=REFRESH_S), headers=HEADERS)
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import httpx
 
-from tiertune_agent.network import asked_whole, http_client, json_of, said
+from tiertune_agent.network import CallError, asked_whole, calling, http_client, json_of
 from tiertune_connector.units import parse_duration
 
 TIMEOUT_S = 30.0
@@ -16,10 +16,6 @@ TIMEOUT_S = 30.0
 USUAL_SCRAPE_S = 15.0
 OUR_JOBS = "tiertune-"
 _PART = re.compile(r"\d+(?:ms|s|m|h)")
-
-
-class PrometheusError(RuntimeError):
-    """No Prometheus answers there, or it refuses; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +28,9 @@ class Series:
 
 class Prometheus:
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
-        """``transport`` may replace the network. PrometheusError if ``url`` is no address."""
+        """``transport`` may replace the network. Queries raise CallError if no Prometheus answers, or it refuses."""
         self._url = url
-        try:
-            self._http = http_client(base_url=url, timeout=TIMEOUT_S, transport=transport)
-        except httpx.InvalidURL as error:
-            raise PrometheusError(f"{url!r} is no address such as http://127.0.0.1:9090") from error
+        self._http = http_client(base_url=url, timeout=TIMEOUT_S, transport=transport)
 
     def __enter__(self) -> Self:
         return self
@@ -67,20 +60,16 @@ class Prometheus:
         return max(ours or [seconds for _, seconds in told], default=USUAL_SCRAPE_S)
 
     def _get(self, path: str, **parameters: Any) -> Any:  # noqa: ANN401 (JSON)
-        try:
+        with calling("Prometheus", self._url):
             answer = asked_whole(self._http, "GET", f"/api/v1/{path}", params=parameters)
             document = json_of(answer)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise PrometheusError(f"no Prometheus answers at {self._url}: {said(error)}") from error
-        except ValueError as error:
-            raise PrometheusError(f"what answers at {self._url} is no Prometheus") from error
         if not isinstance(document, dict) or document.get("status") != "success":
             told = document.get("error") if isinstance(document, dict) else None
             raise QueryError(told or f"status {answer.status_code}")
         return document["data"]
 
 
-class QueryError(PrometheusError):
+class QueryError(CallError):
     """Prometheus answers, but refuses this query."""
 
 

@@ -11,14 +11,6 @@ import typer
 Parsed = TypeVar("Parsed")
 AGENT = "http://127.0.0.1:7420"
 Config = Annotated[Path, typer.Option(help="YAML file.")]
-AgentUrl = Annotated[
-    str,
-    typer.Option(
-        "--agent",
-        envvar="TIERTUNE_AGENT",
-        help="The agent's address. TIERTUNE_TOKEN_FILE names the file with the token.",
-    ),
-]
 _COMMANDS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
 """Control characters except tab and newline."""
 
@@ -47,6 +39,30 @@ def parsed(option: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
         return parse(text)
     except ValueError as error:
         raise InputError(f"{option}: {error}") from None
+
+
+def server(option: str, what: str, url: str) -> str:
+    """The address of our ``what``; InputError says what is wrong with it."""
+    from tiertune_agent.network import web_address  # noqa: PLC0415 (--help is quick)
+
+    login = "the file that TIERTUNE_TOKEN_FILE names has the token"
+    return parsed(option, lambda text: web_address(text, f"the {what}'s address as http://host:port", login=login), url)
+
+
+def agent_address(url: str | None) -> str | None:
+    """Refuses what is no address, before anything is done."""
+    return url and server("--agent", "agent", url)
+
+
+AgentUrl = Annotated[
+    str,
+    typer.Option(
+        "--agent",
+        envvar="TIERTUNE_AGENT",
+        help="The agent's address. TIERTUNE_TOKEN_FILE names the file with the token.",
+        callback=agent_address,
+    ),
+]
 
 
 def fail(message: str, code: int) -> NoReturn:

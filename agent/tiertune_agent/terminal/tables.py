@@ -61,7 +61,17 @@ def _change(decision: Json) -> dict[str, str]:
 
 
 def audit_table(rows: Sequence[Json]) -> Table:
-    told = ([_moment(row["at"]), row["who"], row["from"], row["what"], json.dumps(row["detail"])] for row in rows)
+    """A command that was refused is called so; its detail says why."""
+    told = (
+        [
+            _moment(row["at"]),
+            row["who"],
+            row["from"],
+            row["what"] + (", refused" if "refused" in row["detail"] else ""),
+            json.dumps(row["detail"]),
+        ]
+        for row in rows
+    )
     return _listing(told, "at", "who", "from", "what", "detail", nothing="no commands")
 
 

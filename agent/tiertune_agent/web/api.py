@@ -138,10 +138,10 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
         name = act.__name__
 
         def run(number: Number, caller: CallerOf) -> dict[str, Any]:
-            operators.audit(caller, name, {"decision": number})
-            if act != changes.reject and (frozen := operators.frozen()):
-                raise Refused(f"nothing changes now: frozen {frozen}")
-            return act(number, caller.who).document()
+            with operators.audited(caller, name, {"decision": number}):
+                if act != changes.reject and (frozen := operators.frozen()):
+                    raise Refused(f"nothing changes now: frozen {frozen}")
+                return act(number, caller.who).document()
 
         api.add_api_route(f"/decisions/{{number}}/{name}", run, methods=["POST"], name=name)
 

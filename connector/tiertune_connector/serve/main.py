@@ -62,10 +62,12 @@ class StoreProcess:
     """A store with its socket, its HTTP and its state, from ``start`` to ``stop``."""
 
     def __init__(self, settings: StoreSettings, *, wrap_remote: Callable[[Tier], Tier] = lambda tier: tier) -> None:
-        """StateError, OSError if the store cannot be built; ``wrap_remote`` may put something around the remote.
+        """StartError, StateError, OSError if the store cannot be built; ``wrap_remote`` may wrap the remote.
 
         What is made on disk for a store that never serves is removed again.
         """
+        if not settings.socket.parent.is_dir():  # the path may be mistyped, and engines look for it elsewhere
+            raise StartError(f"socket: there is no folder {settings.socket.parent}: make it, or mend the path")
         self.counters = Counters()
         self._clock = time.monotonic
         self.idle_exit_s = settings.idle_exit
@@ -195,7 +197,7 @@ def _missing(*paths: Path) -> list[Path]:
 
 def _folders(settings: StoreSettings) -> Iterator[Path]:
     """The folders that a store makes, each before its parent."""
-    for folder in (settings.state_dir, settings.socket.parent, *((settings.disk.path,) if settings.disk else ())):
+    for folder in (settings.state_dir, *((settings.disk.path,) if settings.disk else ())):
         yield from (folder, *folder.parents)
 
 

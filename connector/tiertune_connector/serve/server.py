@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -35,7 +36,7 @@ from tiertune_connector.protocol.messages import (
 from tiertune_connector.serve.connection import Connection
 from tiertune_connector.serve.embedded import answers
 from tiertune_connector.serve.turns import Turns
-from tiertune_connector.serve.waiters import Waiters
+from tiertune_connector.serve.waiters import Kind, Waiters
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.store.storing import AT_ONCE
 from tiertune_connector.store.tiered import TieredStore
@@ -78,7 +79,6 @@ class Server:
 
     def start(self) -> None:
         """Listen; OSError if another store does, or the path cannot be used."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and not self.path.is_socket():
             raise OSError(f"{self.path}: is not a socket, and is left alone")
         if answers(self.path):
@@ -215,6 +215,7 @@ class Server:
     def _handle(self, connection: Connection, message: Message) -> None:
         store, session = self.store, connection.session
         assert session is not None
+        kind: Kind | Literal[""]
         if session.namespace is None and not isinstance(message, Steps):
             raise msgspec.ValidationError("a client without a namespace only reports steps")
         match message:
@@ -255,7 +256,7 @@ class Server:
             case _:
                 raise msgspec.ValidationError(f"a client may not send {type(message).__name__} here")
 
-    def _run(self, connection: Connection, serve: Callable[..., None], kind: str) -> None:
+    def _run(self, connection: Connection, serve: Callable[..., None], kind: Kind | Literal[""]) -> None:
         """Serve at once, or, with a ``kind``, on a thread of that kind; at once, too, if no thread can be had."""
         if not kind or not self._waiters.run(connection, partial(serve, wait=True), kind):
             serve(wait=False)

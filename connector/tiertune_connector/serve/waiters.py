@@ -5,14 +5,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Literal, get_args
 
 from tiertune_connector.counters import Counters
 from tiertune_connector.serve.connection import Connection
 
 log = logging.getLogger(__name__)
-_KINDS = ("lookup", "long", "disk", "remote", "damage", "store")
-"""Each has threads of its own, so that none holds up a faster one: lookups; the counting of a long prompt; loads, by
-their slowest tier; summing what a client says is damaged; storing many chunks."""
+Kind = Literal["lookup", "disk", "remote", "damage", "store"]
+"""Each has threads of its own, so that none holds up a faster one: lookups; loads, by their slowest
+tier; summing what a client says is damaged; storing many chunks."""
 _MOST_UNSERVED = 1000
 """Requests of a kind in a row for which there was no thread, until their places in its queue are forgotten."""
 _MOST_LATER = 8
@@ -24,11 +25,13 @@ class Waiters:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._pools = {kind: _threads(kind) for kind in _KINDS}
-        self._unserved = dict.fromkeys(_KINDS, 0)
+        self._pools: dict[Kind, ThreadPoolExecutor] = {kind: _threads(kind) for kind in get_args(Kind)}
+        self._unserved = dict.fromkeys(self._pools, 0)
+        self._long = _threads("long")
+        """For ``later`` alone."""
         self._room = threading.Semaphore(_MOST_LATER)
 
-    def run(self, connection: Connection, serve: Callable[[], None], kind: str) -> bool:
+    def run(self, connection: Connection, serve: Callable[[], None], kind: Kind) -> bool:
         """Serve on a thread of a ``kind``; a failure ends the client's connection. False: no thread can be had."""
         todo = [serve]  # whoever takes it out serves
 
@@ -47,7 +50,7 @@ class Waiters:
         self._unserved[kind] = 0
         return True
 
-    def _refused(self, kind: str) -> None:
+    def _refused(self, kind: Kind) -> None:
         """Each leaves its place in the queue: if there is never a thread, they would fill the memory."""
         self._unserved[kind] += 1
         if self._unserved[kind] == _MOST_UNSERVED:
@@ -78,11 +81,11 @@ class Waiters:
                 self._room.release()
 
         with suppress(RuntimeError):  # no thread can be had; the next one that comes does it
-            self._pools["long"].submit(self._guarded, connection, counted)
+            self._long.submit(self._guarded, connection, counted)
 
     def close(self) -> None:
         """Begin nothing any more."""
-        for pool in self._pools.values():
+        for pool in (*self._pools.values(), self._long):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import InitVar, dataclass
+from typing import Literal
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
@@ -79,7 +80,7 @@ class Loads:
         outcomes += ["miss"] * (len(asked.keys) - len(outcomes))
         return LoadReply(asked.id, lease, [SlotRef.of(slot) for slot in slots], outcomes, seconds)
 
-    def load_waits_for(self, session: Session, keys: Sequence[bytes]) -> str:
+    def load_waits_for(self, session: Session, keys: Sequence[bytes]) -> Literal["disk", "remote", ""]:
         """The slowest tier that a load of these keys may wait for; empty: none."""
         with self.dram.lock:
             if self.residency.in_dram(session.digest, keys):

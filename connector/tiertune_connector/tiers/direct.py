@@ -6,9 +6,8 @@ through the cache. The kernel keeps both ways coherent.
 
 import errno
 import os
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from pathlib import Path
 
@@ -91,22 +90,6 @@ class PayloadFile:
             if error.errno != errno.EINVAL:  # a device that wants more than pages
                 raise
             return 0
-
-
-def reading_threads(count: int) -> ThreadPoolExecutor:
-    """Readers that all run already; OSError if they cannot be had.
-
-    A thread started on demand may fail to start with its window queued all the same, which would then be read into
-    memory that is another chunk's by then.
-    """
-    readers, there = ThreadPoolExecutor(count, thread_name_prefix="disk-window"), threading.Barrier(count)
-    try:
-        wait([readers.submit(there.wait) for _ in range(count)])
-    except RuntimeError as error:
-        there.abort()
-        readers.shutdown(wait=False)
-        raise OSError(errno.EAGAIN, f"{count} threads cannot be had") from error
-    return readers
 
 
 def pwrite_all(fd: int, data: memoryview, offset: int) -> None:

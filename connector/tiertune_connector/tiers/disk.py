@@ -17,8 +17,8 @@ from time import monotonic
 
 from tiertune_connector import locks
 from tiertune_connector.chunk import NOBODY, Header, Origin
+from tiertune_connector.copying.crew import running
 from tiertune_connector.tiers.base import Came, Counted, OnFiles, Outcome, Read, unheard
-from tiertune_connector.tiers.direct import reading_threads
 from tiertune_connector.tiers.disk_pool import WIPED_AT_ONCE, DiskPool
 from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
 from tiertune_connector.tiers.slab import Slab
@@ -52,7 +52,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
             self._owner = locks.own(root)
         except BlockingIOError as error:
             raise OSError(f"{root}: another store uses this disk directory") from error
-        self._readers = reading_threads(_READERS)
+        self._readers = running(_READERS, "disk-window")
 
     def attach(self, namespace: str, chunk_bytes: int, algorithm: str) -> Outcome:
         """Open the namespace's slab, and make room for it as `retune` asked. Waits for the disk.

@@ -232,7 +232,10 @@ class TierTuneTier(SecondaryTierManager):
         # The request ended in this very step, or its adapter is not any more what the chunks were computed with.
         if known is None or known.ask is None or not known.prompt.stands():
             keys = [bytes(key) for key in job_metadata.keys]
-            self._transfers.skip(Job(job_metadata.job_id, request, keys, [], loads=True))
+            job = Job(job_metadata.job_id, request, keys, [], loads=True)
+            if known is not None:
+                known.load = job
+            self._transfers.skip(job)
             return
         known.load = Job(
             job_metadata.job_id,
@@ -366,14 +369,13 @@ class TierTuneTier(SecondaryTierManager):
 
     def _loaded(self, job: Job, came: list[OffloadKey]) -> None:
         known = self._requests.get(job.request)
-        if known is not None:
+        if known is not None and known.load is job:  # else its request has ended, and another one may have its name
+            known.load = None
             self._staging.touch(came, known.context)
-        if not job.succeeded:
-            self.gate.backlog.computed(job.request, 0)
-        if known is not None and known.ask is not None:
-            self.telemetry.loaded(known.ask, job)
-            if known.load is job:  # else that of another request of its name
-                known.load = None
+            if not job.succeeded:
+                self.gate.backlog.computed(job.request, 0)
+            if known.ask is not None:
+                self.telemetry.loaded(known.ask, job)
                 self.gate.ended(known.ask)
         self.promoted.append((job.request, came))
 

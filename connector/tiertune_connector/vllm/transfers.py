@@ -9,16 +9,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, Reserved, StoreClient
-from tiertune_connector.copying.crew import Crew, usual_helpers
+from tiertune_connector.copying.crew import Crew, running, usual_helpers
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 logger = logging.getLogger(f"vllm.{__name__}")
 Staging = NDArray[np.uint8]
@@ -110,9 +113,9 @@ class Transfers:
         self._clock = clock
         self._changed = threading.Condition()
         self._jobs: dict[int, Job] = {}
-        self._loading = _started(threads, "tiertune-load")
+        self._loading = running(threads, "tiertune-load")
         # Apart: requests wait for loads, but nobody for stores, which may be gigabytes after a restart.
-        self._storing = _started(1, "tiertune-store")
+        self._storing = running(1, "tiertune-store")
         helpers = usual_helpers() if helpers is None else helpers
         self._crew, self._storing_crew = Crew(helpers), Crew(helpers // 2)
 
@@ -312,19 +315,6 @@ class Transfers:
     def _on_commit(self, job: Job, slots: list[ClientSlot], future: "Future[list[bool]]") -> None:
         refused = {slot.key for slot, kept in zip(slots, future.result(), strict=True) if not kept}
         self._finish(job, [key for key in job.keys if key not in refused])
-
-
-def _started(threads: int, name: str) -> ThreadPoolExecutor:
-    """With all its threads: when the first job comes there may be none to be had. RuntimeError if there is none now."""
-    pool, all_there = ThreadPoolExecutor(threads, thread_name_prefix=name), threading.Barrier(threads + 1)
-    try:
-        for _ in range(threads):
-            pool.submit(all_there.wait)
-    except RuntimeError:
-        all_there.abort()
-        raise
-    all_there.wait()
-    return pool
 
 
 def _given(reply: Reserved) -> list[ClientSlot]:
