@@ -153,6 +153,7 @@ def test_a_page_of_another_site_cannot_command(http):
     """A foreign origin is refused, and so is a foreign name for this agent; the own page may."""
     body = {"reason": "x"}
     assert http.post("/api/v1/freeze", json=body, headers={"Origin": "http://evil.example"}).status_code == 403
+    assert http.get("/api/v1/fleet").json()["frozen"] is None
     assert http.get("/api/v1/fleet", headers={"Host": "evil.example"}).status_code == 400
     assert http.post("/api/v1/freeze", json=body, headers={"Origin": "http://127.0.0.1:7420"}).status_code == 200
 

@@ -7,6 +7,7 @@ import pytest
 from connector.store.serving import DIGEST, Reads, put_remote, used, written
 from connector.stores import (
     PATIENCE_S,
+    STRIDE,
     Engine,
     chain,
     counted,
@@ -58,6 +59,7 @@ def test_who_says_damaged_of_what_is_whole_drops_nothing(store, engine, http):
     """The store sums for itself."""
     engine.put([b"key"])
     loaded = engine.load([b"key"])
+    assert http.total("tier_pinned_bytes", tier="dram") == STRIDE
     loaded.slots[0].damaged = True
     engine.client.release(loaded)
     eventually(lambda: http.total("tier_pinned_bytes", tier="dram") == 0)
