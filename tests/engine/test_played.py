@@ -225,7 +225,7 @@ def test_what_a_session_with_drafts_computes_in_later_turns_nobody_finds(played,
     said = np.random.default_rng(2).integers(10, 4000, 500).tolist()
     session = one.add("session", said[:94], most=2, resumable=True)
     one.run()
-    assert session.num_computed_tokens > session.num_tokens, "it ended where the drafts did"
+    assert (session.num_computed_tokens > session.num_tokens) is not ahead, "it ended where the drafts did"
     with monkeypatch.context() as later:
         spoil(later, one.ranks[0])
         one.add("session", said[94:], most=20, resumable=True)
