@@ -147,6 +147,17 @@ class TestByItself:
         rounds(1)
         assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
 
+    def test_a_store_that_stays_away_is_judged_no_more(self, agent, store, clock, arc, rounds):
+        """A day after the soak; until then it may come back."""
+        rounds(1)
+        store.up = False
+        until = agent.history.decisions.get(arc.id).soak_until + timedelta(days=1)
+        for left, ends in ((timedelta(seconds=1), State.SOAKING), (timedelta(0), State.INCONCLUSIVE)):
+            clock.advance((until - left - clock.now()).total_seconds())
+            agent.tick()
+            assert state(agent, arc) == ends
+        assert verdict(agent, arc)["reason"] == "the store has been away since the soak"
+
     def test_it_is_not_rolled_back_where_the_policy_forbids_it_by_then(self, agent, store, arc, soak, no_auto):
         """The mode was left while the store was away: its value stays, the verdict says why, a person may do it."""
         soak(3, 600, 500)
@@ -209,7 +220,7 @@ class TestWithoutGhosts:
         assert store.tuning["tiers"]["remote"]["min_fetch_tokens"] == 0
 
     def test_an_admission_that_finds_less_is_set_back(self, agent, store, auto, rounds):
-        """Half as much is found per prompt token after it as before, once the tier is filled anew."""
+        """Half as much is found per prompt token after it as before, once the tier is filled anew: not until then."""
         store.tuning = {**store.tuning, "admission": {"disk": "always", "remote": "always"}}
 
         def pass_by(windows, found):
@@ -224,7 +235,8 @@ class TestWithoutGhosts:
 
         pass_by(8, 600)
         decision = made(agent, store, "admission.remote", "always", "second_access", tuner="admission", tier="remote")
-        pass_by(8, 300)
+        pass_by(3, 1200)
+        pass_by(5, 300)
         assert state(agent, decision) == State.ROLLED_BACK
         assert "not of the same requests" in verdict(agent, decision)["reason"]
         assert store.tuning["admission"]["remote"] == "always"
