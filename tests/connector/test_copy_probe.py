@@ -64,6 +64,7 @@ def test_a_store_probes_the_largest_chunks_that_it_has(monkeypatch):
     monkeypatch.setattr(CopyProbe, "copy", lambda _, chunks: (copied.extend(map(len, chunks)), (1, 1.0))[1])
     for cache in (1 << 12, 1 << 12, 1 << 20):
         monkeypatch.setattr("tiertune_connector.store.health._CACHE_BYTES", cache)
+        assert not health.remote_unwell
         assert not health.probe(), "there is no remote to be probed soon again"
     assert copied == [sizes["large"]] * 3
     monkeypatch.setattr("tiertune_connector.store.health._CACHE_BYTES", 1 << 17)

@@ -83,6 +83,7 @@ def test_a_bad_line_is_told_without_its_token(text, said):
     with pytest.raises(DocumentError) as caught:
         parse(text, "t")
     assert str(caught.value).startswith(said)
+    assert len(caught.value.problems) == 1
     assert READ not in str(caught.value)
 
 
