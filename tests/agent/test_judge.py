@@ -68,15 +68,32 @@ class TestByItself:
         rounds(1)
         assert verdict(agent, arc)["reason"] == "0 windows tell anything, 3 are needed"
 
-    def test_a_soak_lasts_until_the_tier_could_have_filled(self, agent, store, auto, rounds):
-        """A pool that takes ten minutes to fill is watched for ten minutes, not for the policy's one."""
+    @pytest.mark.parametrize(
+        ("field", "before", "after", "minutes"),
+        [
+            (EVICTION, "lru", "arc", 10),
+            ("tiers.dram.capacity_bytes", GIB, 2 * GIB, 20),
+            ("admission.disk", "always", "second_access", 20),
+            ("tiers.remote.fetch", "on", "off", 1),
+        ],
+    )
+    def test_a_soak_lasts_until_the_tier_could_have_filled(
+        self, agent, store, auto, rounds, field, before, after, minutes
+    ):
+        """Ten minutes for a pool, twice that for twice its size or an admission; the policy's one for a fetch."""
+        tier = "dram" if field == EVICTION else field.split(".")[1]
+        store.tuning = {**store.tuning, "admission": {"disk": "always", "remote": "always"}}
+        store.held = {"disk": {"capacity_bytes": GIB}}
         for _ in range(2):
             store.count("tier_evictions_total", {"tier": "dram", **POOL}, (GIB >> 20) / 40)
+            for slower in ("disk", "remote"):
+                store.count("tier_transfer_bytes_total", {"tier": slower, "operation": "write"}, GIB / 40)
             rounds(1)
-        decision = made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
+        namespace = DIGEST if field == EVICTION else ""
+        decision = made(agent, store, field, before, after, {"shape": "1/0/0"}, namespace=namespace, tier=tier)
         rounds(1)
         found = agent.history.decisions.get(decision.id)
-        assert found.soak_until - found.applied_at == timedelta(minutes=10)
+        assert found.soak_until - found.applied_at == timedelta(minutes=minutes)
 
     def test_a_recommended_change_is_not_undone_by_itself(self, agent, store, auto, rounds, soak):
         """What an operator approved is judged worse, and left to the operator."""
