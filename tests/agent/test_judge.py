@@ -78,12 +78,12 @@ class TestByItself:
         ],
     )
     def test_a_soak_lasts_until_the_tier_could_have_filled(
-        self, agent, store, auto, rounds, field, before, after, minutes
+        self, agent, store, auto, rounds, *, field, before, after, minutes
     ):
         """Ten minutes for a pool, twice that for twice its size or an admission; the policy's one for a fetch."""
         tier = "dram" if field == EVICTION else field.split(".")[1]
         store.tuning = {**store.tuning, "admission": {"disk": "always", "remote": "always"}}
-        store.held = {"disk": {"capacity_bytes": GIB}}
+        store.held = dict.fromkeys(("disk", "remote"), {"capacity_bytes": GIB})
         for _ in range(2):
             store.count("tier_evictions_total", {"tier": "dram", **POOL}, (GIB >> 20) / 40)
             for slower in ("disk", "remote"):
