@@ -107,7 +107,8 @@ def test_bypass_and_flush_reach_the_stores(http, store, rounds):
         "stores": {"host-a": {"ok": True, "dropped": {"dram": 7, "remote": 3}, "reason": "ok"}},
     }
     store.up = False
-    assert http.post("/api/v1/flush", json={}).json()["complete"] is False
+    refused = {"ok": False, "dropped": {}, "reason": "did not answer: connection refused"}
+    assert http.post("/api/v1/flush", json={}).json() == {"complete": False, "stores": {"host-a": refused}}
 
 
 def test_a_flush_that_left_something_is_not_complete(http, store, rounds):

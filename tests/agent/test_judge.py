@@ -164,10 +164,10 @@ class TestByItself:
         rounds(1)
         assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
 
-    def test_a_store_that_stays_away_is_judged_no_more(self, agent, store, clock, arc, rounds):
-        """A day after the soak; until then it may come back."""
-        rounds(1)
+    def test_a_store_that_stays_away_is_judged_no_more(self, agent, store, clock, arc):
+        """A day after the soak, which begins though nobody knows what it holds; until then it may come back."""
         store.up = False
+        agent.tick()
         until = agent.history.decisions.get(arc.id).soak_until + timedelta(days=1)
         for left, ends in ((timedelta(seconds=1), State.SOAKING), (timedelta(0), State.INCONCLUSIVE)):
             clock.advance((until - left - clock.now()).total_seconds())
