@@ -346,6 +346,7 @@ def look(http, clock):
 
 def busy(agent, store, clock):
     """Two windows in which fetching pays, eight in which it does not: one decision, kept after its soak."""
+    store.held = {"dram": {"resident_bytes": 3 << 28, "capacity_bytes": 1 << 30}}
     agent.leader.leads()
     agent.loop.run_once()
     for _ in range(2):

@@ -72,6 +72,7 @@ class FakeStore:
         self.lose_answers = False
         self.before_put = lambda: None
         self.health = {"dram": "ok", "remote": "ok", "disk": "absent"}
+        self.held = {}
 
     def count(self, name, labels, amount):
         """Count on one series; ``labels`` is a dictionary."""
@@ -136,7 +137,10 @@ class FakeStore:
         return httpx.Response(200, json={**document, "since": None, "metrics": metrics})
 
     def get_status(self, _request):
-        tiers = {tier: {"health": health, "reason": "told so"} for tier, health in self.health.items()}
+        tiers = {
+            tier: {"health": health, "reason": "told so", **self.held.get(tier, {})}
+            for tier, health in self.health.items()
+        }
         pool = {"model": "llama", "chunk_bytes": 1 << 20, "dram": {"effective": {"capacity_bytes": 1 << 30}}}
         return httpx.Response(
             200,

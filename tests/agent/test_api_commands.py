@@ -107,7 +107,8 @@ def test_bypass_and_flush_reach_the_stores(http, store, rounds):
         "stores": {"host-a": {"ok": True, "dropped": {"dram": 7, "remote": 3}, "reason": "ok"}},
     }
     store.up = False
-    assert http.post("/api/v1/flush", json={}).json()["complete"] is False
+    refused = {"ok": False, "dropped": {}, "reason": "did not answer: connection refused"}
+    assert http.post("/api/v1/flush", json={}).json() == {"complete": False, "stores": {"host-a": refused}}
 
 
 def test_a_flush_that_left_something_is_not_complete(http, store, rounds):
@@ -153,6 +154,7 @@ def test_a_page_of_another_site_cannot_command(http):
     """A foreign origin is refused, and so is a foreign name for this agent; the own page may."""
     body = {"reason": "x"}
     assert http.post("/api/v1/freeze", json=body, headers={"Origin": "http://evil.example"}).status_code == 403
+    assert http.get("/api/v1/fleet").json()["frozen"] is None
     assert http.get("/api/v1/fleet", headers={"Host": "evil.example"}).status_code == 400
     assert http.post("/api/v1/freeze", json=body, headers={"Origin": "http://127.0.0.1:7420"}).status_code == 200
 

@@ -73,6 +73,13 @@ def test_nor_one_that_never_answered_before(agents, hung, healthy, hang):
     assert (len(hang), healthy.bypass) == (6, False)  # it has acknowledged, and is left alone
 
 
+def test_a_bypass_of_one_store_is_told_to_no_other(agent, hung, healthy):
+    """Neither now nor with the next window."""
+    assert agent.operators.bypass(CALLER, True, "z-healthy")["stores"] == {"z-healthy": "ok"}
+    assert agent.operators.deliver() == {}
+    assert [store.bypass for store in (healthy, *hung)] == [True] + [False] * 6
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_a_wish_that_came_meanwhile_stays(agents, store, known):
     """Bypass is switched off while a round still tells the store that it is on: off comes after it."""

@@ -68,15 +68,32 @@ class TestByItself:
         rounds(1)
         assert verdict(agent, arc)["reason"] == "0 windows tell anything, 3 are needed"
 
-    def test_a_soak_lasts_until_the_tier_could_have_filled(self, agent, store, auto, rounds):
-        """A pool that takes ten minutes to fill is watched for ten minutes, not for the policy's one."""
+    @pytest.mark.parametrize(
+        ("field", "before", "after", "minutes"),
+        [
+            (EVICTION, "lru", "arc", 10),
+            ("tiers.dram.capacity_bytes", GIB, 2 * GIB, 20),
+            ("admission.disk", "always", "second_access", 20),
+            ("tiers.remote.fetch", "on", "off", 1),
+        ],
+    )
+    def test_a_soak_lasts_until_the_tier_could_have_filled(
+        self, agent, store, auto, rounds, *, field, before, after, minutes
+    ):
+        """Ten minutes for a pool, twice that for twice its size or an admission; the policy's one for a fetch."""
+        tier = "dram" if field == EVICTION else field.split(".")[1]
+        store.tuning = {**store.tuning, "admission": {"disk": "always", "remote": "always"}}
+        store.held = {tier: {"capacity_bytes": GIB} for tier in ("disk", "remote")}
         for _ in range(2):
             store.count("tier_evictions_total", {"tier": "dram", **POOL}, (GIB >> 20) / 40)
+            for slower in ("disk", "remote"):
+                store.count("tier_transfer_bytes_total", {"tier": slower, "operation": "write"}, GIB / 40)
             rounds(1)
-        decision = made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
+        namespace = DIGEST if field == EVICTION else ""
+        decision = made(agent, store, field, before, after, {"shape": "1/0/0"}, namespace=namespace, tier=tier)
         rounds(1)
         found = agent.history.decisions.get(decision.id)
-        assert found.soak_until - found.applied_at == timedelta(minutes=10)
+        assert found.soak_until - found.applied_at == timedelta(minutes=minutes)
 
     def test_a_recommended_change_is_not_undone_by_itself(self, agent, store, auto, rounds, soak):
         """What an operator approved is judged worse, and left to the operator."""
@@ -147,6 +164,17 @@ class TestByItself:
         rounds(1)
         assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
 
+    def test_a_store_that_stays_away_is_judged_no_more(self, agent, store, clock, arc):
+        """A day after the soak, which begins though nobody knows what it holds; until then it may come back."""
+        store.up = False
+        agent.tick()
+        until = agent.history.decisions.get(arc.id).soak_until + timedelta(days=1)
+        for left, ends in ((timedelta(seconds=1), State.SOAKING), (timedelta(0), State.INCONCLUSIVE)):
+            clock.advance((until - left - clock.now()).total_seconds())
+            agent.tick()
+            assert state(agent, arc) == ends
+        assert verdict(agent, arc)["reason"] == "the store has been away since the soak"
+
     def test_it_is_not_rolled_back_where_the_policy_forbids_it_by_then(self, agent, store, arc, soak, no_auto):
         """The mode was left while the store was away: its value stays, the verdict says why, a person may do it."""
         soak(3, 600, 500)
@@ -209,7 +237,7 @@ class TestWithoutGhosts:
         assert store.tuning["tiers"]["remote"]["min_fetch_tokens"] == 0
 
     def test_an_admission_that_finds_less_is_set_back(self, agent, store, auto, rounds):
-        """Half as much is found per prompt token after it as before, once the tier is filled anew."""
+        """Half as much is found per prompt token after it as before, once the tier is filled anew: not until then."""
         store.tuning = {**store.tuning, "admission": {"disk": "always", "remote": "always"}}
 
         def pass_by(windows, found):
@@ -224,7 +252,8 @@ class TestWithoutGhosts:
 
         pass_by(8, 600)
         decision = made(agent, store, "admission.remote", "always", "second_access", tuner="admission", tier="remote")
-        pass_by(8, 300)
+        pass_by(3, 1200)
+        pass_by(5, 300)
         assert state(agent, decision) == State.ROLLED_BACK
         assert "not of the same requests" in verdict(agent, decision)["reason"]
         assert store.tuning["admission"]["remote"] == "always"

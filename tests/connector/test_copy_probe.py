@@ -55,7 +55,6 @@ def test_a_store_probes_the_largest_chunks_that_it_has(monkeypatch):
 
     A chunk or two that a processor's cache holds would tell how fast that is: they are probed where there is no more.
     """
-    monkeypatch.setattr("tiertune_connector.store.health._CACHE_BYTES", 1 << 12)
     sizes = {"small": 512, "large": 65536, "empty": 1 << 17, "written": 1 << 17}
     dram, health = serving(sizes)
     for name in ("small", "large"):
@@ -63,8 +62,10 @@ def test_a_store_probes_the_largest_chunks_that_it_has(monkeypatch):
     dram.reserve("written", b"k", NOBODY)
     copied = []
     monkeypatch.setattr(CopyProbe, "copy", lambda _, chunks: (copied.extend(map(len, chunks)), (1, 1.0))[1])
-    for _ in range(3):
-        health.probe()
+    for cache in (1 << 12, 1 << 12, 1 << 20):
+        monkeypatch.setattr("tiertune_connector.store.health._CACHE_BYTES", cache)
+        assert not health.remote_unwell
+        assert not health.probe(), "there is no remote to be probed soon again"
     assert copied == [sizes["large"]] * 3
     monkeypatch.setattr("tiertune_connector.store.health._CACHE_BYTES", 1 << 17)
     for key in (b"%d" % number for number in range(300)):

@@ -55,7 +55,9 @@ def test_a_chunk_is_nothing_that_the_garbage_collector_goes_through(tier):
     """A disk may hold a million: a look at them all would stop the store."""
     keys = chain("k", 4)
     fill(tier, keys)
-    assert not any(gc.is_tracked(tier.pools[A].pool.get(key)) for key in keys)
+    held = [tier.pools[A].pool.get(key) for key in keys]
+    assert None not in held
+    assert not any(map(gc.is_tracked, held))
 
 
 def test_capacity_falls_under_a_read(tier):

@@ -157,7 +157,7 @@ def test_counters_since_tell_what_changed(http, store, traffic):
         assert (answer.status_code, answer.json()["field"]) == (422, "since")
 
 
-def test_numbers_of_the_traffic(http, traffic):
+def test_numbers_of_the_traffic(http, store, traffic):
     """Tokens asked, gates, saved and lost seconds, evictions."""
     assert http.total("prompt_tokens_total", stage="all", namespace=DIGEST, model="llama") == 3 * 70 * 16
     assert http.total("gate_requests_total", tier="remote", decision="fetch", reason="cheaper") == 1
@@ -166,10 +166,12 @@ def test_numbers_of_the_traffic(http, traffic):
     assert http.total("lost_seconds_total", tier="disk") == pytest.approx(0.2), "waited, and recomputed all the same"
     assert http.total("gate_outcomes_total", tier="disk", outcome="late") == 1
     assert http.total("tier_evictions_total", tier="dram", algorithm="lru", reason="room") > 0
-    assert http.total("tier_resident_bytes", tier="dram") <= 64 * STRIDE
-    assert http.total("tier_capacity_bytes", tier="dram", state="effective") == 64 * STRIDE
+    assert http.total("tier_resident_bytes", tier="dram") == len(pool(store).pool) * STRIDE > 0
+    for state in ("desired", "effective"):
+        assert http.total("tier_capacity_bytes", tier="dram", state=state) == 64 * STRIDE
     assert http.total("tier_transfer_bytes_total", tier="remote", operation="write") > 0
-    assert http.total("tier_health", tier="remote", state="ok") == 1
+    assert http.total("tier_health", tier="remote", state="ok") == http.total("tier_health", tier="remote") == 1
+    assert http.total("tier_errors_total") == 0
     assert http.total("clients") == 1
 
 

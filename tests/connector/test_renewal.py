@@ -79,7 +79,8 @@ def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(pairs, caplog):
     asked.start()
     asked.join(PATIENCE_S)
     assert not asked.is_alive()
-    assert "it is no regular file" in caplog.text
+    assert served(config) is None
+    assert caplog.text.count("it is no regular file") == 1, "told once, not to every caller"
 
 
 def given(path):

@@ -232,23 +232,15 @@ def test_a_trace_has_no_dates_for_a_calendar(trace):
     assert told == tuned(Replay(trace, scenario()), free)
 
 
-def test_a_bound_of_the_policy_holds(trace):
-    """DRAM never grows beyond the policy's largest."""
-    replay = Replay(trace, scenario())
-    start = replay.split(0.5).dram * replay.chunk_bytes
-    sizes = TierSizeSettings.model_validate({"hold_off": 0, "max": {"dram": start}})
-    report = tuned(replay, Policy(version=1, mode="auto", guard=Guard(min_requests=1), tuners=Tuners(tier_size=sizes)))
-    assert all(share >= 0.5 for _, share in report["split"])
-
-
-@pytest.mark.parametrize("bound", ["budgets.dram", "min.remote", "max.remote", "budgets.remote"])
+@pytest.mark.parametrize("bound", ["max.dram", "budgets.dram", "min.remote", "max.remote", "budgets.remote"])
 def test_bounds_of_the_fleet_hold(trace, bound):
-    """A budget is that of all nodes together, and the remote has bounds of its own: DRAM has what they leave."""
+    """A bound of DRAM is each node's, a budget all nodes' together; DRAM has what the remote's bounds leave it."""
     most_remote = bound in {"max.remote", "budgets.remote"}
     wishes = {"routing": "random", "gbps": 100, "gpu": "a10"} if most_remote else {}
     replay, (kind, tier) = Replay(trace, scenario(**wishes)), bound.split(".")
     start = replay.split(0.5)
-    given = {tier: (start.remote if tier == "remote" else 4 * start.dram) * replay.chunk_bytes}
+    chunks = {"max.dram": start.dram, "budgets.dram": 4 * start.dram}.get(bound, start.remote)
+    given = {tier: chunks * replay.chunk_bytes}
     budgets = Budgets.model_validate(given if kind == "budgets" else {})
     sizes = TierSizeSettings.model_validate({"hold_off": 0, **({kind: given} if kind != "budgets" else {})})
     rules = {"version": 1, "mode": "auto", "guard": Guard(min_requests=1)}

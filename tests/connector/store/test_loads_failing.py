@@ -7,6 +7,7 @@ import pytest
 from connector.store.serving import DIGEST, Reads, put_remote, used, written
 from connector.stores import (
     PATIENCE_S,
+    STRIDE,
     Engine,
     chain,
     counted,
@@ -15,6 +16,7 @@ from connector.stores import (
     pinned,
     pool,
 )
+from tiertune_connector.cost import FETCHED_AT_ONCE
 from tiertune_connector.tiers.base import Outcome
 
 
@@ -31,6 +33,23 @@ def test_a_failing_fetch_is_an_outcome_per_chunk(remote, store, engine, fault, o
     remote.fault = lambda _: None
     eventually(lambda: pinned(store) == 1)
     assert len(pool(store).pool) == 1
+
+
+def test_what_waits_its_turn_is_called_off_only_where_its_tier_died(remote, store, engine):
+    """Nobody will read it: its slots are free at once. Of a tier that is well all is waited for."""
+    keys = chain("k", FETCHED_AT_ONCE + 4)
+    put_remote(remote, keys)
+    reads = remote.fault = Reads()
+    engine.client.load(keys, deadline_s=PATIENCE_S)
+    eventually(lambda: reads.count == FETCHED_AT_ONCE)
+    coming, breaker = store.store.loads.arrivals._coming, store.store.lanes["remote"].breaker
+    store.store.watch()
+    assert len(coming) == len(keys)
+    while not breaker.open:
+        breaker.record(Outcome.ERROR)
+    store.store.watch()
+    assert len(coming) == FETCHED_AT_ONCE
+    reads.free.set()
 
 
 def test_a_damaged_remote_chunk_is_corrupt_and_gone(remote, store, engine):
@@ -58,6 +77,7 @@ def test_who_says_damaged_of_what_is_whole_drops_nothing(store, engine, http):
     """The store sums for itself."""
     engine.put([b"key"])
     loaded = engine.load([b"key"])
+    assert http.total("tier_pinned_bytes", tier="dram") == STRIDE
     loaded.slots[0].damaged = True
     engine.client.release(loaded)
     eventually(lambda: http.total("tier_pinned_bytes", tier="dram") == 0)
