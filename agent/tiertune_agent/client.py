@@ -34,7 +34,7 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise InputError(f"{url} {turned_away(http)}")
     if answer.status_code == httpx.codes.NOT_FOUND and document == NO_PATH:
-        raise InputError(f"what answers at {url} is no {what}")
+        raise InputError(f"what answers at {url} is no {what}: mend the address")
     if answer.is_error:
         raise (InputError if answer.status_code in ASKED_WRONGLY else CallError)(_detail(document))
     return document

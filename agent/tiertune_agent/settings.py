@@ -38,7 +38,7 @@ class RemoteAccess(Login):
     @classmethod
     def _redis(cls, url: Urls) -> Urls:
         if any(one.startswith("file:") for one in listed(url)):
-            raise ValueError("a directory is not managed: every store bounds what it wrote there itself")
+            raise ValueError("leave a directory out: every store bounds by itself what it wrote there")
         parse_addresses(listed(url))
         return url
 
@@ -133,7 +133,7 @@ class AgentSettings(Document):
             raise ValueError("name at least one store in stores, or one source in observe")
         both = sorted({store.name for store in self.stores} & {source.name for source in self.observe})
         if both:
-            raise ValueError(f"{both[0]} is the name of a store and of an observed source")
+            raise ValueError(f"{both[0]} is the name of a store and of an observed source: rename one of them")
         return self
 
 

@@ -34,7 +34,7 @@ class TlsFiles(Document):
     @model_validator(mode="after")
     def _pair(self) -> Self:
         if (self.certificate_file is None) != (self.key_file is None):
-            raise ValueError("certificate_file and key_file belong together")
+            raise ValueError("certificate_file and key_file belong together: name both, or none")
         return self
 
 
@@ -78,9 +78,11 @@ class Login(Document):
         """ValueError if something is to be shown that no address asks for."""
         addresses = parse_addresses(listed(urls))
         if self.tls and not all(address.tls for address in addresses):
-            raise ValueError("tls is for rediss:// addresses: else nothing would be encrypted")
+            raise ValueError(
+                "tls is for rediss:// addresses: write them so, or leave it out, as nothing would be encrypted"
+            )
         if self.sentinel_password_file and not any(address.service for address in addresses):
-            raise ValueError("sentinel_password_file is for redis+sentinel:// addresses")
+            raise ValueError("sentinel_password_file is for redis+sentinel:// addresses: leave it out")
 
 
 @lru_cache

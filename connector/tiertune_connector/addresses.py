@@ -60,7 +60,7 @@ def parse_address(url: str) -> Address:
     try:
         parts = urlsplit(url)
     except ValueError:  # its message may repeat a password
-        raise ValueError("the address cannot be understood") from None
+        raise ValueError("the address cannot be understood: write it as redis://host:6379/0") from None
     if "@" in parts.path:
         raise ValueError(_NO_PASSWORD)
     if parts.fragment:
@@ -103,11 +103,13 @@ def _user(netloc: str) -> tuple[str | None, str]:
 def _host(text: str, default: int) -> Host:
     parts = urlsplit(f"//{text}")
     try:
-        port = parts.port or default
+        port = default if parts.port is None else parts.port
     except ValueError:
-        raise ValueError("a port is a number from 1 to 65535") from None
-    if not parts.hostname:
-        raise ValueError("an address needs a host")
+        port = 0
+    if not port:
+        raise ValueError("a port is a number from 1 to 65535")
+    if not parts.hostname or any(letter.isspace() for letter in text):
+        raise ValueError("an address needs a host, and has no spaces")
     try:
         parts.hostname.encode("idna")
     except UnicodeError:  # connecting would raise it
@@ -132,7 +134,7 @@ def parse_addresses(urls: Sequence[str]) -> tuple[Address, ...]:
         except ValueError as error:
             raise ValueError(f"{error} (address {number} of {len(urls)})" if len(urls) > 1 else str(error)) from None
         if address.server in found:
-            raise ValueError(f"{address.server} is named twice: databases of one server share one maxmemory")
+            raise ValueError(f"{address.server} is named twice, and its databases share one maxmemory: name it once")
         found[address.server] = address
     return tuple(found.values())
 

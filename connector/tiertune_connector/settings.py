@@ -77,7 +77,7 @@ class RemoteSettings(Login):
             if parts.netloc or not parts.path.startswith("/"):
                 raise ValueError(f"write a path as {scheme}:///absolute/path")
         elif any(_medium(one) for one in listed(url)):
-            raise ValueError("a path stands alone: chunks are spread over Redis servers only")
+            raise ValueError("a path stands alone: name no other, as chunks are spread over Redis servers only")
         else:
             parse_addresses(listed(url))
         return url
@@ -86,10 +86,10 @@ class RemoteSettings(Login):
     def _fits(self) -> "RemoteSettings":
         if not self.medium:
             if self.capacity is not None:
-                raise ValueError("capacity bounds what a path names; Redis has its own maxmemory")
+                raise ValueError("capacity bounds what a path names: leave it out, as Redis has its own maxmemory")
             self.fits(self.url)
         elif self.password_file or self.sentinel_password_file or self.tls:
-            raise ValueError("what a path names has neither passwords nor tls")
+            raise ValueError("what a path names has neither passwords nor tls: leave them out")
         return self
 
 
@@ -126,7 +126,7 @@ class StoreSettings(Document):
     @classmethod
     def _fits(cls, path: Path) -> Path:
         if len(str(path).encode()) > MAX_SOCKET_PATH_BYTES:
-            raise ValueError(f"the path of a unix socket has at most {MAX_SOCKET_PATH_BYTES} bytes")
+            raise ValueError(f"the path of a unix socket has at most {MAX_SOCKET_PATH_BYTES} bytes: name a shorter one")
         return path
 
     @property

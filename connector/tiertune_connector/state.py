@@ -39,7 +39,8 @@ class StateDir:
         try:
             self._lock = locks.own(directory)
         except BlockingIOError as error:
-            raise StateError(f"{directory}: another store uses this state directory") from error
+            told = f"{directory}: another store uses this state directory: end it, or name another"
+            raise StateError(told) from error
         except OSError as error:
             raise StateError(where(error)) from error
         self._directory = directory

@@ -123,7 +123,11 @@ class TestControl:
             tiertune("decisions", "approve", 1)
         tiertune("bypass", "on", "--store", "host-z")
         _, out, _ = tiertune("audit", "--json", tmp_path / "a.json")
-        assert re.findall(r"(?:bypass|approve)(?:, refused)?", out) == ["bypass, refused", "approve, refused", "approve"]
+        assert re.findall(r"(?:bypass|approve)(?:, refused)?", out) == [
+            "bypass, refused",
+            "approve, refused",
+            "approve",
+        ]
         rows = json.loads((tmp_path / "a.json").read_text())["audit"]
         assert [row["detail"].get("refused") for row in rows] == [
             "no store is called host-z; known are host-a",

@@ -1,16 +1,21 @@
 """Every incident is provoked, told with its figures, and over when its cause is."""
 
+import ast
 from dataclasses import replace
 from datetime import timedelta
+from inspect import getsource
 
 import httpx
 import pytest
 
 from agent.fakes import DIGEST, SLOW, START, FakeStore, after, histogram
 from agent.test_actuator import DECISION
+from pages import ROOT
 from tiertune_agent.fields import replaced
+from tiertune_agent.incidents import detectors
 from tiertune_agent.incidents.detectors import PROBE_BYTES, Sight, incidents
 from tiertune_agent.incidents.drift import drift, expected, leaves, unsettled
+from tiertune_agent.incidents.watch import TROUBLES
 from tiertune_agent.records import Snapshot, State, Target, Window
 from tiertune_connector.catalogue import BY_NAME
 from tiertune_connector.slower.lane import MAX_PROBE_BYTES
@@ -47,6 +52,19 @@ def test_all_is_well():
     """A store that serves from every tier gives no incident."""
     served = {"tier_lookup_tokens_total__result__hit": 5e5, "tier_transfer_bytes_total__operation__write": GIB}
     assert told(window("remote", **served), window("dram", **served), decisions=[MADE]) == {}
+
+
+def test_windows_keep_all_that_detectors_read():
+    """A metric that is missing in READ is 0 to its detector, though not in the detector's own test."""
+    functions = [one for one in ast.walk(ast.parse(getsource(detectors))) if isinstance(one, ast.FunctionDef)]
+    named = {node.value for one in functions for node in ast.walk(one) if isinstance(node, ast.Constant)}
+    assert named & BY_NAME.keys() == detectors.READ & BY_NAME.keys()
+
+
+def test_every_kind_is_in_the_manual():
+    """An operator who sees one looks it up."""
+    manual = (ROOT / "docs" / "change-control.md").read_text()
+    assert [kind for kind in (*detectors.DETECTORS, *TROUBLES) if f"`{kind}`" not in manual] == []
 
 
 class TestUnusedTiers:

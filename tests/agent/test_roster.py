@@ -87,7 +87,7 @@ class TestSettings:
         [
             ("stores:7410", "write a name that has the stores' addresses as http://name:port"),
             ("http://stores", "write a name that has the stores' addresses as http://name:port"),
-            ("http://stores:0", "write a name that has the stores' addresses as http://name:port"),
+            ("http://stores:0", "a port is a number from 1 to 65535"),
             ("https://stores:7410", "a certificate is for a name, not for its addresses: list them in a stores_file"),
             ("http://me@stores:7410", "a token stands in stores_token_file"),
         ],

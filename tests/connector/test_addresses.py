@@ -38,6 +38,8 @@ def test_every_form_says_where_a_redis_is(url, told, user):
         ("redis://cache/0?socket_timeout=9", "no options after a"),
         ("redis://cache/0#x", "no part after #"),
         ("redis://a,b/0", "write them as a list"),
+        ("redis://a:0/0", "a port is a number from 1"),
+        ("redis://ho st/0", "no spaces"),
         ("redis+sentinel://a:26379", "name the service"),
         ("redis+sentinel://a:26379,/chunks", "an address needs a host"),
         ("unix://cache/socket", "unix:///absolute/path"),

@@ -18,7 +18,7 @@ def history_command(*, policy: Path, history: str, last: str, json_path: Path | 
     """Print, and write to ``json_path``, what the policy would have done in the ``last`` of the history at a URL."""
     last_s = parsed("--last", parse_duration, last)
     if not 0 < last_s <= LONGEST_S:
-        raise InputError("--last: more than nothing, and at most 36500d")
+        raise InputError("--last: more than nothing, and at most 36500d, such as 6h")
     told = backtest(history, load(policy), last_s)
 
     def say() -> None:

@@ -230,7 +230,7 @@ def _recorded(url: str) -> Iterator[History]:
     """A history that exists and has this version's schema; a test does not migrate it."""
     path = sqlite_path(url)
     if path is not None and not path.is_file():
-        raise AddressError(f"database: there is no file {path}")
+        raise AddressError(f"database: there is no file {path}: name the one in the agent's settings")
     engine = connect(url)
     have, newest = revisions(engine)
     if have is None:

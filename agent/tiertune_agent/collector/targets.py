@@ -45,7 +45,7 @@ def each_once(named: Iterable[str]) -> None:
     """Raise ValueError if one is named twice."""
     counted = Counter(named)
     if twice := sorted(one for one, times in counted.items() if times > 1):
-        raise ValueError(f"{twice[0]} is named twice")
+        raise ValueError(f"{twice[0]} is named twice: leave one of them out")
 
 
 def _listed_once(stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:

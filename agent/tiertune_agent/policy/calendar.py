@@ -63,4 +63,4 @@ def zone(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ValueError(f"no time zone is called {name!r}") from error
+        raise ValueError(f"no time zone is called {name!r}: write one such as Europe/Zurich, or UTC") from error

@@ -48,7 +48,7 @@ def dashboards_preview(
     address = parsed("--prometheus", lambda url: web_address(url, such_as, login=None), prometheus)
     last_s = parsed("--last", parse_duration, last)
     if last_s <= 0:
-        raise InputError(f"--last: {last} is no time")
+        raise InputError(f"--last: {last} is no time: write it as 30m or 6h")
     choice = Selection(_moment(until), last_s, pattern("--store", store), pattern("--namespace", namespace))
     _possible(out, port)
     with Prometheus(address) as source:

@@ -46,7 +46,7 @@ def curve_command(
     if sampled is not None and algorithm == "opt":
         raise InputError("--sampled: opt looks ahead over all blocks; leave it out for the exact curve")
     if seed < 0:
-        raise InputError(f"--seed: {seed} is below 0")
+        raise InputError(f"--seed: {seed} is below 0: name a number from 0 on")
     opened, shares = open_trace(str(trace)), _parse_sizes(sizes)
     with bar("curve", len(shares) if sampled is None else 1) as progress:
         document = curve_document(opened, algorithm, shares, perf_counter, rate=sampled, seed=seed, step=progress.step)
@@ -86,7 +86,7 @@ def replay_command(
     the address ``ray``.
     """
     if json_path and html_path and json_path.resolve() == html_path.resolve():
-        raise InputError(f"--html: {html_path} is the file of --json; name another")
+        raise InputError(f"--html: {html_path} is the file of --json, too: name another")
     cells = grid(traces, scenarios, _names(runs))
     if policy and not any("tuned" in cell.runs for cell in cells):
         raise InputError("--policy: only the run tuned follows a policy; add it to --run")

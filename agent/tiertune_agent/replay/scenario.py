@@ -176,7 +176,7 @@ class Event(Document):
     @model_validator(mode="after")
     def _does_one_thing_to_the_link(self) -> Self:
         if self.link is not None and self.link_factor is not None:
-            raise ValueError("a link that is down has no link_factor")
+            raise ValueError("a link that is down has no link_factor: leave one of them out")
         if self.link is None and self.link_factor is None and self.by_hand is None:
             raise ValueError("nothing happens: give link_factor, link: down, or by_hand")
         return self
@@ -206,7 +206,9 @@ class Scenario(Document):
     @model_validator(mode="after")
     def _spreads_evenly(self) -> Self:
         if self.engines % self.nodes:
-            raise ValueError(f"{self.engines} engines cannot be spread evenly over {self.nodes} nodes")
+            raise ValueError(
+                f"{self.engines} engines cannot be spread evenly over {self.nodes} nodes: make them a multiple"
+            )
         return self
 
     def node(self, engine: int) -> int:

@@ -35,7 +35,7 @@ class Listening(Document):
         if not self.loopback and self.tokens_file is None:
             raise ValueError(f"{self.host} is no loopback address: name a tokens_file, so that not everybody may call")
         if (self.certificate_file is None) != (self.key_file is None):
-            raise ValueError("certificate_file and key_file belong together")
+            raise ValueError("certificate_file and key_file belong together: name both, or none")
         return self
 
     @property

@@ -80,9 +80,9 @@ class Server:
     def start(self) -> None:
         """Listen; OSError if another store does, or the path cannot be used."""
         if self.path.exists() and not self.path.is_socket():
-            raise OSError(f"{self.path}: is not a socket, and is left alone")
+            raise OSError(f"{self.path}: is not a socket, and is left alone: name another path, or remove it")
         if answers(self.path):
-            raise OSError(f"{self.path}: another store listens here already")
+            raise OSError(f"{self.path}: another store listens here already: end it, or name another socket")
         self.path.unlink(missing_ok=True)
         try:
             self._listener.bind(str(self.path))

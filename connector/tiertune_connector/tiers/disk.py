@@ -51,7 +51,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         try:
             self._owner = locks.own(root)
         except BlockingIOError as error:
-            raise OSError(f"{root}: another store uses this disk directory") from error
+            raise OSError(f"{root}: another store uses this disk directory: end it, or name another") from error
         self._readers = running(_READERS, "disk-window")
 
     def attach(self, namespace: str, chunk_bytes: int, algorithm: str) -> Outcome:
