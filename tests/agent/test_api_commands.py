@@ -122,6 +122,15 @@ def test_a_flush_that_left_something_is_not_complete(http, store, rounds):
     assert flushed["stores"]["host-a"]["reason"] == "remote: timeout, some chunks may be left"
 
 
+@pytest.mark.parametrize("answer", [httpx.Response(200, text="<html>"), httpx.Response(200, json=[1])])
+def test_what_answers_in_a_stores_place_has_flushed_nothing(http, store, rounds, answer):
+    """A page, or JSON of another shape."""
+    rounds(1)
+    store.post_flush = lambda _request: answer
+    told = {"ok": False, "dropped": {}, "reason": "answers what no store answers"}
+    assert http.post("/api/v1/flush", json={}).json() == {"complete": False, "stores": {"host-a": told}}
+
+
 @pytest.fixture
 def seen(agent, store):
     """A store that the agent knows."""

@@ -270,8 +270,9 @@ class TestStores:
             httpx.Response(200, json=[1, 2]),
             httpx.Response(200, json={"store": "host-a"}),
             httpx.Response(200, json={"store": "host-a", "boot_id": "b", "time_s": 1, "metrics": {"x": {"labels": 3}}}),
+            httpx.Response(200, json={"store": "host-a", "boot_id": "b", "time_s": True, "metrics": {}}),
         ],
-        ids=["page", "list", "fields missing", "wrong table"],
+        ids=["page", "list", "fields missing", "wrong table", "no number"],
     )
     def test_nonsense_is_trouble(self, collector, store, answer):
         """Whatever answers in a store's place does not bring the agent down."""

@@ -83,7 +83,7 @@ class TestByItself:
         """Ten minutes for a pool, twice that for twice its size or an admission; the policy's one for a fetch."""
         tier = "dram" if field == EVICTION else field.split(".")[1]
         store.tuning = {**store.tuning, "admission": {"disk": "always", "remote": "always"}}
-        store.held = {tier: {"capacity_bytes": GIB} for tier in ("disk", "remote")}
+        store.held = {slower: {"capacity_bytes": GIB} for slower in ("disk", "remote")}
         for _ in range(2):
             store.count("tier_evictions_total", {"tier": "dram", **POOL}, (GIB >> 20) / 40)
             for slower in ("disk", "remote"):

@@ -170,6 +170,8 @@ def test_the_agent_exports_what_it_mapped_as_stores_do(world, vllm, lmcache):
     families = list(text_string_to_metric_families(text))
     names = [family.name for family in families]
     assert len(names) == len(set(names))
+    counted = {(family.type, sample.name.endswith("_total")) for family in families for sample in family.samples}
+    assert counted == {("counter", True), ("gauge", False), ("histogram", False)}
     samples = {
         (sample.name, sample.labels.get("store"), sample.labels.get("tier"), sample.labels.get("result"))
         for family in families
