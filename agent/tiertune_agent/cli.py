@@ -12,7 +12,7 @@ import typer
 
 from tiertune_agent.cli_control import control_app, decisions_app
 from tiertune_agent.preview.commands import dashboards_app
-from tiertune_agent.terminal.options import AGENT, Config, Json, agent_address, fail, result, writable
+from tiertune_agent.terminal.options import AGENT, Config, Json, fail, result, server, writable
 
 TRACE = "Parquet file, or an included trace: lmcache_agents, shift_mix_slice."
 PolicyFile = Annotated[Path, typer.Argument(help="YAML file.", metavar="FILE")]
@@ -148,13 +148,7 @@ def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: Jso
 @app.command()
 def doctor(
     agent: Annotated[
-        str | None,
-        typer.Option(
-            "--agent",
-            envvar="TIERTUNE_AGENT",
-            help="The agent's address; it knows its stores.",
-            callback=agent_address,
-        ),
+        str | None, typer.Option("--agent", envvar="TIERTUNE_AGENT", help="The agent's address; it knows its stores.")
     ] = None,
     configs: Annotated[
         list[Path] | None, typer.Option("--config", help="Settings of the agent or of a store; repeatable.")
@@ -187,7 +181,7 @@ def doctor(
     from tiertune_connector.serve import measure
     from tiertune_connector.settings import load as load_store
 
-    asked = Endpoints(agent, engines=list(addresses(engine or ())))
+    asked = Endpoints(agent and server("--agent", "agent", agent), engines=list(addresses(engine or ())))
     like = None
     for path in configs or ():
         if is_store(path):

@@ -157,6 +157,7 @@ def flush(
     from tiertune_agent.credentials import from_environment
     from tiertune_agent.engines import Engines, addresses
 
+    server("--agent", "agent", agent)  # refused before engines are emptied
     # Before the stores, as in Operators.flush: an engine would store again what it still has.
     reset = Engines(addresses(engine or ()), from_environment(os.environ, token=False)).reset()
     body = {"namespace": namespace, "tenant": tenant, "epoch": epoch, "engines": engines or None}
@@ -179,7 +180,7 @@ def flush(
 def _agent(method: str, url: str, path: str, body: object = None, timeout_s: float = TIMEOUT_S) -> Any:  # noqa: ANN401
     from tiertune_agent.client import call
 
-    return call(method, url, path, body, timeout_s=timeout_s)
+    return call(method, server("--agent", "agent", url), path, body, timeout_s=timeout_s)
 
 
 def _say_stores(told: dict[str, str], done: str) -> None:

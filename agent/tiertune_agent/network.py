@@ -53,11 +53,11 @@ def web_address(url: str, such_as: str, *, login: str | None, path: bool | None 
     addresses, so none may hold a password: ``login`` says where that belongs, or why not; None: this one may.
     """
     try:
-        parts = urlsplit(url)
+        parts, scheme = urlsplit(url), httpx.URL(url).scheme
         host = (parts.hostname or "").encode("idna")
-    except ValueError:  # half an IPv6 address, or a name that nobody can look up
+    except (ValueError, httpx.InvalidURL):  # half an IPv6 address, or a name that nobody can look up
         raise ValueError(f"write {such_as}") from None
-    whole = parts.scheme in ("http", "https") and host and not _NO_NAME.search(host) and url.isprintable()
+    whole = scheme in ("http", "https") and host and not _NO_NAME.search(host) and url.isprintable()
     if not whole or path not in (None, bool(parts.path.strip("/"))) or ((parts.query or parts.fragment) and not query):
         raise ValueError(f"write {such_as}")
     if login is not None and "@" in parts.netloc:

@@ -107,7 +107,7 @@ def test_bypass_and_flush_reach_the_stores(http, store, rounds):
         "stores": {"host-a": {"ok": True, "dropped": {"dram": 7, "remote": 3}, "reason": "ok"}},
     }
     store.up = False
-    refused = {"ok": False, "dropped": {}, "reason": "did not answer: connection refused"}
+    refused = {"ok": False, "dropped": {}, "reason": "no store answers: connection refused"}
     assert http.post("/api/v1/flush", json={}).json() == {"complete": False, "stores": {"host-a": refused}}
 
 
@@ -127,7 +127,7 @@ def test_what_answers_in_a_stores_place_has_flushed_nothing(http, store, rounds,
     """A page, or JSON of another shape."""
     rounds(1)
     store.post_flush = lambda _request: answer
-    told = {"ok": False, "dropped": {}, "reason": "answers what no store answers"}
+    told = {"ok": False, "dropped": {}, "reason": "what answers is no store"}
     assert http.post("/api/v1/flush", json={}).json() == {"complete": False, "stores": {"host-a": told}}
 
 

@@ -172,7 +172,7 @@ class TestControl:
         monkeypatch.setattr(
             client.httpx, "Client", lambda **kwargs: made(**{**kwargs, "transport": httpx.MockTransport(answer)})
         )
-        assert tiertune("bypass", "on", "--store", "http://host-a:7410")[0] == 0
+        assert tiertune("bypass", "on", "--store", "http://host-a:7410", "--agent", "none")[0] == 0
         assert calls == [("http://host-a:7410/v1/bypass", {"on": True})]
 
     @pytest.mark.parametrize(
@@ -183,6 +183,7 @@ class TestControl:
             (("bypass", "on", "--store", "gopher://x"), 2, "--store: write the store's address as http://host:port"),
             (("bypass", "on", "--store", "http://"), 2, "--store: write the store's address as http://host:port"),
             (("unfreeze", "--agent", "http://"), 2, "--agent: write the agent's address as http://host:port"),
+            (("flush", "--agent", ""), 2, "--agent: write the agent's address as http://host:port"),
             (("flush", "--namespace", "abc"), 2, "'abc' is no digest"),
             (("flush", "--tenant", ""), 2, "'' is no digest"),
             (("flush", "--epoch", "-1"), 2, "--epoch"),

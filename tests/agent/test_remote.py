@@ -181,7 +181,7 @@ def test_a_password_file_that_is_not_there_is_a_mistake_in_the_settings(tmp_path
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("file:///srv/remote", "every store bounds what it wrote"),
+        ("file:///srv/remote", "every store bounds by itself what it wrote"),
         ("redis://:word@host:6379/0", "leave the password out"),
         ("redis://host:6379/0?password=word", "leave the password out"),
         ("http://host", "expected a redis://"),

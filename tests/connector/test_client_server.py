@@ -313,6 +313,12 @@ def test_a_file_in_the_sockets_place_is_left_alone(home):
     assert (home / "s.sock").read_text() == "precious"
 
 
+def test_a_socket_may_lie_in_a_folder_that_the_store_makes(home):
+    """Its state's, at the first start."""
+    with running(home, state_dir=home / "new", socket=home / "new" / "s.sock") as store:
+        assert store.server.path.is_socket()
+
+
 def test_a_place_where_no_socket_can_be_is_told(home, monkeypatch):
     """The kernel's own words name no path."""
     process = StoreProcess(settings(home))

@@ -50,18 +50,12 @@ def server(option: str, what: str, url: str) -> str:
     return parsed(option, lambda text: web_address(text, f"the {what}'s address as http://host:port", login=login), url)
 
 
-def agent_address(url: str | None) -> str | None:
-    """Refuses what is no address, before anything is done."""
-    return url and server("--agent", "agent", url)
-
-
 AgentUrl = Annotated[
     str,
     typer.Option(
         "--agent",
         envvar="TIERTUNE_AGENT",
         help="The agent's address. TIERTUNE_TOKEN_FILE names the file with the token.",
-        callback=agent_address,
     ),
 ]
 

@@ -294,8 +294,8 @@ class StoreLink:
         try:
             welcome = next(frames.receive(), None)
         except msgspec.ValidationError as error:
-            versions = f"the engine has TierTune {self._hello.version}, the store a version that greets otherwise"
-            self._refused(f"{versions}: {error}")
+            engine = f"the engine has TierTune {self._hello.version}"
+            self._refused(f"{engine}, the store a version that greets otherwise: {error}")
             return
         if not isinstance(welcome, Welcome):
             self.failure = "the store ended the connection without a greeting"

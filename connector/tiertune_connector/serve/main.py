@@ -66,8 +66,9 @@ class StoreProcess:
 
         What is made on disk for a store that never serves is removed again.
         """
-        if not settings.socket.parent.is_dir():  # the path may be mistyped, and engines look for it elsewhere
-            raise StartError(f"socket: there is no folder {settings.socket.parent}: make it, or mend the path")
+        folder = settings.socket.parent  # the path may be mistyped, and engines look for it elsewhere
+        if not folder.is_dir() and folder not in _folders(settings):
+            raise StartError(f"socket: there is no folder {folder}: make it, or mend the path")
         self.counters = Counters()
         self._clock = time.monotonic
         self.idle_exit_s = settings.idle_exit

@@ -320,7 +320,7 @@ class TierTuneTier(SecondaryTierManager):
             return
         known.prefilling = False  # steps in flight bring nothing new
         self.gate.backlog.left(request)
-        if known.ask is not None and known.load is None:  # else its load still goes on
+        if known.ask is not None and (known.load is None or known.load.over):  # else its load still goes on
             self.gate.ended(known.ask)
         self.telemetry.finished(request, known.ask)
 
