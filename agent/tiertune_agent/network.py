@@ -53,18 +53,22 @@ def web_address(url: str, such_as: str, *, login: str | None, path: bool | None 
     addresses, so none may hold a password: ``login`` says where that belongs, or why not; None: this one may.
     """
     try:
-        parts, scheme = urlsplit(url), httpx.URL(url).scheme
+        parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna")
-    except (ValueError, httpx.InvalidURL):  # half an IPv6 address, or a name that nobody can look up
+    except ValueError:  # half an IPv6 address, or a name that nobody can look up
         raise ValueError(f"write {such_as}") from None
-    whole = scheme in ("http", "https") and host and not _NO_NAME.search(host) and url.isprintable()
-    if not whole or path not in (None, bool(parts.path.strip("/"))) or ((parts.query or parts.fragment) and not query):
+    named = parts.scheme in ("http", "https") and host and not _NO_NAME.search(host)
+    clean = url.isprintable() and not url.startswith(" ")
+    wanted = path in (None, bool(parts.path.strip("/"))) and (query or not (parts.query or parts.fragment))
+    if not (named and clean and wanted):
         raise ValueError(f"write {such_as}")
     if login is not None and "@" in parts.netloc:
         raise ValueError(f"no user and no password in an address: {login}")
     try:
         if parts.port != 0:
-            return url
+            return str(httpx.URL(url)) and url
+    except httpx.InvalidURL:
+        raise ValueError(f"write {such_as}") from None
     except ValueError:
         pass
     raise ValueError("a port is a number from 1 to 65535")

@@ -187,8 +187,8 @@ def fetch(store):
 
 
 def transport(*stores):
-    """A network in which each store answers at ``http://its-name:7410``."""
-    by_name = {store.name: store for store in stores}
+    """A network in which each store answers at ``http://its-name:7410``; a name longer than a host may have is cut."""
+    by_name = {store.name[:63]: store for store in stores}
     return httpx.MockTransport(lambda request: by_name[request.url.host].handle(request))
 
 

@@ -89,7 +89,7 @@ def test_a_bad_line_is_told_without_its_token(text, said):
 
 @given(st.lists(st.floats(0, 100), max_size=60))
 def test_a_limit_lets_so_many_pass(gaps):
-    """Never more than what may come at once and what time gave back; that much time gives back."""
+    """Never more than what may come at once and what time gave back."""
     now = [0.0]
     limit, taken = Limit(0.5, 3.0, lambda: now[0]), 0
     for gap in gaps:
@@ -99,12 +99,25 @@ def test_a_limit_lets_so_many_pass(gaps):
             taken += 1
     assert min(3, len(gaps)) <= taken <= 3 + 0.5 * now[0] + 1e-6
     assert not limit.exceeded("b")
-    while not limit.exceeded("a"):
-        limit.take("a")
-    now[0] += 2.0
-    assert not limit.exceeded("a")
-    limit.take("a")
-    assert limit.exceeded("a")
+
+
+def test_a_limit_gives_back_one_by_one():
+    """As its rate says, until all may come again."""
+    now = [62.5]
+    limit = Limit(0.5, 3.0, lambda: now[0])
+
+    def passing():
+        count = 0
+        while not limit.exceeded("a"):
+            limit.take("a")
+            count += 1
+        return count
+
+    passed = []
+    for pause in (0.0, 1.875, 0.125, 4.0, 1000.0):
+        now[0] += pause
+        passed.append(passing())
+    assert passed == [3, 0, 1, 2, 3]
 
 
 def test_so_many_callers_are_remembered_as_called_last(monkeypatch):
