@@ -147,6 +147,7 @@ def native_agent(folder: Path, stores: list[StoreProcess]) -> Iterator[str]:
     own = {
         "http": {"host": "127.0.0.1", "port": port},
         "database": f"sqlite:///{folder}/agent.sqlite",
+        "database_password_file": None,
         "stores": [{"name": store.name, "url": store.address} for store in stores],
         "policy": str(ROOT / "policies/demo.yaml"),
         "window": "1s",

@@ -130,7 +130,7 @@ def test_what_a_request_that_ended_still_loads_is_ahead_of_others(engines, monke
     for request in ("a", "b"):
         aborted = engine.request(request, tokens(300))
         if request == "a":
-            engine.tier._requests["a"].load = SimpleNamespace(request="a")
+            engine.tier._requests["a"].load = SimpleNamespace(request="a", over=False)
         engine.done(aborted)
     assert ended == ["b"]
 
