@@ -55,6 +55,7 @@ test-long: setup setup-servers  ## Half an hour of faults, a year of 50 stores, 
 	$(BIN)/python -m pytest -m long
 
 test-next: setup setup-servers setup-engine  ## The adapter's tests with the next vLLM's code, over this one's kernels
+	@test -x .venv-engine/bin/python-next || { echo "test-next: the next vLLM's source could not be fetched" >&2; exit 2; }
 	TIERTUNE_ENGINE_PYTHON=$(CURDIR)/.venv-engine/bin/python-next $(BIN)/python -m pytest \
 	  tests/e2e/test_engine_modules.py tests/e2e/test_vllm_sharing.py tests/e2e/test_vllm_faults.py
 

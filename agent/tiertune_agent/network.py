@@ -65,13 +65,16 @@ def web_address(url: str, such_as: str, *, login: str | None, path: bool | None 
     if login is not None and "@" in parts.netloc:
         raise ValueError(f"no user and no password in an address: {login}")
     try:
-        if parts.port != 0:
-            return str(httpx.URL(url)) and url
-    except httpx.InvalidURL:
-        raise ValueError(f"write {such_as}") from None
+        port = parts.port
     except ValueError:
-        pass
-    raise ValueError("a port is a number from 1 to 65535")
+        port = 0
+    if port == 0:
+        raise ValueError("a port is a number from 1 to 65535")
+    try:
+        httpx.URL(url)
+    except httpx.InvalidURL:  # it understands fewer hosts
+        raise ValueError(f"write {such_as}") from None
+    return url
 
 
 def at_once(ask: Callable[[Asked], Told], those: Collection[Asked]) -> list[Told]:

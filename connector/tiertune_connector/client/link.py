@@ -294,8 +294,7 @@ class StoreLink:
         try:
             welcome = next(frames.receive(), None)
         except msgspec.ValidationError as error:
-            engine = f"the engine has TierTune {self._hello.version}"
-            self._refused(f"{engine}, the store a version that greets otherwise: {error}")
+            self._refused(f"it has not our {self._hello.version}, but a version that greets otherwise: {error}")
             return
         if not isinstance(welcome, Welcome):
             self.failure = "the store ended the connection without a greeting"

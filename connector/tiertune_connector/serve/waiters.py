@@ -12,8 +12,8 @@ from tiertune_connector.serve.connection import Connection
 
 log = logging.getLogger(__name__)
 Kind = Literal["lookup", "disk", "remote", "damage", "store"]
-"""Each has threads of its own, so that none holds up a faster one: lookups; loads, by their slowest
-tier; summing what a client says is damaged; storing many chunks."""
+"""Each has threads of its own, so that none holds up a faster one: lookups; loads, by their slowest tier; summing what
+a client says is damaged; storing many chunks."""
 _MOST_UNSERVED = 1000
 """Requests of a kind in a row for which there was no thread, until their places in its queue are forgotten."""
 _MOST_LATER = 8

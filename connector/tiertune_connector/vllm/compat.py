@@ -177,7 +177,10 @@ def check_hosts(vllm_config: VllmConfig) -> None:
 
 
 def check_model(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Raises UnsupportedError if a prompt's head's keys and values do not suffice, depend on its tail, or stay put."""
+    """Raises UnsupportedError for a model whose keys and values cannot be shared.
+
+    Those of a prompt's head are not enough or depend on its tail, or vLLM does not offload a kind of its layers.
+    """
     model = vllm_config.model_config
     if model.runner_type == "pooling" and not model.is_prefix_caching_supported:
         raise UnsupportedError(
