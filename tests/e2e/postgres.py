@@ -25,7 +25,7 @@ def program(name: str) -> str:
     found = sorted(PROGRAMS.glob(f"*/bin/{name}"))
     path = str(found[-1]) if found else shutil.which(name)
     if path is None:
-        pytest.skip(f"{name} is not installed (Debian package postgresql-15)")
+        pytest.skip(f"{name} is not installed (Debian package postgresql)")
     return path
 
 

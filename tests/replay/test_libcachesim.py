@@ -1,6 +1,5 @@
 """Hits of the product's algorithms beside those of libcachesim."""
 
-import libcachesim
 import pytest
 
 from replay.files import external
@@ -8,6 +7,7 @@ from tiertune_agent.replay.exact import chunks_of
 from tiertune_agent.replay.traces import builtin_trace, load_trace
 from tiertune_connector.whatif.simulated import SimulatedPool
 
+libcachesim = pytest.importorskip("libcachesim")
 THEIRS = {"lru": libcachesim.LRU, "fifo": libcachesim.FIFO, "arc": libcachesim.ARC}
 """Its S3-FIFO promotes at another count; of single accesses, for it knows no chains."""
 
