@@ -33,7 +33,8 @@ def certificates(folder: Path) -> Certificates:
         subprocess.run([path, *arguments], cwd=folder, check=True, capture_output=True)
 
     new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-days", "1", "-subj", "/CN=throw-away")
+    authority = ("-days", "1", "-subj", "/CN=throw-away", "-addext", "keyUsage=critical,keyCertSign")
+    openssl("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", *authority)
     for name in ("server", "client"):
         (folder / f"{name}.ext").write_text("subjectAltName = DNS:localhost\n")
         openssl("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
