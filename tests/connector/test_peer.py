@@ -15,7 +15,7 @@ CLIENT = "import socket, sys; one = socket.socket(socket.AF_UNIX); one.connect(s
 NO_OPTION = 9999
 
 
-def unknown(_):
+def unknown(*_):
     """As of a process of another pid namespace."""
     raise OSError(3, "No such process")
 
