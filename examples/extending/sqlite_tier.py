@@ -43,7 +43,7 @@ insert or ignore into chunks (namespace, key, writer, tenant, checksum, payload)
 """
 REMOVE = "delete from chunks where namespace = ? and key = ?"
 EVICT = "delete from chunks where place = (select min(place) from chunks where writer = ?)"
-FLUSH = "delete from chunks where (?1 is null or namespace = ?1) and (?2 is null or tenant = ?2)"
+FLUSH = "delete from chunks where namespace = ifnull(?, namespace) and tenant = ifnull(?, tenant)"
 HELD = "select nbytes, chunks from held where writer = ?"
 
 
