@@ -48,11 +48,13 @@ def configured(model: Path, listen: Callable[[], None]) -> Callable[..., Any]:
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
-    def make(*, extra: dict[str, Any] | None = None, engine_id: str = "engine-0", **arguments: Any) -> Any:
+    def make(
+        *, extra: dict[str, Any] | None = None, engine_id: str = "engine-0", role: Any = "kv_both", **arguments: Any
+    ) -> Any:
         settings = {"socket": "/run/tiertune/store.sock", "staging": "32MiB", "chunk_tokens": 64, "store_dram": 0}
         transfer = KVTransferConfig(
             kv_connector="TierTuneConnector",
-            kv_role="kv_both",
+            kv_role=role,
             engine_id=engine_id,
             kv_connector_extra_config=settings if extra is None else extra,
         )

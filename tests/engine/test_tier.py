@@ -21,6 +21,16 @@ def test_another_engine_gets_exactly_what_the_first_one_computed(engine, prompt)
     assert engine.staged(asked) == [[True] * 4]
 
 
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
+def test_an_engine_of_any_role_loads_and_stores(engines, role):
+    """`kv_role` is heeded neither way, as connector/README.md says."""
+    first, second = engines(), engines(arguments={"role": role})
+    first.computes("a", tokens(300))
+    assert second.finds("b", tokens(300)) == 256
+    second.computes("c", tokens(300, seed=1))
+    assert first.finds("d", tokens(300, seed=1)) == 256
+
+
 def test_a_prompt_that_nobody_has_is_computed(engine):
     """The answer is no tokens, and stays so however often vLLM asks."""
     request = engine.request("a", tokens(300))

@@ -55,7 +55,10 @@ class TierTuneConnector(OffloadingConnector):
             (self._tier,) = manager.secondary_tiers
             self._tier.bind(compat.Staging(manager.primary_tier))
             prompts_alone = str(self.connector_scheduler.config.offload_prompt_only).lower()
-            logger.info("TierTune: load failure policy is recompute, offload_prompt_only is %s", prompts_alone)
+            logger.info(
+                "TierTune: load failure policy is recompute, offload_prompt_only is %s, kv_role is not heeded",
+                prompts_alone,
+            )
 
     @property
     def tier(self) -> TierTuneTier:
