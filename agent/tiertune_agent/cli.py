@@ -51,7 +51,9 @@ def _tell_version(asked: bool) -> None:
 def _any_command(
     version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_tell_version)] = False,
 ) -> None:
-    pass
+    from tiertune_connector.ending import heed_sigterm
+
+    heed_sigterm()
 
 
 @store_app.command("serve")

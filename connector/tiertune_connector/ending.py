@@ -40,6 +40,19 @@ class Ending:
         return True
 
 
+def heed_sigterm() -> None:
+    """Have SIGTERM end this process even if it is the first of a container, whom the kernel sends none without a handler.
+
+    What is under way is undone. Call it first; ``until_told`` takes over.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 @contextmanager
 def until_told() -> Iterator[Ending]:
     """Have SIGTERM, SIGINT and SIGHUP only set the ``Ending`` meanwhile. For a process's main thread.
