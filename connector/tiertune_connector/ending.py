@@ -41,9 +41,9 @@ class Ending:
 
 
 def heed_sigterm() -> None:
-    """Have SIGTERM end this process even if it is the first of a container, whom the kernel sends none without a handler.
+    """Have SIGTERM end this process, undoing what is under way, until ``until_told`` takes over. Call it first.
 
-    What is under way is undone. Call it first; ``until_told`` takes over.
+    Else the first process of a container does not get it: to that one the kernel sends no signal without a handler.
     """
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, _leave)
