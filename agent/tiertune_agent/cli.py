@@ -51,9 +51,7 @@ def _tell_version(asked: bool) -> None:
 def _any_command(
     version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_tell_version)] = False,
 ) -> None:
-    from tiertune_connector.ending import heed_sigterm
-
-    heed_sigterm()
+    pass
 
 
 @store_app.command("serve")
@@ -330,6 +328,9 @@ def database_upgrade(
 
 def main() -> None:
     """Entry point: a failure is one message and an exit status, never a traceback."""
+    from tiertune_connector.ending import heed_sigterm
+
+    heed_sigterm()
     try:
         app()
     except ModuleNotFoundError as error:

@@ -86,7 +86,8 @@ def test_a_container_that_is_still_starting_ends_when_told(command):
     """The kernel keeps a signal without a handler from its first process, which would serve until it is killed."""
     if subprocess.run([*FIRST, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this machine gives no pid namespace of one's own")
-    with subprocess.Popen([*FIRST, sys.executable, *command], stdin=subprocess.PIPE) as outer:  # its settings never come
+    # Its settings never come.
+    with subprocess.Popen([*FIRST, sys.executable, *command], stdin=subprocess.PIPE) as outer:
         try:
             children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
             (first,) = eventually(lambda: children.read_text().split())

@@ -114,7 +114,8 @@ class StoreProcess:
         for line in _kept_sizes(tuning, settings.first_tuning()):
             log.info(line)
         if (most := most_memory()) < (asked := tuning.tiers.dram.capacity_bytes):
-            log.warning("dram is to have %s: this machine or container allows %s", format_size(asked), format_size(most))
+            told = "dram is to have %s: this machine or container allows %s"
+            log.warning(told, format_size(asked), format_size(most))
         lanes: dict[str, Lane] = {}
         disk: DiskTier | None = None
         if settings.disk is not None:
