@@ -328,6 +328,9 @@ def database_upgrade(
 
 def main() -> None:
     """Entry point: a failure is one message and an exit status, never a traceback."""
+    from tiertune_connector.ending import heed_sigterm
+
+    heed_sigterm()
     try:
         app()
     except ModuleNotFoundError as error:

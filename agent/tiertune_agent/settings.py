@@ -139,7 +139,7 @@ class AgentSettings(Document):
 
 def load(path: Path) -> AgentSettings:
     """The settings in a file, paths made absolute; DocumentError names every place to mend."""
-    folder = path.resolve().parent
+    folder = path.absolute().parent
     settings = load_yaml(path, AgentSettings).beside(folder)
     if not settings.database.startswith("sqlite:///"):
         return settings

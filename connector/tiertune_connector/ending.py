@@ -40,6 +40,19 @@ class Ending:
         return True
 
 
+def heed_sigterm() -> None:
+    """Have SIGTERM end this process, undoing what is under way, until ``until_told`` takes over. Call it first.
+
+    Else the first process of a container does not get it: to that one the kernel sends no signal without a handler.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 @contextmanager
 def until_told() -> Iterator[Ending]:
     """Have SIGTERM, SIGINT and SIGHUP only set the ``Ending`` meanwhile. For a process's main thread.

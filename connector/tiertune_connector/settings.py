@@ -162,7 +162,7 @@ class StoreSettings(Document):
 
 def load(path: Path | str) -> StoreSettings:
     """The settings in a file; DocumentError names every place to mend. Further files lie beside it."""
-    settings, folder = load_yaml(path, StoreSettings), Path(path).resolve().parent
+    settings, folder = load_yaml(path, StoreSettings), Path(path).absolute().parent
     moved = {"http": settings.http.beside(folder), "remote": settings.remote and settings.remote.beside(folder)}
     return settings.model_copy(update=moved)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from connector.volumes import mount
 from tiertune_agent.settings import load
 from tiertune_connector.documents import DocumentError
 
@@ -24,6 +25,15 @@ def test_paths_start_at_the_files_folder(written, tmp_path):
     assert (settings.stores[0].url, settings.window) == ("http://127.0.0.1:7410", 2.0)
     absolute = load(written("stores: [{url: 'http://a:1'}]\ndatabase: sqlite:////var/lib/h.sqlite\n"))
     assert (absolute.database, absolute.policy) == ("sqlite:////var/lib/h.sqlite", None)
+
+
+def test_a_policy_beside_settings_that_kubernetes_mounts_is_found_after_an_edit(tmp_path):
+    """Though the folder that both were in has gone by then."""
+    files = {"agent.yaml": "stores: [{url: 'http://a:1'}]\npolicy: p.yaml\n", "p.yaml": "version: 1\n"}
+    mount(tmp_path / "v", files)
+    policy = load(tmp_path / "v" / "agent.yaml").policy
+    mount(tmp_path / "v", files | {"p.yaml": "version: 1\nmode: observe\n"})
+    assert policy.read_text() == "version: 1\nmode: observe\n"
 
 
 def test_postgresql_is_an_address_and_its_password_a_file(written, tmp_path):

@@ -101,7 +101,7 @@ def test_why_a_connection_ended_is_in_the_log(store, caplog):
     """Also where the client closed it, which is an error without a text."""
     caplog.set_level("INFO", logger="tiertune_connector")
     raw(store.server.path, hello())[0].close()
-    eventually(lambda: f"connection of pid {os.getpid()} ended: closed" in caplog.messages)
+    eventually(lambda: f"connection of engine (pid {os.getpid()}) ended: closed" in caplog.messages)
 
 
 def test_a_client_may_not_greet_twice(store):

@@ -268,8 +268,8 @@ def test_a_settle_that_has_nothing_to_do_goes_through_no_segments(tier):
     pool.segments = segments
 
 
-def test_lack_of_memory_shows_in_what_is_effective_and_is_tried_again_later(tier, monkeypatch):
-    """The store goes on with what it has; the machine is not asked at every step."""
+def test_lack_of_memory_shows_in_what_is_effective_and_is_tried_again_later(tier, monkeypatch, caplog):
+    """The store goes on with what it has, and says so once; the machine is not asked at every step."""
     resize(tier, 16)
     asked = []
 
@@ -283,6 +283,9 @@ def test_lack_of_memory_shows_in_what_is_effective_and_is_tried_again_later(tier
         for _ in range(5):
             assert not tier.settle()
         assert len(asked) == 1
+        tier._clock.now += 2.0
+        assert not tier.settle()
+    assert caplog.messages == ["dram has 64.0 KiB of 192.0 KiB: Cannot allocate memory; it goes on trying"]
     pool = tier.pools[A]
     assert (pool.allowed, pool.provisioned, pool.pool.capacity) == (48, 16, 16)
     tier._clock.now += 2.0

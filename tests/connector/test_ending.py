@@ -1,12 +1,15 @@
 """A process learns of a signal at any moment, also in the midst of its look whether one came."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from connector.stores import eventually
 from tiertune_connector.ending import Ending, until_told
 
 LOOKS = """
@@ -28,6 +31,8 @@ threads.shutdown(wait=False)
 leave({patience_s})
 atexit.register(print, "left as any other")
 """
+FIRST = ("unshare", "--map-root-user", "--pid", "--fork", "--kill-child")
+"""Before a command: it runs as the first process of a pid namespace, as in a container."""
 ALARM = "signal.signal(signal.SIGALRM, lambda *_: ending.set()); signal.setitimer(signal.ITIMER_REAL, {seconds})"
 
 
@@ -67,6 +72,31 @@ def test_a_signal_that_meets_a_look_ends_the_process():
     """Where the handler waited for a lock that the look holds, a process in some would hang: none of a hundred does."""
     code = "".join(LOOKS.format(arm=ALARM.format(seconds=0.001 + index * 1.3e-5)) for index in range(100))
     subprocess.run([sys.executable, "-c", code], timeout=30, check=True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("-m", "tiertune_connector.serve", "/dev/stdin"),
+        ("-c", "from tiertune_agent.cli import main; main()", "store", "serve", "--config", "/dev/stdin"),
+    ],
+    ids=["module", "command line"],
+)
+def test_a_container_that_is_still_starting_ends_when_told(command):
+    """The kernel keeps a signal without a handler from its first process, which would serve until it is killed."""
+    if subprocess.run([*FIRST, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine gives no pid namespace of one's own")
+    # Its settings never come.
+    with subprocess.Popen([*FIRST, sys.executable, *command], stdin=subprocess.PIPE) as outer:
+        try:
+            children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+            (first,) = eventually(lambda: children.read_text().split())
+            caught = lambda: int(re.search(r"SigCgt:\t(\w+)", Path(f"/proc/{first}/status").read_text())[1], 16)  # noqa: E731
+            eventually(lambda: caught() >> signal.SIGTERM - 1 & 1)
+            os.kill(int(first), signal.SIGTERM)
+            assert outer.wait(10) == 128 + signal.SIGTERM
+        finally:
+            outer.kill()
 
 
 def test_a_process_does_not_wait_for_what_hangs():

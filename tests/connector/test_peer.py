@@ -4,10 +4,11 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from connector.stores import Engine, eventually, running
+from connector.stores import Engine, Http, eventually, running
 from tiertune_connector.serve import peer
 from tiertune_connector.serve.peer import Peer
 
@@ -46,10 +47,13 @@ def test_the_end_of_a_client_is_seen(home, monkeypatch, by_socket):
 
 
 def test_a_client_whose_end_cannot_be_seen_is_told_of(home, monkeypatch, caplog):
-    """It is served, and the log says what it may cost, and what helps."""
+    """It is served, and the log says what it may cost, and what helps; its number here is none, not 0."""
+    monkeypatch.setattr(peer, "struct", SimpleNamespace(unpack=lambda *_: (0, 10001, 10001)))
     monkeypatch.setattr(peer, "_SO_PEERPIDFD", NO_OPTION)
     monkeypatch.setattr(os, "pidfd_open", unknown)
     with running(home) as process, Engine(process.server.path) as engine:
         engine.put_all([b"k" * 32])
+        with Http(process.address) as http:
+            assert [client["pid"] for client in http.get("/v1/status")["clients"]] == [None]
     assert "engine-0 runs where this store cannot see it end" in caplog.text
     assert "share its pid namespace" in caplog.text

@@ -2,8 +2,10 @@
 
 import pytest
 
+from connector.volumes import mount
 from tiertune_connector.access import Login, TlsFiles
 from tiertune_connector.documents import DocumentError, parse_yaml
+from tiertune_connector.httpd.tokens import TokenFile
 from tiertune_connector.serve.__main__ import main
 from tiertune_connector.settings import StoreSettings, load
 from tiertune_connector.tuning import parse_tuning
@@ -128,6 +130,17 @@ def test_files_of_the_remote_lie_beside_the_settings(tmp_path):
     assert remote.password_file == tmp_path / "word"
     own = TlsFiles(ca_file="/etc/ca.pem", certificate_file=tmp_path / "own.pem", key_file=tmp_path / "own.key")
     assert remote.tls == own
+
+
+def test_files_beside_settings_that_kubernetes_mounts_are_read_again(tmp_path):
+    """Also after the folder that all of them were in has gone: a token that was taken away is nobody's."""
+    settings = WHOLE.replace("127.0.0.1, port: 7410", "0.0.0.0, port: 7410, tokens_file: tokens")
+    first, second = "a" * 20, "b" * 20
+    mount(tmp_path / "v", {"store.yaml": settings, "tokens": f"read one {first}\n"})
+    tokens = TokenFile(load(tmp_path / "v" / "store.yaml").http.tokens_file)
+    assert tokens.holder(first) is not None
+    mount(tmp_path / "v", {"store.yaml": settings, "tokens": f"read two {second}\n"})
+    assert [tokens.holder(token) is not None for token in (first, second)] == [False, True]
 
 
 @pytest.mark.parametrize("text", ["", "\n"])

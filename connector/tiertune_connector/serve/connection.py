@@ -55,6 +55,11 @@ class Connection:
         """When the client last took anything; None: nothing waits."""
         self._on_stuck: Callable[[bool], None] = lambda _: None
 
+    def __str__(self) -> str:
+        """Who it is, for the log."""
+        name = self.session.engine if self.session else "a client"
+        return f"{name} (pid {self.peer.pid or 'of another namespace'})"
+
     def fileno(self) -> int:
         """-1 once it is closed."""
         return self._socket.fileno()

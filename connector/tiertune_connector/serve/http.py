@@ -136,7 +136,7 @@ class Http:
     def status(self, _: Request) -> Response:
         told, sessions = status(self._server.store), self._server.sessions()
         clients = [
-            {"client": s.client, "engine": s.engine, "stage": s.stage, "namespace": s.digest, "pid": s.pid}
+            {"client": s.client, "engine": s.engine, "stage": s.stage, "namespace": s.digest, "pid": s.pid or None}
             for s in sessions
         ]
         namespaces = {s.namespace.digest: s.namespace.parts for s in sessions if s.namespace is not None}

@@ -37,6 +37,7 @@ from tiertune_connector.tiers.base import Tier
 from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.linux import most_memory
 from tiertune_connector.tiers.media import MEDIA
 from tiertune_connector.tiers.redis import RedisTier
 from tiertune_connector.tiers.spread import SpreadTier
@@ -112,6 +113,9 @@ class StoreProcess:
         tuning = settings.fit(kept, new) if kept else settings.first_tuning()
         for line in _kept_sizes(tuning, settings.first_tuning()):
             log.info(line)
+        if (most := most_memory()) < (asked := tuning.tiers.dram.capacity_bytes):
+            told = "dram is to have %s: this machine or container allows %s"
+            log.warning(told, format_size(asked), format_size(most))
         lanes: dict[str, Lane] = {}
         disk: DiskTier | None = None
         if settings.disk is not None:

@@ -175,11 +175,11 @@ class Server:
     def _ended(self, connection: Connection, error: Exception) -> None:
         """Stop serving a connection."""
         if isinstance(error, OSError | EOFError | msgspec.DecodeError | msgspec.ValidationError):
-            log.info("connection of pid %d ended: %s", connection.peer.pid, str(error) or "closed")
+            log.info("connection of %s ended: %s", connection, str(error) or "closed")
         else:
-            log.error("a request of pid %d failed", connection.peer.pid, exc_info=error)
+            log.error("a request of %s failed", connection, exc_info=error)
             self._counters.add("internal_errors_total", ("converse",))
-        with self._counters.surviving("converse", f"a connection of pid {connection.peer.pid} could not be ended"):
+        with self._counters.surviving("converse", f"a connection of {connection} could not be ended"):
             self._end(connection)
 
     def _welcome(self, connection: Connection, hello: Hello) -> bool:
@@ -293,7 +293,7 @@ class Server:
 
     def _part(self, connection: Connection, part: LoadPart) -> None:
         """Called on a thread that reads for others too, so a client that has gone must not fail it."""
-        with self._counters.surviving("part", f"pid {connection.peer.pid} could not be told what has come"):
+        with self._counters.surviving("part", f"{connection} could not be told what has come"):
             try:
                 connection.reply(self.store, part)
             except OSError:
@@ -370,7 +370,7 @@ class Server:
             except OSError:
                 connection.shutdown()
             if connection.stuck_s() > _STUCK_S:
-                log.info("pid %d does not take what it asked for", connection.peer.pid)
+                log.info("%s does not take what it asked for", connection)
                 connection.shutdown()
         return more
 

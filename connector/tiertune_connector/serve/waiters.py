@@ -64,7 +64,7 @@ class Waiters:
         except OSError:
             connection.shutdown()
         except Exception:
-            log.exception("a request of pid %d failed", connection.peer.pid)
+            log.exception("a request of %s failed", connection)
             self._counters.add("internal_errors_total", ("wait",))
             connection.shutdown()
 

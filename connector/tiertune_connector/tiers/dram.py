@@ -6,6 +6,7 @@ outside of requests and step by step, as does the rest of what a tuning asks: ho
 one step at most.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -15,8 +16,9 @@ from tiertune_connector.tiers.base import Counted, Outcome
 from tiertune_connector.tiers.segment import Geometry, Segment
 from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
 from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot, new_segment, take_again
-from tiertune_connector.units import Clock
+from tiertune_connector.units import Clock, format_size
 
+log = logging.getLogger(__name__)
 _NO_MEMORY_S = 1.0
 """Wait before asking again a machine that had no memory left."""
 _LOOKED_S = 1.0
@@ -35,6 +37,8 @@ class DramTier(LocalTier[DramPool]):
         self._clock = clock
         self._settling = threading.Lock()
         self._try_again_at = 0.0
+        self._short = False
+        """Whether it was told that memory is too short for this capacity."""
         self._next_segment = 1
         self._dropped: list[int] = []
         self._given_back: deque[tuple[float, DramPool, list[Slot]]] = deque()
@@ -60,6 +64,7 @@ class DramTier(LocalTier[DramPool]):
         Takes the first step of that; the others follow in ``settle``.
         """
         with self.lock:
+            self._short = self._short and capacity_bytes == self.capacity_bytes
             self.capacity_bytes = capacity_bytes
             retune(self.pools, capacity_bytes, asked)
             for pool in self.pools.values():
@@ -234,8 +239,12 @@ class DramTier(LocalTier[DramPool]):
             return False
         try:
             slots = take_again(again) or new_segment(number, Geometry(count, pool.chunk_bytes))
-        except OSError:  # effective capacity stays below the desired one, as is reported
+        except OSError as error:  # effective capacity stays below the desired one, as is reported
             self._try_again_at = self._clock() + _NO_MEMORY_S
+            if not self._short:
+                has, wanted = format_size(self.capacity_bytes - left), format_size(self.capacity_bytes)
+                log.warning("dram has %s of %s: %s; it goes on trying", has, wanted, error.strerror)
+            self._short = True
             return False
         with self.lock:
             if again:

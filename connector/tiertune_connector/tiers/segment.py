@@ -139,4 +139,4 @@ def touched(name: str, nbytes: int) -> Iterator[int]:
 def spared(nbytes: int) -> None:
     """OSError if the machine has not that much to spare."""
     if nbytes > spare_memory():
-        raise OSError(errno.ENOMEM, "the machine has not so much memory left")
+        raise OSError(errno.ENOMEM, "this machine or container has not so much memory left")

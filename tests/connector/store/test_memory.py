@@ -258,6 +258,15 @@ def test_sizes_that_were_tuned_outlive_other_settings_and_a_start_says_so(home, 
     ]
 
 
+def test_a_start_says_what_the_container_does_not_allow(home, caplog, monkeypatch):
+    """It may be allowed later, so it starts; nobody is left to find out by hit ratios."""
+    for allowed in (64, 16):
+        monkeypatch.setattr("tiertune_connector.serve.main.most_memory", lambda allowed=allowed: allowed * STRIDE)
+        with running(home, dram=64 * STRIDE):
+            pass
+    assert caplog.messages == ["dram is to have 1.2 MiB: this machine or container allows 320.0 KiB"]
+
+
 def test_no_floor_that_is_accepted_is_too_high_to_be_told(remote, store, engine, http):
     """The highest one reaches the clients, a higher one is refused; lookups are answered."""
     keys = chain("k", 2)
