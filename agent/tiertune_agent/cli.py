@@ -5,6 +5,7 @@
 
 import json
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -328,6 +329,8 @@ def database_upgrade(
 
 def main() -> None:
     """Entry point: a failure is one message and an exit status, never a traceback."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: a name may have what the locale lacks
     try:
         app()
     except ModuleNotFoundError as error:

@@ -26,7 +26,7 @@ WISHED = timedelta(days=1)
 SHARED = timedelta(seconds=1)
 """Readers within this time share a look."""
 LATE = timedelta(seconds=20)
-"""A window may begin by so much before the one before it ended, if that one's answer was slow: it ends later, though."""
+"""A window may begin by so much before the one before it ended, if that one's answer was slow; it ends later."""
 EMPTY = added(())
 
 
