@@ -197,19 +197,19 @@ class TestByKeyboard:
 def test_news_move_neither_the_focus_nor_what_was_scrolled(proposed, agent, clock):
     """A newer decision stands above: the focus stays on its own one's button, a table where it was scrolled to."""
 
-    def propose(reason: str) -> None:
-        wish = Proposal("tiers.dram.capacity_bytes", 1 << 30, 2 << 30, reason, {"rows": [{"w" * 60: 1, "v" * 60: 2}]})
-        target = Target("host-a", "dram")
+    def propose(tier: str) -> None:
+        wish = Proposal(f"tiers.{tier}.capacity_bytes", 0, 2, f"of {tier}", {"rows": [{"w" * 60: 1, "v" * 60: 2}]})
+        target = Target("host-a", tier)
         agent.history.decisions.propose("tier_size", target, wish, mode="recommend", version=1, policy=1, now=START)
 
-    propose("older")
+    propose("dram")
     proposed.set_viewport_size({"width": 500, "height": 800})
     proposed.locator("#evidence-2 > summary").click()
     table = proposed.locator("#evidence-2 .scroll")
     table.evaluate("(one) => (one.scrollLeft = 70)")
     proposed.locator("[data-post='/api/v1/decisions/2/approve']").focus()
-    propose("newer")
-    expect(proposed.get_by_text("newer")).to_be_visible()
+    propose("disk")
+    expect(proposed.get_by_text("of disk")).to_be_visible()
     expect(proposed.locator("[data-post='/api/v1/decisions/2/approve']")).to_be_focused()
     assert table.evaluate("(one) => one.scrollLeft") == 70
 
