@@ -224,6 +224,24 @@ def test_figures_that_are_old_are_told_as_of_when(page, status, told):
     expect(stale).to_be_hidden()
 
 
+def test_paper_is_light(browser, agent):
+    """Whatever the screen is: browsers print no ground."""
+    with serving(agent) as url, opened(browser, url, color_scheme="dark") as page:
+        colours = []
+        for media in ("screen", "print"):
+            page.emulate_media(media=media)
+            colours.append(page.evaluate("getComputedStyle(document.body).color"))
+        assert colours == ["rgb(230, 236, 238)", "rgb(27, 34, 36)"]
+
+
+def test_without_scripts_there_are_no_buttons(browser, agent):
+    """They would do nothing; the figures are shown."""
+    agent.loop.run_once()
+    with serving(agent) as url, opened(browser, url, java_script_enabled=False) as page:
+        expect(page.locator("#now time")).to_be_visible()
+        expect(page.locator("button.command").first).to_be_hidden()
+
+
 def simulate(store, rounds):
     """Two windows in which a pool of four times the size would have hit more."""
     for _ in range(2):

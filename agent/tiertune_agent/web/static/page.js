@@ -17,16 +17,19 @@
     return selection && !selection.isCollapsed && section.contains(selection.anchorNode);
   }
 
+  // Opens what is open; returns what is to be scrolled, and how far, once it is laid out.
   function keepOpen(before, after) {
+    const scrolled = [];
     for (const open of before.querySelectorAll("details[open][id]")) {
       const same = after.querySelector(`#${CSS.escape(open.id)}`);
       if (!same) continue;
       same.open = true;
       const tables = same.querySelectorAll(".scroll");
       open.querySelectorAll(".scroll").forEach((one, place) => {
-        if (tables[place]) tables[place].scrollLeft = one.scrollLeft;
+        if (one.scrollLeft && tables[place]) scrolled.push([tables[place], one.scrollLeft]);
       });
     }
+    return scrolled;
   }
 
   // Where the focus is: the nearest id around it, as what is new moves all places but not that, and the way from there.
@@ -40,9 +43,9 @@
 
   function exchange(before, after) {
     const held = focusPath(before);
-    before.after(after); // both for a moment: only what is laid out can be scrolled
-    keepOpen(before, after);
-    before.remove();
+    const scrolled = keepOpen(before, after);
+    before.replaceWith(after);
+    for (const [one, left] of scrolled) one.scrollLeft = left;
     if (held) {
       const next = held.path.reduce((node, place) => node && node.children[place], document.getElementById(held.id));
       if (next) next.focus({ preventScroll: true });
