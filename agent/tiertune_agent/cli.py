@@ -5,6 +5,7 @@
 
 import json
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -331,6 +332,8 @@ def main() -> None:
     from tiertune_connector.ending import heed_sigterm
 
     heed_sigterm()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: a name may have what the locale lacks
     try:
         app()
     except ModuleNotFoundError as error:

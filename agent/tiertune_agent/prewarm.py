@@ -151,7 +151,7 @@ def warm(warmers: Iterable[Warmer], wanted: Sequence[Warming], concurrency: int,
         jobs: dict[Future[dict[str, Any]], tuple[Warmer, Warming]] = {}
         for warmer in warmers:
             pool = ThreadPoolExecutor(max_workers=concurrency)
-            stack.callback(pool.shutdown, cancel_futures=True)
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             jobs |= {pool.submit(warmer.send, one.prompt): (warmer, one) for one in wanted}
         for job in as_completed(jobs):
             warmer, one = jobs[job]
@@ -186,6 +186,8 @@ def prewarm_command(
             raise cold[next(iter(urls))]
         with bar("warming", len(wanted) * len(warmers)) as progress:
             made = warm(warmers, wanted, concurrency, progress.step)
+    except KeyboardInterrupt:
+        os._exit(130)  # Python would wait for the requests under way, for ten minutes
     finally:
         for warmer in warmers:
             warmer.close()

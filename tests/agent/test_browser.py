@@ -10,12 +10,13 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from agent.conftest import POLICY, make_agent, pass_windows
-from agent.fakes import SLOW, Clock, FakeStore, fetch
+from agent.fakes import SLOW, START, Clock, FakeStore, fetch
 from agent.test_signing import APPROVE, READ, TUNE
 from e2e.servers import app_served, program
-from tiertune_agent.records import State
+from tiertune_agent.records import State, Target
 from tiertune_agent.run import LOOK_S, Agent
 from tiertune_agent.settings import HttpSettings
+from tiertune_agent.tuners.base import Proposal
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -191,6 +192,54 @@ class TestByKeyboard:
         proposed.keyboard.press("Escape")
         expect(proposed.get_by_role("dialog")).to_be_hidden()
         expect(button).to_be_focused()
+
+
+def test_news_move_neither_the_focus_nor_what_was_scrolled(proposed, agent, clock):
+    """A newer decision stands above: the focus stays on its own one's button, a table where it was scrolled to."""
+
+    def propose(tier: str) -> None:
+        wish = Proposal(f"tiers.{tier}.capacity_bytes", 0, 2, f"of {tier}", {"rows": [{"w" * 60: 1, "v" * 60: 2}]})
+        target = Target("host-a", tier)
+        agent.history.decisions.propose("tier_size", target, wish, mode="recommend", version=1, policy=1, now=START)
+
+    propose("dram")
+    proposed.set_viewport_size({"width": 500, "height": 800})
+    proposed.locator("#evidence-2 > summary").click()
+    table = proposed.locator("#evidence-2 .scroll")
+    table.evaluate("(one) => (one.scrollLeft = 70)")
+    proposed.locator("[data-post='/api/v1/decisions/2/approve']").focus()
+    propose("disk")
+    expect(proposed.get_by_text("of disk")).to_be_visible()
+    expect(proposed.locator("[data-post='/api/v1/decisions/2/approve']")).to_be_focused()
+    assert table.evaluate("(one) => one.scrollLeft") == 70
+
+
+@pytest.mark.parametrize(("status", "told"), [(0, "does not answer"), (503, "answers 503: see its log")])
+def test_figures_that_are_old_are_told_as_of_when(page, status, told):
+    """The agent is gone, or its database is: what is shown is of the last answer, until there is another one."""
+    page.route("**/live", lambda route: route.fulfill(status=status) if status else route.abort())
+    stale = page.get_by_text("These figures are of 20")
+    expect(stale).to_contain_text(f"The agent {told}.")
+    page.unroute("**/live")
+    expect(stale).to_be_hidden()
+
+
+def test_paper_is_light(browser, agent):
+    """Whatever the screen is: browsers print no ground."""
+    with serving(agent) as url, opened(browser, url, color_scheme="dark") as page:
+        colours = []
+        for media in ("screen", "print"):
+            page.emulate_media(media=media)
+            colours.append(page.evaluate("getComputedStyle(document.body).color"))
+        assert colours == ["rgb(230, 236, 238)", "rgb(27, 34, 36)"]
+
+
+def test_without_scripts_there_are_no_buttons(browser, agent):
+    """They would do nothing; the figures are shown."""
+    agent.loop.run_once()
+    with serving(agent) as url, opened(browser, url, java_script_enabled=False) as page:
+        expect(page.locator("#now time")).to_be_visible()
+        expect(page.locator("button.command").first).to_be_hidden()
 
 
 def simulate(store, rounds):

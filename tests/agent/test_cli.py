@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 
 import httpx
 import pytest
@@ -28,6 +29,14 @@ def served(agent, monkeypatch):
 def test_it_tells_its_version(tiertune):
     """That of the package, as stores tell it."""
     assert tiertune("--version")[:2] == (0, f"tiertune {__version__}\n")
+
+
+def test_a_locale_that_lacks_a_letter_ends_no_command(tiertune, monkeypatch):
+    """It is escaped, as on standard error."""
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(BytesIO(), "ascii"))
+    assert tiertune("doctor", "--agent", "http://127.0.0.1:9").returncode == 1
+    sys.stdout.flush()
+    assert b"\\u2192" in sys.stdout.buffer.getvalue()
 
 
 def test_help_names_the_traces_that_come_along():

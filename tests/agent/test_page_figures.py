@@ -162,6 +162,8 @@ class TestWords:
             (text.count, 950, "950"),
             (text.count, 12_400, "12.4 k"),
             (text.count, 3_140_000, "3.1 M"),
+            (text.count, 999_960, "1.0 M"),
+            (text.count, 1e15, "1.0 P"),
             (text.count, None, text.NOTHING),
             (text.money, 0.0824, "0.082"),
             (text.money, -0.00012, "-0.0001"),
@@ -170,6 +172,7 @@ class TestWords:
             (text.money, -1234.6, "-1,235"),
             (text.seconds, 0.0, "0"),
             (text.seconds, 0.0042, "4.2 ms"),
+            (text.seconds, 0.0997, "0.10 s"),
             (text.seconds, -0.35, "−0.35 s"),  # noqa: RUF001
             (text.seconds, 125, "2m 05s"),
             (text.signed, 12.0, "+12 s"),

@@ -153,6 +153,18 @@ class TestSumsOfStores:
         assert sorted(set(read[first:])) == [after(seconds=at) for at in (30, 45)]
         assert figures.of_all(tuple(one.sums for one in seen.stores.values())).prompt_tokens == 40_000
 
+    def test_a_slow_answer_hides_no_later_window(self, looks, agent, store, clock, rounds):
+        """Its window begins as late as it came, after the start of the next one."""
+        rounds(1)
+        store.get_tuning = lambda request: clock.advance(18) or FakeStore.get_tuning(store, request)
+        rounds(1)
+        del store.get_tuning
+        looks.seen()
+        clock.advance(1)
+        store.traffic(10)
+        agent.loop.run_once()
+        assert figures.of_all(tuple(one.sums for one in looks.seen().stores.values())).prompt_tokens == 30_000
+
     def test_a_store_that_tells_nothing_new_is_left_alone(self, agents, agent, clock):
         """Of two stores one goes silent: its sums are the same object, until its windows are too old."""
         agents.end()

@@ -1,6 +1,9 @@
 """Documents are computed before anybody asks for them, at an engine that answers as vLLM does."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -43,6 +46,20 @@ def test_every_document_is_computed_once_at_every_engine(tiertune, tmp_path, eng
             assert all((body["model"], body["max_tokens"]) == ("llama", 1) for body in one.asked)
             assert all("cache_salt" not in body for body in one.asked)
         assert f"{engine.url}: 2 documents, 7 tokens, 0 of which it had" in said
+
+
+def test_who_gives_up_waits_for_no_engine(engine, prompts):
+    """Ctrl-C while an engine computes ends the command at once."""
+    engine.gate.clear()
+    main = "from tiertune_agent.cli import main; main()"
+    command = [sys.executable, "-c", main, "prewarm", str(prompts), "--engine", engine.url]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        eventually(lambda: engine.at_once == 2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert engine.at_once == 2
+        assert process.stderr.read() == b""
+    engine.gate.set()
 
 
 def test_what_was_warm_already_is_told(tiertune, tmp_path, engine, prompts):

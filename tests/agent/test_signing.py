@@ -129,6 +129,13 @@ def test_another_site_cannot_use_a_session(browser):
     assert browser.post("/api/v1/bypass", json={"on": False}, headers=own).status_code == 200
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_behind_a_proxy_with_https_the_session_goes_over_that_alone(browser, scheme):
+    """Browsers name it where they sign in."""
+    cookie = sign_in(browser, READ, Origin=f"{scheme}://{AWAY}").headers["set-cookie"].lower()
+    assert ("; secure" in cookie) == (scheme == "https")
+
+
 def test_guessing_at_the_form_is_slowed_down(browser):
     """Ten wrong tokens, and then no other wrong one for a while; who has a right one is not kept out by others."""
     assert [sign_in(browser, f"guess{n}").status_code for n in range(12)] == [401] * 10 + [429] * 2

@@ -109,7 +109,7 @@ class TestPage:
         html = report([played(rule=run(1.0))])
         assert 'name="viewport" content="width=device-width' in html
         assert "@media (max-width: 46rem)" in html
-        assert "@media (prefers-color-scheme: dark)" in html
+        assert "@media screen and (prefers-color-scheme: dark)" in html
 
 
 class TestSteps:

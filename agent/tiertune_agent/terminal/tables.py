@@ -51,9 +51,9 @@ def _moment(told: object) -> str:
 
 
 def decisions_table(decisions: Sequence[Json]) -> Table:
-    names = ("id", "at", "tuner", "store", "tier", "from", "to", "state", "reason")
-    rows = ([{**one, "at": _moment(one["created_at"]), **_change(one)}[name] for name in names] for one in decisions)
-    return _listing(rows, *names, nothing="no decisions")
+    names = ("id", "at (UTC)", "tuner", "store", "tier", "from", "to", "state", "reason")
+    told = ({**one, "at (UTC)": _moment(one["created_at"]), **_change(one)} for one in decisions)
+    return _listing(([one[name] for name in names] for one in told), *names, nothing="no decisions")
 
 
 def _change(decision: Json) -> dict[str, str]:
@@ -72,7 +72,7 @@ def audit_table(rows: Sequence[Json]) -> Table:
         ]
         for row in rows
     )
-    return _listing(told, "at", "who", "from", "what", "detail", nothing="no commands")
+    return _listing(told, "at (UTC)", "who", "from", "what", "detail", nothing="no commands")
 
 
 def decision_table(decision: dict[str, Any]) -> Table:

@@ -11,7 +11,7 @@ from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.store import History
-from tiertune_agent.records import CHANGED, JUDGED, Decision, Prospect, State, Window
+from tiertune_agent.records import CHANGED, JUDGED, Decision, Prospect, State, Window, ended
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
 from tiertune_agent.web.curves import Counted, Curve, Ghosts, counted, curves, ghosts
@@ -25,6 +25,8 @@ SHOWN_DECISIONS = 25
 WISHED = timedelta(days=1)
 SHARED = timedelta(seconds=1)
 """Readers within this time share a look."""
+LATE = timedelta(seconds=20)
+"""A window may begin by so much before the one before it ended, if that one's answer was slow; it ends later."""
 EMPTY = added(())
 
 
@@ -61,10 +63,6 @@ class SeenStore:
     """Of windows in which the cost of a fetch from the remote tier is known."""
     typical: TypicalCandidate | None = None
     """What a request that finds chunks in the remote tier is like."""
-
-    def newest(self, now: datetime) -> datetime | None:
-        """When the last of the steps up to now began; None: there is none."""
-        return next((step.start for step in reversed(self.steps) if step.start <= now), None)
 
 
 NOTHING = SeenStore()
@@ -154,14 +152,14 @@ class Looks:
         """
         since = now - timedelta(seconds=POINTS * self._window_s)
         before = {store["name"]: self._stores.get(store["name"], NOTHING) for store in stores}
-        newest = {name: read.newest(now) or since for name, read in before.items()}
+        newest = {name: min(read.sums.until or since, now) for name, read in before.items()}
         stale = {store["name"] for store in stores if before[store["name"]].answered != store["last_seen"]}
         known = {name for name in stale if newest[name] > since}
         told: dict[str, list[Window]] = {}
         for names in (known, stale - known):
-            first = min((newest[name] for name in names), default=since)
+            first = min((newest[name] for name in names), default=since) - LATE
             for window in self._history.measured.fleet_windows(names, first, now) if names else ():
-                if window.start >= newest[window.store]:
+                if ended(window) >= newest[window.store]:
                     told.setdefault(window.store, []).append(window)
         self._stores = {
             store["name"]: self._added(store, before[store["name"]], told.get(store["name"], []), (since, now))

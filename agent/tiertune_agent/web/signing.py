@@ -113,8 +113,9 @@ def router(
             errors.take(source)
             return shown("That is no token of this agent.", 401)
         answer = RedirectResponse("/", 303)
+        private = secure or request.headers.get("origin", "").startswith("https:")  # as to a proxy in front
         answer.set_cookie(
-            COOKIE, session, max_age=int(LAST_S), httponly=True, secure=secure, samesite="strict", path="/"
+            COOKIE, session, max_age=int(LAST_S), httponly=True, secure=private, samesite="strict", path="/"
         )
         return answer
 

@@ -7,7 +7,7 @@ from tiertune_connector.units import format_duration, format_size
 
 NOTHING = "\u2013"
 SOON_S = 10.0
-POWERS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
+POWERS = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
 """Powers of a thousand, and their suffixes."""
 
 
@@ -16,7 +16,7 @@ def count(number: float | None) -> str:
     if number is None:
         return NOTHING
     for power, unit in POWERS:
-        if abs(number) >= power:
+        if abs(number) >= 0.99995 * power:  # else it would be rounded to 1000.0 of the unit below
             return f"{number / power:.1f}{unit}"
     return f"{number:.0f}"
 
@@ -33,7 +33,7 @@ def seconds(value: float | None) -> str:
     if not value:
         return "0"
     size, sign = abs(value), "−" if value < 0 else ""  # noqa: RUF001 (a minus sign, as wide as a plus)
-    if size < 0.1:
+    if size < 0.0995:
         return f"{sign}{size * 1e3:.2g} ms"
     return f"{sign}{size:.2f} s" if size < 1 else sign + format_duration(size)
 

@@ -10,7 +10,7 @@ from tiertune_connector.httpd.listening import Listening
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 """Names by which a server on loopback may be called: another name that leads there is an attack (DNS rebinding)."""
-FOREIGN = "this call comes from another site"
+FOREIGN = "this call comes from another site, or a proxy in between does not pass its Host on"
 REMARK = "Tiertune-Remark"
 """Header for a sentence that an answer's body has no place for."""
 

@@ -7,6 +7,7 @@
   const said = document.getElementById("said");
   const every = Number(live.dataset.refresh) * 1000;
   const shown = new Map();
+  let answered = new Date();
 
   const key = (section) => section.id;
   for (const section of live.children) shown.set(key(section), section.innerHTML);
@@ -16,36 +17,37 @@
     return selection && !selection.isCollapsed && section.contains(selection.anchorNode);
   }
 
+  // Opens what is open; returns what is to be scrolled, and how far, once it is laid out.
   function keepOpen(before, after) {
+    const scrolled = [];
     for (const open of before.querySelectorAll("details[open][id]")) {
       const same = after.querySelector(`#${CSS.escape(open.id)}`);
-      if (same) same.open = true;
+      if (!same) continue;
+      same.open = true;
+      const tables = same.querySelectorAll(".scroll");
+      open.querySelectorAll(".scroll").forEach((one, place) => {
+        if (one.scrollLeft && tables[place]) scrolled.push([tables[place], one.scrollLeft]);
+      });
     }
+    return scrolled;
   }
 
-  // Where the focus is within a section, as a path of positions, so that it survives the exchange.
+  // Where the focus is: the nearest id around it, as what is new moves all places but not that, and the way from there.
   function focusPath(section) {
+    if (!section.contains(document.activeElement)) return null;
     const path = [];
-    for (let node = document.activeElement; node && node !== section; node = node.parentElement) {
-      if (!node.parentElement) return null;
-      path.unshift([...node.parentElement.children].indexOf(node));
-    }
-    return section.contains(document.activeElement) ? path : null;
-  }
-
-  function focusable(section, held) {
-    if (held.details) return section.querySelector(`#${CSS.escape(held.details)} > summary`);
-    return held.path.reduce((node, place) => node && node.children[place], section);
+    let node = document.activeElement;
+    for (; !node.id; node = node.parentElement) path.unshift([...node.parentElement.children].indexOf(node));
+    return { id: node.id, path };
   }
 
   function exchange(before, after) {
-    const path = focusPath(before);
-    const active = document.activeElement;
-    const details = path && active.tagName === "SUMMARY" ? active.parentElement.id : "";
-    keepOpen(before, after);
+    const held = focusPath(before);
+    const scrolled = keepOpen(before, after);
     before.replaceWith(after);
-    if (path) {
-      const next = focusable(after, { details, path });
+    for (const [one, left] of scrolled) one.scrollLeft = left;
+    if (held) {
+      const next = held.path.reduce((node, place) => node && node.children[place], document.getElementById(held.id));
       if (next) next.focus({ preventScroll: true });
     }
   }
@@ -80,10 +82,15 @@
       try {
         const answer = await fetch("/live", { cache: "no-store", signal: AbortSignal.timeout(10000) });
         if (answer.status === 401 || answer.redirected) return location.assign("/login");
-        if (!answer.ok) throw new Error(String(answer.status));
+        if (!answer.ok) throw new Error(`answers ${answer.status}: see its log`);
         renew(await answer.text());
+        answered = new Date();
         stale.hidden = true;
-      } catch {
+      } catch (error) {
+        const what = error.name === "Error" ? error.message : "does not answer";
+        const since = answered.toISOString().slice(0, 19).replace("T", " ");
+        const told = `The agent ${what}. These figures are of ${since} UTC; trying again.`;
+        if (stale.textContent !== told) stale.textContent = told;
         stale.hidden = false;
       }
     }
