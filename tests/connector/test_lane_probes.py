@@ -99,6 +99,25 @@ def test_probes_of_a_dead_tier_teach_no_cost(paced):
     assert paced.transit.estimate().bytes_per_s == before
 
 
+def test_how_slowly_an_idle_connection_starts_is_not_what_a_fetch_costs(tier, counters):
+    """Over 10 ms, TCP takes fifteen times as long for a probe's bytes; its gates would refuse whatever pays."""
+    clock, idle = Clock(), True
+
+    def starting_slowly(operation: str) -> None:
+        nonlocal idle
+        if operation == "read":
+            clock.now += 0.06 if idle else 0.004
+            idle = False
+
+    tier.fault = starting_slowly
+    lane = Lane(tier, counters, clock)
+    for _ in range(2):
+        idle = True
+        lane.probe(1 << 18)
+        assert lane.transit.estimate().seconds(1, 1 << 18) == pytest.approx(0.004)
+    lane.close()
+
+
 def test_what_a_fetch_costs_is_measured_again_where_nobody_asks(tier, counters):
     """A tier that was slow once would be slow for ever: its gates refuse, and so nobody would tell better."""
     clock, gate = Clock(), Gate("read")
