@@ -164,6 +164,17 @@ def test_a_slow_server_cannot_stretch_an_operation(tier):
     assert read(tier, b"key", 8 * WINDOW_BYTES) is Outcome.TIMEOUT
 
 
+@pytest.mark.parametrize(("took_s", "outcome"), [(1.9, Outcome.OK), (2.1, Outcome.TIMEOUT)])
+def test_a_long_chunk_may_take_longer(tier, took_s, outcome):
+    """Eight of 16 MiB at a time, for several hosts, may be more than a link carries in a second: that is no fault."""
+    assert write(tier, b"there", 16 * WINDOW_BYTES) is Outcome.OK
+    tier._timeout_s = 1.0
+    for operation, key in ((read, b"there"), (write, b"key")):
+        times = iter([0.0])
+        tier._clock = lambda times=times: next(times, took_s)
+        assert operation(tier, key, 16 * WINDOW_BYTES) is outcome
+
+
 def test_a_restarted_server_is_used_again():
     """Empty, as it has no persistence; nobody has to reconnect by hand."""
     port = free_port()

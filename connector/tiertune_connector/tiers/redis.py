@@ -31,12 +31,15 @@ _PAGE = 1000
 _AHEAD = 2
 """Windows asked for before they are read: Redis has one ready while the one before is on its way. With more, it copies
 what has left the processor's caches by its turn."""
+PATIENT_BYTES = 16 << 20
+"""With a time-out of a second, a host's eight readers need a gigabit a second at most."""
 
 
 class RedisTier:
     """Every command has a time-out; a connection that failed is dropped, and the next operation makes a new one.
 
-    An operation of many commands begins none after ``timeout_s``, and ends within twice that.
+    An operation of many commands begins none after ``timeout_s``, and ends within twice that. For every `PATIENT_BYTES`
+    of its chunk it may take as long again: several hosts, each with several readers, share one server's link.
     """
 
     name = "remote"
@@ -86,7 +89,7 @@ class RedisTier:
             return self._failed(error), 0
 
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
-        name, until = _name(namespace, key), self._clock() + self._timeout_s
+        name, until = _name(namespace, key), self._until(len(out))
         head, stored, found, nbytes = memoryview(bytearray(HEADER_BYTES)), out, None, len(out)
         try:
             with self._wire(until) as wire:
@@ -114,7 +117,7 @@ class RedisTier:
             return self._failed(error), NOBODY
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
-        name, until = _name(namespace, key), self._clock() + self._timeout_s
+        name, until = _name(namespace, key), self._until(len(payload))
         try:
             with self._wire(until) as wire:
                 wire.send(command(b"EXISTS", name))
@@ -190,6 +193,10 @@ class RedisTier:
             return Outcome.TIMEOUT
         self.why = self._login.why(error)
         return Outcome.ERROR
+
+    def _until(self, nbytes: int) -> float:
+        """Until when a chunk of so many bytes may be on its way."""
+        return self._clock() + self._timeout_s * (1 + nbytes / PATIENT_BYTES)
 
     def _check(self, until: float) -> None:
         if self._clock() > until:
