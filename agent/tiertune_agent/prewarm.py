@@ -186,8 +186,8 @@ def prewarm_command(
             raise cold[next(iter(urls))]
         with bar("warming", len(wanted) * len(warmers)) as progress:
             made = warm(warmers, wanted, concurrency, progress.step)
-    except KeyboardInterrupt:
-        os._exit(130)  # Python would wait for the requests under way, for ten minutes
+    except (KeyboardInterrupt, SystemExit) as end:  # of SIGINT, or SIGTERM
+        os._exit(getattr(end, "code", 130))  # Python would wait for the requests under way, for ten minutes
     finally:
         for warmer in warmers:
             warmer.close()

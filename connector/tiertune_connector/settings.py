@@ -53,8 +53,9 @@ class RemoteSettings(Login):
     list of them, over which chunks are spread: the same list on every host. Or ``file:///directory``.
     """
     timeout: Duration = Field(default=1.0, gt=0)
-    """No command to the remote takes longer; an operation of several ends within twice this, and as long again for every
-    16 MiB of its chunk."""
+    """No command to the remote takes longer; an operation of several ends within twice this, and as long again for
+    every 16 MiB of its chunk.
+    """
     probe_every: Duration = Field(default=30.0, gt=0)
     """Time between small background fetches that measure the remote."""
     capacity: Size | None = None

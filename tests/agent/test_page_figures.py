@@ -163,6 +163,7 @@ class TestWords:
             (text.count, 12_400, "12.4 k"),
             (text.count, 3_140_000, "3.1 M"),
             (text.count, 999_960, "1.0 M"),
+            (text.count, 999.6, "1.0 k"),
             (text.count, 1e15, "1.0 P"),
             (text.count, None, text.NOTHING),
             (text.money, 0.0824, "0.082"),

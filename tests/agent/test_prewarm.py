@@ -51,15 +51,19 @@ def test_every_document_is_computed_once_at_every_engine(tiertune, tmp_path, eng
 def test_who_gives_up_waits_for_no_engine(engine, prompts):
     """Ctrl-C while an engine computes ends the command at once."""
     engine.gate.clear()
-    main = "from tiertune_agent.cli import main; main()"
+    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # it may be ignored by now
+    main = f"{listens}; from tiertune_agent.cli import main; main()"
     command = [sys.executable, "-c", main, "prewarm", str(prompts), "--engine", engine.url]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        eventually(lambda: engine.at_once == 2)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
-        assert engine.at_once == 2
-        assert process.stderr.read() == b""
-    engine.gate.set()
+        try:
+            eventually(lambda: engine.at_once == 2)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+            assert engine.at_once == 2
+            assert process.stderr.read() == b""
+        finally:
+            engine.gate.set()
+            process.kill()
 
 
 def test_what_was_warm_already_is_told(tiertune, tmp_path, engine, prompts):

@@ -118,6 +118,17 @@ def test_how_slowly_an_idle_connection_starts_is_not_what_a_fetch_costs(tier, co
     lane.close()
 
 
+def test_a_probe_whose_first_read_fails_has_failed(tier, counters):
+    """It does not read again: the next one, when the tier is warm, would not say that requests have to wait."""
+    outcomes = iter([Outcome.TIMEOUT, None])
+    lane = Lane(tier, counters, Clock())
+    lane.probe(1 << 18)
+    tier.fault = lambda operation: next(outcomes) if operation == "read" else None
+    assert lane.probe(1 << 18) is Outcome.TIMEOUT
+    assert next(outcomes, "read again") is None
+    lane.close()
+
+
 def test_what_a_fetch_costs_is_measured_again_where_nobody_asks(tier, counters):
     """A tier that was slow once would be slow for ever: its gates refuse, and so nobody would tell better."""
     clock, gate = Clock(), Gate("read")

@@ -16,7 +16,7 @@ def count(number: float | None) -> str:
     if number is None:
         return NOTHING
     for power, unit in POWERS:
-        if abs(number) >= 0.99995 * power:  # else it would be rounded to 1000.0 of the unit below
+        if abs(number) >= 0.9995 * power:  # else it might be written as a thousand of the unit below
             return f"{number / power:.1f}{unit}"
     return f"{number:.0f}"
 

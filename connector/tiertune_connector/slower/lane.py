@@ -273,10 +273,14 @@ class Lane:
 
         A fetch that pays is mostly much longer than that, and whoever believes it slower never learns better.
         """
-        self._read_probe(key, buffer)
-        self.transit.asked(len(buffer))
+        started = self._clock()
         outcome = self._read_probe(key, buffer)
-        self.transit.ended(len(buffer), outcome)  # else every estimate would wait for it for ever
+        if outcome is Outcome.OK:
+            self.transit.asked(len(buffer))
+            outcome = self._read_probe(key, buffer)
+            self.transit.ended(len(buffer), outcome)  # else every estimate would wait for it for ever
+        elif outcome is Outcome.TIMEOUT and not self.breaker.open:
+            self.transit.unanswered(len(buffer), self._clock() - started)
         return outcome
 
     def _read_probe(self, key: bytes, buffer: memoryview) -> Outcome:
