@@ -11,7 +11,7 @@ import numpy.typing as npt
 from benchmarks.store import events
 from benchmarks.store.index import PROMPT, index
 from benchmarks.store.rounds import interleaved, ratio
-from benchmarks.store.world import MIB, Store, keys, load_chunk, rows, serving, store_chunk
+from benchmarks.store.world import MIB, Store, keys, load_chunk, rows, serving, store_chunk, touched
 from tiertune_connector.chunk import Bytes
 
 SIZES = {"32m": 32 * MIB, "8m": 8 * MIB, "3m": 3 * MIB}
@@ -49,7 +49,7 @@ class _Chunks:
         self._here, self._staged = rows(count, nbytes), rows(2 * STAGED, nbytes)
         self._there = keys("load", count)
         self._stored = 0
-        self._pages = np.ones((2 * PAGES, nbytes // PAGES // 8), np.int64)
+        self._pages = touched(2 * nbytes).view(np.int64).reshape(2 * PAGES, -1)
         self._where = np.random.default_rng(0).permutation(len(self._pages))[:PAGES]
         for key, data in zip(self._there, self._here, strict=True):
             store_chunk(self.client, key, data)

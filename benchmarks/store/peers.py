@@ -24,7 +24,7 @@ from benchmarks.store.lmcache_server import BOUND, VENV, LMCache, lmcache
 from benchmarks.store.remote import redis_server
 from benchmarks.store.rounds import WARM
 from benchmarks.store.slower import NotMeasuredError
-from benchmarks.store.world import CHUNK_TOKENS, DEADLINE_S, START_S, keys, rows, serving, wait_until
+from benchmarks.store.world import CHUNK_TOKENS, DEADLINE_S, START_S, keys, rows, serving, touched, wait_until
 from tiertune_agent.demo.ports import free_port
 from tiertune_connector.chunk import Bytes
 from tiertune_connector.client.store_client import ArrivedPart, StoreClient
@@ -61,7 +61,7 @@ class Side(Protocol):
 class Ours:
     def __init__(self, client: StoreClient) -> None:
         self._client = client
-        self._blocks = np.ones((PLANES, BLOCKS, BLOCK_BYTES), np.uint8)
+        self._blocks = touched(PLANES * BLOCKS * BLOCK_BYTES).reshape(PLANES, BLOCKS, BLOCK_BYTES)
         self._staged = rows(CHUNKS, NBYTES)
 
     def lookup(self, prompt: int, hits: int) -> float:

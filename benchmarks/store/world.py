@@ -158,12 +158,16 @@ def keys(name: str, count: int) -> list[bytes]:
     return [sha256(f"{name}/{number}".encode()).digest() for number in range(count)]
 
 
+def touched(nbytes: int) -> Bytes:
+    """Memory that begins at a page; numpy's own begins 16 bytes into one, where some processors copy far slower."""
+    room = np.ones(nbytes + PAGE, np.uint8)
+    return room[-room.ctypes.data % PAGE :][:nbytes]
+
+
 def rows(count: int, nbytes: int) -> list[Bytes]:
     """Payloads, in one block of touched memory, each beginning at a page, as in an engine's staging."""
     stride = -(-nbytes // PAGE) * PAGE
-    room = np.empty(count * stride + PAGE, np.uint8)
-    room = room[-room.ctypes.data % PAGE :]
-    block = room[: count * stride].reshape(count, stride)
+    block = touched(count * stride).reshape(count, stride)
     block[:] = np.frombuffer(np.random.default_rng(0).bytes(block.shape[1]), np.uint8)
     return [row[:nbytes] for row in block]
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from tiertune_agent.doctor import report
 from tiertune_agent.doctor.facts import AllFacts
 from tiertune_agent.doctor.finding import Finding
-from tiertune_agent.terminal.tables import audit_table, decision_table, decisions_table, terminal
+from tiertune_agent.terminal.tables import WIDE, audit_table, decision_table, decisions_table, terminal
 
 WRITTEN = "[prod] freeze until [/b] Monday: [Errno 111] refused"
 DECISION = {
@@ -65,18 +65,27 @@ def test_a_finding_commands_no_terminal(capsys):
     assert not set(told) & {"\x1b", "\x9b", "\x07"}
 
 
-@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("width", [40, 80, 159, 160])
 @pytest.mark.parametrize("store", ["host-a", "a-name-of-a-store-as-long-as-one-may-be-0123456789-0123456789-abc"])
 def test_a_narrow_terminal_shows_all_of_a_decision(width, store):
-    """Its id, which a command needs, and every letter of its sentence."""
+    """Its id, which a command needs, and every letter of its sentence, which has lines of its own."""
     console = Console(width=width)
     with console.capture() as shown:
         console.print(decisions_table([{**DECISION, "id": 4711, "store": store}]))
     lines = shown.get().splitlines()
-    assert lines[1].split()[0] == "4711"
     assert all(len(line) <= width for line in lines)
-    at = lines[0].index("reason")
-    assert "".join(line[at:] for line in lines[1:]).replace(" ", "") == WRITTEN.replace(" ", "")
+    (row,) = (place for place, line in enumerate(lines) if line.split()[0] == "4711")
+    below, at = (lines[row:], lines[0].index("reason")) if width >= WIDE else (lines[row + 1 :], 4)
+    told = (line[at:] for line in below if line[:at].isspace() or width >= WIDE)
+    assert "".join(told).replace(" ", "") == WRITTEN.replace(" ", "")
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_decisions_are_told_as_such(width):
+    console = Console(width=width)
+    with console.capture() as shown:
+        console.print(decisions_table([]))
+    assert shown.get() == "no decisions\n"
 
 
 def test_the_number_of_a_line_is_no_emoji(capsys):

@@ -114,7 +114,7 @@ def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Pa
     gains = {name: 1 - runs["tuned"]["ttft_mean_s"] / runs[name]["ttft_mean_s"] for name in BACKTEST_RUNS[:-1]}
     told = ", ".join(_against(name, gain) for name, gain in gains.items())
     typer.echo(f"With {policy} the mean time to the first token is {told}.")
-    result(document, json_path, lambda: show(backtest_table(_decided(runs["tuned"]))))
+    result(document, json_path, lambda: show(backtest_table([*_decided(runs["tuned"])])))
 
 
 def _policy(path: Path) -> Policy:

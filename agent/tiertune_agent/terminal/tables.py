@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from tiertune_agent.fields import Json, shown
 
 PIPE_WIDTH = 200
+WIDE = 160
+"""Characters in a line, with which a sentence has room beside the rest of its row."""
 
 
 def terminal() -> Console:
@@ -21,7 +25,7 @@ def terminal() -> Console:
     return console
 
 
-def show(table: Table) -> None:
+def show(table: RenderableType) -> None:
     terminal().print(table)
 
 
@@ -35,34 +39,50 @@ def pairs(rows: Iterable[tuple[str, str | Text]]) -> Table:
     return table
 
 
-def _listing(rows: Iterable[Sequence[object]], *names: str, nothing: str = "") -> Table:
-    """Columns of one line if there is room; in a narrow terminal all but the first are folded. ``nothing``: no rows."""
-    table = Table(box=None, header_style="bold")
-    for place, name in enumerate(names):
-        table.add_column(name, no_wrap=place == 0, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(one)) for one in row))
-    table.caption = None if table.row_count else nothing
-    return table
+@dataclass(frozen=True)
+class Listing:
+    """Rows that end in a sentence: in a wide terminal a table, in others the sentence stands below the rest."""
+
+    names: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    nothing: str = ""
+    """Said if there are no rows."""
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        rows = [[Text(str(one)) for one in row] for row in self.rows]
+        if not rows:
+            yield Text(self.nothing)
+        elif options.max_width >= WIDE:
+            table = Table(*self.names, box=None, header_style="bold")
+            table.columns[0].no_wrap = True
+            table.columns[-1].overflow = "fold"
+            for row in rows:
+                table.add_row(*row)
+            yield table
+        else:
+            yield Text("  ".join(self.names[:-1]), style="bold")
+            for *row, sentence in rows:
+                yield Text("  ").join(row)
+                yield Padding(sentence, (0, 0, 0, 4))
 
 
 def _moment(told: object) -> str:
     return str(told)[:19].replace("T", " ")
 
 
-def decisions_table(decisions: Sequence[Json]) -> Table:
+def decisions_table(decisions: Sequence[Json]) -> Listing:
     names = ("id", "at (UTC)", "tuner", "store", "tier", "from", "to", "state", "reason")
     told = ({**one, "at (UTC)": _moment(one["created_at"]), **_change(one)} for one in decisions)
-    return _listing(([one[name] for name in names] for one in told), *names, nothing="no decisions")
+    return Listing(names, [[one[name] for name in names] for one in told], nothing="no decisions")
 
 
 def _change(decision: Json) -> dict[str, str]:
     return {name: shown(decision["field"], decision[name]) for name in ("from", "to")}
 
 
-def audit_table(rows: Sequence[Json]) -> Table:
+def audit_table(rows: Sequence[Json]) -> Listing:
     """A command that was refused is called so; its detail says why."""
-    told = (
+    told = [
         [
             _moment(row["at"]),
             row["who"],
@@ -71,8 +91,8 @@ def audit_table(rows: Sequence[Json]) -> Table:
             json.dumps(row["detail"]),
         ]
         for row in rows
-    )
-    return _listing(told, "at (UTC)", "who", "from", "what", "detail", nothing="no commands")
+    ]
+    return Listing(("at (UTC)", "who", "from", "what", "detail"), told, nothing="no commands")
 
 
 def decision_table(decision: dict[str, Any]) -> Table:
@@ -113,9 +133,9 @@ def _run(name: str, run: Json) -> tuple[str, ...]:
     return (name, *times, *shares, f"{run['fetched_bytes'] / 1e9:.1f}", f"= {run['is']}" if "is" in run else "")
 
 
-def backtest_table(rows: Iterable[Sequence[str]]) -> Table:
+def backtest_table(rows: Sequence[Sequence[str]]) -> Listing:
     """What a policy would have done; the last of each row is the reason."""
-    return _listing(rows, "at", "tuner", "change", "outcome", "reason")
+    return Listing(("at", "tuner", "change", "outcome", "reason"), rows)
 
 
 def _figures(table: Table, *names: str) -> None:
