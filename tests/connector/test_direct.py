@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.stores import eventually, no_more_threads
+from connector.stores import no_more_threads
 from tiertune_connector.chunk import checksum
-from tiertune_connector.copying.crew import running
+from tiertune_connector.threads import Threads
 from tiertune_connector.tiers import direct as module
 from tiertune_connector.tiers.base import unheard
 from tiertune_connector.tiers.direct import PayloadFile
@@ -165,7 +165,7 @@ def test_windows_cover_the_payload_once(readers, tmp_path, monkeypatch):
 
 def test_the_readers_of_a_file_need_no_threads_later(tmp_path, monkeypatch):
     """Else a window that none could be had for would be read all the same, when its memory is another's."""
-    readers = running(3, "disk-window")
+    readers = Threads(3, "disk-window", ready=3)
     no_more_threads(monkeypatch)
     file, data, out = PayloadFile(tmp_path / "file", readers), random(9 * PAGE), paged(9 * PAGE)
     file.write(data, 0)
@@ -173,13 +173,3 @@ def test_the_readers_of_a_file_need_no_threads_later(tmp_path, monkeypatch):
     assert out == data
     file.close()
     readers.shutdown()
-
-
-def test_readers_that_cannot_be_had_are_an_error_and_none_is_left(monkeypatch):
-    """A store that cannot have them says so when it starts."""
-    before = set(threading.enumerate())
-    with monkeypatch.context() as patch:
-        no_more_threads(patch, left=2)
-        with pytest.raises(OSError, match="3 threads cannot be had"):
-            running(3, "disk-window")
-    eventually(lambda: set(threading.enumerate()) <= before)

@@ -86,12 +86,11 @@ def test_no_more_of_them_wait_to_be_counted_than_are_bounded():
     waiters.close()
 
 
-def test_one_for_which_no_thread_can_be_had_is_counted_later(monkeypatch):
-    """It takes room meanwhile, and gives it back; its client, which has its answer, hears nothing of it."""
+def test_where_no_more_threads_can_be_had_they_are_counted_all_the_same(monkeypatch):
+    """One after another; each takes room meanwhile, and gives it back."""
     waiters, counted = Waiters(Counters()), list[str]()
-    with monkeypatch.context() as patch:
-        no_more_threads(patch)
-        waiters.later(Mock(), lambda: counted.append("first"))
+    no_more_threads(monkeypatch)
+    waiters.later(Mock(), lambda: counted.append("first"))
     waiters.later(Mock(), lambda: counted.append("second"))
     eventually(lambda: waiters._room._value == 8)
     assert counted == ["first", "second"]

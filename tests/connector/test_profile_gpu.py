@@ -2,13 +2,14 @@
 
 # ruff: noqa: N801, N802, N818 (the names of pynvml)
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.stores import Clock, counted, eventually
+from connector.stores import Clock, amid, counted, eventually
 from tiertune_connector.counters import Counters
 from tiertune_connector.profile.gpu import SAMPLE_EVERY_S, STALE_AFTER, GpuSampler, find_nvml, stages_of
 
@@ -218,27 +219,24 @@ class TestThread:
         """NVML is closed at the end, and nothing is left behind."""
         clock = Clock()
         sampler = GpuSampler(dict, counters, clock=clock, nvml=fake, every_s=0.01)
-        sampler.start()
-        eventually(lambda: sampler.state.startswith("ok"))
-        sampler.stop()
+        with amid(lambda _, stop: sampler.run(stop), 1):
+            eventually(lambda: sampler.state.startswith("ok"))
         assert fake.initialised == 0
 
     def test_what_nobody_foresaw_is_counted_and_it_goes_on(self, counters, fake):
         """A failure of one round costs one sample."""
         fake.fails["nvmlDeviceGetCount"] = ZeroDivisionError("a library's own")
         sampler = GpuSampler(dict, counters, clock=Clock(), nvml=fake, every_s=0.01)
-        sampler.start()
-        eventually(lambda: counted(counters, "internal_errors_total").get(("gpus",), 0) >= 2)
-        fake.fails.clear()
-        eventually(lambda: sampler.state.startswith("ok"))
-        sampler.stop()
+        with amid(lambda _, stop: sampler.run(stop), 1):
+            eventually(lambda: counted(counters, "internal_errors_total").get(("gpus",), 0) >= 2)
+            fake.fails.clear()
+            eventually(lambda: sampler.state.startswith("ok"))
 
-    def test_without_the_package_no_thread_starts(self, counters, clock, caplog):
+    def test_without_the_package_it_ends_at_once(self, counters, clock, caplog):
         """The log and the status say why there is nothing; the store is well."""
         sampler = GpuSampler(dict, counters, clock=clock, nvml=None)
         with caplog.at_level("INFO"):
-            sampler.start()
-        sampler.stop()
+            sampler.run(threading.Event())
         assert sampler.state == "absent: the package nvidia-ml-py is not installed (extra gpu)"
         assert [record.message for record in caplog.records] == [f"GPUs: {sampler.state}"]
 

@@ -1,6 +1,7 @@
 """Damage on disk is found in the background, once, without making chunks look used."""
 
 import os
+import threading
 
 import pytest
 
@@ -88,9 +89,7 @@ def test_a_pass_goes_on_after_what_nobody_foresaw(left, monkeypatch):
         return read(namespace, key, out, use=use)
 
     left.read = looked_at
-    scrubber = Scrubber(left, counters, lambda: 0.0)
-    scrubber.start()
-    scrubber._thread.join(10)
+    Scrubber(left, counters, lambda: 0.0).run(threading.Event())
     counted = counters.snapshot()[1]
     assert counted["internal_errors_total"]["rows"] == [["scrub", 1]]
     (damaged,) = counted["tier_errors_total"]["rows"]

@@ -1,13 +1,12 @@
 """Threads that do many like things together with their caller, such as the copies of a prompt's chunks."""
 
-import errno
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Generic, TypeVar
 
 from tiertune_connector.copying.processors import usable_processors
+from tiertune_connector.threads import Threads
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -20,30 +19,15 @@ def usual_helpers() -> int:
     return max(0, min(MOST_HELPERS, usable_processors() // 2 - 1))
 
 
-def running(threads: int, name: str) -> ThreadPoolExecutor:
-    """Threads that all run already; OSError if they cannot be had.
-
-    One started on demand may fail to start with its work queued all the same, which would be done hours later, or kept.
-    """
-    pool, there = ThreadPoolExecutor(threads, thread_name_prefix=name), threading.Barrier(threads)
-    try:
-        wait([pool.submit(there.wait) for _ in range(threads)])
-    except RuntimeError as error:
-        there.abort()
-        pool.shutdown(wait=False)
-        raise OSError(errno.EAGAIN, f"{threads} threads cannot be had") from error
-    return pool
-
-
 class Crew:
     """Some helpers, shared by all callers; without any, the caller does the work. Thread-safe."""
 
     def __init__(self, helpers: int) -> None:
         """There are no helpers if not all of them can be had."""
         self._helpers = helpers
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Threads | None = None
         with suppress(OSError):
-            self._pool = running(helpers, "tiertune-crew") if helpers else None
+            self._pool = Threads(helpers, "tiertune-crew", ready=helpers) if helpers else None
 
     def close(self) -> None:
         """End the helpers; no work may be under way."""

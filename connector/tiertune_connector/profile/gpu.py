@@ -26,7 +26,7 @@ def find_nvml() -> Any:  # noqa: ANN401 (pynvml, which has no types)
 
 
 class GpuSampler:
-    """Asks every GPU every few seconds, on a thread of its own; energy is a counter, the rest are gauges."""
+    """Asks every GPU every few seconds; energy is a counter, the rest are gauges."""
 
     def __init__(
         self,
@@ -49,22 +49,19 @@ class GpuSampler:
         self._energy: dict[str, float] = {}
         self._gauges: list[Gauge] = []
         self._sampled_at = 0.0
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
         counters.gauges_from(self.gauges)
 
-    def start(self) -> None:
-        """Sample until ``stop``; without NVML say so once, and do nothing."""
+    def run(self, stopping: threading.Event) -> None:
+        """Sample until told to stop; without NVML say so, and end. For a thread of its own."""
         if self._nvml is None:
             self._tell("absent: the package nvidia-ml-py is not installed (extra gpu)")
             return
-        self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(5)
+        wait_s = 0.0
+        while not stopping.wait(wait_s):
+            wait_s = self._every_s
+            with self._counters.surviving("gpus", "the GPUs could not be sampled"):
+                self.sample()
+        self._close()
 
     def gauges(self) -> Iterator[Gauge]:
         """Gauges of the last sample, while it is fresh."""
@@ -124,14 +121,6 @@ class GpuSampler:
             return ask(handle)
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
             return None
-
-    def _run(self) -> None:
-        wait_s = 0.0
-        while not self._stopping.wait(wait_s):
-            wait_s = self._every_s
-            with self._counters.surviving("gpus", "the GPUs could not be sampled"):
-                self.sample()
-        self._close()
 
     def _close(self) -> None:
         """Have the next sample initialise NVML again: the driver may have been loaded anew."""

@@ -74,7 +74,6 @@ class StoreProcess:
         self._clock = time.monotonic
         self.idle_exit_s = settings.idle_exit
         self._tiers = settings.slower
-        self._scrubber: Scrubber | None = None
         self._served = False
         with ExitStack() as undo:
             undo.callback(self._unmake, _missing(*_folders(settings)))
@@ -93,7 +92,6 @@ class StoreProcess:
             self.server = Server(self.store, settings.socket, self.counters, probe_every_s=probe_every_s)
             undo.callback(self.server.stop)
             self.gpus = GpuSampler(self._stages, self.counters, clock=self._clock, nvml=find_nvml())
-            undo.callback(self.gpus.stop)
             self.control = Control(self.store, self._state)
             writes = Writes(self._state, lambda: datetime.now(UTC))
             http = Http(
@@ -131,8 +129,6 @@ class StoreProcess:
             disk.recover(tuning.tiers.disk.capacity_bytes, tuning.defaults.eviction)
             lanes["disk"] = Lane(disk, self.counters, self._clock, patience_s=_OPEN_DISK_S, hung_s=HUNG_S)
             undo.callback(lanes["disk"].close)
-            self._scrubber = Scrubber(disk, self.counters, self._clock)
-            undo.callback(self._scrubber.stop)
         remote: Tier | None = None
         if settings.remote is not None:
             codec = Codec(self._clock, self.counters) if settings.remote.path is None else None
@@ -169,10 +165,9 @@ class StoreProcess:
 
     def start(self) -> None:
         """Serve; OSError if another store listens on the socket."""
-        self.server.start()
-        self.gpus.start()
-        if self._scrubber is not None:
-            self._scrubber.start()
+        disk = self.store.disk
+        scrubbing = [Scrubber(disk, self.counters, self._clock).run] if disk else []
+        self.server.start(self.gpus.run, *scrubbing)
         self._thread.start()
         self._state.note("http", self.address + "\n")
         self._state.save_tiers(self._tiers)

@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 _STUCK_S = 5.0
 """After so long, a client that takes nothing is dropped."""
 _HELLO_TIMEOUT_S = 5.0
+_PATIENCE_S = 5.0
+"""Time for all threads to end; one may hang in a disk."""
 _UPKEEP_S = 0.05
 _EXPIRY_S = 1.0
 _AGAIN_S = 0.2
@@ -77,8 +79,11 @@ class Server:
         self._accepting: threading.Thread | None = None
         counters.gauges_from(lambda: [("clients", (), float(len(self.sessions())))])
 
-    def start(self) -> None:
-        """Listen; OSError if another store does, or the path cannot be used."""
+    def start(self, *tasks: Callable[[threading.Event], None]) -> None:
+        """Listen; OSError if another store does, or the path cannot be used.
+
+        ``tasks`` run beside, on threads of their own; their event is set when they are to end.
+        """
         if self.path.exists() and not self.path.is_socket():
             raise OSError(f"{self.path}: is not a socket, and is left alone: name another path, or remove it")
         if answers(self.path):
@@ -98,6 +103,8 @@ class Server:
             self._spawn(self._settle_disk)
         self._spawn(self._probe)
         self._spawn(self.store.observer.run, self._stopping, self._counters)
+        for task in tasks:
+            self._spawn(task, self._stopping)
 
     def stop(self) -> None:
         """End every connection and thread; the socket's path goes too, if it is ours."""
@@ -116,8 +123,9 @@ class Server:
         for connection in connections:
             connection.shutdown()
         self._turns.stop()
+        until = time.monotonic() + _PATIENCE_S
         for thread in self._threads:
-            thread.join(5)
+            thread.join(max(0.0, until - time.monotonic()))
         for connection in list(self._connections):  # one that was being welcomed
             self._end(connection)
         self._turns.close()
@@ -230,8 +238,7 @@ class Server:
                 self._run(connection, partial(self._store, connection, session, message), kind)
             case Release() if message.damaged:
                 release = partial(store.holdings.release, session, message.lease, message.damaged)
-                if not self._waiters.run(connection, release, "damage"):
-                    release()
+                self._waiters.run(connection, release, "damage")
             case _:
                 self._told(session, message)
 
@@ -257,8 +264,10 @@ class Server:
                 raise msgspec.ValidationError(f"a client may not send {type(message).__name__} here")
 
     def _run(self, connection: Connection, serve: Callable[..., None], kind: Kind | Literal[""]) -> None:
-        """Serve at once, or, with a ``kind``, on a thread of that kind; at once, too, if no thread can be had."""
-        if not kind or not self._waiters.run(connection, partial(serve, wait=True), kind):
+        """Serve at once, or, with a ``kind``, on a thread of that kind."""
+        if kind:
+            self._waiters.run(connection, partial(serve, wait=True), kind)
+        else:
             serve(wait=False)
 
     def _lookup(

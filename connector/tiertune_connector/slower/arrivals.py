@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tiertune_connector.chunk import NOBODY, Origin
-from tiertune_connector.counters import Counters
-from tiertune_connector.slower.lane import Lanes
+from tiertune_connector.slower.lane import Lane, Lanes
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import Slot
@@ -31,7 +30,8 @@ class Arrival:
     A listener is added before it looks, and the reader sets before it tells, so that nobody misses the last bytes.
     """
 
-    tier: str
+    place: Place
+    lane: Lane
     slot: Slot
     era: int
     """The store's era of flushes when it was asked for."""
@@ -71,42 +71,39 @@ class Arrivals:
 
     dram: DramTier
     lanes: Lanes
-    counters: Counters
     clock: Clock
-    accept: Callable[[str, Arrival, Origin], Outcome]
-    """Whether a whole chunk of a namespace may stay: OK, or the outcome for its loads."""
+    accept: Callable[[Arrival, Origin], Outcome]
+    """Whether a whole chunk may stay: OK, or the outcome for its loads."""
 
     def __post_init__(self) -> None:
         self._coming: dict[Place, Arrival] = {}
-        self._numbers = Counter[tuple[str, str]]()
-        """How many are coming, by namespace and tier."""
+        self._numbers = Counter[tuple[str, Lane]]()
+        """How many are coming, by namespace and lane."""
 
     def fetch(self, place: Place, tier: str, era: int) -> Arrival | None:
-        """Count one load more for a chunk, fetched unless it is coming already; None if no room or no thread is left.
+        """Count one load more for a chunk, fetched unless it is coming already; None if no room is left.
 
         None, too, while the tier already asked for it is dead: no other can be asked until it is given up there.
         """
         arrival = self._coming.get(place)
-        if arrival is not None and self.lanes[arrival.tier].breaker.open:
+        if arrival is not None and arrival.lane.breaker.open:
             return None
         if arrival is None:
-            _, share = self.room(place[0])
-            slot = self.dram.reserve(*place, NOBODY) if self._numbers[place[0], tier] < share else None
+            lane, (_, share) = self.lanes[tier], self.room(place[0])
+            slot = self.dram.reserve(*place, NOBODY) if self._numbers[place[0], lane] < share else None
             if slot is None:
                 return None
-            predicted_s = self.lanes[tier].transit.asked(slot.nbytes)
-            arrival = self._coming[place] = Arrival(tier, slot, era, self.clock(), predicted_s)
-            self._numbers[place[0], tier] += 1
-            if not self._asked(place, arrival):
-                self._call_off(place, arrival)
-                return None
+            predicted_s = lane.transit.asked(slot.nbytes)
+            arrival = self._coming[place] = Arrival(place, lane, slot, era, self.clock(), predicted_s)
+            self._numbers[place[0], lane] += 1
+            arrival.done = lane.readers.submit(self._bring, arrival)
         arrival.waiting += 1
         return arrival
 
     def coming(self, namespace: str, keys: Iterable[bytes]) -> Counter[str]:
         """How many of these chunks are on their way already, by tier."""
         found = [self._coming.get((namespace, key)) for key in keys] if self._coming else []
-        return Counter(arrival.tier for arrival in found if arrival is not None)
+        return Counter(arrival.lane.name for arrival in found if arrival is not None)
 
     def room(self, namespace: str) -> tuple[int, int]:
         """Chunks that DRAM can hold for loads at once, and how many of them one slower tier may be bringing."""
@@ -114,22 +111,25 @@ class Arrivals:
         capacity = pool.pool.capacity if pool else 0
         return capacity, capacity - capacity // LEFT_SHARE
 
-    def give_up(self, tier: str, *, hangs: bool) -> None:
+    def give_up(self, lane: Lane) -> None:
         """Call off what waits its turn at a tier that died; its loads hear of it at their deadline.
 
-        If the tier ``hangs``, also what is being read: the key is free at once, the slot only when the read ends.
+        If the tier hangs, also what is being read: the key is free at once, the slot only when the read ends.
         """
-        for place, arrival in list(self._coming.items()):
-            if arrival.tier == tier and ((waits := arrival.done.cancel()) or hangs):
+        hangs = lane.hangs
+        for arrival in list(self._coming.values()):
+            if arrival.lane is lane and ((waits := arrival.done.cancel()) or hangs):
                 arrival.reading = not waits
-                self._call_off(place, arrival)
+                self._end(arrival, Outcome.ERROR)
+                lane.transit.ended(arrival.slot.nbytes, Outcome.ERROR)
+                self.dram.abort(*arrival.place, arrival.slot, quarantine=arrival.reading)
 
     @contextmanager
     def awaited(self, arrivals: Iterable[Arrival]) -> Iterator[None]:
         """While a load waits for these, count one more transfer on their lanes. Call without the store's lock."""
         with ExitStack() as ways:
-            for tier in {arrival.tier for arrival in arrivals}:
-                ways.enter_context(self.lanes[tier].transit.awaited())
+            for lane in {arrival.lane for arrival in arrivals}:
+                ways.enter_context(lane.transit.awaited())
             yield
 
     def waited(self, arrivals: Iterable[Arrival], started: float) -> dict[str, float]:
@@ -138,63 +138,51 @@ class Arrivals:
         It teaches how good predictions are, if it asked for its last chunk itself and none failed.
         """
         now, seconds = self.clock(), dict[str, float]()
-        by_tier: dict[str, list[Arrival]] = {}
+        by_lane: dict[Lane, list[Arrival]] = {}
         for arrival in arrivals:
-            by_tier.setdefault(arrival.tier, []).append(arrival)
-        for tier, group in by_tier.items():
-            took = seconds[tier] = max(now if arrival.outcome is None else arrival.at for arrival in group) - started
+            by_lane.setdefault(arrival.lane, []).append(arrival)
+        for lane, group in by_lane.items():
+            took = seconds[lane.name] = (
+                max(now if arrival.outcome is None else arrival.at for arrival in group) - started
+            )
             told = group[-1].predicted_s if group[-1].since >= started else None
             outcomes = {arrival.outcome for arrival in group}
-            lane = self.lanes[tier]
             if outcomes == {Outcome.OK}:
                 lane.transit.loaded(told, took)
             elif None in outcomes and not lane.breaker.open:  # else: how long it hangs is not what a fetch costs
                 lane.transit.given_up(told, took)
         return seconds
 
-    def _asked(self, place: Place, arrival: Arrival) -> bool:
-        """Have a thread read the chunk; False if none can be had, though the chunk may still be queued."""
-        with self.counters.surviving("read", f"no thread can be had to read from {arrival.tier}"):
-            arrival.done = self.lanes[arrival.tier].readers.submit(self._bring, place, arrival)
-            return True
-        return False
-
-    def _call_off(self, place: Place, arrival: Arrival) -> None:
-        """End an arrival that will not come."""
-        self._end(place, arrival, Outcome.ERROR)
-        self.lanes[arrival.tier].transit.ended(arrival.slot.nbytes, Outcome.ERROR)
-        self.dram.abort(*place, arrival.slot, quarantine=arrival.reading)
-
-    def _called_off(self, place: Place, arrival: Arrival) -> bool:
-        """Whether it was called off: its slot is another chunk's, or nobody's from now on."""
+    def _called_off(self, arrival: Arrival) -> bool:
+        """Whether it was given up: its slot is another chunk's, or nobody's from now on."""
         if arrival.reading:
-            self.dram.release_quarantine(place[0], arrival.slot)
+            self.dram.release_quarantine(arrival.place[0], arrival.slot)
         return arrival.outcome is not None
 
-    def _end(self, place: Place, arrival: Arrival, outcome: Outcome) -> None:
-        del self._coming[place]
-        self._numbers[place[0], arrival.tier] -= 1
+    def _end(self, arrival: Arrival, outcome: Outcome) -> None:
+        del self._coming[arrival.place]
+        self._numbers[arrival.place[0], arrival.lane] -= 1
         arrival.outcome, arrival.at = outcome, self.clock()
 
-    def _bring(self, place: Place, arrival: Arrival) -> None:
+    def _bring(self, arrival: Arrival) -> None:
         """Read a chunk into its reserved slot; runs on its tier's thread, without the lock."""
         with self.dram.lock:
-            if self._called_off(place, arrival):
+            if self._called_off(arrival):
                 return
-        payload = arrival.slot.view()
-        outcome, origin = self.lanes[arrival.tier].read(*place, payload, arrival.came)
+        payload, lane = arrival.slot.view(), arrival.lane
+        outcome, origin = lane.read(*arrival.place, payload, arrival.came)
         if outcome is Outcome.OK:
             arrival.came(payload.nbytes)  # for a tier that does not tell sooner
         digest = origin.sum_of(payload) if outcome is Outcome.OK else 0
         with self.dram.lock:
-            if self._called_off(place, arrival):
+            if self._called_off(arrival):
                 return
-            self.lanes[arrival.tier].transit.ended(payload.nbytes, outcome)
+            lane.transit.ended(payload.nbytes, outcome)
             if outcome is Outcome.OK:
-                outcome = self.accept(place[0], arrival, origin)
-            self._end(place, arrival, outcome)
+                outcome = self.accept(arrival, origin)
+            self._end(arrival, outcome)
             if outcome is not Outcome.OK:
-                self.dram.abort(*place, arrival.slot)
+                self.dram.abort(*arrival.place, arrival.slot)
                 return
-            arrival.slot.behind, arrival.slot.origin = {arrival.tier: arrival.at}, origin
-            self.dram.commit(*place, arrival.slot, digest, users=arrival.waiting)
+            arrival.slot.behind, arrival.slot.origin = {lane.name: arrival.at}, origin
+            self.dram.commit(*arrival.place, arrival.slot, digest, users=arrival.waiting)

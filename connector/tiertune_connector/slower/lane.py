@@ -4,7 +4,7 @@ import logging
 import mmap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -16,6 +16,7 @@ from tiertune_connector.cost import FETCHED_AT_ONCE
 from tiertune_connector.counters import Counters
 from tiertune_connector.slower.transit import Transit
 from tiertune_connector.slower.writers import Write, Writers
+from tiertune_connector.threads import Threads
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, UNKNOWN, Came, Counted, Outcome, Read, Tier, Usage, unheard
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.instrumented import InstrumentedTier
@@ -30,6 +31,7 @@ _PRESENT = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
 """As staging is mapped: the kernel's time to give memory is no part of a read."""
 TELLS_S = 1.0
 """Patience for what a tier holds: an agent that asks a store for its state gives up after three seconds."""
+_NOT_READ: Read = (Outcome.ERROR, NOBODY)
 
 
 class Lane:
@@ -59,9 +61,9 @@ class Lane:
         self.breaker = breaker or Breaker()
         self._probe_keys = probe_keys
         self.codec = codec
-        self.readers = ThreadPoolExecutor(FETCHED_AT_ONCE, thread_name_prefix=f"{tier.name}-read")
-        self._askers = ThreadPoolExecutor(32, thread_name_prefix=f"{tier.name}-ask")
-        self._prober = ThreadPoolExecutor(1, thread_name_prefix=f"{tier.name}-probe")
+        self.readers = Threads(FETCHED_AT_ONCE, f"{tier.name}-read")
+        self._askers = Threads(32, f"{tier.name}-ask")
+        self._prober = Threads(1, f"{tier.name}-probe")
         self._patience_s = patience_s
         self._hung_s = hung_s
         self._under_way = 0
@@ -85,17 +87,14 @@ class Lane:
         """
         if self.breaker.open or not keys:
             return 0
-        return self._ask("present", partial(self.tier.present, namespace, keys), within_s)[1]
+        return self._ask("present", lambda: self.tier.present(namespace, keys), within_s)[1]
 
     def prepare(self, preparing: Callable[[], Outcome]) -> Outcome:
         """Prepare the tier for what comes; TIMEOUT if that takes longer than the patience, but it goes on."""
         return Outcome.ERROR if self.breaker.open else self._ask("prepare", lambda: (preparing(), 0))[0]
 
     def _ask(self, place: str, question: Callable[[], Counted], within_s: float = inf) -> Counted:
-        try:
-            asked = self._askers.submit(self._guarded, place, question, 0)
-        except RuntimeError:  # threads have run out
-            return Outcome.ERROR, 0
+        asked = self._askers.submit(self._guarded, place, question, (Outcome.ERROR, 0))
         try:
             outcome, count = asked.result(min(self._patience_s, within_s))
         except TimeoutError:  # the tier has no time-out of its own, or the asker less patience
@@ -121,10 +120,7 @@ class Lane:
 
         A directory has to be looked through once, a server may hang.
         """
-        try:
-            telling = self._telling or self._askers.submit(self.tier.usage)
-        except RuntimeError:  # threads have run out
-            return UNKNOWN
+        telling = self._telling or self._askers.submit(self.tier.usage)
         ended = bool(wait([telling], TELLS_S).done)
         self._telling = None if ended else telling
         return telling.result() if ended else UNKNOWN
@@ -132,9 +128,9 @@ class Lane:
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
         """The tier's `read`; an error at once while the breaker is open."""
         if self.breaker.open:
-            return Outcome.ERROR, NOBODY
+            return _NOT_READ
         with self._moving():
-            outcome, origin = self._guarded("read", lambda: self.tier.read(namespace, key, out, came), NOBODY)
+            outcome, origin = self._guarded("read", lambda: self.tier.read(namespace, key, out, came), _NOT_READ)
         self.record(outcome)
         return outcome, origin
 
@@ -168,10 +164,8 @@ class Lane:
 
     def flush(self, namespace: str | None, tenant: bytes | None) -> Counted:
         """The tier's `flush`, probes not counted; TIMEOUT after ``hung_s``, but it goes on."""
-        try:
-            flushing = self._askers.submit(self._guarded, "flush", lambda: self._flush(namespace, tenant), 0)
-        except RuntimeError:  # threads have run out
-            return Outcome.ERROR, 0
+        dropping = partial(self._flush, namespace, tenant)
+        flushing = self._askers.submit(self._guarded, "flush", dropping, (Outcome.ERROR, 0))
         try:
             return flushing.result(self._hung_s)
         except TimeoutError:
@@ -207,7 +201,7 @@ class Lane:
         buffer = memoryview(mmap.mmap(-1, nbytes, _PRESENT))
         started = self._clock()
         with self._moving():
-            outcome, _ = self._guarded("probe", lambda: (reading(buffer), None), None)
+            outcome = self._guarded("probe", lambda: reading(buffer), Outcome.ERROR)
         if outcome is Outcome.OK:
             self.transit.came_alone(nbytes, self._clock() - started)
         self.record(outcome)
@@ -222,14 +216,16 @@ class Lane:
         return next((outcome for outcome in outcomes if outcome is not Outcome.OK), Outcome.OK)
 
     def _probe(self, key: bytes, payload: bytes) -> Outcome:
-        outcome, _ = self._guarded("probe", lambda: (self._probed(key, payload), None), None)
+        outcome = self._guarded("probe", lambda: self._probed(key, payload), Outcome.ERROR)
         self.record(outcome)
         self._counters.add("probes_total", (self.name, outcome.value))
         return outcome
 
     def _probed(self, key: bytes, payload: bytes) -> Outcome:
         buffer = memoryview(bytearray(len(payload)))
-        outcome, seconds = self._timed_present(key)
+        started = self._clock()
+        outcome, _ = self.tier.inner.present(PROBE_NAMESPACE, [key])  # not counted among what requests ask
+        seconds = self._clock() - started
         if outcome is Outcome.OK:
             self.transit.answered(seconds)
             outcome = self._measured_read(key, buffer)
@@ -263,11 +259,6 @@ class Lane:
             executor.shutdown(wait=False, cancel_futures=True)
         self.tier.close()
 
-    def _timed_present(self, key: bytes) -> tuple[Outcome, float]:
-        started = self._clock()
-        outcome, _ = self.tier.inner.present(PROBE_NAMESPACE, [key])  # not counted among what requests ask
-        return outcome, self._clock() - started
-
     def _measured_read(self, key: bytes, buffer: memoryview) -> Outcome:
         """Read twice, and measure the second: a connection that was idle takes some round trips to get up to speed.
 
@@ -284,15 +275,13 @@ class Lane:
         return outcome
 
     def _read_probe(self, key: bytes, buffer: memoryview) -> Outcome:
-        return self._guarded("probe", lambda: self.tier.read(PROBE_NAMESPACE, key, buffer), NOBODY)[0]
+        return self._guarded("probe", lambda: self.tier.read(PROBE_NAMESPACE, key, buffer), _NOT_READ)[0]
 
-    def _guarded(
-        self, place: str, operation: Callable[[], tuple[Outcome, Told]], nothing: Told
-    ) -> tuple[Outcome, Told]:
-        """An operation's result; if it raises, ERROR and ``nothing``, counted by ``place``."""
+    def _guarded(self, place: str, operation: Callable[[], Told], failed: Told) -> Told:
+        """An operation's result; ``failed`` if it raises, counted by ``place``."""
         with self._counters.surviving(place, f"{self.name} raised amid {place}"):
             return operation()
-        return Outcome.ERROR, nothing
+        return failed
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
@@ -319,7 +308,7 @@ class Lane:
 
     def _put(self, write: Write) -> Outcome:
         with self._moving():
-            outcome, wrote = self._guarded("write", lambda: self._written(write), True)
+            outcome, wrote = self._guarded("write", lambda: self._written(write), (Outcome.ERROR, True))
         self.record(outcome, wrote=wrote)
         return outcome
 

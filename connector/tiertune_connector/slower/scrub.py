@@ -20,7 +20,7 @@ _FAILED = (Outcome.CORRUPT, Outcome.ERROR)
 
 
 class Scrubber:
-    """One pass over a disk tier, on a thread of its own."""
+    """One pass over a disk tier."""
 
     def __init__(self, disk: DiskTier, counters: Counters, clock: Clock) -> None:
         """``clock`` gives monotonic seconds."""
@@ -28,17 +28,6 @@ class Scrubber:
         self._counters = counters
         self._clock = clock
         self._buffer: mmap.mmap | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="scrub", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout_s: float = 2.0) -> None:
-        """Stop after the chunk that is being read."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
 
     def step(self) -> Outcome | None:
         """Verify one chunk more; a damaged one is dropped and counted. None: all were verified."""
@@ -55,9 +44,10 @@ class Scrubber:
             self._counters.add("tier_errors_total", ("disk", "scrub", outcome.value))
         return outcome
 
-    def _run(self) -> None:
+    def run(self, stopping: threading.Event) -> None:
+        """Verify all chunks; told to stop, end after the one that is being read. For a thread of its own."""
         pause_s, seen = 0.0, dict[Outcome, int]()
-        while not self._stop.wait(pause_s):
+        while not stopping.wait(pause_s):
             started, pause_s = self._clock(), _LONGEST_PAUSE_S
             with self._counters.surviving("scrub", "a chunk of an earlier run could not be verified"):
                 outcome = self.step()

@@ -6,7 +6,6 @@ from dataclasses import InitVar, dataclass
 from typing import Literal
 
 from tiertune_connector.chunk import Origin
-from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import Load, LoadPart, LoadReply, Report, SlotRef
 from tiertune_connector.protocol.reporting import recomputed
 from tiertune_connector.sessions.holdings import Holdings
@@ -38,12 +37,11 @@ class Loads:
     holdings: Holdings
     quotas: Quotas
     flushes: Flushes
-    counters: InitVar[Counters]
     clock: Clock
     tuning: InForce
 
-    def __post_init__(self, lanes: Lanes, counters: Counters) -> None:
-        self.arrivals = Arrivals(self.dram, lanes, counters, self.clock, self._accept)
+    def __post_init__(self, lanes: Lanes) -> None:
+        self.arrivals = Arrivals(self.dram, lanes, self.clock, self._accept)
 
     def load(
         self,
@@ -119,11 +117,11 @@ class Loads:
         tier = local or ("remote" if self.residency.readable else "")
         return self.arrivals.fetch((digest, key), tier, self.flushes.era) if tier else None
 
-    def _accept(self, namespace: str, arrival: Arrival, origin: Origin) -> Outcome:
+    def _accept(self, arrival: Arrival, origin: Origin) -> Outcome:
         """Whether a chunk that came from another tier may stay."""
+        namespace, nbytes = arrival.place[0], arrival.slot.nbytes
         if not self.flushes.current(arrival.era, namespace, origin.tenant):
             return Outcome.MISS
-        nbytes = arrival.slot.nbytes
         if self.quotas.refuse(origin.tenant, nbytes, self.tuning().tenants):
             self.accounts.over_quota(namespace)
             return Outcome.FULL

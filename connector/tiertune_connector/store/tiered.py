@@ -79,9 +79,7 @@ class TieredStore:
         self.quotas = quotas = Quotas()
         self.holdings = holdings = Holdings(dram, quotas, counters, clock, lease_s)
         self.residency = residency = Residency(dram, disk, lanes, self._in_force)
-        self.loads = Loads(
-            dram, lanes, residency, health, accounts, holdings, quotas, flushes, counters, clock, self._in_force
-        )
+        self.loads = Loads(dram, lanes, residency, health, accounts, holdings, quotas, flushes, clock, self._in_force)
         self.lookups = Lookups(
             dram, residency, health, accounts, self.observer, quotas, behind, self.loads.arrivals, clock, self._in_force
         )
@@ -132,11 +130,11 @@ class TieredStore:
 
     def watch(self) -> None:
         """Find tiers that hang, and give up what waits its turn behind a dead one. Call it every second or so."""
-        for name, lane in self.lanes.items():
+        for lane in self.lanes.values():
             lane.watch()
             if lane.breaker.open:
                 with self._lock:
-                    self.loads.arrivals.give_up(name, hangs=lane.hangs)
+                    self.loads.arrivals.give_up(lane)
 
     def forget(self) -> None:
         """Forget what was learned of namespaces that are over. Call it every second or so."""

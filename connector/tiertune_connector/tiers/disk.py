@@ -17,7 +17,7 @@ from time import monotonic
 
 from tiertune_connector import locks
 from tiertune_connector.chunk import NOBODY, Header, Origin
-from tiertune_connector.copying.crew import running
+from tiertune_connector.threads import Threads
 from tiertune_connector.tiers.base import Came, Counted, OnFiles, Outcome, Read, unheard
 from tiertune_connector.tiers.disk_pool import WIPED_AT_ONCE, DiskPool
 from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
@@ -52,7 +52,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
             self._owner = locks.own(root)
         except BlockingIOError as error:
             raise OSError(f"{root}: another store uses this disk directory: end it, or name another") from error
-        self._readers = running(_READERS, "disk-window")
+        self._readers = Threads(_READERS, "disk-window", ready=_READERS)
 
     def attach(self, namespace: str, chunk_bytes: int, algorithm: str) -> Outcome:
         """Open the namespace's slab, and make room for it as `retune` asked. Waits for the disk.

@@ -7,18 +7,20 @@ there are chunks misses.
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 import xxhash
 
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.counters import Counters
+from tiertune_connector.threads import Threads
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Counted, Outcome, Read, Tier, Usage, unheard
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 
 log = logging.getLogger(__name__)
 Told = TypeVar("Told")
+_FAILED: Counted = (Outcome.ERROR, 0)
 _ASKERS = 16
 """Questions asked of one server at a time."""
 _OF_PATIENCE = 0.8
@@ -53,7 +55,7 @@ class SpreadTier:
         self._wait_s = _OF_PATIENCE * patience_s
         self._lock = threading.Lock()
         # One pool for each: a server that hangs keeps nobody from another.
-        self._askers = {name: ThreadPoolExecutor(_ASKERS, thread_name_prefix="remote-server") for name in servers}
+        self._askers = {name: Threads(_ASKERS, "remote-server") for name in servers}
 
     def probe_keys(self, stem: bytes) -> list[bytes]:
         """A key for each server."""
@@ -93,7 +95,8 @@ class SpreadTier:
         name = self.owner(key)
         if self._closed_to(name, namespace):
             return Outcome.ERROR, NOBODY
-        outcome, origin = self._guarded(name, lambda server: server.read(namespace, key, out, came), NOBODY)
+        failed: Read = (Outcome.ERROR, NOBODY)
+        outcome, origin = self._guarded(name, lambda server: server.read(namespace, key, out, came), failed)
         return self._record(name, outcome), origin
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
@@ -103,14 +106,14 @@ class SpreadTier:
         wrote = namespace != PROBE_NAMESPACE
         if wrote and self.breaker.servers[name].paused:
             return Outcome.FULL
-        outcome, _ = self._guarded(name, lambda server: (server.write(namespace, key, payload, origin), None), None)
+        outcome = self._guarded(name, lambda server: server.write(namespace, key, payload, origin), Outcome.ERROR)
         return self._record(name, outcome, wrote=wrote)
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """Flush all servers; not OK if one of them does not answer."""
         worst, total = Outcome.OK, 0
         for name in self._servers:
-            outcome, count = self._guarded(name, lambda server: server.flush(namespace, tenant), 0)
+            outcome, count = self._guarded(name, lambda server: server.flush(namespace, tenant), _FAILED)
             worst, total = (worst if outcome is Outcome.OK else outcome), total + count
         return worst, total
 
@@ -135,7 +138,7 @@ class SpreadTier:
         if self._closed_to(name, namespace):
             return Outcome.OK, 0  # it was not asked
         silent = self.breaker.servers[name].open
-        outcome, count = self._guarded(name, lambda server: server.present(namespace, share), 0)
+        outcome, count = self._guarded(name, lambda server: server.present(namespace, share), _FAILED)
         self._record(name, outcome)
         # How long a server hangs that no request asks says nothing about a fetch from the others.
         return (Outcome.ERROR if silent and outcome is Outcome.TIMEOUT else outcome), count
@@ -143,13 +146,11 @@ class SpreadTier:
     def _closed_to(self, name: str, namespace: str) -> bool:
         return self.breaker.servers[name].open and namespace != PROBE_NAMESPACE
 
-    def _guarded(
-        self, name: str, operation: Callable[[Tier], tuple[Outcome, Told]], nothing: Told
-    ) -> tuple[Outcome, Told]:
-        """A server's answer. If it raises, which it should not, that is an ERROR of this server alone."""
+    def _guarded(self, name: str, operation: Callable[[Tier], Told], failed: Told) -> Told:
+        """A server's answer. If it raises, which it should not, this server alone has ``failed``."""
         with self._counters.surviving("remote", f"{name} raised"):
             return operation(self._servers[name])
-        return Outcome.ERROR, nothing
+        return failed
 
     def _record(self, name: str, outcome: Outcome, *, wrote: bool = False) -> Outcome:
         with self._lock:

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, Reserved, StoreClient
-from tiertune_connector.copying.crew import Crew, running, usual_helpers
+from tiertune_connector.copying.crew import Crew, usual_helpers
+from tiertune_connector.threads import Threads
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -113,9 +114,9 @@ class Transfers:
         self._clock = clock
         self._changed = threading.Condition()
         self._jobs: dict[int, Job] = {}
-        self._loading = running(threads, "tiertune-load")
+        self._loading = Threads(threads, "tiertune-load", ready=threads)
         # Apart: requests wait for loads, but nobody for stores, which may be gigabytes after a restart.
-        self._storing = running(1, "tiertune-store")
+        self._storing = Threads(1, "tiertune-store")
         helpers = usual_helpers() if helpers is None else helpers
         self._crew, self._storing_crew = Crew(helpers), Crew(helpers // 2)
 

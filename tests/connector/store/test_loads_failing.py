@@ -169,24 +169,18 @@ def test_a_store_that_ends_amid_a_load_tells_no_failure(home, remote, caplog):
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-def test_where_no_thread_can_be_had_a_load_misses_and_holds_nothing(remote, store, engine, http, monkeypatch):
-    """What could not be asked for is called off, as its slot is free for others; the next load brings it."""
+def test_where_no_more_threads_can_be_had_a_load_is_brought_by_those_there(remote, store, engine, http, monkeypatch):
+    """One chunk after another; it holds nothing afterwards."""
     here, there = chain("h", 2), chain("t", 2)
     engine.put(here)
     put_remote(remote, there)
     reads = remote.fault = Reads()
     reads.free.set()
-    with monkeypatch.context() as exhausted:
-        no_more_threads(exhausted, named="remote-read")
-        loaded = engine.load(here + there)
-        assert loaded.outcomes == ["hit", "hit", "miss", "miss"]
-        engine.client.release(loaded)
-    pool = store.store.dram.pools[DIGEST].pool
-    eventually(lambda: pool.pinned == 0)
-    assert reads.count == 0
-    assert http.total("internal_errors_total", place="read") == 1
-    loaded = engine.load(here + there)  # its threads meet what was queued before first
+    no_more_threads(monkeypatch, named="remote-read")
+    loaded = engine.load(here + there)
     assert loaded.outcomes == ["hit"] * 4
     assert (engine.read(loaded), reads.count) == (4, 2)
     engine.client.release(loaded)
+    pool = store.store.dram.pools[DIGEST].pool
     eventually(lambda: pool.pinned == 0)
+    assert http.total("internal_errors_total") == 0

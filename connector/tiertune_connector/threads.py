@@ -1,0 +1,28 @@
+"""Threads for work that waits or takes long, some of them there from the start."""
+
+import errno
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from threading import Barrier
+
+
+class Threads(ThreadPoolExecutor):
+    """At most so many; made while work waits for one, as long as one can be had: else those that are there do it all.
+
+    The base raises where no thread can be had, with its work queued all the same: it would be done hours later.
+    """
+
+    def __init__(self, most: int, name: str, *, ready: int = 1) -> None:
+        """OSError if the first ``ready`` of them, which run at once, cannot be had."""
+        super().__init__(most, thread_name_prefix=name)
+        there = Barrier(ready)
+        waiting = [self.submit(there.wait) for _ in range(ready)]
+        if len(self._threads) < ready:
+            there.abort()
+            self.shutdown(wait=False)
+            raise OSError(errno.EAGAIN, f"{ready} threads cannot be had")
+        wait(waiting)
+
+    def _adjust_thread_count(self) -> None:
+        with suppress(RuntimeError):
+            super()._adjust_thread_count()
