@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import vllm
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.platforms import current_platform
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, iter_layer_specs
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
@@ -256,89 +254,6 @@ def scheduled(output: SchedulerOutput) -> Iterator[tuple[str, int, int]]:
     cached = output.scheduled_cached_reqs
     for request, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
         yield request, computed, computed + counts[request]
-
-
-def under_way(scheduler: Any) -> bool:  # noqa: ANN401 (its Scheduler)
-    """Whether the worker has copies between device and staging to do."""
-    return bool(scheduler._jobs)  # noqa: SLF001
-
-
-def forget_blocks(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN401 (its Scheduler)
-    """Call before vLLM's scheduler is told all blocks of new requests, or of those with more input (`resumable`).
-
-    It already knows blocks of the latter, and 0.32 appends the told ones to these: what comes then would be stored
-    from the wrong blocks.
-    """
-    for new in output.scheduled_new_reqs:
-        for state in scheduler._req_status[new.req_id].group_states:  # noqa: SLF001
-            state.block_ids.clear()
-
-
-def bound_stores(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN401 (its Scheduler)
-    """Call before vLLM's scheduler stores what ended requests leave: it is to store only what they have computed.
-
-    0.32 takes one as computed up to its last token unless it was aborted. But an error may end it amid its prompt, or
-    the output of a step that was under way when it was preempted: then its blocks may be another request's by now.
-    """
-    for name in output.finished_req_ids:
-        status = scheduler._req_status.get(name)  # noqa: SLF001
-        if status is not None and status.req.is_finished():  # else another of its name has begun
-            asked, computed = status.max_offload_tokens, status.req.num_computed_tokens
-            status.max_offload_tokens = computed if asked is None else min(asked, computed)
-
-
-def allocated(scheduler: Any, blocks: KVCacheBlocks) -> None:  # noqa: ANN401 (its Scheduler)
-    """Blocks are given to a request: what is still to be copied from them to staging is copied before this step.
-
-    By itself 0.32 does so only for blocks that it loads into, or that are computed at once: another connector of a
-    `MultiConnector` would load into the others while they are copied.
-    """
-    scheduler._current_batch_allocated_block_ids.update(  # noqa: SLF001
-        block.block_id for group in blocks.blocks for block in group if not block.is_null
-    )
-
-
-def without_loading(scheduler: Any, output: SchedulerOutput) -> SchedulerOutput:  # noqa: ANN401 (its Scheduler)
-    """A step that vLLM's scheduler can take: 0.32 fails if something is loaded for a request that the step preempted.
-
-    A request that a reset preempted may come again in that very step, and find what it needs in staging.
-    """
-    loading = {job.req_id for job in scheduler._current_batch_load_jobs.values()}  # noqa: SLF001
-    preempted = output.preempted_req_ids or set()
-    return replace(output, preempted_req_ids=preempted - loading) if loading & preempted else output
-
-
-def without_tails(scheduler: Any, output: SchedulerOutput) -> SchedulerOutput:  # noqa: ANN401 (its Scheduler)
-    """A step that vLLM's scheduler can take: 0.32 fails if a prompt's partial chunk ends after `max_offload_tokens`.
-
-    Any sender of a request to a recurrent model may set that.
-    """
-    state = output.kv_connector_block_state
-    if state is None or not state.boundary_state_offloads:
-        return output
-    kept = {}
-    for name, ends in state.boundary_state_offloads.items():
-        status = scheduler._req_status.get(name)  # noqa: SLF001
-        most = status.max_offload_tokens if status else None
-        kept[name] = [each for each in ends if most is None or each[2] <= most]
-    return replace(output, kv_connector_block_state=replace(state, boundary_state_offloads=kept))
-
-
-@contextlib.contextmanager
-def flushing_more(scheduler: Any) -> Iterator[None]:  # noqa: ANN401 (its Scheduler)
-    """Around a reset: vLLM refuses one until a step has told the worker which jobs the reset before left it to end."""
-    before, scheduler._current_batch_jobs_to_flush = scheduler._current_batch_jobs_to_flush, set()  # noqa: SLF001
-    try:
-        yield
-    finally:
-        scheduler._current_batch_jobs_to_flush |= before  # noqa: SLF001
-
-
-def prompt_keys(scheduler: Any, request: str) -> list[list[OffloadKey]]:  # noqa: ANN401 (its Scheduler)
-    """Keys of the whole chunks of a request, by group in vLLM's order; ``scheduler`` must know the request."""
-    status = scheduler._req_status[request]  # noqa: SLF001 (vLLM builds keys only when it looks for them)
-    status.update_offload_keys()
-    return [list(state.offload_keys) for state in status.group_states]
 
 
 class Staging:

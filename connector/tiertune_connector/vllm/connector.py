@@ -24,7 +24,8 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from tiertune_connector.vllm import compat, events, media, metrics, neighbours, spoiled, turns, windows
+from tiertune_connector.vllm import compat, events, metrics, neighbours, turns
+from tiertune_connector.vllm.offloading import Offloading
 from tiertune_connector.vllm.step_timing import STEP, StepMetadata, WorkerTiming
 from tiertune_connector.vllm.tier import TierTuneTier
 
@@ -46,14 +47,12 @@ class TierTuneConnector(OffloadingConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         self._tier: TierTuneTier | None = None
         self._timing = WorkerTiming(())
-        self._spoils_turns = turns.spoilt(vllm_config, kv_cache_config)
-        self._recurrent = turns.recurrent(kv_cache_config)
         if self.connector_scheduler is not None:
-            windows.guard(self.connector_scheduler)
-            spoiled.guard(self.connector_scheduler)
             manager = self.connector_scheduler.manager
             (self._tier,) = manager.secondary_tiers
             self._tier.bind(compat.Staging(manager.primary_tier))
+            self._spoilt = turns.spoilt(vllm_config, kv_cache_config, self._tier.goes_on)
+            self._offloading = Offloading(self.connector_scheduler, self._spoilt)
             prompts_alone = str(self.connector_scheduler.config.offload_prompt_only).lower()
             logger.info(
                 "TierTune: load failure policy is recompute, offload_prompt_only is %s, kv_role is not heeded",
@@ -68,14 +67,14 @@ class TierTuneConnector(OffloadingConnector):
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
-        if self._spoils_turns:
+        if self._spoilt is not None:
             turns.guard(kv_cache_manager.coordinator, self._spoilt)
         if self._engine.exchanges_weights:
             self._follow_resets(kv_cache_manager)
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
-        keys = compat.prompt_keys(self.connector_scheduler, request.request_id)
+        keys = self._offloading.prompt_keys(request.request_id)
         self.tier.expect(request.request_id, self._engine.prompt(request, keys))
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -88,17 +87,11 @@ class TierTuneConnector(OffloadingConnector):
         return tokens, later
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        compat.allocated(self.connector_scheduler, blocks)
+        self._offloading.allocated(blocks)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        media.keep(self.connector_scheduler, scheduler_output)
-        compat.forget_blocks(self.connector_scheduler, scheduler_output)
-        compat.bound_stores(self.connector_scheduler, scheduler_output)
-        if self._spoils_turns:
-            turns.bound(self.connector_scheduler, scheduler_output, self._spoilt)
-        output = compat.without_tails(self.connector_scheduler, scheduler_output)
-        metadata = super().build_connector_meta(compat.without_loading(self.connector_scheduler, output))
+        metadata = super().build_connector_meta(self._offloading.before(scheduler_output))
         setattr(metadata, STEP, self.tier.given(compat.scheduled(scheduler_output)))
         return metadata
 
@@ -109,7 +102,7 @@ class TierTuneConnector(OffloadingConnector):
         if isinstance(metadata, OffloadingWorkerMetadata) and metadata.transfer_stats.load.bytes:
             self.tier.copied(metadata.transfer_stats.load.bytes, metadata.transfer_stats.load.time)
         if connector_output.invalid_block_ids:
-            spoiled.spoil(self.connector_scheduler, connector_output.invalid_block_ids)
+            self._offloading.not_filled(connector_output.invalid_block_ids)
         super().update_connector_output(connector_output)
 
     def reset_cache(self) -> bool | None:
@@ -118,13 +111,12 @@ class TierTuneConnector(OffloadingConnector):
         The store keeps its chunks. But if a trainer exchanges the engine's weights, no chunk from before is found any
         more: vLLM empties its caches at each exchange.
         """
-        if compat.under_way(self.connector_scheduler):
+        if self._offloading.under_way:
             self.tier.hold()
         if self._engine.exchanges_weights:
             self._engine.new_weights()
             self.tier.part()
-        windows.emptied(self.connector_scheduler)
-        with compat.flushing_more(self.connector_scheduler):
+        with self._offloading.emptied():
             return super().reset_cache()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
@@ -163,10 +155,6 @@ class TierTuneConnector(OffloadingConnector):
             return emptied and self.reset_cache() is not False
 
         kv_cache_manager.reset_prefix_cache = reset_prefix_cache
-
-    def _spoilt(self, request: Request) -> bool:
-        """Whether what a request computes with drafts may not be what its keys stand for."""
-        return (self._recurrent and request.resumable) or self.tier.goes_on(request)
 
     @classmethod
     def build_prom_metrics(

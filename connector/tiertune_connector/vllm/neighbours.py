@@ -16,7 +16,7 @@ def check() -> None:
     Workers alone know what is beside them.
 
     Both count under the same names, at which the API server ends. And vLLM's may copy blocks to its own staging while
-    TierTune's loads into them: 0.32 orders copies within a connector only (`compat.allocated` does more for ours).
+    TierTune's loads into them: 0.32 orders copies within a connector only (`Offloading.allocated` does more for ours).
     """
     whole = get_current_vllm_config_or_none()
     transfer = whole.kv_transfer_config if whole is not None else None

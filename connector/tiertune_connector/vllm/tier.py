@@ -51,7 +51,7 @@ DRAIN_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """A request that has not ended."""
+    """What is known of a request."""
 
     context: ReqContext
     prompt: Prompt = UNKNOWN
@@ -61,6 +61,10 @@ class _Known:
     """The load whose end vLLM has not been told."""
     prefilling: bool = True
     """It has no first token yet: for others, a step brings nothing new."""
+
+
+_ENDED = _Known(None, prefilling=False)
+"""Of a request that has ended, or that nobody has told of."""
 
 
 class TierTuneTier(SecondaryTierManager):
@@ -146,9 +150,7 @@ class TierTuneTier(SecondaryTierManager):
 
         If the engine has no other request, it waits for the store's reply, once and no longer than vLLM would sleep.
         """
-        known = self._requests.get(request)
-        if known is None:
-            return False
+        known = self._requests.get(request, _ENDED)
         if known.load is not None and not known.load.over:
             return True
 
@@ -160,23 +162,23 @@ class TierTuneTier(SecondaryTierManager):
 
     def goes_on(self, request: "Request") -> bool:
         """Whether the request has been given more input since it came (`resumable`)."""
-        known = self._requests.get(request.request_id)
-        return known is not None and request.num_prompt_tokens > known.prompt.tokens
+        known = self._requests.get(request.request_id, _ENDED)
+        return 0 < known.prompt.tokens < request.num_prompt_tokens
 
     def answered(self, request: str, tokens: int) -> None:
         """The scheduler has been told that it need not compute the first ``tokens`` of the request."""
-        known = self._requests.get(request)
-        if known is not None and known.ask is not None:
-            self.telemetry.settled(known.ask, tokens)
-            self.gate.ended(known.ask)
+        ask = self._requests.get(request, _ENDED).ask
+        if ask is not None:
+            self.telemetry.settled(ask, tokens)
+            self.gate.ended(ask)
 
     def given(self, scheduled: Iterable[tuple[str, int, int]]) -> int:
         """The engine has a step to do: (request, first token, end token) of each request in it. Returns its number."""
         spans, prompts = [], []
         for request, first, end in scheduled:
             spans.append((first, end))
-            known = self._requests.get(request)
-            if known is not None and known.prefilling:
+            known = self._requests.get(request, _ENDED)
+            if known.prefilling:
                 prompts.append((known, end))
         number = self.telemetry.steps.given(spans)
         if prompts:
@@ -220,49 +222,41 @@ class TierTuneTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        known = self._requests.get(req_context.req_id)
-        if known is None or known.ask is None or self.telemetry.steps.ended <= self._held_by:
+        known = self._requests.get(req_context.req_id, _ENDED)
+        if known.ask is None or self.telemetry.steps.ended <= self._held_by:
             return LookupResult.MISS
         fetched = self._lookups.offers(known.ask, bytes(key) + known.prompt.suffix)
         return LookupResult.HIT if fetched else LookupResult.MISS
 
     def submit_load(self, job_metadata: TransferJob) -> None:
+        """Fetches the chunks, unless the request ended in this very step, or its adapter has other contents by now."""
         request = job_metadata.req_context.req_id
-        known = self._requests.get(request)
-        # The request ended in this very step, or its adapter is not any more what the chunks were computed with.
-        if known is None or known.ask is None or not known.prompt.stands():
-            keys = [bytes(key) for key in job_metadata.keys]
-            job = Job(job_metadata.job_id, request, keys, [], loads=True)
-            if known is not None:
-                known.load = job
-            self._transfers.skip(job)
-            return
-        known.load = Job(
+        known = self._requests.get(request, _ENDED)
+        ask = known.ask if known.prompt.stands() else None
+        job = Job(
             job_metadata.job_id,
             request,
             [bytes(key) + known.prompt.suffix for key in job_metadata.keys],
             job_metadata.chunk_ids.tolist(),
             loads=True,
-            deadline_s=known.ask.load_s,
+            deadline_s=ask.load_s if ask else 0.0,
             suffix=known.prompt.suffix,
         )
-        self._transfers.load(known.load)
+        if known is not _ENDED:
+            known.load = job
+        (self._transfers.load if ask else self._transfers.skip)(job)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Offers the store the whole chunks in the prompt's order; vLLM names them as a set.
 
         For a recurrent model vLLM may also name the partial chunk at a prompt's end: that is looked up in staging only.
         """
-        request = job_metadata.req_context.req_id
-        known = self._requests.get(request)
-        if known is None or not (known.prompt.writes and known.prompt.stands()):
-            self._transfers.skip(Job(job_metadata.job_id, request, [], [], loads=False))
-            return
-        prompt, position = known.prompt, job_metadata.req_context.get_offload_key_position
+        request, position = job_metadata.req_context.req_id, job_metadata.req_context.get_offload_key_position
+        prompt = self._requests.get(request, _ENDED).prompt
         named = zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True)
         rows = sorted(
             (place, name, chunk)
-            for name, chunk in named
+            for name, chunk in (named if prompt.writes and prompt.stands() else ())
             if not (place := position(name) or 0) % self._tokens_by_group[get_offload_group_idx(name)]
         )
         job = Job(
@@ -284,8 +278,8 @@ class TierTuneTier(SecondaryTierManager):
         """Cascade again what staging has and the store said it lacks: it was restarted or flushed, or evicted it."""
         absent, self._absent = self._absent, []
         for ask in absent:
-            known = self._requests.get(ask.request)
-            if known is None or not known.prompt.writes:
+            known = self._requests.get(ask.request, _ENDED)
+            if not known.prompt.writes:
                 continue
             there, (chain, *sides) = len(ask.reply.result().tiers), known.prompt.keys
             if there == len(ask.chain):  # the store also has what a cut there needs of other groups
@@ -300,12 +294,11 @@ class TierTuneTier(SecondaryTierManager):
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         for request in context.preempted_req_ids:
-            known = self._requests.get(request)
-            if known is not None and known.ask is not None:
-                self._lookups.preempted(known.ask)
+            preempted = self._requests.get(request, _ENDED).ask
+            if preempted is not None:
+                self._lookups.preempted(preempted)
         for ask in self._lookups.answered():
-            known = self._requests.get(ask.request)
-            if known is None or known.ask is not ask:
+            if self._requests.get(ask.request, _ENDED).ask is not ask:
                 continue
             self.telemetry.answered(ask)
             if not ask.reply.result().reason:
@@ -368,8 +361,8 @@ class TierTuneTier(SecondaryTierManager):
         )
 
     def _loaded(self, job: Job, came: list[OffloadKey]) -> None:
-        known = self._requests.get(job.request)
-        if known is not None and known.load is job:  # else its request has ended, and another one may have its name
+        known = self._requests.get(job.request, _ENDED)
+        if known.load is job:  # else its request has ended, and another one may have its name
             known.load = None
             self._staging.touch(came, known.context)
             if not job.succeeded:

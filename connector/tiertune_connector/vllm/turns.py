@@ -15,40 +15,28 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, iter_layer_specs
 from vllm.v1.request import Request
 
-Later = Callable[[Request], bool]
-"""Whether a request is in a later turn."""
+Spoilt = Callable[[Request], bool]
+"""Whether what a request computes now may not be what its keys stand for."""
 
 
-def spoilt(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> bool:
-    """Whether an engine's later turns may be spoilt."""
-    ahead = vllm_config.scheduler_config.async_scheduling
-    return bool(vllm_config.num_speculative_tokens) and (recurrent(kv_cache_config) or not ahead)
-
-
-def recurrent(kv_cache_config: KVCacheConfig) -> bool:
-    """Whether a model has recurrent layers."""
+def spoilt(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, goes_on: Spoilt) -> Spoilt | None:
+    """None: with this engine that never happens. ``goes_on``: whether a request is in a later turn."""
     layers = (layer for group in kv_cache_config.kv_cache_groups for layer in iter_layer_specs(group.kv_cache_spec))
-    return any(isinstance(layer, MambaSpec) for layer in layers)
+    recurrent = any(isinstance(layer, MambaSpec) for layer in layers)
+    if not vllm_config.num_speculative_tokens or (vllm_config.scheduler_config.async_scheduling and not recurrent):
+        return None
+    return lambda request: (recurrent and request.resumable) or goes_on(request)
 
 
-def guard(coordinator: Any, later: Later) -> None:  # noqa: ANN401 (its KVCacheCoordinator)
-    """Keep what ``later`` turns compute from being found by other requests on the device."""
+def guard(coordinator: Any, spoilt: Spoilt) -> None:  # noqa: ANN401 (its KVCacheCoordinator)
+    """Keep what is spoilt from being found by other requests on the device."""
     cache = coordinator.cache_blocks
 
     def cache_blocks(request: Request, num_computed_tokens: int) -> None:
-        if not later(request):
+        if not spoilt(request):
             cache(request, num_computed_tokens)
 
     coordinator.cache_blocks = cache_blocks
-
-
-def bound(scheduler: Any, output: SchedulerOutput, later: Later) -> None:  # noqa: ANN401 (its Scheduler)
-    """Call before vLLM's scheduler stores what a step computes: it stores no more of requests in ``later`` turns."""
-    for name in (*output.num_scheduled_tokens, *output.finished_req_ids):
-        status = scheduler._req_status.get(name)  # noqa: SLF001
-        if status is not None and later(status.req):
-            status.max_offload_tokens = 0
