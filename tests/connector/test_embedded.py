@@ -149,6 +149,13 @@ def test_a_store_that_cannot_start_is_told_of(path, caplog, monkeypatch):
     assert re.search(r"dram.segment: Input should be greater than 0", caplog.text)
 
 
+def test_a_store_that_the_shell_cannot_start_is_told_of(path, caplog, monkeypatch):
+    """As where it may have no more processes: the engine goes on without a store."""
+    monkeypatch.setattr(embedded, "_DETACHED", "exit 2")
+    assert not embedded.ensure(path, dram_bytes=DRAM)
+    assert "no store could be started" in caplog.text
+
+
 @pytest.mark.parametrize(("mode", "user"), [(0o755, os.getuid()), (0o700, 4242)], ids=["open", "another's"])
 def test_another_users_folder_is_not_trusted(home, monkeypatch, caplog, mode, user):
     """A folder for temporary files is everybody's: what lies under our name there must be ours alone."""

@@ -105,7 +105,7 @@ def ensure(path: Path, *, dram_bytes: int, idle_exit_s: float = IDLE_EXIT_S) -> 
             if answers(path) or not had:
                 return answers(path)
             return _start(path, dram_bytes, path.with_name(path.name + ".state"), idle_exit_s)
-    except OSError as error:
+    except (OSError, subprocess.SubprocessError) as error:  # the latter if the shell has no process to start it in
         logger.warning("TierTune: no store could be started at %s: %s", path, error)
         return False
 
