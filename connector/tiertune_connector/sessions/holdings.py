@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from tiertune_connector.counters import Counters
+from tiertune_connector.protocol.messages import SlotRef
 from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Lease, Reservation, Session
 from tiertune_connector.tiers.base import Outcome
@@ -72,6 +73,13 @@ class Holdings:
                 self.release(session, number)
             for key in list(session.reservations):
                 self.give_up(session, key, quarantine=True)
+
+    def written(self, session: Session, key: bytes, ref: SlotRef | None) -> Reservation | None:
+        """A client no longer writes a key's slots, or the one meant; returns its reservation, if it still has that."""
+        meant = ref.tells if ref else None
+        self.leave_quarantine(session, key, meant)
+        held = session.reservations.get(key)
+        return held if held is not None and (meant is None or meant(held.slot)) else None
 
     def leave_quarantine(
         self, session: Session, key: bytes | None = None, meant: Callable[[Slot], bool] | None = None

@@ -81,10 +81,7 @@ class Storing:
         """Take reserved slots back unwritten; without ``slots``, all that the client has of the keys."""
         with self.dram.lock:
             for key, ref in zip_longest(told.keys, told.slots):
-                meant = ref.tells if ref else None
-                self.holdings.leave_quarantine(session, key, meant)
-                held = session.reservations.get(key)
-                if held is not None and (meant is None or meant(held.slot)):
+                if self.holdings.written(session, key, ref) is not None:
                     self.holdings.give_up(session, key)
 
     def _locked(self, session: Session, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
@@ -112,9 +109,8 @@ class Storing:
 
     def _commit(self, session: Session, key: bytes, ref: SlotRef) -> bool:
         with self.dram.lock:
-            self.holdings.leave_quarantine(session, key, ref.tells)
-            held = session.reservations.get(key)
-            if held is None or not ref.tells(held.slot):
+            held = self.holdings.written(session, key, ref)
+            if held is None:
                 return False
             if not self.flushes.current(held.era, session.digest, held.slot.origin.tenant):
                 self.holdings.give_up(session, key)

@@ -1,7 +1,7 @@
 """Health of a tier that may hang or vanish: when to stop asking it, and when to ask again. Pure."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tiertune_connector.tiers.base import Outcome
 
@@ -13,22 +13,19 @@ _REFUSED_TO_PAUSE = 8
 _BAD = frozenset({Outcome.ERROR, Outcome.TIMEOUT})
 
 
-@dataclass
 class Breaker:
     """Opens after three failures in a row; probes, which always pass, close it after two successes in a row.
 
     A tier without room is read but not written, until a write that is let through finds room.
     """
 
-    state: str = "ok"
+    state = "ok"
     """ok, slow (the last operation timed out, or it is full), dead (open), recovering (one success since)."""
-    reason: str = ""
-    _failures: int = field(default=0, repr=False)
-    _successes: int = field(default=0, repr=False)
-    _refused: int = field(default=0, repr=False)
-    _trying: bool = field(default=False, repr=False)
+    reason = ""
+    _failures = _successes = _refused = 0
+    _trying = False
     """Let writes through though it is full."""
-    _asking: bool = field(default=False, repr=False)
+    _asking = False
     """Let requests through though it is dead."""
 
     @property

@@ -144,21 +144,19 @@ def share_capacity(
     """
     shares: dict[str, int] = {}
     left = total
+
+    def give(name: str, nbytes: int) -> None:
+        nonlocal left
+        shares[name] = max(0, min(nbytes, left))
+        left -= shares[name]
+
     for name, wanted in asked.items():
         if wanted is not None:
-            shares[name] = min(wanted, left)
-            left -= shares[name]
-    rest = [name for name, wanted in asked.items() if wanted is None]
-    kept = kept or {}
-    even = left // max(1, len(rest) + len(kept))
-    room = left - min(needed, even) * len(rest)
+            give(name, wanted)
+    rest, kept = [name for name, wanted in asked.items() if wanted is None], kept or {}
+    reserved = min(needed, left // max(1, len(rest) + len(kept))) * len(rest)
     for before, (name, holds) in enumerate(sorted(kept.items(), key=itemgetter(1))):  # what is large gives way first
-        shares[name] = min(holds, room // (len(kept) - before))
-        room -= shares[name]
-        left -= shares[name]
+        give(name, min(holds, (left - reserved) // (len(kept) - before)))
     for name, holds in reversed(lent.items()):
-        shares[name] = max(0, min(holds, left - needed * len(rest)))
-        left -= shares[name]
-    for name in rest:
-        shares[name] = left // len(rest)
-    return shares
+        give(name, min(holds, left - needed * len(rest)))
+    return shares | dict.fromkeys(rest, left // max(1, len(rest)))
