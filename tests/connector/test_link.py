@@ -87,21 +87,21 @@ def test_what_is_told_goes_before_what_is_asked_after_it(ends, monkeypatch):
 def test_many_that_are_told_do_not_wait_for_a_tick(ends, monkeypatch):
     """They are not kept without bound."""
     link, heard = ends
-    monkeypatch.setattr(link._receiver, "_tick", lambda: None)
+    monkeypatch.setattr(link._live.receiver, "_tick", lambda: None)
     told = 0
     while not told or link._untold:
         told += 1
         link.tell(Release(told, []))
-    assert told * len(link._frames.encode(Release(told, []))) >= links._MOST_UNTOLD_BYTES
+    assert told * len(link._live.frames.encode(Release(told, []))) >= links._MOST_UNTOLD_BYTES
     assert [next(heard).lease for _ in range(told)] == list(range(1, told + 1))
 
 
 def test_who_tells_does_not_wait_for_a_store_that_does_not_listen(ends):
     """What it does not take is kept until it does; nothing is lost, and the connection holds."""
     link, heard = ends
-    link._receiver._tick = lambda: None
+    link._live.receiver._tick = lambda: None
     told = 0
-    while link._frames.takes():
+    while link._live.frames.takes():
         told += 1
         link.tell(Release(told, [bytes(32)] * 100))
     before = len(link._untold)
@@ -119,7 +119,7 @@ def test_who_tells_does_not_wait_for_a_store_that_does_not_listen(ends):
 def test_the_end_tells_what_was_not_told(ends):
     """What became of the last requests is not lost."""
     link, heard = ends
-    link._receiver._tick = lambda: None
+    link._live.receiver._tick = lambda: None
     link.tell(Release(9, []))
     link.close()
     assert [message.lease for message in heard] == [9]
@@ -137,11 +137,11 @@ def test_what_is_meant_for_another_connection_is_not_said(ends):
 def test_a_tick_does_not_wait_for_who_sends(ends):
     """The thread that would wait is the one that receives, and the store may wait for that."""
     link, heard = ends
-    link._receiver._tick = lambda: None
+    link._live.receiver._tick = lambda: None
     link.tell(Release(1, []))
     with link._sending:
         link._tell_all()
-        assert link._untold == link._frames.encode(Release(1, []))
+        assert link._untold == link._live.frames.encode(Release(1, []))
     link._tell_all()
     assert next(heard).lease == 1
 
@@ -149,7 +149,7 @@ def test_a_tick_does_not_wait_for_who_sends(ends):
 def test_a_tick_does_not_wait_for_a_store_that_does_not_read(ends):
     """What was told waits with what was told before."""
     link, _ = ends
-    link._receiver._tick = lambda: None
+    link._live.receiver._tick = lambda: None
     link._socket.setblocking(False)
     with suppress(BlockingIOError):
         while True:
@@ -157,14 +157,14 @@ def test_a_tick_does_not_wait_for_a_store_that_does_not_read(ends):
     link._socket.setblocking(True)
     link.tell(Release(1, []))
     link._tell_all()
-    assert link._untold == link._frames.encode(Release(1, []))
+    assert link._untold == link._live.frames.encode(Release(1, []))
     assert link.connected
 
 
 def test_a_question_that_cannot_be_said_takes_nothing_with_it(ends):
     """It alone fails, for who asked it."""
     link, heard = ends
-    link._receiver._tick = lambda: None
+    link._live.receiver._tick = lambda: None
     link.tell(Release(1, []))
     with pytest.raises(TypeError):
         link.send(Release(object(), []))

@@ -110,7 +110,7 @@ def test_a_chain_of_which_some_is_not_seen_is_asked(store, engine, monkeypatch, 
 def test_who_looks_up_more_than_the_store_can_hear_of_asks(store, engine, monkeypatch):
     """Else it would be ever further ahead of what is counted; after the next load, or tick, it looks again."""
     link = engine.client
-    monkeypatch.setattr(link._receiver, "_tick", lambda: None)
+    monkeypatch.setattr(link._live.receiver, "_tick", lambda: None)
     engine.heard()
     looked = [link.look(KEYS) is not None for _ in range(links._MOST_LOOKS + 1)]
     assert looked == [True] * links._MOST_LOOKS + [False]
@@ -244,7 +244,7 @@ def test_one_that_knows_another_layout_asks(store, monkeypatch):
         assert other.get(KEYS) == len(KEYS)
         held = {pool(store).pool.get(key).segment.number for key in KEYS}
         assert (other.client._index, set(other.client._segments)) == (None, held)
-        assert not other.client._frames.descriptors
+        assert not other.client._live.frames.descriptors
 
 
 def test_where_there_is_no_memory_for_an_index_clients_ask(home, monkeypatch):
@@ -283,12 +283,12 @@ def test_a_store_that_has_gone_is_noticed_before_its_connection_is_lost(home):
         engine.put(KEYS)
         eventually(lambda: engine.client.look(KEYS))
         link = engine.client
-        with link._receiver._turn:  # nobody receives
+        with link._live.receiver._turn:  # nobody receives
             for connection in list(store.server._connections):
                 connection.shutdown()
             assert link._index is not None
             assert eventually(lambda: link.look(KEYS) is None)
-            assert link._frames.ended()
+            assert link._live.frames.ended()
 
 
 def test_after_a_restart_a_client_sees_what_the_new_store_has(home):

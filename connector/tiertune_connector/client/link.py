@@ -67,6 +67,14 @@ class _Question(NamedTuple):
     connection: int
 
 
+class _Live(NamedTuple):
+    """The present connection."""
+
+    number: int
+    frames: Frames
+    receiver: Receiver
+
+
 class StoreLink:
     """Thread-safe."""
 
@@ -88,11 +96,11 @@ class StoreLink:
         self._owner = owner
         self._lock = threading.Lock()
         self._sending = threading.Lock()
-        self._frames: Frames | None = None
+        self._live: _Live | None = None
         self._socket: socket.socket | None = None
         self._connection = 0
+        """The number of the latest connection."""
         self._next_id = 1
-        self._receiver: Receiver | None = None
         self._pending: dict[int, _Question] = {}
         self._untold = bytearray()
         """Frames that go with the next one sent."""
@@ -133,8 +141,8 @@ class StoreLink:
         Nobody waits for it, and waking the store can take longer than all that it does for a request.
         """
         with self._lock:
-            if self._frames is not None and connection in (None, self._connection):
-                self._untold += self._frames.encode(message)
+            if live := self._meant(connection):
+                self._untold += live.frames.encode(message)
         if len(self._untold) >= _MOST_UNTOLD_BYTES:
             self._tell_all()
 
@@ -152,25 +160,30 @@ class StoreLink:
         """Send what was told, unless that would wait for the store or a sender: nobody receives meanwhile."""
         if self._untold and self._sending.acquire(blocking=False):
             try:
-                frames = self._frames
-                if frames is not None and frames.takes():
+                live = self._live
+                if live is not None and live.frames.takes():
                     self._put()
             finally:
                 self._sending.release()
 
     def _put(self, message: Message | None = None, connection: int | None = None) -> bool:
         with self._lock:
-            if self._frames is None or connection not in (None, self._connection):
+            live = self._meant(connection)
+            if live is None:
                 return False
-            frames = self._frames
-            asked = b"" if message is None else frames.encode(message)
+            asked = b"" if message is None else live.frames.encode(message)
             told, self._untold = self._untold, bytearray()
         try:
-            frames.put(told + asked)
+            live.frames.put(told + asked)
         except OSError:
             self._hang_up()
             return False
         return True
+
+    def _meant(self, connection: int | None) -> _Live | None:
+        """The present connection, if it is the one meant; None means any. Call with the lock held."""
+        live = self._live
+        return live if live is not None and connection in (None, live.number) else None
 
     def ask(
         self,
@@ -185,14 +198,14 @@ class StoreLink:
         """
         with self._lock:
             number, self._next_id = self._next_id, self._next_id + 1
-            message, current = make(number), self._connection
+            message, live = make(number), self._meant(connection)
             if not isinstance(message, Lookup):
                 self._looks = 0
-            if self._receiver is None or connection not in (None, current):
-                return resolved(answer(None, current))
-            future = PendingReply[Answer](self._receiver)
-            self._pending[number] = _Question(future, answer, hear, current)
-        self.send(message, current)
+            if live is None:
+                return resolved(answer(None, self._connection))
+            future = PendingReply[Answer](live.receiver)
+            self._pending[number] = _Question(future, answer, hear, live.number)
+        self.send(message, live.number)
         return future
 
     def look(self, keys: Sequence[bytes]) -> FetchEstimate | None:
@@ -204,7 +217,7 @@ class StoreLink:
             return None
         with self._lock:
             index = self._index
-            if index is None or self._frames is None or self._frames.ended():
+            if index is None or self._live is None or self._live.frames.ended():
                 return None
             # Mostly the last chunk decides, as it is the first to leave.
             if not self._seen(index, keys[-1:]) or (len(keys) > 1 and len(self._seen(index, keys)) < len(keys)):
@@ -230,8 +243,7 @@ class StoreLink:
     def mapped(self, slot: SlotRef, connection: int) -> Iterator[Segment | None]:
         """The slot's segment during a copy; a reconnect waits for it, so that no old copy meets a new owner."""
         with self._lock:
-            valid = connection == self._connection and self._frames is not None
-            segment = self._segments.get(slot.segment) if valid else None
+            segment = self._segments.get(slot.segment) if self._meant(connection) else None
             if segment is not None:
                 self._copying[segment.number] += 1
         try:
@@ -309,8 +321,7 @@ class StoreLink:
         with self._lock:
             self.boot_id = welcome.boot_id
             self._connection += 1
-            self._frames = frames
-            self._receiver = receiver
+            self._live = _Live(self._connection, frames, receiver)
         self._connected.set()
         try:
             receiver.run()
@@ -361,7 +372,7 @@ class StoreLink:
     def _lose(self) -> None:
         with self._lock:
             self._connected.clear()
-            self._frames = self._receiver = None
+            self._live = None
             self._untold = bytearray()
             pending = list(self._pending)
             index, self._index = self._index, None

@@ -40,21 +40,18 @@ Stamp = tuple[tuple[int, int, int, int], ...]
 
 @dataclass(frozen=True)
 class _Known:
-    named: tuple[str, str]
-    """As the engine's caches know it."""
-    path: str
+    adapter: "LoRARequest"
     files: tuple[Path, ...]
     stamp: Stamp
     suffix: bytes | None
     """None: unknown for good."""
-    load_inplace: bool
     read: bool
     """Whether ``suffix`` tells contents; else no file tells when these change."""
 
     def moved(self, adapter: "LoRARequest") -> bool:
         """Whether ``adapter`` is from another folder, or its files have changed or, never read, may have."""
         unread = adapter.load_inplace and not self.read
-        return unread or self.path != adapter.lora_path or self.stamp != _stamp(self.files)
+        return unread or self.adapter.lora_path != adapter.lora_path or self.stamp != _stamp(self.files)
 
 
 class AdapterDigests:
@@ -84,9 +81,9 @@ class AdapterDigests:
         if known is None:
             known = self._read(adapter)
         elif known.moved(adapter):
-            self._mixed(known.named)
+            self._mixed(self._named(known.adapter))
             # Both would be loaded in place for each step: nobody knows which one a step of both has.
-            alone = adapter.load_inplace and not known.load_inplace
+            alone = adapter.load_inplace and not known.adapter.load_inplace
             known = self._read(adapter) if alone else replace(known, suffix=None)
         self._known[adapter.lora_int_id] = known
         return self._unmixed(adapter, known.suffix) or os.urandom(SUFFIX_BYTES)
@@ -123,13 +120,12 @@ class AdapterDigests:
     def _read(self, adapter: "LoRARequest") -> _Known:
         folder = Path(adapter.lora_path).expanduser()
         shards = tuple(sorted(folder.glob("*.safetensors"))) if (folder / READ).is_file() else ()
-        named, path, inplace = self._named(adapter), adapter.lora_path, adapter.load_inplace
         files = (folder, folder / CONFIG, *(shards or (folder / name for name in UNREAD)))
         stamp = _stamp(files)
         try:
             if shards:
                 contents = weights.digest_of(folder / CONFIG, shards)
-                return _Known(named, path, files, stamp, self._applied(contents), inplace, read=True)
+                return _Known(adapter, files, stamp, self._applied(contents), read=True)
         except OSError:
             pass
         logger.warning(
@@ -138,7 +134,7 @@ class AdapterDigests:
             READ,
             folder,
         )
-        return _Known(named, path, files, stamp, None if inplace else self._own(adapter), inplace, read=False)
+        return _Known(adapter, files, stamp, None if adapter.load_inplace else self._own(adapter), read=False)
 
     def _applied(self, contents: bytes) -> bytes:
         if not self._settings:
