@@ -1,6 +1,6 @@
 """What a pool would have hit with each candidate algorithm, and with LRU at other sizes: its ghosts."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -59,14 +59,14 @@ class PoolGhosts:
         self._known = KnownKeys() if self.rate < 1 else None
         self._curve = self._new_curve(HotSet())
         self._lru_by_curve = self._curve.exact and self._minis.end(LRU.name)  # which knows what LRU holds
-        self._lru_hits = 0.0  # by the curve, when they were told last
         self._waiting: list[Keys] = []
         self._waiting_hashes: list[Hashes] = []
         self._waiting_keys = 0
         self._capacities = [capacity]  # of the pool, the present one last
-        self._counts: Counts = {}  # of sizes that the curve follows: as of its mark
-        self._marks: dict[int, tuple[float, float]] = {}  # of the curve, when it began to count for a size
-        self._mark()
+        self._counts: Counts = {}
+        self._seen: dict[int, float] = {}  # the curve's hits, by size, when they were counted last
+        self._seen_keys = 0
+        self._follow_sizes()
 
     @property
     def rate(self) -> float:
@@ -93,14 +93,13 @@ class PoolGhosts:
         of a process that has started anew. What comes from the ghosts and what from the curve adds up.
         """
         self._settle()
-        return {**self._counts, **self._curve_counts()}
+        return {which: (min(hits, keys), keys) for which, (hits, keys) in self._counts.items()}
 
     def resize(self, capacity: int) -> None:
         """The pool has another capacity. Ghosts keep what they hold as far as it fits, the curve may begin anew."""
         if capacity == self._minis.capacity:
             return
         self._settle()
-        self._counts.update(self._curve_counts())
         rate = self._wanted_rate or rate_of(capacity)
         changed = rate != self.rate
         if self._lru_by_curve and (changed or capacity > self._minis.capacity):
@@ -114,7 +113,7 @@ class PoolGhosts:
             self._curve = self._new_curve(self._curve.hot)
         self._curve.reach(grid(capacity)[0] if capacity else 0, SPAN * capacity)
         self._capacities = [*(each for each in self._capacities if each != capacity), capacity][-_CAPACITIES:]
-        self._mark()
+        self._follow_sizes()
 
     def _study(self) -> None:
         """The requests that wait: looked through together, as vectors of a few keys cost more than they hold."""
@@ -157,37 +156,32 @@ class PoolGhosts:
         curve.hit(hits)
 
     def _settle(self) -> None:
+        """Count what came since the last time: at the pool's own size by the miniatures, at the others by the curve."""
         self._study()
-        for name, (hits, keys) in self._minis.take(**self._lru_since()).items():
-            which = name, self._minis.capacity
-            before = self._counts.get(which, (0.0, 0.0))
-            self._counts[which] = before[0] + hits, before[1] + keys
+        own, before, keys = self._minis.capacity, self._seen, self._seen_keys
+        self._look(before)
+        since = {size: hits - before[size] for size, hits in self._seen.items()}
+        by_curve = since.pop(own)
+        minis = self._minis.take(**({LRU.name: by_curve} if self._lru_by_curve else {}))
+        came = float(self._seen_keys - keys)
+        told = {(name, own): counts for name, counts in minis.items()}
+        for which, (hits, asked) in {
+            **told,
+            **{(LRU.name, size): (hits, came) for size, hits in since.items()},
+        }.items():
+            counted = self._counts.get(which, (0.0, 0.0))
+            self._counts[which] = counted[0] + hits, counted[1] + asked
 
-    def _lru_since(self) -> dict[str, float]:
-        """LRU's hits at the pool's own size since the last time, where it is the curve that counts them."""
-        if not self._lru_by_curve:
-            return {}
-        before, self._lru_hits = self._lru_hits, self._curve.hits([self._minis.capacity])[0]
-        return {LRU.name: self._lru_hits - before}
+    def _follow_sizes(self) -> None:
+        """From now on count for the grid and the pool's own size; the others are forgotten, but for its latest ones."""
+        sizes = {self._minis.capacity, *grid(self._minis.capacity)}
+        self._counts = {which: told for which, told in self._counts.items() if which[1] in {*self._capacities, *sizes}}
+        self._look(sizes)
 
-    def _mark(self) -> None:
-        """From now on the curve counts for the grid, but for the pool's own size; the others are forgotten."""
-        own, curve = self._minis.capacity, self._curve
-        sizes = grid(own)
-        told = {*self._capacities, *sizes}
-        self._counts = {which: counts for which, counts in self._counts.items() if which[1] in told}
-        followed = [size for size in sizes if size != own]
-        self._marks = {size: (hits, curve.accesses) for size, hits in zip(followed, curve.hits(followed), strict=True)}
-        self._lru_hits = curve.hits([own])[0]
-
-    def _curve_counts(self) -> Counts:
-        """Of the sizes that the curve follows."""
-        counts: Counts = {}
-        for (size, (hits, keys)), now in zip(self._marks.items(), self._curve.hits(list(self._marks)), strict=True):
-            before = self._counts.get(("lru", size), (0.0, 0.0))
-            came = self._curve.accesses - keys
-            counts["lru", size] = before[0] + min(now - hits, came), before[1] + came
-        return counts
+    def _look(self, sizes: Collection[int]) -> None:
+        """See what the curve has counted for these sizes by now."""
+        self._seen = dict(zip(sizes, self._curve.hits(list(sizes)), strict=True))
+        self._seen_keys = self._curve.accesses
 
     def _new_curve(self, hot: HotSet) -> Curve:
         largest = SPAN * self._minis.capacity
