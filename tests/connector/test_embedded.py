@@ -141,6 +141,16 @@ def test_a_store_whose_folder_has_gone_ends_without_clients(home):
     assert "cannot start" not in text
 
 
+def test_a_lock_that_cannot_be_made_anew_ends_no_store(path):
+    """As where a folder for temporary files was cleaned, and has no room: nobody asks for a store, nor takes turns."""
+    path.parent.mkdir(exist_ok=True)
+    lock = embedded.lock_path(path)
+    lock.symlink_to(lock)
+    assert embedded.last_asked(path) == 0
+    with embedded.turn(path, 0.1) as had:
+        assert had
+
+
 @pytest.mark.slow
 def test_a_store_that_cannot_start_is_told_of(path, caplog, monkeypatch):
     """The engine goes on without, at once, and its log has the store's own words."""

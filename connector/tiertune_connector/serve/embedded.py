@@ -66,9 +66,9 @@ def lock_path(path: Path) -> Path:
 
 
 def last_asked(path: Path) -> int:
-    """A number that changes whenever an engine asks for a store on the socket ``path``; 0 if its folder is gone."""
+    """A number that changes whenever an engine asks for a store on the socket ``path``; 0 if no lock can be there."""
     lock = lock_path(path)
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # its folder is gone, or takes no file
         if not lock.exists():  # folders for temporary files get cleaned
             lock.touch()
         return lock.stat().st_mtime_ns
@@ -79,11 +79,11 @@ def last_asked(path: Path) -> int:
 def turn(path: Path, patience_s: float) -> Iterator[bool]:
     """Take the lock of the socket ``path`` until the block ends; whether it was had within ``patience_s``.
 
-    If its folder is gone, nobody else takes turns.
+    If no lock can be there, nobody else takes turns.
     """
     try:
         lock = lock_path(path).open("a")
-    except FileNotFoundError:
+    except OSError:
         yield True
         return
     with lock:
