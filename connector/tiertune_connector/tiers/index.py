@@ -76,7 +76,9 @@ class SharedIndex:
 
     def put(self, key: bytes, place: Place) -> None:
         """Make a chunk visible to all."""
-        name, first, there = self._bucket(key)
+        name = xxhash.xxh3_64_intdigest(key)
+        first = (name & self.buckets - 1) * WAYS
+        there = self._prints[first : first + WAYS].tolist()
         way = there.index(name) if name in there else there.index(0) if 0 in there else name % 7
         at = first + way
         segment, slot, generation = place
@@ -87,7 +89,9 @@ class SharedIndex:
 
     def remove(self, key: bytes) -> None:
         """Make a chunk invisible."""
-        name, first, there = self._bucket(key)
+        name = xxhash.xxh3_64_intdigest(key)
+        first = (name & self.buckets - 1) * WAYS
+        there = self._prints[first : first + WAYS].tolist()
         if name in there:
             self._prints[first + there.index(name)] = 0
 
@@ -110,7 +114,9 @@ class SharedIndex:
 
     def place(self, key: bytes, segments: Mapping[int, Segment]) -> Place | None:
         """Where a chunk lies, if it is found in ``segments``."""
-        name, first, there = self._bucket(key)
+        name = xxhash.xxh3_64_intdigest(key)
+        first = (name & self.buckets - 1) * WAYS
+        there = self._prints[first : first + WAYS].tolist()
         if name not in there:
             return None
         at = first + there.index(name)
@@ -148,12 +154,6 @@ class SharedIndex:
         leading = len(keys) if found.all() else int(found.argmin())
         told = zip(numbers.tolist(), slots.tolist(), generations.tolist(), strict=True)
         return list(told)[:leading]
-
-    def _bucket(self, key: bytes) -> tuple[int, int, list[int]]:
-        """A key's fingerprint, the first entry of its bucket, and the fingerprints there."""
-        name = xxhash.xxh3_64_intdigest(key)
-        first = (name & self.buckets - 1) * WAYS
-        return name, first, self._prints[first : first + WAYS].tolist()
 
     def close(self) -> None:
         """Unmap. Views that are still held keep the mapping until they go."""
