@@ -34,6 +34,9 @@ NAMESPACE = Namespace(model="llama", chunk_tokens=CHUNK_TOKENS)
 PATIENCE_S = 30.0
 """For what comes in the end, however busy the machine is."""
 
+A, B = "a" * 32, "b" * 32
+"""Digests of namespaces."""
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -120,9 +123,9 @@ def no_more_threads(patch: pytest.MonkeyPatch, left: int = 0, named: str = "") -
 
 
 def counted(counters: Counters, name: str) -> dict[tuple[str, ...], float]:
-    """A counter in this process, by the values of its labels."""
-    _, metrics = counters.snapshot()
-    return {tuple(row[:-1]): row[-1] for row in metrics.get(name, {"rows": []})["rows"]}
+    """A counter in this process, by the values of its labels; of a histogram its counts."""
+    table = counters.snapshot()[1].get(name, {"labels": (), "rows": []})
+    return {tuple(row[: len(table["labels"])]): row[-1] for row in table["rows"]}
 
 
 def chain(name: str, count: int) -> list[bytes]:
@@ -158,6 +161,7 @@ def short_folder() -> Iterator[Path]:
 def settings(home: Path, *, dram: int = 64 * STRIDE, **more: Any) -> StoreSettings:
     """A small store in ``home``, on a free port; HTTP, socket and state as given there.
 
+    ``disk`` may be its capacity alone, and ``remote`` need not have a url: both are in ``home`` then.
     A remote that answers has all the time that it takes, unless a test bounds it: a busy machine is no slow remote.
     """
     document = {
@@ -167,8 +171,11 @@ def settings(home: Path, *, dram: int = 64 * STRIDE, **more: Any) -> StoreSettin
         "http": {"port": 0},
         "dram": {"capacity": dram, "segment": 16 * STRIDE},
     }
+    if not isinstance(more.get("disk", {}), dict):
+        more["disk"] = {"path": home / "disk", "capacity": more["disk"]}
     if "remote" in more:
-        more["remote"] = {"timeout": PATIENCE_S} | more["remote"]
+        (home / "remote").mkdir(parents=True, exist_ok=True)
+        more["remote"] = {"url": f"file://{home}/remote", "timeout": PATIENCE_S} | more["remote"]
     return StoreSettings.model_validate(document | more)
 
 

@@ -264,7 +264,7 @@ def test_clients_and_stores_leave_no_descriptors_threads_or_files(home):
     """After many rounds of everything."""
 
     def round_(number: int) -> None:
-        with running(home, disk={"path": home / "disk", "capacity": "1MiB"}) as store:
+        with running(home, disk="1MiB") as store:
             for turn in range(3):
                 with Engine(store.server.path, name=f"{number}-{turn}") as engine:
                     engine.put(chain(f"k{turn}", 10))
@@ -340,7 +340,7 @@ def test_a_store_that_cannot_start_leaves_nothing(home, store):
     http = Http(store.address)
     http.text("/healthz")  # what the first store opens late is open now
     before, threads = descriptors(), threading.active_count()
-    other = {"state_dir": home / "other", "disk": {"path": home / "disk", "capacity": "1MiB"}}
+    other = {"state_dir": home / "other", "disk": "1MiB"}
     for more in (
         {"http": {"port": port}},
         {"remote": {"url": "redis://h/0", "password_file": home / "none"}},

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any, Union, get_args, get_origin
 
 import pytest
@@ -34,17 +36,11 @@ class Knob:
         assert answer.status_code == 200, answer.text
 
     def status(self, *path: str) -> Any:
-        told = self.http.get("/v1/status")
-        for name in path:
-            told = told[name]
-        return told
+        return reduce(getitem, path, self.http.get("/v1/status"))
 
     def told(self, path: str) -> Any:
         """What the store says that it was asked."""
-        told = self.http.get("/v1/tuning")
-        for name in path.split("__"):
-            told = told[name]
-        return told
+        return reduce(getitem, path.split("__"), self.http.get("/v1/tuning"))
 
     def on_disk(self, keys) -> int:
         return self.store.disk.present(DIGEST, keys)[1]
@@ -59,8 +55,11 @@ class Knob:
 @pytest.fixture
 def knob(home) -> Iterator[Knob]:
     remote = MemoryTier()
-    disk = {"path": home / "disk", "capacity": 64 * DISK_SLOT}
-    more = {"dram": DRAM * STRIDE, "disk": disk, "remote": {"url": "redis://127.0.0.1:1", "probe_every": 3600}}
+    more = {
+        "dram": DRAM * STRIDE,
+        "disk": 64 * DISK_SLOT,
+        "remote": {"url": "redis://127.0.0.1:1", "probe_every": 3600},
+    }
     with running(home, wrap_remote=lambda _: remote, **more) as process:
         held = Knob(process, remote)
         held.tune(tiers__disk__write="off", tiers__remote__write="off")

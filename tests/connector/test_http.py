@@ -36,7 +36,7 @@ DIGEST = NAMESPACE.digest
 
 @pytest.fixture
 def store(home, remote):
-    with serving(home, remote, disk={"path": home / "disk", "capacity": "2MiB"}) as process:
+    with serving(home, remote, disk="2MiB") as process:
         yield process
 
 

@@ -12,7 +12,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWind
 
 from e2e.vllm_model import planned
 from engine import beside
-from engine.conftest import BLOCK
+from engine.conftest import BLOCK, on
 from engine.played import Played, alone
 from engine.rank import answer
 from tiertune_connector.cost import decide
@@ -66,11 +66,7 @@ def played(configured, store, monkeypatch):
         if drafts:
             found = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 4}
             arguments["speculative_config"] = found
-        settings = {
-            "socket": str(store.server.path), "staging": 60 * ROW, "chunk_tokens": chunk, "store_dram": 0,
-            "connect_timeout": "20s", "lookup_deadline": "20s", "load_deadline": "20s", "load_deadline_floor": "20s",
-            "store_deadline": "20s",
-        }  # fmt: skip
+        settings = on(store, staging=60 * ROW, chunk_tokens=chunk)
         usual = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 1024}
         config = configured(extra=settings, engine_id=f"tt-played-{len(made)}", **(usual | arguments))
         config.scheduler_config.async_scheduling = ahead

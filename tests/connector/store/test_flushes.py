@@ -90,8 +90,7 @@ def test_what_is_flushed_was_not_evicted(store, engine, http, reading):
 
 def test_a_flush_reaches_every_tier(home, remote):
     """And tells how many there were in each."""
-    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
-    with used(home, remote, **more) as (store, engine, http):
+    with used(home, remote, disk="4MiB") as (store, engine, http):
         http.retune(tiers__disk__write="commit")
         keys = chain("k", 5)
         engine.put(keys)
@@ -245,7 +244,7 @@ def test_a_flush_that_a_tier_did_not_make_is_no_success(remote, store, engine, h
 
 def test_a_flush_for_which_no_thread_can_be_had_is_no_success(home, remote, monkeypatch):
     """As one that a tier did not make: the others are flushed, and who asked is told."""
-    with used(home, remote, disk={"path": home / "disk", "capacity": "4MiB"}) as (store, engine, http):
+    with used(home, remote, disk="4MiB") as (store, engine, http):
         engine.put(chain("k", 3))
         eventually(lambda: in_remote(remote, chain("k", 3)))
 

@@ -25,8 +25,7 @@ DRAM = 64
 
 @pytest.fixture
 def store(home, remote):
-    disk = {"path": home / "disk", "capacity": 200 * SLOT}
-    with serving(home, remote, disk=disk, dram=DRAM * STRIDE) as process:
+    with serving(home, remote, disk=200 * SLOT, dram=DRAM * STRIDE) as process:
         yield process
 
 

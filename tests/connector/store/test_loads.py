@@ -5,16 +5,7 @@ import time
 import pytest
 
 from connector.store.serving import Reads, evict_all, joined, put_remote, serving, used, written
-from connector.stores import (
-    CHUNK_TOKENS,
-    STRIDE,
-    Engine,
-    at_best,
-    chain,
-    eventually,
-    pinned,
-    short_folder,
-)
+from connector.stores import CHUNK_TOKENS, STRIDE, Engine, at_best, chain, eventually, pinned
 
 
 def test_remote_chunks_come_into_dram(remote, store, engine, http):
@@ -33,20 +24,16 @@ def test_remote_chunks_come_into_dram(remote, store, engine, http):
 
 
 @pytest.mark.parametrize("slower", ["disk", "remote"])
-def test_what_comes_back_from_slower_tiers_is_still_its_engine_s(tmp_path, remote, slower):
+def test_what_comes_back_from_slower_tiers_is_still_its_engine_s(home, remote, slower):
     """What sharing brings is what another engine computed; the engine's own is not, wherever it lay meanwhile."""
-    disk = {"disk": {"path": tmp_path / "disk", "capacity": "4MiB"}} if slower == "disk" else {}
+    disk = {"disk": "4MiB"} if slower == "disk" else {}
 
     def hits(http, tier, chunks):
         told = {"tier": tier, "result": "hit"}
         eventually(lambda: http.total("tier_lookup_tokens_total", **told) == sum(chunks.values()) * 16)
         return {origin: http.total("tier_lookup_tokens_total", **told, origin=origin) / 16 for origin in chunks}
 
-    with (
-        short_folder() as home,
-        used(home, remote, **disk) as (store, engine, http),
-        joined(store, name="engine-1") as other,
-    ):
+    with used(home, remote, **disk) as (store, engine, http), joined(store, name="engine-1") as other:
         mine, theirs, foreign = chain("mine", 4), chain("theirs", 3), chain("foreign", 2)
         asked, expected = [mine, theirs], {"self": 4, "same_host": 3}
         if slower == "disk":

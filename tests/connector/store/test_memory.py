@@ -327,8 +327,7 @@ def test_a_late_word_of_a_reservation_that_is_over_is_not_of_a_newer_one(home, r
 
 def test_clients_at_once_get_only_their_own_bytes(home, remote):
     """Random lookups, loads, stores, aborts, evictions, retunes, flushes, faults: every byte that is read is right."""
-    more = {"disk": {"path": home / "disk", "capacity": "2MiB"}, "dram": 40 * STRIDE}
-    with serving(home, remote, **more) as store, Http(store.address) as http:
+    with serving(home, remote, disk="2MiB", dram=40 * STRIDE) as store, Http(store.address) as http:
         http.retune(tiers__disk__write="commit")
         counts = {"hit": 0, "stored": 0}
         chains = [chain(f"k{number}", 8) for number in range(24)]
