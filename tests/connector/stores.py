@@ -17,7 +17,7 @@ import pytest
 
 from tiertune_agent.demo.result import values
 from tiertune_connector.chunk import Origin
-from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, StoreClient
+from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, Reserved, StoreClient
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.main import StoreProcess
@@ -201,17 +201,18 @@ def pinned(store: StoreProcess) -> int:
 
 
 class Engine:
-    """Stores chunks whose bytes follow from their keys, and reads them back."""
+    """Stores chunks whose bytes follow from their keys, and reads them back; of a store, or who answers at a socket."""
 
     def __init__(
         self,
-        socket: Path,
+        store: StoreProcess | Path,
         *,
         name: str = "engine-0",
         namespace: Namespace = NAMESPACE,
         chunk_bytes: int = CHUNK_BYTES,
         connect_s: float = 5.0,
     ) -> None:
+        socket = store if isinstance(store, Path) else store.server.path
         self.client = StoreClient(
             socket, namespace, chunk_bytes=chunk_bytes, chunk_tokens=namespace.chunk_tokens, engine=name
         )
@@ -234,14 +235,20 @@ class Engine:
 
     def heard(self) -> None:
         """Returns when the store has dealt with all that was told it, and counted the lookups that asked no remote."""
-        assert self.client.reserve([]).result(10).slots == []
+        assert self.reserve([]).slots == []
+
+    def reserve(self, keys: Sequence[bytes], request: str = "", tenant: bytes = b"") -> Reserved:
+        return self.client.reserve(keys, request=request, tenant=tenant).result(10)
+
+    def commit(self, slots: Sequence[ClientSlot]) -> list[bool]:
+        return self.client.commit(slots).result(10)
 
     def put(self, keys: Sequence[bytes], request: str = "r", tenant: bytes = b"") -> list[str]:
         """Offer chunks; per key why it was not taken, else nothing."""
-        reserved = self.client.reserve(keys, request=request, tenant=tenant).result(10)
+        reserved = self.reserve(keys, request, tenant)
         slots = [slot for slot in reserved.slots if slot is not None]
         written = [slot for slot in slots if self.client.write(slot, payload(slot.key, self.chunk_bytes))]
-        kept = dict(zip((slot.key for slot in written), self.client.commit(written).result(10), strict=True))
+        kept = dict(zip((slot.key for slot in written), self.commit(written), strict=True))
         return [reason or ("" if kept.get(key) else "lost") for key, reason in zip(keys, reserved.reasons, strict=True)]
 
     def put_all(self, keys: Sequence[bytes], request: str = "r", tenant: bytes = b"") -> None:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 )
 def test_a_client_that_does_not_fit_is_refused_with_a_reason(store, http, greeting, refusal, reason):
     """It is told, counted, and the connection ends; others are served."""
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         sock, _, welcome = raw(store.server.path, greeting)
         assert refusal in welcome.refusal
         assert sock.recv(1) == b""
@@ -69,7 +69,7 @@ def test_a_client_whose_greeting_is_not_understood_is_told_so(store, http, greet
 )
 def test_garbage_on_the_socket_harms_nobody(store, http, data):
     """Its connection ends; others go on; it is no internal error."""
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         for _ in range(3):
             with dial(store.server.path) as sock:
                 sock.sendall(data)
@@ -83,7 +83,7 @@ def test_garbage_on_the_socket_harms_nobody(store, http, data):
 
 def test_garbage_after_the_greeting_harms_nobody(store, http):
     """What the client held goes; its connection ends."""
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         for message in ([9], ["welcome", ""], ["lookup", 1], ["load", 1, [b""], 1.0]):
             sock, _, welcome = raw(store.server.path, hello(client=str(message)))
             assert welcome.refusal == ""
@@ -113,7 +113,7 @@ def test_a_client_that_does_not_read_does_not_stop_the_others(store):
     """Its replies fill its own socket, and nobody else's time."""
     sock, frames, _ = raw(store.server.path, hello(client="deaf"))
     keys = chain("k", 2000)
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         sock.settimeout(0.05)
         with contextlib.suppress(OSError):
             for number in range(1000):

@@ -58,8 +58,8 @@ def control(store, state):
 def put(control):
     """Makes a change to so many bytes of DRAM, of a version; ``more`` stands in its document."""
 
-    def change(nbytes: int, version: int = 1, key: str = "a", by: Control = control, **more: Any) -> Tuning:
-        return by.put(with_capacity(nbytes) | more, expected_version=version, key=key)
+    def change(nbytes: int, expected: int = 1, key: str = "a", by: Control = control, **more: Any) -> Tuning:
+        return by.put(with_capacity(nbytes) | more, expected_version=expected, key=key)
 
     return change
 
@@ -256,7 +256,7 @@ def test_a_restarted_store_has_its_last_tuning(home):
         tuning = process.control.tuning
         assert (tuning.version, tuning.bypass, tuning.tiers.dram.capacity_bytes) == (3, True, 123 * 20480)
         process.control.bypass(on=False)
-        with Engine(process.server.path) as engine:
+        with Engine(process) as engine:
             assert pool(process).pool.algorithm == "arc"
             eventually(lambda: engine.put(chain("k", 3)) in ([""] * 3, ["present"] * 3))
 

@@ -111,7 +111,7 @@ def test_a_store_tells_what_it_holds_and_evicted(home):
     remote = {"capacity": 2 * (CHUNK_BYTES + HEADER_BYTES), "probe_every": 3600}
     with running(home, remote=remote) as process, Http(process.address) as http:
         eventually(lambda: http.total("probes_total") == 1)  # a later one would be as large as a chunk, and find room
-        with Engine(process.server.path) as engine:
+        with Engine(process) as engine:
             engine.put(chain("k", 5))
         eventually(lambda: http.total("tier_evictions_total", tier="remote", reason="room") == 3)
         eventually(lambda: http.total("tier_resident_bytes", tier="remote") == 2 * (CHUNK_BYTES + HEADER_BYTES))

@@ -300,12 +300,3 @@ def test_evictions_are_told_with_reason_and_age(tier):
     fill(tier, [b"3"])
     resize(tier, 1)
     assert [(chunk.reason, chunk.used_at) for chunk in told] == [("room", 1000.0), ("capacity", 1000.0)]
-
-
-def test_switching_the_algorithm_keeps_the_chunks(tier):
-    """Nothing is flushed; the new algorithm is in force at once."""
-    resize(tier, 8)
-    fill(tier, chain("k", 8))
-    tier.retune(8 * PAGE, {A: (None, "arc")})
-    assert tier.present(A, chain("k", 8))[1] == 8
-    assert tier.pools[A].pool.algorithm == "arc"

@@ -28,7 +28,7 @@ class Knob:
 
     def __init__(self, process, remote):
         self.store, self.remote, self.server = process.store, remote, process.server
-        self.http, self.engine = Http(process.address), Engine(process.server.path)
+        self.http, self.engine = Http(process.address), Engine(process)
 
     def tune(self, **fields: Any) -> None:
         answer = self.http.retune(**fields)

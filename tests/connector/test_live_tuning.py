@@ -291,8 +291,8 @@ def test_the_machine_has_its_memory_back_although_clients_map_it(home):
             return shared_memory() - before
 
         with (
-            Engine(store.server.path, chunk_bytes=MIB // 2) as one,
-            Engine(store.server.path, chunk_bytes=MIB // 2, name="other") as two,
+            Engine(store, chunk_bytes=MIB // 2) as one,
+            Engine(store, chunk_bytes=MIB // 2, name="other") as two,
         ):
             eventually(lambda: taken(dram) >= 192 * MIB)
             keys = chain("k", 384)
@@ -357,8 +357,8 @@ def test_one_change_moves_memory_between_models(home):
         dram._segment_bytes = 4 * MIB
         other_name = Namespace(model="qwen", chunk_tokens=16)
         with (
-            Engine(store.server.path, chunk_bytes=MIB) as llama,
-            Engine(store.server.path, chunk_bytes=MIB, namespace=other_name) as qwen,
+            Engine(store, chunk_bytes=MIB) as llama,
+            Engine(store, chunk_bytes=MIB, namespace=other_name) as qwen,
         ):
             digests = list(dram.pools)
 

@@ -61,7 +61,7 @@ def store(home, remote):
 
 @pytest.fixture
 def engine(store):
-    with Engine(store.server.path, chunk_bytes=CHUNK) as made:
+    with Engine(store, chunk_bytes=CHUNK) as made:
         eventually(lambda: pool(store).pool.capacity >= 6)  # memory comes segment by segment
         yield made
 
@@ -220,8 +220,8 @@ def test_who_hears_and_fails_loads_all_the_same(engine, remote, afar, caplog):
 
 def test_a_client_that_has_gone_does_not_end_the_reading(store, remote):
     """Another one that waits for the same chunk gets it, in parts too."""
-    with Engine(store.server.path, name="engine-1", chunk_bytes=CHUNK) as stays:
-        with Engine(store.server.path, name="engine-0", chunk_bytes=CHUNK) as goes:
+    with Engine(store, name="engine-1", chunk_bytes=CHUNK) as stays:
+        with Engine(store, name="engine-0", chunk_bytes=CHUNK) as goes:
             hold(remote, KEYS[:1])
             assert goes.find(KEYS[:1]) == stays.find(KEYS[:1]) == ["remote"]
             left = Copying(goes, KEYS[:1])

@@ -29,7 +29,7 @@ def test_slabs_that_are_found_empty_do_not_outlive_their_restarts(home):
     """New weights with every start: the file of those that stored nothing goes when engines of others come."""
     for epoch in range(3):
         namespace = Namespace(model="llama", chunk_tokens=CHUNK_TOKENS, epoch=epoch)
-        with kept(home) as process, Engine(process.server.path, namespace=namespace):
+        with kept(home) as process, Engine(process, namespace=namespace):
             pools = process.store.disk.pools
             eventually(lambda name=namespace.digest, pools=pools: list(pools) == [name])
             eventually(lambda pool=pools[namespace.digest]: pool.effective >= 64)
@@ -49,7 +49,7 @@ def stored(home, namespace, count):
     """An engine's chunks are on disk and in the remote; its store has ended."""
     with (
         kept(home) as process,
-        Engine(process.server.path, namespace=namespace) as engine,
+        Engine(process, namespace=namespace) as engine,
         Http(process.address) as http,
     ):
         http.retune(tiers__disk__write="commit", tiers__remote__write="commit", admission__remote="always")
@@ -64,7 +64,7 @@ def test_a_flush_by_epoch_reaches_what_was_stored_before_a_restart(home):
     stored(home, OLD, 5)
     with (
         kept(home) as process,
-        Engine(process.server.path, namespace=NEW),
+        Engine(process, namespace=NEW),
         Http(process.address) as http,
     ):
         assert http.post("/v1/flush", {"epoch": NEW.epoch}).json() == {"dram": 0, "disk": 0, "remote": 0}
@@ -79,7 +79,7 @@ def test_a_flush_of_one_epoch_leaves_the_others(home):
     stored(home, OLD, 5)
     stored(home, NEW, 3)
     with kept(home) as process, Http(process.address) as http:
-        with Engine(process.server.path, namespace=OLD) as old, Engine(process.server.path, namespace=NEW) as new:
+        with Engine(process, namespace=OLD) as old, Engine(process, namespace=NEW) as new:
             assert (old.get(chain("k", 5)), new.get(chain("k", 3))) == (5, 3)
             assert http.post("/v1/flush", {"epoch": OLD.epoch}).json() == {"dram": 5, "disk": 5, "remote": 5}
             assert (old.find(chain("k", 5)), new.get(chain("k", 3))) == ([], 3)
@@ -107,7 +107,7 @@ def test_the_status_tells_what_only_the_disk_holds(home):
         assert (pool["model"], pool["epoch"], pool["chunk_bytes"]) == ("llama", 1, CHUNK_BYTES)
         assert (pool["disk"]["chunks"], "dram" in pool) == (3, False)
         assert f'model="llama",namespace="{OLD.digest}",store="host-a",tier="disk"' in http.text("/metrics")
-        with Engine(process.server.path, namespace=OLD) as engine:
+        with Engine(process, namespace=OLD) as engine:
             assert engine.get(chain("k", 3)) == 3
             assert {"dram", "disk"} <= http.get("/v1/status")["pools"][OLD.digest].keys()
 

@@ -69,7 +69,7 @@ def store(tmp_path_factory):
 @pytest.fixture
 def engine(store, http):
     store.store.flushes.drop(DIGEST) if DIGEST in store.store.dram.pools else None
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         engine.put_all(KEYS)
         eventually(lambda: engine.client.find(KEYS)[0])
         yield engine
@@ -228,7 +228,7 @@ def test_one_that_only_tells_gets_no_reply(store, engine, monkeypatch):
 
 def test_a_client_maps_what_replies_name(store, engine):
     """However many segments there are: one that has only looked up asks, until it has loaded."""
-    with Engine(store.server.path, name="second") as other:
+    with Engine(store, name="second") as other:
         link = other.client
         assert other.find(KEYS) == ALL
         assert (link._index, link._segments) == (None, {})
@@ -240,7 +240,7 @@ def test_a_client_maps_what_replies_name(store, engine):
 def test_one_that_knows_another_layout_asks(store, monkeypatch):
     """Its descriptor is closed, and what it loads is whole."""
     monkeypatch.setattr(links, "LAYOUT", 2)
-    with Engine(store.server.path, name="other") as other:
+    with Engine(store, name="other") as other:
         other.put(KEYS)
         assert other.get(KEYS) == len(KEYS)
         held = {pool(store).pool.get(key).segment.number for key in KEYS}
@@ -251,7 +251,7 @@ def test_one_that_knows_another_layout_asks(store, monkeypatch):
 def test_where_there_is_no_memory_for_an_index_clients_ask(home, monkeypatch):
     """They are served all the same."""
     monkeypatch.setattr(index_module, "touched", Mock(side_effect=OSError(errno.ENOMEM, "none")))
-    with running(home) as store, Engine(store.server.path) as engine:
+    with running(home) as store, Engine(store) as engine:
         engine.put_all(KEYS)
         assert engine.get(KEYS) == len(KEYS)
         assert pool(store).index is None
@@ -265,7 +265,7 @@ def test_a_lookup_that_is_only_told_asks_no_remote(home):
     """What has left DRAM since the client saw it is no miss of a tier that nobody asked."""
     with (
         running(home, remote={}) as store,
-        Engine(store.server.path) as engine,
+        Engine(store) as engine,
         Http(store.address) as http,
     ):
         eventually(lambda: store.store.residency.readable)
@@ -279,7 +279,7 @@ def test_a_lookup_that_is_only_told_asks_no_remote(home):
 
 def test_a_store_that_has_gone_is_noticed_before_its_connection_is_lost(home):
     """Whatever holds up who receives: a lookup finds nothing at once."""
-    with running(home) as store, Engine(store.server.path) as engine:
+    with running(home) as store, Engine(store) as engine:
         engine.put(KEYS)
         eventually(lambda: engine.client.look(KEYS))
         link = engine.client
@@ -293,7 +293,7 @@ def test_a_store_that_has_gone_is_noticed_before_its_connection_is_lost(home):
 
 def test_after_a_restart_a_client_sees_what_the_new_store_has(home):
     """The old index ends with its connection."""
-    with running(home) as first, Engine(first.server.path) as engine:
+    with running(home) as first, Engine(first) as engine:
         engine.put(KEYS)
         eventually(lambda: engine.client.find(KEYS)[0])
         first.stop()

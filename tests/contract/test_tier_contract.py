@@ -143,18 +143,18 @@ class TestSqlite(FileContract):
     def test_a_missing_folder_is_an_error_and_no_exception(self, tmp_path):
         """What is away may come back: the same tier then works."""
         tier = SqliteTier(tmp_path / "away" / "chunks.sqlite", writer="host-a")
-        assert write(tier, ONE, KEYS[0]) is Outcome.ERROR
+        assert write(tier) is Outcome.ERROR
         assert tier.why == "unable to open database file"
         assert tier.usage().resident_bytes == 0
         (tmp_path / "away").mkdir()
-        assert write(tier, ONE, KEYS[0]) is Outcome.OK
+        assert write(tier) is Outcome.OK
         tier.close()
 
     def test_another_stores_long_transaction_is_a_time_out(self, medium, tmp_path, monkeypatch):
         """A write that waits too long answers, and leaves nothing behind."""
         monkeypatch.setattr("extending.sqlite_tier.WAIT_S", 0.01)
         tier = medium.reopen()
-        write(tier, ONE, KEYS[0])
+        write(tier)
         with closing(sqlite3.connect(tmp_path / "chunks.sqlite")) as other:
             other.execute("begin immediate")
             assert write(tier, ONE, KEYS[1]) is Outcome.TIMEOUT

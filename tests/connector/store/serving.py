@@ -19,7 +19,7 @@ def serving(home, remote, **more):
 def joined(store, **more):
     """An engine of a store that has all its memory, and has probed its remote."""
     eventually(lambda: store.store.lanes["remote"].transit.estimate() is not None)
-    with Engine(store.server.path, **more) as engine:
+    with Engine(store, **more) as engine:
         eventually(lambda: all(pool.provisioned == pool.allowed for pool in store.store.dram.pools.values()))
         yield engine
 

@@ -106,7 +106,7 @@ def test_a_chunk_on_its_way_is_fetched_once(remote, store, engine):
     keys = chain("k", 4)
     put_remote(remote, keys)
     reads = remote.fault = Reads()
-    with Engine(store.server.path, name="engine-1") as other:
+    with Engine(store, name="engine-1") as other:
         futures = [e.client.load(keys, deadline_s=10) for e in (engine, other, engine)]
         eventually(lambda: reads.count == 4 and len(store.server._waiters._pools["remote"]._threads) >= 3)
         reads.free.set()
@@ -141,7 +141,7 @@ def test_a_load_does_not_evict_its_own_head(home, remote):
         keys = chain("k", 8)
         engine.put(keys[:5])
         put_remote(remote, keys[5:])
-        with Engine(store.server.path, name="engine-1") as other:
+        with Engine(store, name="engine-1") as other:
             other.put(chain("other", 3))
         written(store)
         assert engine.load(keys).outcomes == ["hit"] * 8
@@ -171,7 +171,7 @@ def test_chunks_that_came_cannot_leave_before_their_load_has_them(home, remote):
         chains = [chain(f"k{number}", 6) for number in range(6)]
         for keys in chains:
             put_remote(remote, keys)
-        with Engine(store.server.path) as engine:
+        with Engine(store) as engine:
             for _ in range(5):
                 futures = [engine.client.load(keys, deadline_s=10) for keys in chains]
                 for future in futures:

@@ -70,7 +70,7 @@ def test_what_another_engine_fetches_already_is_not_waited_for_twice(remote, sto
     load = engine.client.load(keys[:4], deadline_s=10)
     eventually(lambda: reads.count == 4)
     eventually(lambda: store.store.lanes["remote"].transit.estimate().transfers == 1)
-    with Engine(store.server.path, name="engine-1") as second:
+    with Engine(store, name="engine-1") as second:
         same, others = (
             second.client.lookup("r", prompt, prompt_tokens=96).result(10) for prompt in (keys, chain("other", 6))
         )
@@ -145,7 +145,7 @@ def test_of_a_disk_all_sizes_are_measured_that_nobody_fetched(home, remote):
     """What a gate refuses for what another model's loads took would be refused for ever."""
     with used(home, remote, disk="4MiB") as (store, engine, http):
         large = Namespace(model="large", chunk_tokens=CHUNK_TOKENS)
-        with Engine(store.server.path, name="engine-1", namespace=large, chunk_bytes=8 * CHUNK_BYTES) as other:
+        with Engine(store, name="engine-1", namespace=large, chunk_bytes=8 * CHUNK_BYTES) as other:
             http.retune(tiers__disk__write="commit")
             for each in (engine, other):
                 each.put_all(chain("k", 2))
