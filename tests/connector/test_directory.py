@@ -169,6 +169,18 @@ def test_a_directory_that_vanishes_amid_use_is_an_error(tmp_path):
     assert write(tier, b"other") is Outcome.ERROR
 
 
+def test_a_file_that_another_store_removed_is_a_miss(tmp_path):
+    """Also for the store that wrote it; it may write it again, and its account stays right."""
+    tier, keys = opened(tmp_path, 3), chain("k", 3)
+    for key in keys:
+        write(tier, key)
+    opened(tmp_path, writer="host-b").flush(A)
+    assert not intact(tier, keys[0])
+    for key in keys:
+        assert write(tier, key) is Outcome.OK
+    assert tier.usage().resident_bytes == 3 * FILE
+
+
 @pytest.mark.parametrize("known", ["flush", "read"])
 def test_what_another_store_removed_does_not_count(tmp_path, known):
     """A flush that goes to all stores is one of nothing for the last; what is read and not there is known, too."""
