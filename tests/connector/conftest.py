@@ -58,7 +58,7 @@ def store(home):
 @pytest.fixture
 def engine(store):
     """Of the store, whichever that is."""
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         yield engine
 
 

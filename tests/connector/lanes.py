@@ -2,13 +2,11 @@
 
 import threading
 
-from connector.stores import counted, payload, view
+from connector.stores import A, counted, payload, view
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
 from tiertune_connector.slower.writers import Write
 from tiertune_connector.tiers.base import Outcome
-
-A, B = "a" * 32, "b" * 32
 
 
 class Gate:

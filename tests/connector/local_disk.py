@@ -4,13 +4,12 @@ import fcntl
 import struct
 from pathlib import Path
 
-from connector.stores import payload, read_chunk, view
+from connector.stores import A, payload, read_chunk, view
 from tiertune_connector.chunk import Origin
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.segment import PAGE
 
-A, B = "a" * 32, "b" * 32
 NBYTES = 2 * PAGE + 7
 SLOT = 4 * PAGE
 TENANT = b"t" * 16

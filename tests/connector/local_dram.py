@@ -4,10 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from connector.stores import A, payload, read_chunk, view
 from tiertune_connector.chunk import NOBODY, Origin, checksum
 from tiertune_connector.tiers.base import Came, Outcome, unheard
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.segment import PAGE
+from tiertune_connector.tiers.slots import Slot
 
 
 class LocalDram(DramTier):
@@ -44,6 +47,17 @@ class LocalDram(DramTier):
         np.copyto(np.frombuffer(slot.view(), np.uint8), np.frombuffer(payload, np.uint8))
         self.commit(namespace, key, slot, checksum(payload))
         return Outcome.OK
+
+
+def fill(tier: LocalDram, keys: Sequence[bytes], namespace: str = A) -> list[tuple[bytes, Slot]]:
+    """Commit chunks of a page, the first of them the next victim; their slots."""
+    for key in keys:
+        assert tier.write(namespace, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK
+    return [(key, tier.pools[namespace].pool.get(key)) for key in keys]
+
+
+def intact(tier: LocalDram, key: bytes) -> bool:
+    return read_chunk(tier, A, key, PAGE)[0] is Outcome.OK
 
 
 def resize(tier: DramTier | DiskTier, capacity_bytes: int) -> None:

@@ -1,7 +1,11 @@
 """Who speaks to the socket of a store with no more than its protocol."""
 
 import socket
+import struct
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from connector.stores import CHUNK_BYTES, NAMESPACE
 from tiertune_connector.protocol.frames import Frames
@@ -17,6 +21,12 @@ def dial(path: Path) -> socket.socket:
     sock.settimeout(5)
     sock.connect(str(path))
     return sock
+
+
+def say(sock: socket.socket, message: list[Any]) -> None:
+    """What need not be one of the protocol's."""
+    body = msgspec.msgpack.encode(message)
+    sock.sendall(struct.pack("<I", len(body)) + body)
 
 
 def raw(path: Path, greeting: Hello) -> tuple[socket.socket, Frames, Welcome]:

@@ -17,7 +17,7 @@ import pytest
 
 from tiertune_agent.demo.result import values
 from tiertune_connector.chunk import Origin
-from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, StoreClient
+from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, Reserved, StoreClient
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.main import StoreProcess
@@ -33,6 +33,9 @@ STRIDE = 20_480
 NAMESPACE = Namespace(model="llama", chunk_tokens=CHUNK_TOKENS)
 PATIENCE_S = 30.0
 """For what comes in the end, however busy the machine is."""
+
+A, B = "a" * 32, "b" * 32
+"""Digests of namespaces."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -120,9 +123,9 @@ def no_more_threads(patch: pytest.MonkeyPatch, left: int = 0, named: str = "") -
 
 
 def counted(counters: Counters, name: str) -> dict[tuple[str, ...], float]:
-    """A counter in this process, by the values of its labels."""
-    _, metrics = counters.snapshot()
-    return {tuple(row[:-1]): row[-1] for row in metrics.get(name, {"rows": []})["rows"]}
+    """A counter in this process, by the values of its labels; of a histogram its counts."""
+    table = counters.snapshot()[1].get(name, {"labels": (), "rows": []})
+    return {tuple(row[: len(table["labels"])]): row[-1] for row in table["rows"]}
 
 
 def chain(name: str, count: int) -> list[bytes]:
@@ -158,6 +161,7 @@ def short_folder() -> Iterator[Path]:
 def settings(home: Path, *, dram: int = 64 * STRIDE, **more: Any) -> StoreSettings:
     """A small store in ``home``, on a free port; HTTP, socket and state as given there.
 
+    ``disk`` may be its capacity alone, and ``remote`` need not have a url: both are in ``home`` then.
     A remote that answers has all the time that it takes, unless a test bounds it: a busy machine is no slow remote.
     """
     document = {
@@ -167,8 +171,11 @@ def settings(home: Path, *, dram: int = 64 * STRIDE, **more: Any) -> StoreSettin
         "http": {"port": 0},
         "dram": {"capacity": dram, "segment": 16 * STRIDE},
     }
+    if not isinstance(more.get("disk", {}), dict):
+        more["disk"] = {"path": home / "disk", "capacity": more["disk"]}
     if "remote" in more:
-        more["remote"] = {"timeout": PATIENCE_S} | more["remote"]
+        (home / "remote").mkdir(parents=True, exist_ok=True)
+        more["remote"] = {"url": f"file://{home}/remote", "timeout": PATIENCE_S} | more["remote"]
     return StoreSettings.model_validate(document | more)
 
 
@@ -194,17 +201,18 @@ def pinned(store: StoreProcess) -> int:
 
 
 class Engine:
-    """Stores chunks whose bytes follow from their keys, and reads them back."""
+    """Stores chunks whose bytes follow from their keys, and reads them back; of a store, or who answers at a socket."""
 
     def __init__(
         self,
-        socket: Path,
+        store: StoreProcess | Path,
         *,
         name: str = "engine-0",
         namespace: Namespace = NAMESPACE,
         chunk_bytes: int = CHUNK_BYTES,
         connect_s: float = 5.0,
     ) -> None:
+        socket = store if isinstance(store, Path) else store.server.path
         self.client = StoreClient(
             socket, namespace, chunk_bytes=chunk_bytes, chunk_tokens=namespace.chunk_tokens, engine=name
         )
@@ -227,14 +235,20 @@ class Engine:
 
     def heard(self) -> None:
         """Returns when the store has dealt with all that was told it, and counted the lookups that asked no remote."""
-        assert self.client.reserve([]).result(10).slots == []
+        assert self.reserve([]).slots == []
+
+    def reserve(self, keys: Sequence[bytes], request: str = "", tenant: bytes = b"") -> Reserved:
+        return self.client.reserve(keys, request=request, tenant=tenant).result(10)
+
+    def commit(self, slots: Sequence[ClientSlot]) -> list[bool]:
+        return self.client.commit(slots).result(10)
 
     def put(self, keys: Sequence[bytes], request: str = "r", tenant: bytes = b"") -> list[str]:
         """Offer chunks; per key why it was not taken, else nothing."""
-        reserved = self.client.reserve(keys, request=request, tenant=tenant).result(10)
+        reserved = self.reserve(keys, request, tenant)
         slots = [slot for slot in reserved.slots if slot is not None]
         written = [slot for slot in slots if self.client.write(slot, payload(slot.key, self.chunk_bytes))]
-        kept = dict(zip((slot.key for slot in written), self.client.commit(written).result(10), strict=True))
+        kept = dict(zip((slot.key for slot in written), self.commit(written), strict=True))
         return [reason or ("" if kept.get(key) else "lost") for key, reason in zip(keys, reserved.reasons, strict=True)]
 
     def put_all(self, keys: Sequence[bytes], request: str = "r", tenant: bytes = b"") -> None:

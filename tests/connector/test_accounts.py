@@ -2,6 +2,7 @@
 
 import pytest
 
+from connector.stores import counted
 from tiertune_connector.catalogue import BY_NAME, OTHER
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
@@ -127,9 +128,8 @@ def test_chunks_that_left_unused_are_counted(accounts, counters):
     """Of those evicted, the ones that nothing had used since they came."""
     chunks = [Evicted("a" * 32, "lru", "room", 0.0, NOBODY, used) for used in (True, False, False)]
     accounts.evicted("dram", chunks, 1.0)
-    _, metrics = counters.snapshot()
-    assert [row[-1] for row in metrics["tier_evicted_unused_total"]["rows"]] == [2]
-    assert [row[-1] for row in metrics["tier_evictions_total"]["rows"]] == [3]
+    assert list(counted(counters, "tier_evicted_unused_total").values()) == [2]
+    assert list(counted(counters, "tier_evictions_total").values()) == [3]
 
 
 @pytest.mark.parametrize("idle_s", [20.0, 90.0, 3600.0, 4 * 86400.0])
@@ -148,7 +148,6 @@ def test_labels_that_clients_choose_are_bounded(accounts, counters):
     for number in range(3 * STAGES):
         accounts.gate(report("won", reason=f"because-{number}"), chunk_bytes=100)
         accounts.steps([StepReport(f"stage-{number}", "prefill", 1.0, 1)])
-    _, metrics = counters.snapshot()
-    assert metrics["gate_requests_total"]["rows"] == [["remote", "fetch", OTHER, 3 * STAGES]]
-    seconds = {stage: count for stage, _, count in metrics["stage_gpu_seconds_total"]["rows"]}
-    assert seconds == {f"stage-{number}": 1 for number in range(STAGES)} | {OTHER: 2 * STAGES}
+    assert counted(counters, "gate_requests_total") == {("remote", "fetch", OTHER): 3 * STAGES}
+    seconds = {(f"stage-{number}", "prefill"): 1 for number in range(STAGES)}
+    assert counted(counters, "stage_gpu_seconds_total") == seconds | {(OTHER, "prefill"): 2 * STAGES}

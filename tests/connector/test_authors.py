@@ -2,11 +2,9 @@
 
 import pytest
 
-from connector.stores import chain
+from connector.stores import A, B, chain
 from tiertune_connector.store import authors
 from tiertune_connector.store.authors import Authors
-
-A, B = "a" * 32, "b" * 32
 
 
 @pytest.fixture

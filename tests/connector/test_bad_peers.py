@@ -6,14 +6,13 @@ import socket
 import struct
 import time
 
-import msgspec
 import pytest
 
-from connector.peers import dial, hello, raw
+from connector.peers import dial, hello, raw, say
 from connector.stores import CHUNK_BYTES, NAMESPACE, PATIENCE_S, Engine, at_best, chain, eventually
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.protocol.frames import Frames
-from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Reply, Reserve, Welcome
+from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Reply, Reserve
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.slow
 )
 def test_a_client_that_does_not_fit_is_refused_with_a_reason(store, http, greeting, refusal, reason):
     """It is told, counted, and the connection ends; others are served."""
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         sock, _, welcome = raw(store.server.path, greeting)
         assert refusal in welcome.refusal
         assert sock.recv(1) == b""
@@ -49,8 +48,7 @@ def test_a_client_that_does_not_fit_is_refused_with_a_reason(store, http, greeti
 def test_a_client_whose_greeting_is_not_understood_is_told_so(store, http, greeting, why):
     """One of another version does not see a connection that ends for no reason."""
     with dial(store.server.path) as sock:
-        body = msgspec.msgpack.encode(greeting)
-        sock.sendall(struct.pack("<I", len(body)) + body)
+        say(sock, greeting)
         welcome = next(Frames(sock, Reply).receive())
         assert "a version that greets otherwise" in welcome.refusal
         assert why in welcome.refusal
@@ -71,7 +69,7 @@ def test_a_client_whose_greeting_is_not_understood_is_told_so(store, http, greet
 )
 def test_garbage_on_the_socket_harms_nobody(store, http, data):
     """Its connection ends; others go on; it is no internal error."""
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         for _ in range(3):
             with dial(store.server.path) as sock:
                 sock.sendall(data)
@@ -85,12 +83,11 @@ def test_garbage_on_the_socket_harms_nobody(store, http, data):
 
 def test_garbage_after_the_greeting_harms_nobody(store, http):
     """What the client held goes; its connection ends."""
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         for message in ([9], ["welcome", ""], ["lookup", 1], ["load", 1, [b""], 1.0]):
             sock, _, welcome = raw(store.server.path, hello(client=str(message)))
             assert welcome.refusal == ""
-            body = msgspec.msgpack.encode(message)
-            sock.sendall(struct.pack("<I", len(body)) + body)
+            say(sock, message)
             assert sock.recv(100) == b""
             sock.close()
         engine.put_all(chain("k", 3))
@@ -116,7 +113,7 @@ def test_a_client_that_does_not_read_does_not_stop_the_others(store):
     """Its replies fill its own socket, and nobody else's time."""
     sock, frames, _ = raw(store.server.path, hello(client="deaf"))
     keys = chain("k", 2000)
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         sock.settimeout(0.05)
         with contextlib.suppress(OSError):
             for number in range(1000):
@@ -153,11 +150,12 @@ def greeted(home):
         client = StoreClient(home / "s.sock", NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
         assert not client.connect(timeout_s=0)
 
-        def greet() -> tuple[socket.socket, Frames]:
+        def greet(greeting: list | None = ("welcome", "boot")) -> tuple[socket.socket, Frames]:
             sock, _ = listener.accept()
             frames = Frames(sock, Hello | Lookup)
             next(frames.receive())
-            frames.send(Welcome("boot"))
+            if greeting is not None:
+                say(sock, greeting)
             return sock, frames
 
         yield client, greet
@@ -173,18 +171,9 @@ def greeted(home):
 )
 def test_a_store_that_greets_in_another_way_is_not_used_and_the_client_says_why(home, greeting, why):
     """One of another version, which the operator of the engine would look for in vain."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(home / "s.sock"))
-        listener.listen()
-        client = StoreClient(home / "s.sock", NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
-        client.connect(timeout_s=0)
-        with listener.accept()[0] as sock:
-            next(Frames(sock, Hello | Lookup).receive())
-            if greeting is not None:
-                body = msgspec.msgpack.encode(greeting)
-                sock.sendall(struct.pack("<I", len(body)) + body)
+    with greeted(home) as (client, greet):
+        greet(greeting)[0].close()
         eventually(lambda: why in client.refusal + client.failure)
-        client.close()
 
 
 def test_pending_futures_resolve_when_the_connection_goes(home):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from connector.local_dram import LocalDram, resize
-from connector.stores import chain, payload, view
+from connector.local_dram import LocalDram, fill, resize
+from connector.stores import A, B, chain, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower import behind as module
 from tiertune_connector.slower.behind import BELIEVED_S, WriteBehind
@@ -12,8 +12,6 @@ from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.segment import PAGE
 from tiertune_connector.tuning import parse_tuning
-
-A, B = "a" * 32, "b" * 32
 
 
 class FakeLane:
@@ -61,13 +59,6 @@ def tuning(write="commit", **admission):
     return parse_tuning({"tiers": {**tiers, "remote": {"write": write}}, "admission": admission})
 
 
-def fill(tier, keys):
-    """Commit chunks, the first of them the next victim; their slots."""
-    for key in keys:
-        assert tier.write(A, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK
-    return [(key, tier.pools[A].pool.get(key)) for key in keys]
-
-
 def use(tier, keys):
     for key in keys:
         tier.pin(A, key)
@@ -78,8 +69,7 @@ def test_a_copy_to_one_tier_is_no_use_for_another(tier, clock):
     """Everything goes to disk, to remote only what was used a second time: writing to disk is no use."""
     lanes = {"disk": FakeLane(), "remote": FakeLane()}
     behind, (key,) = WriteBehind(tier, lanes, clock=clock, tuning=lambda: rules), chain("k", 1)
-    tier.write(A, key, view(payload(key, PAGE)), NOBODY)
-    slot = tier.pools[A].pool.get(key)
+    ((_, slot),) = fill(tier, [key])
     rules = tuning(disk="always", remote="second_access")
     behind.used(A, [(key, slot)])
     assert (lanes["disk"].keys, lanes["remote"].keys) == ([key], [])
@@ -92,8 +82,7 @@ def test_a_namespace_without_a_share_of_the_disk_is_not_written_there(tier, tmp_
     """Else its refusals would look like a disk that is full."""
     disk, lanes = DiskTier(tmp_path), {"disk": FakeLane()}
     behind, (key,) = WriteBehind(tier, lanes, disk, clock=clock, tuning=lambda: tuning(disk="always")), chain("k", 1)
-    tier.write(A, key, view(payload(key, PAGE)), NOBODY)
-    used = [(key, tier.pools[A].pool.get(key))]
+    used = fill(tier, [key])
     disk.attach(A, PAGE, "lru")
     for capacity, offered in ((0, []), (8 * PAGE, [key])):
         disk.retune(capacity, {})
@@ -107,8 +96,8 @@ def test_what_leaves_tells_whether_it_was_used(tier):
     left = []
     tier.on_evicted = left.extend
     keys = chain("k", 2)
+    fill(tier, keys)
     for key in keys:
-        tier.write(A, key, view(payload(key, PAGE)), NOBODY)
         tier.pin(A, key, use=key == keys[1])
         tier.unpin(A, key)
     resize(tier, 0)
@@ -264,8 +253,7 @@ def test_the_victims_of_one_namespace_do_not_wait_for_those_of_another(tier, clo
     tier.attach(B, PAGE, "lru")
     resize(tier, 32 * PAGE)
     fill(tier, keys)
-    for key in keys:
-        assert tier.write(B, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK
+    fill(tier, keys, B)
     lane.waiting = 1000
     behind.clean_ahead()
     assert lane.namespaces == {B}

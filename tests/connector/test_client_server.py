@@ -43,7 +43,7 @@ def descriptors() -> int:
 
 def test_a_client_learns_whom_it_speaks_to(store, http):
     """Boot id and clients are told on both sides."""
-    with Engine(store.server.path, name="engine-7") as engine:
+    with Engine(store, name="engine-7") as engine:
         assert engine.connected
         assert engine.client.boot_id == http.get("/v1/status")["boot_id"] == store.server.boot_id
         (told,) = http.get("/v1/status")["clients"]
@@ -54,8 +54,8 @@ def test_a_client_learns_whom_it_speaks_to(store, http):
 def test_a_refused_client_answers_at_once_and_knows_why(store):
     """Everything is nothing found; no call waits."""
     with (
-        Engine(store.server.path),
-        Engine(store.server.path, chunk_bytes=CHUNK_BYTES * 2, connect_s=0) as other,
+        Engine(store),
+        Engine(store, chunk_bytes=CHUNK_BYTES * 2, connect_s=0) as other,
     ):
         eventually(lambda: "another chunk size" in other.client.refusal)
         assert not other.connected
@@ -102,7 +102,7 @@ def lose(store: StoreProcess, name: str) -> None:
 def test_a_restarted_store_is_another_boot(home):
     """Pending answers resolve with nothing; the client is back by itself, and knows that it must store again."""
     with running(home, dram=8 * STRIDE) as store:
-        engine = Engine(store.server.path)
+        engine = Engine(store)
         boot = engine.client.boot_id
         engine.put(chain("k", 3))
         loaded = engine.load(chain("k", 3))
@@ -121,14 +121,14 @@ def test_a_restarted_store_is_another_boot(home):
 
 def test_slots_of_a_lost_connection_are_in_quarantine_until_it_is_back(store, http):
     """Its process lives and may still be copying: nobody gets them before it has said that it does not."""
-    engine = Engine(store.server.path, name="lost")
-    slots = engine.client.reserve(chain("k", 4)).result(5).slots
+    engine = Engine(store, name="lost")
+    slots = engine.reserve(chain("k", 4)).slots
     copying = engine.client.mapped(slots[0].ref, slots[0].connection)
     segment = copying.__enter__()
     lose(store, "lost")
     eventually(lambda: len(pool(store).quarantined) == 4 and not engine.client.connected)
     assert http.total("quarantined_slots") == 4
-    with Engine(store.server.path, name="other") as other:
+    with Engine(store, name="other") as other:
         eventually(lambda: pool(store).provisioned == 64)
         assert other.put(chain("o", 64)).count("") == 60
         segment.slot(slots[0].ref.index)[:] = 0xEE  # the copy that was under way ends only now
@@ -137,7 +137,7 @@ def test_slots_of_a_lost_connection_are_in_quarantine_until_it_is_back(store, ht
         copying.__exit__(None, None, None)
         eventually(lambda: pool(store).quarantined == [])
         assert eventually(lambda: other.put(chain("o", 64)).count("present") == 60)
-    assert engine.client.commit(slots).result(5) == [False] * 4
+    assert engine.commit(slots) == [False] * 4
     assert not engine.client.write(slots[0], payload(slots[0].key))
     engine.client.close()
 
@@ -146,7 +146,7 @@ def test_long_chunks_that_were_damaged_or_renewed_are_refused(home):
     """Of several windows, damaged in the last: none of the four is used."""
     long = 5 << 20
     segment = slot_stride(long)
-    with running(home, dram=4 * segment) as store, Engine(store.server.path, chunk_bytes=long) as engine:
+    with running(home, dram=4 * segment) as store, Engine(store, chunk_bytes=long) as engine:
         eventually(lambda: pool(store).provisioned == 4)
         engine.put_all(chain("k", 4))
         assert [engine.get(chain("k", 4)) for _ in range(3)] == [4] * 3
@@ -204,7 +204,7 @@ def test_a_client_that_was_welcomed_too_late_does_not_end_its_next_connection(st
 
 def test_pins_of_a_lost_connection_go_at_once(store):
     """A reader notices by the generation; nobody waits for it."""
-    engine = Engine(store.server.path, name="lost")
+    engine = Engine(store, name="lost")
     engine.put(chain("k", 3))
     engine.load(chain("k", 3))
     assert pinned(store) == 3
@@ -215,7 +215,7 @@ def test_pins_of_a_lost_connection_go_at_once(store):
 
 def test_a_release_of_before_does_not_hit_a_lease_of_now(store):
     """Lease numbers begin anew with every connection."""
-    with Engine(store.server.path, name="lost") as engine:
+    with Engine(store, name="lost") as engine:
         engine.put(chain("k", 2))
         before = engine.load(chain("k", 2))
         lose(store, "lost")
@@ -231,7 +231,7 @@ def test_a_release_of_before_does_not_hit_a_lease_of_now(store):
 
 def test_a_future_cannot_be_cancelled(store):
     """Its reply may bring slots to give back; cancelling it does not harm the connection either."""
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         engine.put(chain("k", 1))
         future = engine.client.load(chain("k", 1), deadline_s=1)
         assert not future.cancel()
@@ -253,7 +253,7 @@ def test_a_client_that_cannot_be_greeted_leaves_nothing_and_the_next_one_is_welc
 
     place = (store.server, "_spawn") if fails == "a thread for it" else (store.store.pools, "open_on_disk")
     monkeypatch.setattr(*place, failing)
-    with Engine(store.server.path, connect_s=10) as engine:
+    with Engine(store, connect_s=10) as engine:
         assert engine.connected
         assert len(store.server._connections) == 1
     eventually(lambda: store.store.namespaces._users == {})
@@ -264,9 +264,9 @@ def test_clients_and_stores_leave_no_descriptors_threads_or_files(home):
     """After many rounds of everything."""
 
     def round_(number: int) -> None:
-        with running(home, disk={"path": home / "disk", "capacity": "1MiB"}) as store:
+        with running(home, disk="1MiB") as store:
             for turn in range(3):
-                with Engine(store.server.path, name=f"{number}-{turn}") as engine:
+                with Engine(store, name=f"{number}-{turn}") as engine:
                     engine.put(chain(f"k{turn}", 10))
                     assert engine.get(chain(f"k{turn}", 10)) == 10
 
@@ -290,7 +290,7 @@ def test_two_stores_cannot_share_a_socket(home, store):
     with pytest.raises(OSError, match="another store listens here"):
         second.start()
     second.stop()
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         assert engine.connected
 
 
@@ -299,7 +299,7 @@ def test_a_socket_left_by_a_crash_is_taken_over(home):
     stale = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stale.bind(str(home / "s.sock"))
     stale.close()
-    with running(home) as store, Engine(store.server.path) as engine:
+    with running(home) as store, Engine(store) as engine:
         assert engine.connected
 
 
@@ -340,7 +340,7 @@ def test_a_store_that_cannot_start_leaves_nothing(home, store):
     http = Http(store.address)
     http.text("/healthz")  # what the first store opens late is open now
     before, threads = descriptors(), threading.active_count()
-    other = {"state_dir": home / "other", "disk": {"path": home / "disk", "capacity": "1MiB"}}
+    other = {"state_dir": home / "other", "disk": "1MiB"}
     for more in (
         {"http": {"port": port}},
         {"remote": {"url": "redis://h/0", "password_file": home / "none"}},

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.real
 A = "a" * 32
 NBYTES = 1 << 20
 KEYS = chain("coded", 4)
+NAMES = [b"tiertune:" + A.encode() + b":" + key for key in KEYS]
 MINE = Origin("host-a")
 
 
@@ -57,7 +58,7 @@ def test_a_coded_chunk_is_smaller_and_everybody_with_the_codec_reads_it(opened, 
     coding, plain, without = opened("lz4"), opened("raw"), opened(None)
     assert coding.write(A, KEYS[0], numbers(KEYS[0]), MINE) is Outcome.OK
     assert plain.write(A, KEYS[1], numbers(KEYS[1]), MINE) is Outcome.OK
-    small, large = (raw.strlen(b"tiertune:" + A.encode() + b":" + key) for key in KEYS[:2])
+    small, large = map(raw.strlen, NAMES[:2])
     assert large == HEADER_BYTES + NBYTES
     assert small < 0.9 * large
     for tier in (coding, plain):
@@ -81,7 +82,7 @@ def test_what_was_asked_for_beyond_a_coded_chunk_costs_no_connection(opened, raw
 def test_a_coded_chunk_that_a_longer_one_replaced_during_a_read_is_a_miss(opened, raw):
     """Its header was read, and then windows of the other one."""
     coding, plain = opened("lz4"), opened("raw")
-    name = b"tiertune:" + A.encode() + b":" + KEYS[0]
+    name = NAMES[0]
     assert plain.write(A, KEYS[0], numbers(KEYS[0]), MINE) is Outcome.OK
     longer = raw.getdel(name)
     assert coding.write(A, KEYS[0], numbers(KEYS[0]), MINE) is Outcome.OK
@@ -104,7 +105,7 @@ def test_a_coded_chunk_that_a_longer_one_replaced_during_a_read_is_a_miss(opened
 def test_nothing_damaged_is_decoded_into_a_chunk(opened, raw):
     """Flipped or cut anywhere, 300 times: dropped, or the chunk that it was."""
     tier, rng = opened("lz4"), random.Random(1)
-    name = b"tiertune:" + A.encode() + b":" + KEYS[0]
+    name = NAMES[0]
     tier.write(A, KEYS[0], numbers(KEYS[0]), MINE)
     whole = raw.get(name)
     for case in range(300):
@@ -148,19 +149,14 @@ def test_a_store_restarted_without_its_redis_starts_and_codes_no_more(server, ho
     """Nobody has to mend a file because a remote was taken away, or changed for a folder."""
     with running(home, remote={"url": server.url}) as process, Http(process.address) as http:
         assert http.retune(tiers__remote__codec="lz4").status_code == 200
-    (home / "shared").mkdir()
-    for remote in ({"remote": {"url": f"file://{home}/shared", "capacity": "1MiB"}}, {}):
+    for remote in ({"remote": {"capacity": "1MiB"}}, {}):
         with running(home, **remote) as process:
             assert process.control.tuning.tiers.remote.codec == "raw"
 
 
-def test_a_folder_is_not_told_to_code(tmp_path, home):
+def test_a_folder_is_not_told_to_code(home):
     """A knob that would do nothing is refused."""
-    (tmp_path / "shared").mkdir()
-    with (
-        running(home, remote={"url": f"file://{tmp_path}/shared", "capacity": "1MiB"}) as process,
-        Http(process.address) as http,
-    ):
+    with running(home, remote={"capacity": "1MiB"}) as process, Http(process.address) as http:
         answer = http.retune(tiers__remote__codec="lz4")
         assert answer.status_code == 422
         assert "tiers.remote.codec" in answer.text

@@ -2,6 +2,7 @@
 
 import os
 import re
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -13,7 +14,7 @@ from tiertune_connector.state import StateDir
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import TuningError, parse_tuning
+from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
 
 FIRST = parse_tuning(
     {
@@ -53,92 +54,101 @@ def control(store, state):
     return Control(store, state)
 
 
+@pytest.fixture
+def put(control):
+    """Makes a change to so many bytes of DRAM, of a version; ``more`` stands in its document."""
+
+    def change(nbytes: int, expected: int = 1, key: str = "a", by: Control = control, **more: Any) -> Tuning:
+        return by.put(with_capacity(nbytes) | more, expected_version=expected, key=key)
+
+    return change
+
+
 def with_capacity(nbytes: int) -> dict:
     document = FIRST.document()
     document["tiers"]["dram"]["capacity_bytes"] = nbytes
     return document
 
 
-def test_a_change_is_applied_numbered_and_kept(control, store, state):
+def test_a_change_is_applied_numbered_and_kept(put, store, state):
     """In force when the answer comes, and after a crash from then on."""
-    tuning = control.put(with_capacity(5), expected_version=1, key="a")
+    tuning = put(5)
     assert (tuning.version, store.tuning.tiers.dram.capacity_bytes) == (2, 5)
     assert state.load()[0] == tuning
 
 
-def test_the_version_in_the_document_does_not_matter(control):
+def test_the_version_in_the_document_does_not_matter(put):
     """The one that the change is for does."""
-    assert control.put(with_capacity(5) | {"version": 77}, expected_version=1, key="a").version == 2
+    assert put(5, version=77).version == 2
 
 
 @pytest.mark.parametrize("version", ["x", None, 0, 1.5, [2]])
-def test_a_version_that_is_none_is_refused_as_any_other_field(control, store, version):
+def test_a_version_that_is_none_is_refused_as_any_other_field(put, store, version):
     """Ours to give, but not free of form."""
     with pytest.raises(TuningError) as refused:
-        control.put(with_capacity(5) | {"version": version}, expected_version=1, key="a")
+        put(5, version=version)
     assert refused.value.field == "version"
     assert store.tuning.version == 1
 
 
-def test_no_tier_grows_beyond_the_machine(control, store, monkeypatch):
+def test_no_tier_grows_beyond_the_machine(put, store, monkeypatch):
     """As settings refuse it; what was allowed on a larger machine may stay, or become less."""
     with pytest.raises(TuningError, match="the machine has") as refused:
-        control.put(with_capacity(1 << 59), expected_version=1, key="a")
+        put(1 << 59)
     assert refused.value.field == "tiers.dram.capacity_bytes"
-    control.put(with_capacity(50), expected_version=1, key="b")
+    put(50)
     monkeypatch.setattr("tiertune_connector.store.control.memory_bytes", lambda: 10)
-    assert control.put(with_capacity(40), expected_version=2, key="c").tiers.dram.capacity_bytes == 40
+    assert put(40, 2, "c").tiers.dram.capacity_bytes == 40
     with pytest.raises(TuningError, match="the machine has 10 in all"):
-        control.put(with_capacity(41), expected_version=3, key="d")
+        put(41, 3, "d")
     assert store.tuning.version == 3
 
 
-def test_the_most_memory_that_is_named_is_accepted_and_fits(control):
+def test_the_most_memory_that_is_named_is_accepted_and_fits(put):
     """What always stays free of the machine, and of control groups' limits, is not a part of it."""
     with pytest.raises(TuningError) as refused:
-        control.put(with_capacity(1 << 59), expected_version=1, key="a")
+        put(1 << 59)
     (most,) = re.findall(r"(\d+)MiB are the most", str(refused.value))
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert total - (int(most) << 20) >= min(512 << 20, total // 4)
-    control.put(with_capacity(int(most) << 20), expected_version=1, key="b")
+    put(int(most) << 20)
 
 
-def test_a_change_for_another_version_is_refused(control, store):
+def test_a_change_for_another_version_is_refused(put, store):
     """Somebody else was first."""
-    control.put(with_capacity(5), expected_version=1, key="a")
+    put(5)
     with pytest.raises(VersionConflictError, match="at version 2"):
-        control.put(with_capacity(6), expected_version=1, key="b")
+        put(6, 1, "b")
     assert store.tuning.tiers.dram.capacity_bytes == 5
 
 
-def test_the_same_change_under_the_same_key_is_applied_once(control, store, state):
+def test_the_same_change_under_the_same_key_is_applied_once(put, store, state):
     """However often it is sent, also after other changes, and after a restart; another one under the key is refused."""
-    control.put(with_capacity(5), expected_version=1, key="a")
-    assert control.put(with_capacity(5), expected_version=1, key="a").version == 2
-    control.put(with_capacity(6), expected_version=2, key="b")
-    assert control.put(with_capacity(5), expected_version=1, key="a").tiers.dram.capacity_bytes == 6
+    put(5)
+    assert put(5).version == 2
+    put(6, 2, "b")
+    assert put(5).tiers.dram.capacity_bytes == 6
     with pytest.raises(KeyReusedError):
-        control.put(with_capacity(7), expected_version=3, key="a")
+        put(7, 3)
     again = Control(store, state)
-    assert again.put(with_capacity(6), expected_version=2, key="b").version == 3
+    assert put(6, 2, "b", again).version == 3
     with pytest.raises(KeyReusedError):
-        again.put(with_capacity(7), expected_version=3, key="b")
+        put(7, 3, "b", again)
 
 
-def test_a_change_whose_answer_was_lost_may_be_sent_for_the_version_that_it_made(control, store):
+def test_a_change_whose_answer_was_lost_may_be_sent_for_the_version_that_it_made(put, store):
     """Who looks before it tries again sends the same body and key for another version, and is told that it is done.
 
     Where it is not in force any more the key is refused: an answer of success would be taken for it.
     """
-    asked = with_capacity(5)
-    control.put(asked, expected_version=1, key="a")
-    assert control.put(asked, expected_version=2, key="a") == store.tuning
+    put(5)
+    assert put(5, 2) == store.tuning
     assert store.tuning.version == 2
     with pytest.raises(KeyReusedError):
-        control.put(with_capacity(5) | {"bypass": True}, expected_version=2, key="a")
-    control.put(with_capacity(6), expected_version=2, key="b")
+        put(5, 2, bypass=True)
+    put(6, 2, "b")
     with pytest.raises(KeyReusedError):
-        control.put(asked, expected_version=3, key="a")
+        put(5, 3)
     assert (store.tuning.version, store.tuning.tiers.dram.capacity_bytes) == (3, 6)
 
 
@@ -177,42 +187,40 @@ def test_what_the_store_cannot_do_is_refused_and_changes_nothing(control, store,
     assert control.put(with_capacity(5), expected_version=1, key="a").version == 2, "the key is not used up"
 
 
-def test_a_whole_document_says_nothing_of_tiers_that_are_not_there(control, store):
+def test_a_whole_document_says_nothing_of_tiers_that_are_not_there(control, put):
     """What a store tells of them is no wish: it may be sent back, beside a change of another field."""
-    own = {NAMESPACE.digest: {"dram": {"eviction": "arc"}}}
-    control.put(with_capacity(5) | {"pools": own}, expected_version=1, key="a")
+    put(5, pools={NAMESPACE.digest: {"dram": {"eviction": "arc"}}})
     told = control.tuning.document()
     told["defaults"]["eviction"] = "s3fifo"
     assert control.put(told, expected_version=2, key="b").document() == told | {"version": 3}
 
 
-def test_a_pool_may_not_ask_more_than_its_tier_has(control, store):
+def test_a_pool_may_not_ask_more_than_its_tier_has(put, store):
     """Both are named. A tier may shrink below what a pool asks: the pool has what is there."""
     digest = NAMESPACE.digest
-    field = f"pools.{digest}.dram.capacity_bytes"
 
-    def asking(nbytes: int, own: int) -> dict:
-        return with_capacity(nbytes) | {"pools": {digest: {"dram": {"capacity_bytes": own}}}}
+    def ask(own: int, *change: Any) -> Tuning:
+        return put(*change, pools={digest: {"dram": {"capacity_bytes": own}}})
 
     with pytest.raises(TuningError, match=r"51 bytes are asked, tiers.dram.capacity_bytes gives 50 to") as refused:
-        control.put(asking(50, 51), expected_version=1, key="a")
-    assert refused.value.field == field
+        ask(51, 50)
+    assert refused.value.field == f"pools.{digest}.dram.capacity_bytes"
     assert store.tuning == FIRST
-    control.put(asking(50, 50), expected_version=1, key="b")
-    assert control.put(asking(40, 50), expected_version=2, key="c").capacity_bytes("dram") == 40
+    ask(50, 50)
+    assert ask(50, 40, 2, "c").capacity_bytes("dram") == 40
     with pytest.raises(TuningError, match="45 bytes are asked"):
-        control.put(asking(40, 45), expected_version=3, key="d")
-    assert control.put(asking(60, 60), expected_version=3, key="e").pool(digest, "dram").capacity_bytes == 60
+        ask(45, 40, 3, "d")
+    assert ask(60, 60, 3, "e").pool(digest, "dram").capacity_bytes == 60
 
 
-def test_a_change_that_cannot_be_kept_is_not_applied(control, store, monkeypatch):
+def test_a_change_that_cannot_be_kept_is_not_applied(put, store, monkeypatch):
     """A full disk: nothing is half applied, and the same change may be sent again."""
     with monkeypatch.context() as patch:
         patch.setattr(StateDir, "write", Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
-            control.put(with_capacity(5), expected_version=1, key="a")
+            put(5)
     assert store.tuning == FIRST
-    assert control.put(with_capacity(5), expected_version=1, key="a").version == 2
+    assert put(5).version == 2
 
 
 def test_a_bypass_that_cannot_be_kept_is_in_force_and_says_so(control, store, state, monkeypatch):
@@ -248,16 +256,14 @@ def test_a_restarted_store_has_its_last_tuning(home):
         tuning = process.control.tuning
         assert (tuning.version, tuning.bypass, tuning.tiers.dram.capacity_bytes) == (3, True, 123 * 20480)
         process.control.bypass(on=False)
-        with Engine(process.server.path) as engine:
+        with Engine(process) as engine:
             assert pool(process).pool.algorithm == "arc"
             eventually(lambda: engine.put(chain("k", 3)) in ([""] * 3, ["present"] * 3))
 
 
 def test_a_tier_taken_out_of_the_configuration_is_off_in_the_kept_tuning(home):
     """The store starts; every other wish stays; it is another version."""
-    (home / "remote").mkdir()
-    remote = {"url": f"file://{home}/remote"}
-    with running(home, remote=remote) as process:
+    with running(home, remote={}) as process:
         document = process.control.tuning.document()
         document["tiers"]["dram"]["capacity_bytes"] = 77 * 20480
         kept = process.control.put(document, expected_version=1, key="a")
@@ -270,10 +276,8 @@ def test_a_tier_taken_out_of_the_configuration_is_off_in_the_kept_tuning(home):
 
 def test_a_kept_tuning_of_tiers_that_are_gone_stops_no_start(home):
     """What was said of them is forgotten once; a pool that asks more than its tier has now stays as it was."""
-    (home / "remote").mkdir()
-    gone = {"remote": {"url": f"file://{home}/remote"}, "disk": {"path": home / "disk", "capacity": "2MiB"}}
     own = {"capacity_bytes": 20 * 20480, "eviction": "arc"}
-    with running(home, **gone) as process:
+    with running(home, remote={}, disk="2MiB") as process:
         document = process.control.tuning.document()
         document |= {"admission": {"disk": "second_access", "remote": "second_access"}}
         document |= {"pools": {NAMESPACE.digest: {"dram": own, "disk": own}}}
@@ -290,8 +294,7 @@ def test_a_kept_tuning_of_tiers_that_are_gone_stops_no_start(home):
 
 def test_a_tier_put_into_the_configuration_is_as_in_a_first_tuning(home, caplog):
     """The kept one says that it is off, as a store without it must; what was switched off while it was there stays."""
-    (home / "remote").mkdir()
-    new = {"remote": {"url": f"file://{home}/remote"}, "disk": {"path": home / "disk", "capacity": "2MiB"}}
+    new = {"remote": {}, "disk": "2MiB"}
     with running(home) as process:
         document = process.control.tuning.document() | {"defaults": {"eviction": "arc"}}
         kept = process.control.put(document, expected_version=1, key="a")
@@ -313,6 +316,6 @@ def test_a_tier_that_is_new_to_a_store_is_not_larger_than_the_machine(home):
         process.control.bypass(on=True)
     with (
         pytest.raises(DocumentError, match=r"disk.capacity: \d+ bytes are asked"),
-        running(home, disk={"path": home / "disk", "capacity": 1 << 60}),
+        running(home, disk=1 << 60),
     ):
         pass

@@ -44,14 +44,18 @@ def payload(nbytes, seed=0):
     return np.frombuffer(np.random.default_rng(seed).bytes(nbytes), np.uint8)
 
 
+def copies(copy, data, out=None):
+    """It is made whole, and its sum is that of the payload."""
+    out = np.zeros(len(data), np.uint8) if out is None else out
+    assert copy(out, data) == checksum(data.tobytes())
+    assert out.tobytes() == data.tobytes()
+
+
 @given(nbytes=LENGTHS, seed=st.integers(0, 9))
 def test_a_copy_is_summed_as_it_is_made(nbytes, seed):
     """Also where it ends within a window: the bytes are the same, and the sum is that of a whole payload."""
-    data = payload(nbytes, seed)
     for copy in WAYS:
-        out = np.zeros(nbytes, np.uint8)
-        assert copy(out, data) == checksum(data.tobytes())
-        assert out.tobytes() == data.tobytes()
+        copies(copy, payload(nbytes, seed))
 
 
 @given(nbytes=st.integers(900, 9000), seed=st.integers(0, 9))
@@ -78,9 +82,7 @@ def test_the_engines_side_is_what_is_summed(nbytes, seed):
 def test_long_payloads_are_copied_whole(monkeypatch, nbytes, copy):
     """In windows as they are."""
     monkeypatch.setattr(module, "_WINDOW_BYTES", WINDOW)
-    data, out = payload(nbytes), np.zeros(nbytes, np.uint8)
-    assert copy(out, data) == checksum(data.tobytes())
-    assert out.tobytes() == data.tobytes()
+    copies(copy, payload(nbytes))
 
 
 @given(ends=st.lists(st.integers(0, 7000), max_size=6), seed=st.integers(0, 9))
@@ -184,10 +186,8 @@ def test_a_part_that_cannot_be_copied_fails_the_copy_and_the_next_one_is_shared_
             held.set()
         with pytest.raises(MemoryError if failing == "main" else RuntimeError):
             told.result(10)
-    out[:] = 0
     watched.failing = ""
-    assert copier.write(out, data) == checksum(data.tobytes())
-    assert out.tobytes() == data.tobytes()
+    copies(copier.write, data)
 
 
 class Interrupted:
@@ -208,25 +208,32 @@ class Interrupted:
         return self
 
 
+def interrupted(copier, data, out, interrupt):
+    """Whether a copy, on a thread of its own, was interrupted, or ended before."""
+
+    def copy():
+        sys.settrace(interrupt)
+        try:
+            copier.write(out, data)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    told = Future()
+    threading.Thread(target=lambda: told.set_result(copy()), daemon=True).start()
+    return told.result(10)
+
+
 @pytest.mark.parametrize("after", range(1, 120, 7))
 def test_a_copy_that_is_interrupted_says_so_and_ends(copier, after):
     """By Ctrl-C, wherever it is: nobody waits, nobody touches its bytes any more, and the next one is shared."""
     data, out = payload(9000), np.zeros(9000, np.uint8)
     copier.write(out, data)  # there is who helps
-
-    def copy():
-        sys.settrace(Interrupted(after))
-        try:
-            copier.write(out, data)
-        finally:
-            sys.settrace(None)
-
-    told = Future()
-    threading.Thread(target=lambda: told.set_exception(raised(copy)), daemon=True).start()
-    assert isinstance(told.exception(10), KeyboardInterrupt)
+    assert interrupted(copier, data, out, Interrupted(after))
     out[:] = 0
-    assert copier.write(out, data) == checksum(data.tobytes())
-    assert out.tobytes() == data.tobytes()
+    copies(copier.write, data, out)
     eventually(copier._queue.empty)  # who helps took it
 
 
@@ -236,47 +243,21 @@ def test_an_end_that_is_interrupted_ends_all_the_same(copier, after):
     data, out, late = payload(9000), np.zeros(9000, np.uint8), threading.Event()
     copier.write(out, data)  # there is who helps
     copier._queue.put(SimpleNamespace(help=late.wait))
-
-    def copy():
-        sys.settrace(Interrupted(after, ending=True))
-        try:
-            copier.write(out, data)
-        finally:
-            sys.settrace(None)
-
-    told = Future()
-    threading.Thread(target=lambda: told.set_result(end_of(copy)), daemon=True).start()
-    assert told.result(10) in (None, KeyboardInterrupt)
+    interrupted(copier, data, out, Interrupted(after, ending=True))
     late.set()
     assert out.tobytes() == data.tobytes()
-    assert copier.write(out, data) == checksum(data.tobytes())
+    copies(copier.write, data)
     eventually(copier._queue.empty)  # who helps took it
-
-
-def end_of(call):
-    """The kind of what it raised; None: it ended before."""
-    try:
-        call()
-    except KeyboardInterrupt as error:
-        return type(error)
-
-
-def raised(call):
-    with pytest.raises(BaseException) as told:
-        call()
-    return told.value
 
 
 def test_a_short_copy_wakes_nobody_and_one_without_a_thread_is_made_alone(monkeypatch, copier):
     """Threads may have run out: the next long copy tries again."""
-    data, out = payload(2999), np.zeros(2999, np.uint8)
-    assert copier.write(out, data) == checksum(data.tobytes())
+    copies(copier.write, payload(2999))
     assert copier._thread is None
-    data, out = payload(9000), np.zeros(9000, np.uint8)
     with monkeypatch.context() as patch:
         no_more_threads(patch)
-        assert copier.write(out, data) == checksum(data.tobytes())
-    assert copier.write(out, data) == checksum(data.tobytes())
+        copies(copier.write, payload(9000))
+    copies(copier.write, payload(9000))
     assert copier._thread.is_alive()
     copier.close()
     eventually(lambda: not copier._thread.is_alive())

@@ -11,12 +11,17 @@ CHUNK = 1 << 20
 SPEED = 10.0 * CHUNK
 
 
+def way(**cost):
+    """One without latency."""
+    return Traffic(FetchCost(**{"t0_s": 0.0} | cost))
+
+
 class Clockwork:
     """Events in the order of time, and a pipe among them."""
 
     def __init__(self):
         self._events, self._number = [], 0
-        self.traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
+        self.traffic = way(now=0.0)
         self.pipe = Pipe(SPEED, self.at)
 
     def at(self, at, act):
@@ -85,7 +90,7 @@ def test_loads_that_overlap_teach_the_whole_speed():
 
 def test_the_queue_is_what_is_under_way():
     """Bytes asked for, over the bandwidth; nothing once they are here."""
-    traffic = Traffic(FetchCost(t0_s=0.5, bytes_per_s=SPEED))
+    traffic = way(t0_s=0.5, bytes_per_s=SPEED)
     told = [traffic.asked(CHUNK, 0.0) for _ in range(20)]
     assert told == pytest.approx([0.5 + 0.1 * (ahead + 1) for ahead in range(20)])
     assert traffic.estimate(0.0).queue_s == pytest.approx(2.0)
@@ -96,7 +101,7 @@ def test_the_queue_is_what_is_under_way():
 
 def test_what_is_under_way_for_others_too_is_no_queue_of_its_own():
     """Who wants 15 of 20 chunks that come waits for five, of a quarter of the loads; of all 20, for nobody."""
-    traffic = Traffic(FetchCost(t0_s=0.5, bytes_per_s=SPEED))
+    traffic = way(t0_s=0.5, bytes_per_s=SPEED)
     traffic.transfers = 4
     ask(traffic, 20, 0.0)
     some, all_, ended = (traffic.estimate(0.0, chunks, chunks * CHUNK) for chunks in (15, 20, 21))
@@ -118,7 +123,7 @@ def test_a_long_load_teaches_before_it_ends():
 
 def test_a_piece_is_long_enough_in_chunks_and_in_time():
     """Sixteen chunks that came in an eighth of a second teach nothing yet; at a quarter they do, and so each time."""
-    traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
+    traffic = way(now=0.0)
     ask(traffic, 40, 10.0)
     seen = []
     for at in [10.125] * 16 + [10.25] + [10.375] * 15 + [10.5]:
@@ -129,7 +134,7 @@ def test_a_piece_is_long_enough_in_chunks_and_in_time():
 
 def test_a_rest_as_long_as_a_piece_is_believed():
     """What was half done at its begin does not matter in so many chunks."""
-    traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
+    traffic = way(now=0.0)
     ask(traffic, 32, 10.0)
     for at in (11.0, 13.0):
         for _ in range(16):
@@ -148,7 +153,7 @@ def test_an_estimate_tells_who_waits_for_the_way():
 
 def test_the_last_chunks_of_a_long_load_do_not_look_too_fast():
     """Two chunks that were nearly here when the piece before them ended tell nothing of the speed."""
-    traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
+    traffic = way(now=0.0)
     ask(traffic, 18, 0.0)
     for number in range(1, 17):
         traffic.ended(CHUNK, number * CHUNK / SPEED, came=True)
@@ -161,7 +166,7 @@ def test_the_last_chunks_of_a_long_load_do_not_look_too_fast():
 @pytest.mark.parametrize("seconds", [1e-4, 1.0])
 def test_what_failed_teaches_nothing(seconds):
     """A miss is no speed, whether it was told at once or late."""
-    traffic = Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED))
+    traffic = way(bytes_per_s=SPEED)
     traffic.asked(CHUNK, 0.0)
     traffic.ended(CHUNK, seconds, came=False)
     assert traffic.estimate(1.0).samples == 0
@@ -170,7 +175,7 @@ def test_what_failed_teaches_nothing(seconds):
 @pytest.mark.parametrize("per_chunk_s", [0.0, 0.25])
 def test_what_timed_out_was_at_most_so_fast(per_chunk_s):
     """All that was asked for, as one load that would have taken so long; of a faster way it teaches nothing."""
-    traffic = Traffic(FetchCost(t0_s=0.0, per_chunk_s=per_chunk_s, bytes_per_s=SPEED))
+    traffic = way(per_chunk_s=per_chunk_s, bytes_per_s=SPEED)
     traffic.asked(CHUNK, 0.0)
     traffic.ended(CHUNK, 1e-3, came=False, timed_out=True)
     assert traffic.estimate(1.0).samples == 0
@@ -182,7 +187,7 @@ def test_what_timed_out_was_at_most_so_fast(per_chunk_s):
 
 def test_a_load_given_up_teaches_that_what_is_under_way_takes_longer():
     """As one load of all that could be half done by then, which took at least so long; of a faster way, nothing."""
-    traffic, twin = (Traffic(FetchCost(t0_s=0.0, per_chunk_s=0.5, bytes_per_s=4 * SPEED)) for _ in range(2))
+    traffic, twin = (way(per_chunk_s=0.5, bytes_per_s=4 * SPEED) for _ in range(2))
     for number in range(10):
         traffic.asked(CHUNK, 10.0 + number / 10)
     traffic.given_up(None, 2.0, 12.0)
@@ -195,7 +200,7 @@ def test_a_load_given_up_teaches_that_what_is_under_way_takes_longer():
 
 def test_a_load_given_up_with_nothing_under_way_teaches_no_speed():
     """All of it has come, or failed, meanwhile."""
-    traffic = Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED))
+    traffic = way(bytes_per_s=SPEED)
     traffic.given_up(None, 2.0, 12.0)
     assert traffic.estimate(12.0).samples == 0
 
@@ -203,7 +208,7 @@ def test_a_load_given_up_with_nothing_under_way_teaches_no_speed():
 @pytest.mark.parametrize("how", ["loaded", "given up"])
 def test_predictions_are_judged_by_what_loads_took(how):
     """One that took longer makes doubt as the cost alone would; one given up before its time, or untold, makes none."""
-    traffic, twin = (Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED)) for _ in range(2))
+    traffic, twin = (way(bytes_per_s=SPEED) for _ in range(2))
 
     def took(predicted_s, actual_s):
         if how == "loaded":
@@ -221,7 +226,7 @@ def test_predictions_are_judged_by_what_loads_took(how):
 
 def test_a_way_that_hangs_is_slow_while_it_hangs():
     """A load that gives up tells that no more than what was asked for at once can be half done."""
-    traffic = Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED))
+    traffic = way(bytes_per_s=SPEED)
     predicted_s = [traffic.asked(CHUNK, 0.0) for _ in range(30)][-1]
     traffic.given_up(predicted_s, 1.0, 1.0)
     assert traffic.estimate(1.0).bytes_per_s == pytest.approx(8 * CHUNK)
@@ -256,7 +261,7 @@ def test_no_order_of_events_makes_nonsense(steps):
 
 def test_a_way_that_stalled_has_no_price():
     """What was learned of it is forgotten, and the few chunks that come when it goes on are no new sample."""
-    traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
+    traffic = way(now=0.0)
     traffic.asked(CHUNK, 0.0)
     traffic.ended(CHUNK, 0.1, came=True)
     ask(traffic, 2, 1.0)
@@ -274,7 +279,7 @@ def test_a_way_that_stalled_has_no_price():
 
 def test_a_way_that_stays_silent_after_a_stall_is_slow_from_then_on():
     """What is still under way counts from the stall, not from when it was asked for."""
-    traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
+    traffic = way(now=0.0)
     ask(traffic, 2, 1.0)
     traffic.stalled(11.0)
     traffic.given_up(None, 12.0, 13.0)

@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from connector.local_disk import NBYTES, SLOT, A, B, data_bytes, fill, intact, opened, slab_file, taken, write
-from connector.stores import amid, chain, view
+from connector.local_disk import NBYTES, SLOT, data_bytes, fill, intact, opened, slab_file, taken, write
+from connector.stores import A, B, amid, chain, view
 from tiertune_connector.tiers import disk
 from tiertune_connector.tiers import slab as module
 from tiertune_connector.tiers.base import Outcome

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from connector.local_disk import NBYTES, SLOT, A, B, fill, intact, taken, write
-from connector.stores import PATIENCE_S, chain, eventually, view
+from connector.local_disk import NBYTES, SLOT, fill, intact, taken, write
+from connector.stores import PATIENCE_S, A, B, chain, eventually, view
 from tiertune_connector.tiers import disk
 from tiertune_connector.tiers import slab as module
 from tiertune_connector.tiers.base import Outcome

@@ -5,25 +5,13 @@ import os
 import numpy as np
 import pytest
 
-from connector.local_disk import NBYTES, SLOT, TENANT, A, B, fill, intact, opened, slab_file, taken, write
-from connector.stores import chain, view
+from connector.local_disk import NBYTES, SLOT, fill, intact, opened, slab_file, taken, write
+from connector.stores import A, B, chain, view
 from tiertune_connector.chunk import HEADER_BYTES
 from tiertune_connector.tiers import slab as module
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.segment import PAGE
-
-
-def test_the_index_is_rebuilt_after_a_restart(tier, tmp_path):
-    """Every chunk is there again, with its tenant; the last one, too, whose payload ends within its pages."""
-    keys = chain("k", 5)
-    fill(tier, keys)
-    tier.close()
-    again = opened(tmp_path)
-    assert again.present(A, keys) == (Outcome.OK, 5)
-    assert all(intact(again, key) for key in keys)
-    assert again.flush(tenant=TENANT) == (Outcome.OK, 5)
-    again.close()
 
 
 def test_chunks_that_changed_places_are_damage(tier, tmp_path):

@@ -6,13 +6,12 @@ import time
 import numpy as np
 import pytest
 
-from connector.local_dram import LocalDram
-from connector.stores import Clock, amid, at_once, chain, in_turns, payload, read_chunk, view
+from connector.local_dram import LocalDram, fill, intact
+from connector.stores import A, B, Clock, amid, at_once, chain, in_turns, payload, view
 from tiertune_connector.chunk import NOBODY, checksum
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.segment import PAGE
 
-A, B = "a" * 32, "b" * 32
 SEGMENT = 16
 """Chunks of a page in a segment."""
 
@@ -39,19 +38,10 @@ def settle(tier: LocalDram) -> int:
     return steps
 
 
-def fill(tier: LocalDram, keys: list[bytes]) -> None:
-    for key in keys:
-        assert tier.write(A, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK
-
-
 def memory(tier: LocalDram) -> int:
     """Chunks' worth of memory that is really taken."""
     segments = [segment for pool in tier.pools.values() for segment in pool.segments.values()]
     return sum(os.fstat(s.fd).st_blocks * 512 - s.geometry.table_bytes for s in segments) // PAGE
-
-
-def intact(tier: LocalDram, key: bytes) -> bool:
-    return read_chunk(tier, A, key, PAGE)[0] is Outcome.OK
 
 
 def test_memory_grows_by_segments_and_never_past_the_capacity(tier):
@@ -310,12 +300,3 @@ def test_evictions_are_told_with_reason_and_age(tier):
     fill(tier, [b"3"])
     resize(tier, 1)
     assert [(chunk.reason, chunk.used_at) for chunk in told] == [("room", 1000.0), ("capacity", 1000.0)]
-
-
-def test_switching_the_algorithm_keeps_the_chunks(tier):
-    """Nothing is flushed; the new algorithm is in force at once."""
-    resize(tier, 8)
-    fill(tier, chain("k", 8))
-    tier.retune(8 * PAGE, {A: (None, "arc")})
-    assert tier.present(A, chain("k", 8))[1] == 8
-    assert tier.pools[A].pool.algorithm == "arc"

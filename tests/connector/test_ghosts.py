@@ -46,7 +46,7 @@ def store(home, algorithm):
 
 def test_the_ghost_of_the_pools_own_algorithm_hits_what_the_pool_hits(store, http, algorithm):
     """Over a trace of lookups, to within 2 % of the tokens; all that was looked up is hit or missed."""
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         eventually(lambda: pool(store).provisioned == CHUNKS)
         for index, keys in enumerate(prompts(1200)):
             serve(engine, keys, f"r{index}")
@@ -65,7 +65,7 @@ class TestMetrics:
 
     def test_all_candidates_are_told_and_at_most_16_sizes(self, store, http):
         """The pool's own size for each algorithm, other sizes for a curve."""
-        with Engine(store.server.path) as engine:
+        with Engine(store) as engine:
             for index, keys in enumerate(prompts(50)):
                 serve(engine, keys, f"r{index}")
         rows = http.get("/v1/counters")["metrics"]["whatif_tokens_total"]["rows"]
@@ -76,7 +76,7 @@ class TestMetrics:
 
     def test_a_pool_of_another_size_has_ghosts_of_that_size(self, store, http):
         """From the change on; what the old size counted does not count for the new one."""
-        with Engine(store.server.path) as engine:
+        with Engine(store) as engine:
             for index, keys in enumerate(prompts(100)):
                 serve(engine, keys, f"r{index}")
             http.get("/v1/counters")
@@ -91,7 +91,7 @@ class TestMetrics:
     def test_a_store_without_dram_has_ghosts_that_miss(self, store, http):
         """Capacity zero is legal: nothing fails, and its ghosts hit nothing."""
         assert http.retune(tiers__dram__capacity_bytes=0).status_code == 200
-        with Engine(store.server.path) as engine:
+        with Engine(store) as engine:
             for index, keys in enumerate(prompts(20)):
                 serve(engine, keys, f"r{index}")
         assert whatif(http, "lru", 0)[0] == 0

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from connector.lanes import A, B, Gate, total, write
-from connector.stores import PATIENCE_S, at_best, eventually, payload, view
+from connector.lanes import Gate, total, write
+from connector.stores import PATIENCE_S, A, B, at_best, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.slower.writers import MAX_QUEUED, WriteQueue

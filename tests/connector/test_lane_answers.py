@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from connector.lanes import A, Gate
-from connector.stores import PATIENCE_S, at_best, counted, eventually
+from connector.lanes import Gate
+from connector.stores import PATIENCE_S, A, at_best, counted, eventually
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.tiers.base import UNKNOWN, Outcome, Usage
 from tiertune_connector.tiers.memory import MemoryTier

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from connector.lanes import A, Gate, total
-from connector.stores import PATIENCE_S, Clock, eventually, payload, view
+from connector.lanes import Gate, total
+from connector.stores import PATIENCE_S, A, Clock, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.lane import PROBE_NAMESPACE, Lane
 from tiertune_connector.tiers.base import Outcome

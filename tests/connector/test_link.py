@@ -9,7 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from connector.stores import NAMESPACE, short_folder
+from connector.peers import hello
+from connector.stores import short_folder
 from tiertune_connector.client import link as links
 from tiertune_connector.client.link import StoreLink
 from tiertune_connector.protocol.frames import Frames
@@ -45,7 +46,7 @@ class Store:
 def ends():
     with short_folder() as folder:
         store = Store(folder / "s")
-        link = StoreLink(str(folder / "s"), Hello(1, "test", "client", "engine", "all", NAMESPACE, 64, 16))
+        link = StoreLink(str(folder / "s"), hello())
         link.connect(0)
         heard = store.accept()
         assert link.connect(PATIENCE_S)
@@ -54,9 +55,16 @@ def ends():
         store.close()
 
 
+@pytest.fixture
+def quiet(ends):
+    """The same, of a link that tells nothing by itself."""
+    ends[0]._live.receiver._tick = lambda: None
+    return ends
+
+
 def test_a_user_of_a_large_number_is_known():
     """Linux has four billion of them."""
-    link = StoreLink("s", Hello(1, "test", "client", "engine", "all", NAMESPACE, 64, 16), owner=3_000_000_000)
+    link = StoreLink("s", hello(), owner=3_000_000_000)
     assert link._trusts(SimpleNamespace(getsockopt=lambda *_: struct.pack("iII", 1, link._owner, 0)))
 
 
@@ -84,10 +92,9 @@ def test_what_is_told_goes_before_what_is_asked_after_it(ends, monkeypatch):
     assert len(sent) <= 2
 
 
-def test_many_that_are_told_do_not_wait_for_a_tick(ends, monkeypatch):
+def test_many_that_are_told_do_not_wait_for_a_tick(quiet):
     """They are not kept without bound."""
-    link, heard = ends
-    monkeypatch.setattr(link._live.receiver, "_tick", lambda: None)
+    link, heard = quiet
     told = 0
     while not told or link._untold:
         told += 1
@@ -96,10 +103,9 @@ def test_many_that_are_told_do_not_wait_for_a_tick(ends, monkeypatch):
     assert [next(heard).lease for _ in range(told)] == list(range(1, told + 1))
 
 
-def test_who_tells_does_not_wait_for_a_store_that_does_not_listen(ends):
+def test_who_tells_does_not_wait_for_a_store_that_does_not_listen(quiet):
     """What it does not take is kept until it does; nothing is lost, and the connection holds."""
-    link, heard = ends
-    link._live.receiver._tick = lambda: None
+    link, heard = quiet
     told = 0
     while link._live.frames.takes():
         told += 1
@@ -116,10 +122,9 @@ def test_who_tells_does_not_wait_for_a_store_that_does_not_listen(ends):
     asking.join(PATIENCE_S)
 
 
-def test_the_end_tells_what_was_not_told(ends):
+def test_the_end_tells_what_was_not_told(quiet):
     """What became of the last requests is not lost."""
-    link, heard = ends
-    link._live.receiver._tick = lambda: None
+    link, heard = quiet
     link.tell(Release(9, []))
     link.close()
     assert [message.lease for message in heard] == [9]
@@ -134,10 +139,9 @@ def test_what_is_meant_for_another_connection_is_not_said(ends):
     assert next(heard).lease == 3
 
 
-def test_a_tick_does_not_wait_for_who_sends(ends):
+def test_a_tick_does_not_wait_for_who_sends(quiet):
     """The thread that would wait is the one that receives, and the store may wait for that."""
-    link, heard = ends
-    link._live.receiver._tick = lambda: None
+    link, heard = quiet
     link.tell(Release(1, []))
     with link._sending:
         link._tell_all()
@@ -146,10 +150,9 @@ def test_a_tick_does_not_wait_for_who_sends(ends):
     assert next(heard).lease == 1
 
 
-def test_a_tick_does_not_wait_for_a_store_that_does_not_read(ends):
+def test_a_tick_does_not_wait_for_a_store_that_does_not_read(quiet):
     """What was told waits with what was told before."""
-    link, _ = ends
-    link._live.receiver._tick = lambda: None
+    link, _ = quiet
     link._socket.setblocking(False)
     with suppress(BlockingIOError):
         while True:
@@ -161,10 +164,9 @@ def test_a_tick_does_not_wait_for_a_store_that_does_not_read(ends):
     assert link.connected
 
 
-def test_a_question_that_cannot_be_said_takes_nothing_with_it(ends):
+def test_a_question_that_cannot_be_said_takes_nothing_with_it(quiet):
     """It alone fails, for who asked it."""
-    link, heard = ends
-    link._live.receiver._tick = lambda: None
+    link, heard = quiet
     link.tell(Release(1, []))
     with pytest.raises(TypeError):
         link.send(Release(object(), []))
@@ -185,7 +187,7 @@ def test_a_store_that_refuses_is_not_used():
     """Even if it stays on the line: the link hangs up, and tells why."""
     with short_folder() as folder:
         store = Store(folder / "s")
-        link = StoreLink(str(folder / "s"), Hello(1, "test", "client", "engine", "all", NAMESPACE, 64, 16))
+        link = StoreLink(str(folder / "s"), hello())
         link.connect(0)
         heard = store.accept("no room")
         assert next(heard, None) is None
@@ -196,7 +198,7 @@ def test_a_store_that_refuses_is_not_used():
 
 def test_a_link_whose_store_is_away_pauses_before_it_tries_again():
     """Else an engine without a store would keep a processor busy."""
-    link = StoreLink("/nowhere/s", Hello(1, "test", "client", "engine", "all", NAMESPACE, 64, 16))
+    link = StoreLink("/nowhere/s", hello())
     link._closed = Mock(**{"is_set.side_effect": [False, False, True]})
     link._keep_connected()
     link._closed.wait.assert_called_once_with(links._RECONNECT_S)

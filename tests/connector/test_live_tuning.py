@@ -1,7 +1,6 @@
 """A store that is tuned while it serves: in bounded steps, within its bounds at every moment, and nothing is lost."""
 
 import os
-import threading
 import time
 from itertools import islice
 from pathlib import Path
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from connector.local_disk import data_bytes
 from connector.local_dram import LocalDram, resize
-from connector.stores import Engine, Http, amid, chain, eventually, in_turns, payload, running, view
+from connector.stores import A, Engine, Http, amid, chain, eventually, in_turns, payload, running, view
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.eviction import CANDIDATES, Handover
@@ -28,7 +27,6 @@ from tiertune_connector.whatif.simulated import SimulatedPool
 
 pytestmark = pytest.mark.slow
 
-A, B = "a" * 32, "b" * 32
 EMPTY = memoryview(bytes(PAGE))
 MIB = 1 << 20
 
@@ -293,8 +291,8 @@ def test_the_machine_has_its_memory_back_although_clients_map_it(home):
             return shared_memory() - before
 
         with (
-            Engine(store.server.path, chunk_bytes=MIB // 2) as one,
-            Engine(store.server.path, chunk_bytes=MIB // 2, name="other") as two,
+            Engine(store, chunk_bytes=MIB // 2) as one,
+            Engine(store, chunk_bytes=MIB // 2, name="other") as two,
         ):
             eventually(lambda: taken(dram) >= 192 * MIB)
             keys = chain("k", 384)
@@ -359,8 +357,8 @@ def test_one_change_moves_memory_between_models(home):
         dram._segment_bytes = 4 * MIB
         other_name = Namespace(model="qwen", chunk_tokens=16)
         with (
-            Engine(store.server.path, chunk_bytes=MIB) as llama,
-            Engine(store.server.path, chunk_bytes=MIB, namespace=other_name) as qwen,
+            Engine(store, chunk_bytes=MIB) as llama,
+            Engine(store, chunk_bytes=MIB, namespace=other_name) as qwen,
         ):
             digests = list(dram.pools)
 
@@ -370,22 +368,16 @@ def test_one_change_moves_memory_between_models(home):
 
             eventually(lambda: sizes() == [32 * MIB, 32 * MIB])
             llama.put_all(chain("l", 32))
-            taken, stop = [], threading.Event()
+            taken = []
 
-            def witness():
-                while not stop.is_set():
-                    with dram.lock:
-                        taken.append(sum(pool.provisioned * pool.stride for pool in dram.pools.values()))
+            def witness(_):
+                with dram.lock:
+                    taken.append(sum(pool.provisioned * pool.stride for pool in dram.pools.values()))
 
-            watching = threading.Thread(target=witness)
-            watching.start()
-            try:
+            with amid(in_turns(witness), 1):
                 version = http.get("/v1/tuning")["version"]
                 http.retune(pools={digests[0]: {"dram": {"capacity_bytes": 8 * MIB}}})
                 eventually(lambda: taken and sizes() == [8 * MIB, 56 * MIB])
-            finally:
-                stop.set()
-                watching.join()
             assert http.get("/v1/tuning")["version"] == version + 1
             assert max(taken) <= most
             assert llama.get(chain("l", 32)[-1:]) + llama.get(chain("l", 32)[:1]) == 1, "its youngest stay"

@@ -26,7 +26,7 @@ def test_who_looks_up_a_long_prompt_holds_up_nobody(store, engine, monkeypatch):
         seen(observer, session, keys, *rest)
 
     monkeypatch.setattr(Observer, "seen", slow)
-    with Engine(store.server.path, name="engine-1") as other:
+    with Engine(store, name="engine-1") as other:
         try:
             assert engine.find(chain("long", 2001)) == []
             assert counting.wait(10)
@@ -41,7 +41,7 @@ def test_a_long_prompt_is_counted_and_used_in_steps_as_at_once(store, engine, ht
     """Whatever was found where, and its head leaves last."""
     monkeypatch.setattr(lookups, "AT_ONCE", at_once)
     keys, side = chain("k", 11), chain("side", 5)
-    with Engine(store.server.path, name="engine-1") as other:
+    with Engine(store, name="engine-1") as other:
         other.put_all(keys[:4])
         engine.put_all(keys[4:8])
         engine.put_all([*side, *chain("younger", 1)])

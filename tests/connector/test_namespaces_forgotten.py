@@ -94,9 +94,9 @@ def test_a_running_store_lets_go_of_what_it_learned(home, monkeypatch):
         rows = http.get("/v1/counters")["metrics"]["whatif_tokens_total"]["rows"]
         return set(header["namespaces"]), {row[3] for row in rows}
 
-    with running(home) as process, Http(process.address) as http, Engine(process.server.path, namespace=NEW) as engine:
+    with running(home) as process, Http(process.address) as http, Engine(process, namespace=NEW) as engine:
         engine.find(chain("k", 3))
-        with Engine(process.server.path, namespace=OLD) as other:
+        with Engine(process, namespace=OLD) as other:
             other.find(chain("k", 3))
             both = {NEW.digest, OLD.digest}
             assert told() == (both, both)

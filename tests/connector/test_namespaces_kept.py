@@ -29,7 +29,7 @@ def test_slabs_that_are_found_empty_do_not_outlive_their_restarts(home):
     """New weights with every start: the file of those that stored nothing goes when engines of others come."""
     for epoch in range(3):
         namespace = Namespace(model="llama", chunk_tokens=CHUNK_TOKENS, epoch=epoch)
-        with running(home, **kept(home)) as process, Engine(process.server.path, namespace=namespace):
+        with kept(home) as process, Engine(process, namespace=namespace):
             pools = process.store.disk.pools
             eventually(lambda name=namespace.digest, pools=pools: list(pools) == [name])
             eventually(lambda pool=pools[namespace.digest]: pool.effective >= 64)
@@ -37,10 +37,8 @@ def test_slabs_that_are_found_empty_do_not_outlive_their_restarts(home):
 
 
 def kept(home):
-    """Settings of a store that keeps chunks over restarts."""
-    (home / "remote").mkdir(exist_ok=True)
-    remote = {"url": f"file://{home}/remote", "probe_every": 3600}
-    return {"disk": {"path": home / "disk", "capacity": 100 * STRIDE}, "remote": remote}
+    """A store that keeps chunks over restarts."""
+    return running(home, disk=100 * STRIDE, remote={"probe_every": 3600})
 
 
 def remote_chunks(home, namespace):
@@ -50,8 +48,8 @@ def remote_chunks(home, namespace):
 def stored(home, namespace, count):
     """An engine's chunks are on disk and in the remote; its store has ended."""
     with (
-        running(home, **kept(home)) as process,
-        Engine(process.server.path, namespace=namespace) as engine,
+        kept(home) as process,
+        Engine(process, namespace=namespace) as engine,
         Http(process.address) as http,
     ):
         http.retune(tiers__disk__write="commit", tiers__remote__write="commit", admission__remote="always")
@@ -65,8 +63,8 @@ def test_a_flush_by_epoch_reaches_what_was_stored_before_a_restart(home):
     """On disk and in the remote, though no engine of that epoch has come since."""
     stored(home, OLD, 5)
     with (
-        running(home, **kept(home)) as process,
-        Engine(process.server.path, namespace=NEW),
+        kept(home) as process,
+        Engine(process, namespace=NEW),
         Http(process.address) as http,
     ):
         assert http.post("/v1/flush", {"epoch": NEW.epoch}).json() == {"dram": 0, "disk": 0, "remote": 0}
@@ -80,8 +78,8 @@ def test_a_flush_of_one_epoch_leaves_the_others(home):
     """In memory, on disk and in the remote; what was there of the other epoch is found as before."""
     stored(home, OLD, 5)
     stored(home, NEW, 3)
-    with running(home, **kept(home)) as process, Http(process.address) as http:
-        with Engine(process.server.path, namespace=OLD) as old, Engine(process.server.path, namespace=NEW) as new:
+    with kept(home) as process, Http(process.address) as http:
+        with Engine(process, namespace=OLD) as old, Engine(process, namespace=NEW) as new:
             assert (old.get(chain("k", 5)), new.get(chain("k", 3))) == (5, 3)
             assert http.post("/v1/flush", {"epoch": OLD.epoch}).json() == {"dram": 5, "disk": 5, "remote": 5}
             assert (old.find(chain("k", 5)), new.get(chain("k", 3))) == ([], 3)
@@ -91,7 +89,7 @@ def test_a_flush_of_one_epoch_leaves_the_others(home):
 def test_an_epoch_of_which_nothing_is_known_is_told(home):
     """Nothing was dropped, and what to do instead, beside the counts: who adds them up meets numbers only."""
     stored(home, OLD, 1)
-    with running(home, **kept(home)) as process, Http(process.address) as http:
+    with kept(home) as process, Http(process.address) as http:
         answer = http.post("/v1/flush", {"epoch": 9})
         assert (answer.status_code, answer.json()) == (200, {"dram": 0, "disk": 0, "remote": 0})
         told = "no namespace of epoch 9 is known here: flush by namespace (/v1/status tells them)"
@@ -104,12 +102,12 @@ def test_an_epoch_of_which_nothing_is_known_is_told(home):
 def test_the_status_tells_what_only_the_disk_holds(home):
     """Of which model and epoch it is, too, and metrics have the model's name."""
     stored(home, OLD, 3)
-    with running(home, **kept(home)) as process, Http(process.address) as http:
+    with kept(home) as process, Http(process.address) as http:
         pool = http.get("/v1/status")["pools"][OLD.digest]
         assert (pool["model"], pool["epoch"], pool["chunk_bytes"]) == ("llama", 1, CHUNK_BYTES)
         assert (pool["disk"]["chunks"], "dram" in pool) == (3, False)
         assert f'model="llama",namespace="{OLD.digest}",store="host-a",tier="disk"' in http.text("/metrics")
-        with Engine(process.server.path, namespace=OLD) as engine:
+        with Engine(process, namespace=OLD) as engine:
             assert engine.get(chain("k", 3)) == 3
             assert {"dram", "disk"} <= http.get("/v1/status")["pools"][OLD.digest].keys()
 

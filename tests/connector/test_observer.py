@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from connector.stores import CHUNK_BYTES, CHUNK_TOKENS, NAMESPACE, chain, counted, eventually
+from connector.stores import CHUNK_BYTES, CHUNK_TOKENS, NAMESPACE, amid, at_once, chain, counted, eventually, in_turns
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import PrefillLine
@@ -21,6 +21,11 @@ DIGEST = NAMESPACE.digest
 @pytest.fixture
 def session():
     return Session("c", "engine-0", "all", NAMESPACE, CHUNK_BYTES, CHUNK_TOKENS)
+
+
+def requests(observer):
+    """Those of the namespace that were studied."""
+    return observer.read(0)[0]["namespaces"][DIGEST]["requests"]
 
 
 def observer_of(session, sampling=ALL, **more):
@@ -112,15 +117,11 @@ def test_namespaces_that_are_studied_together_are_told_apart(session):
     for index in range(6):
         observer.seen((session, other)[index % 2], chain(f"r{index % 2}", 3 + index % 2), 64)
     header, samples = observer.read(0)
-    told = header["namespaces"]
-    assert [(told[each.digest]["requests"], told[each.digest]["chunks"]) for each in (session, other)] == [
-        (3, 9),
-        (3, 12),
-    ]
     for which, each in enumerate((session, other)):
-        mine = {sample["key"] for sample in samples if sample["namespace"] == each.digest}
-        assert mine == {key.hex() for key in chain(f"r{which}", 3 + which)}
-        assert {sample["engine"] for sample in samples if sample["namespace"] == each.digest} == {each.engine}
+        told = header["namespaces"][each.digest]
+        assert (told["requests"], told["chunks"]) == (3, 3 * (3 + which))
+        mine = {(sample["key"], sample["engine"]) for sample in samples if sample["namespace"] == each.digest}
+        assert mine == {(key.hex(), each.engine) for key in chain(f"r{which}", 3 + which)}
 
 
 def test_a_page_says_how_much_is_behind_it(session):
@@ -196,7 +197,7 @@ def test_a_lookup_does_not_wait_for_what_is_studied(session):
     assert student.is_alive()
     leave.set()
     student.join(10)
-    assert observer.read(0)[0]["namespaces"][DIGEST]["requests"] == 2
+    assert requests(observer) == 2
 
 
 def test_while_a_study_rests_others_are_answered(session):
@@ -213,12 +214,11 @@ def test_while_a_study_rests_others_are_answered(session):
     student = threading.Thread(target=observer.settle, args=(rest,))
     student.start()
     assert resting.wait(10)
-    header, _ = observer.read(0)
-    assert header["namespaces"][DIGEST]["requests"] == 4
+    assert requests(observer) == 4
     assert student.is_alive()
     leave.set()
     student.join(10)
-    assert observer.read(0)[0]["namespaces"][DIGEST]["requests"] == 4
+    assert requests(observer) == 4
 
 
 def test_a_study_ends_though_lookups_never_do(session):
@@ -226,37 +226,23 @@ def test_a_study_ends_though_lookups_never_do(session):
     observer = observer_of(session)
     observer.seen(session, chain("first", 4), 64)
     observer.settle(lambda: observer.seen(session, chain("next", 600), 64))
-    header, _ = observer.read(0)
-    assert header["namespaces"][DIGEST]["requests"] == 2
+    assert requests(observer) == 2
 
 
 def test_nothing_is_lost_between_threads(session):
     """Eight threads look up while one studies and one reads: every chunk is sampled once, numbers have no gap."""
-    observer, got, done = observer_of(session), [], threading.Event()
+    observer, got = observer_of(session), []
 
     def look(thread):
         for index in range(200):
             observer.seen(session, chain(f"{thread}/{index}", 3), 48)
 
-    def read():
-        since = 0
-        while True:
-            last = done.is_set()
-            header, samples = observer.read(since, limit=50)
-            got.extend(samples)
-            since = header["next"]
-            if last and not header["behind"]:
-                return
+    def read(_):
+        got.extend(observer.read(len(got), limit=50)[1])
 
-    threads = [threading.Thread(target=look, args=(number,)) for number in range(8)]
-    others = [threading.Thread(target=read), threading.Thread(target=lambda: [observer.settle() for _ in range(300)])]
-    for thread in [*threads, *others]:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    done.set()
-    for thread in others:
-        thread.join()
+    with amid(in_turns(read, lambda _: observer.settle()), 2):
+        at_once(look, 8)
+        eventually(lambda: not observer.read(len(got))[1])
     assert [sample["seq"] for sample in got] == list(range(8 * 200 * 3))
     assert len({sample["key"] for sample in got}) == 8 * 200 * 3
     assert sorted({sample["req"] for sample in got}) == list(range(1, 1601))
@@ -283,7 +269,7 @@ def test_failures_of_a_study_are_counted_and_it_goes_on(session):
         stopping.set()
         thread.join()
     observer.seen(session, chain("b", 3), 48)
-    assert observer.read(0)[0]["namespaces"][DIGEST]["requests"] == 2
+    assert requests(observer) == 2
     assert counted(counters, "internal_errors_total") == {("observe",): 1.0}
 
 

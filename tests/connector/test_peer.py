@@ -51,7 +51,7 @@ def test_a_client_whose_end_cannot_be_seen_is_told_of(home, monkeypatch, caplog)
     monkeypatch.setattr(peer, "struct", SimpleNamespace(unpack=lambda *_: (0, 10001, 10001)))
     monkeypatch.setattr(peer, "_SO_PEERPIDFD", NO_OPTION)
     monkeypatch.setattr(os, "pidfd_open", unknown)
-    with running(home) as process, Engine(process.server.path) as engine:
+    with running(home) as process, Engine(process) as engine:
         engine.put_all([b"k" * 32])
         with Http(process.address) as http:
             assert [client["pid"] for client in http.get("/v1/status")["clients"]] == [None]

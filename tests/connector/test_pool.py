@@ -23,13 +23,6 @@ def test_the_prefix_ends_at_the_first_gap():
     assert pool.prefix([b"a", b"b", b"c", b"d"]) == 2
 
 
-def test_reserve_tells_whom_it_evicted_and_where():
-    """The caller gets the victims' places back."""
-    pool = pool_of(b"a", b"b", b"c")
-    pool.touch([b"a"])
-    assert pool.reserve(b"d") == [(b"b", 1)]
-
-
 def test_a_touch_of_a_chain_makes_its_tail_the_next_victim():
     """Tail first: a suffix leaves before its prefix."""
     pool = pool_of(b"1", b"2", b"3")

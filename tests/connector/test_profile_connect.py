@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from connector.stores import eventually, running
+from connector.stores import counted, eventually, running
 from tiertune_connector import profile
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.profile.stages import Profiler
@@ -21,8 +21,8 @@ def client(store):
     made.close()
 
 
-def counted(store, name):
-    return store.counters.snapshot()[1].get(name, {"rows": []})["rows"]
+def tokens(store):
+    return counted(store.counters, "stage_tokens_total")
 
 
 def test_stages_of_a_plain_process_are_counted(store, client):
@@ -32,9 +32,8 @@ def test_stages_of_a_plain_process_are_counted(store, client):
         time.sleep(0.001)
     profiler.report_to(client, every_s=3600)
     profiler.close()
-    eventually(lambda: counted(store, "stage_tokens_total"))
-    assert counted(store, "stage_tokens_total") == [["code2wav", "decode", 5.0]]
-    assert counted(store, "stage_gpu_seconds_total")[0][2] >= 0.001
+    eventually(lambda: tokens(store) == {("code2wav", "decode"): 5.0})
+    assert counted(store.counters, "stage_gpu_seconds_total")["code2wav", "decode"] >= 0.001
     assert store.store.dram.pools == {}
 
 
@@ -46,7 +45,7 @@ def test_tokens_may_be_any_kind_of_number(store, client, count):
         pass
     profiler.report_to(client, every_s=3600)
     profiler.close()
-    eventually(lambda: counted(store, "stage_tokens_total") == [["talker", "mixed", 5.0]])
+    eventually(lambda: tokens(store) == {("talker", "mixed"): 5.0})
 
 
 def test_its_gpus_are_joined_to_its_label(store, client):
@@ -70,7 +69,7 @@ def test_what_is_measured_before_there_is_a_store_is_told_when_there_is_one(home
         pass
     with running(home) as store:
         try:
-            eventually(lambda: ["early", "mixed", 7.0] in counted(store, "stage_tokens_total"))
+            eventually(lambda: tokens(store).get(("early", "mixed")) == 7.0)
         finally:
             profile.stage.__self__.close()  # else it goes on telling a client that is gone
             client.close()

@@ -3,7 +3,6 @@
 import os
 import socket
 import struct
-import threading
 from typing import get_args
 
 import msgspec
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.stores import NAMESPACE
+from connector.stores import NAMESPACE, amid
 from tiertune_connector.cost import FetchEstimate, GateSettings
 from tiertune_connector.protocol.frames import MAX_FRAME_BYTES, Frames
 from tiertune_connector.protocol.messages import (
@@ -103,11 +102,17 @@ def pair():
         yield left, right
 
 
-def through(messages, kind):
+def through(messages, kind, size=1 << 30):
+    """What comes of messages that are sent in pieces of so many bytes."""
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with left, right:
-        sender = Frames(left, kind)
-        threading.Thread(target=lambda: [*map(sender.send, messages), left.shutdown(socket.SHUT_WR)]).start()
+    stream = b"".join(map(Frames(left, kind).encode, messages))
+
+    def send(*_):
+        for start in range(0, len(stream), size):
+            left.sendall(stream[start : start + size])
+        left.shutdown(socket.SHUT_WR)
+
+    with left, right, amid(send, 1):
         return list(Frames(right, kind).receive())
 
 
@@ -149,19 +154,7 @@ def test_large_and_small_frames_mix():
 def test_frames_may_arrive_in_any_pieces(which, size):
     """A byte at a time, or many frames at once."""
     messages = [REQUESTS[number] for number in which]
-    stream = b"".join(frame(msgspec.msgpack.encode(message)) for message in messages)
-    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with left, right:
-
-        def send() -> None:
-            for start in range(0, len(stream), size):
-                left.sendall(stream[start : start + size])
-            left.shutdown(socket.SHUT_WR)
-
-        sender = threading.Thread(target=send)
-        sender.start()
-        assert list(Frames(right, Request).receive()) == messages
-        sender.join()
+    assert through(messages, Request, size) == messages
 
 
 def frame(body: bytes) -> bytes:

@@ -173,7 +173,7 @@ def test_after_the_close_nobody_receives():
 
 def test_many_threads_on_one_client_all_get_what_they_asked(home):
     """Each at times receives itself, at times leaves it to the others."""
-    with running(home) as store, Engine(store.server.path) as engine:
+    with running(home) as store, Engine(store) as engine:
         keys = chain("k", 10)
         engine.put_all(keys)
 

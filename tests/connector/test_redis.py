@@ -11,7 +11,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.stores import amid, at_best, at_once, chain, eventually, payload, read_chunk, short_folder, view
+from connector.stores import A, B, amid, at_best, at_once, chain, eventually, payload, read_chunk, short_folder, view
 from e2e.servers import redis_server
 from tiertune_agent.demo.ports import free_port
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY
@@ -21,7 +21,8 @@ from tiertune_connector.tiers.base import Outcome, Usage
 from tiertune_connector.tiers.redis import WINDOW_BYTES, RedisTier, _leading
 
 pytestmark = pytest.mark.real
-A, B = "a" * 32, "b" * 32
+PREFIX = b"tiertune:" + A.encode() + b":"
+NAME = PREFIX + b"key"
 NBYTES = 4 * WINDOW_BYTES + 100
 TIMEOUT_S = 0.3
 
@@ -105,7 +106,7 @@ def test_present_finds_every_length_in_few_round_trips(tier, raw, length):
     """A binary search: the run's length is exact, and most questions are one command."""
     keys = chain("k", 100)
     for key in [*keys[:length], *keys[length + 1 :]]:
-        raw.set(b"tiertune:" + A.encode() + b":" + key, b"x")
+        raw.set(PREFIX + key, b"x")
     raw.config_resetstat()
     assert tier.present(A, keys) == (Outcome.OK, length)
     assert raw.info("commandstats")["cmdstat_exists"]["calls"] <= 9
@@ -203,7 +204,7 @@ def test_eviction_under_maxmemory_takes_whole_chunks_only():
         assert set(outcomes) == {Outcome.OK, Outcome.MISS}
         with redis.Redis.from_url(server.url) as raw:
             assert raw.info("stats")["evicted_keys"] > 0
-            assert {raw.strlen(name) for name in raw.scan_iter(b"tiertune:" + A.encode() + b":*")} == {NBYTES + 256}
+            assert {raw.strlen(name) for name in raw.scan_iter(PREFIX + b"*")} == {NBYTES + 256}
 
 
 @pytest.mark.parametrize("step", range(8))
@@ -241,25 +242,23 @@ def test_a_connection_that_breaks_ends_the_operation(tier, raw, operate, step):
 
 def test_a_write_that_another_one_overtakes_changes_nothing(tier, raw):
     """What came first stays as it is."""
-    name = b"tiertune:" + A.encode() + b":key"
-    with at_step(tier, 3, lambda: raw.set(name, b"first")):
+    with at_step(tier, 3, lambda: raw.set(NAME, b"first")):
         assert write(tier, b"key") is Outcome.OK
-    assert raw.get(name) == b"first"
+    assert raw.get(NAME) == b"first"
 
 
 def test_a_chunk_that_left_and_came_back_during_a_read_is_a_miss(tier, raw):
     """Not damage: what came back is whole, and stays. Windows that were asked for and not read disturb nobody."""
     nbytes = 8 * WINDOW_BYTES
     write(tier, b"key", nbytes)
-    name = b"tiertune:" + A.encode() + b":key"
-    whole, unfit = raw.get(name), tier._unfit
+    whole, unfit = raw.get(NAME), tier._unfit
 
     def back(*told):
-        raw.set(name, whole)
+        raw.set(NAME, whole)
         return unfit(*told)
 
     tier._unfit = back
-    with at_step(tier, 12, lambda: raw.delete(name)):
+    with at_step(tier, 12, lambda: raw.delete(NAME)):
         assert read(tier, b"key", nbytes) is Outcome.MISS
     assert read(tier, b"key", nbytes) is Outcome.OK
 
@@ -269,16 +268,15 @@ def test_a_chunk_that_left_and_came_back_during_a_read_is_a_miss(tier, raw):
 def test_a_chunk_that_another_one_replaced_during_a_read_is_a_miss(server, tier, raw, codec, step):
     """Not damage: engines that compute the same prompt get other bytes now and then, and what they wrote is whole."""
     nbytes = 8 * WINDOW_BYTES
-    name = b"tiertune:" + A.encode() + b":key"
     coding = Codec(time.monotonic, Counters())
     coding.writes = codec
     with opened(server.url, codec=coding) as other:
         assert other.write(A, b"key", view(np.zeros(nbytes, np.uint8)), NOBODY) is Outcome.OK
-        theirs = raw.getdel(name)
+        theirs = raw.getdel(NAME)
         write(tier, b"key", nbytes)
-        with at_step(tier, step, lambda: raw.set(name, theirs)):
+        with at_step(tier, step, lambda: raw.set(NAME, theirs)):
             assert read(tier, b"key", nbytes) is Outcome.MISS
-        assert raw.get(name) == theirs
+        assert raw.get(NAME) == theirs
         out = np.ones(nbytes, np.uint8)
         assert other.read(A, b"key", view(out))[0] is Outcome.OK
         assert not out.any()
@@ -288,12 +286,11 @@ def test_a_chunk_that_another_one_replaced_during_a_read_is_a_miss(server, tier,
 def test_a_chunk_of_another_length_is_damage_and_leaves(tier, raw, left):
     """One that is too long is read as it should be: its own part of it is whole."""
     write(tier, b"key")
-    name = b"tiertune:" + A.encode() + b":key"
-    value = (raw.get(name) + b"x")[:left]
-    raw.set(name, value)
+    value = (raw.get(NAME) + b"x")[:left]
+    raw.set(NAME, value)
     longer = left > 256 + NBYTES
     assert read(tier, b"key") is (Outcome.OK if longer else Outcome.CORRUPT)
-    assert raw.exists(name) == longer
+    assert raw.exists(NAME) == longer
 
 
 @pytest.mark.parametrize(("namespace", "key"), [(A, "two"), (B, "one")], ids=["another key", "another namespace"])
@@ -354,9 +351,9 @@ def test_other_users_of_the_server_are_left_alone(tier, raw):
 @pytest.mark.parametrize("tenant", [None, NOBODY.tenant])
 def test_a_flush_drops_many_chunks_at_a_time(tier, raw, tenant):
     """A thousand with one command, and not with a round trip for each."""
-    names = [b"tiertune:" + A.encode() + b":%d" % number for number in range(2500)]
+    names = [PREFIX + b"%d" % number for number in range(2500)]
     write(tier, b"key")
-    header = raw.getrange(b"tiertune:" + A.encode() + b":key", 0, HEADER_BYTES - 1)
+    header = raw.getrange(NAME, 0, HEADER_BYTES - 1)
     raw.mset(dict.fromkeys(names, header))
     raw.config_resetstat()
     assert tier.flush(tenant=tenant) == (Outcome.OK, 2501)

@@ -1,7 +1,6 @@
 """Redis' protocol on a socket: replies in any pieces, refusals, ends, and what no Redis would say."""
 
 import socket
-import threading
 from contextlib import suppress
 
 import hiredis
@@ -11,7 +10,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.stores import payload, view
+from connector.stores import amid, payload, view
 from tiertune_connector.tiers.resp import Wire, command, set_once
 
 LENGTHS = st.integers(0, 2000)
@@ -201,20 +200,18 @@ def test_a_long_payload_there_and_back(pair):
     data, reader, out = payload(b"key", 5_000_001), hiredis.Reader(), np.zeros(5_000_001, np.uint8)
     heard = []
 
-    def server():
+    def server(*_):
         while (said := reader.gets()) is False:
             reader.feed(far.recv(1 << 16))
         heard.extend(said)
         far.sendall(b"+OK\r\n$%d\r\n%b\r\n" % (len(data), data.tobytes()))
 
-    thread = threading.Thread(target=server)
-    thread.start()
     told = Wire(near, lambda: None)
-    told.send(*set_once(b"name", b"header", view(data)))
-    assert told.reply() == b"OK"
-    told.send()
-    assert told.fill(view(out)) == len(data)
-    thread.join()
+    with amid(server, 1):
+        told.send(*set_once(b"name", b"header", view(data)))
+        assert told.reply() == b"OK"
+        told.send()
+        assert told.fill(view(out)) == len(data)
     assert heard == [b"SET", b"name", b"header" + data.tobytes(), b"NX"]
     assert np.array_equal(out, data)
 

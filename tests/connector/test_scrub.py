@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from connector.stores import STRIDE, Engine, Http, chain, eventually, payload, running, view
+from connector.stores import STRIDE, A, B, Engine, Http, chain, counted, eventually, payload, running, view
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
 from tiertune_connector.slower.scrub import Scrubber
@@ -13,7 +13,6 @@ from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.segment import PAGE
 
-A, B = "a" * 32, "b" * 32
 NBYTES = 2 * PAGE
 SLOT = 3 * PAGE
 KEYS = chain("scrubbed", 6)
@@ -59,7 +58,7 @@ def test_every_chunk_is_read_once_and_what_is_damaged_leaves(left):
     assert scrubber.step() is None
     assert list(left.pools[A].pool) == [key for key in before if key != KEYS[1]]
     assert left.present(B, KEYS) == (Outcome.OK, 6)
-    assert counters.snapshot()[1]["tier_errors_total"]["rows"] == [["disk", "scrub", "corrupt", 1]]
+    assert counted(counters, "tier_errors_total") == {("disk", "scrub", "corrupt"): 1}
 
 
 def test_what_left_meanwhile_is_not_looked_for(left):
@@ -90,22 +89,19 @@ def test_a_pass_goes_on_after_what_nobody_foresaw(left, monkeypatch):
 
     left.read = looked_at
     Scrubber(left, counters, lambda: 0.0).run(threading.Event())
-    counted = counters.snapshot()[1]
-    assert counted["internal_errors_total"]["rows"] == [["scrub", 1]]
-    (damaged,) = counted["tier_errors_total"]["rows"]
-    assert damaged == ["disk", "scrub", "corrupt", 1]
+    assert counted(counters, "internal_errors_total") == {("scrub",): 1}
+    assert counted(counters, "tier_errors_total") == {("disk", "scrub", "corrupt"): 1}
     assert left.next_unread() is None
 
 
 def test_a_store_finds_damage_before_anybody_asks(home):
     """After a restart; the chunk is then a miss, and its room free."""
-    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
-    with running(home, **more) as process, Engine(home / "s.sock") as engine:
+    with running(home, disk="4MiB") as process, Engine(home / "s.sock") as engine:
         Http(process.address).retune(tiers__disk__write="commit")
         engine.put(KEYS)
         eventually(lambda: process.store.lanes["disk"].writers.queued() == 0)
     flip(home / "disk", 1, PAGE + STRIDE, namespace="*")
-    with running(home, **more) as process, Engine(home / "s.sock") as engine, Http(process.address) as http:
+    with running(home, disk="4MiB") as process, Engine(home / "s.sock") as engine, Http(process.address) as http:
         eventually(lambda: http.total("tier_errors_total", operation="scrub", reason="corrupt") == 1)
         eventually(lambda: http.total("tier_operation_seconds", operation="scrub", outcome="ok") == 5)
         assert len(engine.find(KEYS)) < len(KEYS)

@@ -23,6 +23,7 @@ from tiertune_connector.tiers.segment import PAGE
 
 DIGEST = NAMESPACE.digest
 KEYS = chain("k", 8)
+ALL = ["dram"] * len(KEYS)
 
 
 # -- memory that was given back
@@ -68,7 +69,7 @@ def store(tmp_path_factory):
 @pytest.fixture
 def engine(store, http):
     store.store.flushes.drop(DIGEST) if DIGEST in store.store.dram.pools else None
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         engine.put_all(KEYS)
         eventually(lambda: engine.client.find(KEYS)[0])
         yield engine
@@ -83,7 +84,7 @@ def test_a_lookup_of_what_lies_in_dram_asks_nobody(store, engine):
     """Its answer is the store's, with what a fetch from there costs."""
     with held(store):
         reply = engine.client.lookup("r", KEYS, prompt_tokens=128).result(0)
-    assert reply.tiers == ["dram"] * len(KEYS)
+    assert reply.tiers == ALL
     assert reply.costs["dram"].bytes_per_s == pytest.approx(store.store.health.dram_cost().bytes_per_s)
 
 
@@ -92,7 +93,7 @@ def test_the_store_hears_of_it_and_counts_it(store, engine, http):
     engine.heard()
     before = http.total("tier_lookup_tokens_total", tier="dram", result="hit")
     with held(store):
-        assert engine.client.lookup("r", KEYS, prompt_tokens=128).result(0).tiers == ["dram"] * len(KEYS)
+        assert engine.client.lookup("r", KEYS, prompt_tokens=128).result(0).tiers == ALL
     engine.heard()
     assert http.total("tier_lookup_tokens_total", tier="dram", result="hit") - before == 16 * len(KEYS)
 
@@ -114,7 +115,7 @@ def test_who_looks_up_more_than_the_store_can_hear_of_asks(store, engine, monkey
     engine.heard()
     looked = [link.look(KEYS) is not None for _ in range(links._MOST_LOOKS + 1)]
     assert looked == [True] * links._MOST_LOOKS + [False]
-    assert engine.find(KEYS) == ["dram"] * len(KEYS)
+    assert engine.find(KEYS) == ALL
     assert link.look(KEYS) is None
     assert engine.get(KEYS) == len(KEYS)
     assert link.look(KEYS) is not None
@@ -138,7 +139,7 @@ def test_a_store_that_is_bypassed_is_asked(store, engine, http):
     assert engine.client.lookup("r", KEYS, prompt_tokens=128).result(5).reason == "bypassed"
     assert http.retune(bypass=False).status_code == 200
     assert engine.client.look(KEYS) is not None
-    assert engine.find(KEYS) == ["dram"] * len(KEYS)
+    assert engine.find(KEYS) == ALL
 
 
 def test_a_store_that_does_not_say_that_it_is_well_is_asked(store, engine, monkeypatch):
@@ -151,7 +152,7 @@ def test_a_store_that_does_not_say_that_it_is_well_is_asked(store, engine, monke
         asked = engine.client.lookup("r", KEYS, prompt_tokens=128)
         time.sleep(0.05)
         assert not asked.done()
-    assert asked.result(5).tiers == ["dram"] * len(KEYS)
+    assert asked.result(5).tiers == ALL
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -204,7 +205,7 @@ def test_clients_that_do_not_look_are_served_as_before(store, engine):
     other = StoreClient(store.server.path, NAMESPACE, chunk_bytes=20_000, chunk_tokens=16, engine="older")
     other._hello = msgspec.structs.replace(other._hello, looks=False)
     assert other.connect(5)
-    assert other.lookup("r", KEYS, prompt_tokens=128).result(5).tiers == ["dram"] * len(KEYS)
+    assert other.lookup("r", KEYS, prompt_tokens=128).result(5).tiers == ALL
     assert (other._index, other._segments) == (None, {})
     loaded = other.load(KEYS[:1], deadline_s=5).result(5)
     row = np.zeros(20_000, np.uint8)
@@ -218,7 +219,7 @@ def test_one_that_only_tells_gets_no_reply(store, engine, monkeypatch):
     sent = []
     put = Frames.encode
     monkeypatch.setattr(Frames, "encode", lambda self, message: sent.append(message) or put(self, message))
-    assert engine.find(KEYS) == ["dram"] * len(KEYS)
+    assert engine.find(KEYS) == ALL
     engine.heard()
     assert [type(message).__name__ for message in sent] == ["Lookup", "Reserve", "ReserveReply"]
     assert isinstance(sent[0], Lookup)
@@ -227,9 +228,9 @@ def test_one_that_only_tells_gets_no_reply(store, engine, monkeypatch):
 
 def test_a_client_maps_what_replies_name(store, engine):
     """However many segments there are: one that has only looked up asks, until it has loaded."""
-    with Engine(store.server.path, name="second") as other:
+    with Engine(store, name="second") as other:
         link = other.client
-        assert other.find(KEYS) == ["dram"] * len(KEYS)
+        assert other.find(KEYS) == ALL
         assert (link._index, link._segments) == (None, {})
         assert other.get(KEYS[:1]) == 1
         assert len(link._segments) == 1
@@ -239,7 +240,7 @@ def test_a_client_maps_what_replies_name(store, engine):
 def test_one_that_knows_another_layout_asks(store, monkeypatch):
     """Its descriptor is closed, and what it loads is whole."""
     monkeypatch.setattr(links, "LAYOUT", 2)
-    with Engine(store.server.path, name="other") as other:
+    with Engine(store, name="other") as other:
         other.put(KEYS)
         assert other.get(KEYS) == len(KEYS)
         held = {pool(store).pool.get(key).segment.number for key in KEYS}
@@ -250,7 +251,7 @@ def test_one_that_knows_another_layout_asks(store, monkeypatch):
 def test_where_there_is_no_memory_for_an_index_clients_ask(home, monkeypatch):
     """They are served all the same."""
     monkeypatch.setattr(index_module, "touched", Mock(side_effect=OSError(errno.ENOMEM, "none")))
-    with running(home) as store, Engine(store.server.path) as engine:
+    with running(home) as store, Engine(store) as engine:
         engine.put_all(KEYS)
         assert engine.get(KEYS) == len(KEYS)
         assert pool(store).index is None
@@ -262,10 +263,9 @@ def test_where_there_is_no_memory_for_an_index_clients_ask(home, monkeypatch):
 
 def test_a_lookup_that_is_only_told_asks_no_remote(home):
     """What has left DRAM since the client saw it is no miss of a tier that nobody asked."""
-    (home / "remote").mkdir()
     with (
-        running(home, remote={"url": f"file://{home}/remote"}) as store,
-        Engine(store.server.path) as engine,
+        running(home, remote={}) as store,
+        Engine(store) as engine,
         Http(store.address) as http,
     ):
         eventually(lambda: store.store.residency.readable)
@@ -279,7 +279,7 @@ def test_a_lookup_that_is_only_told_asks_no_remote(home):
 
 def test_a_store_that_has_gone_is_noticed_before_its_connection_is_lost(home):
     """Whatever holds up who receives: a lookup finds nothing at once."""
-    with running(home) as store, Engine(store.server.path) as engine:
+    with running(home) as store, Engine(store) as engine:
         engine.put(KEYS)
         eventually(lambda: engine.client.look(KEYS))
         link = engine.client
@@ -293,7 +293,7 @@ def test_a_store_that_has_gone_is_noticed_before_its_connection_is_lost(home):
 
 def test_after_a_restart_a_client_sees_what_the_new_store_has(home):
     """The old index ends with its connection."""
-    with running(home) as first, Engine(first.server.path) as engine:
+    with running(home) as first, Engine(first) as engine:
         engine.put(KEYS)
         eventually(lambda: engine.client.find(KEYS)[0])
         first.stop()

@@ -26,36 +26,20 @@ DRAM = {"dram_load_32m", "dram_load_8m", "dram_load_3m", "dram_store_32m", "dram
 SECONDS = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=9)
 
 
-class Clock:
-    """Seconds that only go on when somebody works."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-    def works(self, seconds):
-        self.now += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    made = Clock()
-    monkeypatch.setattr(rounds, "perf_counter", made)
-    return made
-
-
-def test_paths_take_turns_and_only_they_are_timed(clock):
+def test_paths_take_turns_and_only_they_are_timed(clock, monkeypatch):
     """Each begins every second round; the first rounds are not kept, nor what comes between."""
+    monkeypatch.setattr(rounds, "perf_counter", clock)
     done = []
 
-    def path(name, seconds):
-        return lambda number: (done.append((number, name)), clock.works(seconds * (number + 1)))
+    def works(what, seconds):
+        done.append(what)
+        clock.now += seconds
 
-    kept = rounds.interleaved(
-        {"a": path("a", 1), "b": path("b", 10)}, 4, warm=2, between=lambda: (done.append("between"), clock.works(100))
-    )
+    paths = {
+        "a": lambda number: works((number, "a"), number + 1),
+        "b": lambda number: works((number, "b"), 10 * (number + 1)),
+    }
+    kept = rounds.interleaved(paths, 4, warm=2, between=lambda: works("between", 100))
     assert kept == {"a": [3, 4, 5, 6], "b": [30, 40, 50, 60]}
     assert done[::2] == ["between"] * 12
     assert [number for number, _ in done[1::2]] == [number for number in range(6) for _ in "ab"]

@@ -13,10 +13,10 @@ from tiertune_connector.tiers import steps
 
 def test_who_stores_many_chunks_holds_up_nobody(store, engine, monkeypatch):
     """They are reserved and committed in steps, and others are answered in between."""
-    with Engine(store.server.path, name="engine-1") as other:
+    with Engine(store, name="engine-1") as other:
         told = []
         eventually(lambda: pool(store).pool.capacity >= 25)
-        monkeypatch.setattr(steps, "sleep", lambda _: told.append(other.client.reserve([]).result(10).slots))
+        monkeypatch.setattr(steps, "sleep", lambda _: told.append(other.reserve([]).slots))
         monkeypatch.setattr(storing, "AT_ONCE", 10)
         monkeypatch.setattr(server, "AT_ONCE", 10)
         engine.put_all(chain("k", 25))
@@ -32,7 +32,7 @@ def test_who_goes_amid_a_reserve_of_many_chunks_gets_no_more(store, engine, monk
     monkeypatch.setattr(server, "AT_ONCE", 10)
     turns = itertools.count()
     monkeypatch.setattr(steps, "sleep", lambda _: next(turns) == 1 and store.store.holdings.end(session))
-    reserved = engine.client.reserve(chain("k", 25)).result(10)
+    reserved = engine.reserve(chain("k", 25))
     assert [slot is None for slot in reserved.slots] == [False] * 20 + [True] * 5, "the head came first"
     assert (session.reservations, len(session.quarantined)) == ({}, 20)
     assert pool(store).pool.pinned == 0
@@ -64,7 +64,7 @@ def test_an_abort_ends_the_quarantine_of_what_it_names_alone(store, engine):
     """The client may still be writing the slots of its other chunks."""
     (session,) = store.server.sessions()
     keys = chain("k", 2)
-    engine.client.reserve(keys).result(10)
+    engine.reserve(keys)
     with store.store.dram.lock:
         for key in keys:
             store.store.holdings.give_up(session, key, quarantine=True)

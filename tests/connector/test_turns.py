@@ -70,6 +70,12 @@ class Served:
         self.ended.append((connection, error))
 
 
+def stick(connection):
+    """Its client takes nothing, until its socket takes no more."""
+    while not connection.stuck:
+        connection.send(Welcome("", WORDS))
+
+
 def copies(descriptor):
     """How many descriptors of this process are of the same file."""
     count, inode = 0, os.fstat(descriptor).st_ino
@@ -217,8 +223,7 @@ def test_a_stuck_client_is_watched_from_when_it_is_added():
 def test_a_client_that_takes_little_is_not_one_that_takes_nothing(pair):
     """How long it is stuck counts from what it took last."""
     connection, _, sock = pair
-    while not connection.stuck:
-        connection.send(Welcome("", WORDS))
+    stick(connection)
     for _ in range(50):
         connection.send(Welcome("", WORDS))
     eventually(lambda: connection.stuck_s() > 0.2)
@@ -245,8 +250,7 @@ def test_descriptors_wait_with_their_messages(pair):
     connection, client, sock = pair
     files = [os.memfd_create(f"f{number}") for number in range(3)]
     inodes = [os.fstat(fd).st_ino for fd in files]
-    while not connection.stuck:
-        connection.send(Welcome("", WORDS))
+    stick(connection)
     for number, fd in enumerate(files):
         connection.send(NewSegment(number, 1, 4096), fd)
     assert [copies(fd) for fd in files] == [2, 2, 2]
@@ -259,8 +263,7 @@ def test_descriptors_wait_with_their_messages(pair):
     assert [os.fstat(fd).st_ino for fd in client.descriptors] == inodes
     assert [copies(fd) for fd in files] == [2, 2, 2], "ours, and those that came"
     client.close()
-    while not connection.stuck:
-        connection.send(Welcome("", WORDS))
+    stick(connection)
     connection.send(NewSegment(4, 1, 4096), files[0])
     assert copies(files[0]) == 2
     connection.close()

@@ -8,7 +8,6 @@ import pytest
 from tiertune_connector.cost import TOKENS_ONLY, FetchEstimate, GateSettings, PrefillCost, Reason
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import LookupReply
-from tiertune_connector.protocol.reporting import tier_reports
 from tiertune_connector.vllm.facts import Facts, Group
 from tiertune_connector.vllm.gate import EngineGate, OwnLoads
 from tiertune_connector.vllm.lookups import Ask
@@ -87,13 +86,6 @@ def test_one_slow_copy_is_not_the_last(gate):
     assert choose(gate, FAR, FAST).cut == 0
 
 
-def test_what_is_computed_is_not_decided(gate):
-    """Whatever tier also has it, the head that is there is no candidate."""
-    decision = choose(gate, ["remote", "dram", "remote", "remote"], FAST, own=2)
-    assert decision.cut == 4
-    assert [(candidate.tier, candidate.chunks) for candidate in decision.candidates] == [("remote", 2)]
-
-
 def test_the_backlog_hides_a_part_of_a_fetch(gate):
     """Behind 2.1 s of work two chunks of a second each come for nothing; a third would not."""
     decision = choose(gate, FAR, SLOW, backlog_s=2.1)
@@ -113,21 +105,6 @@ def test_a_load_of_unknown_cost_has_the_usual_deadline(gate):
     decision = gate.decide(asked, 0)
     assert decision.cut == 2
     assert gate.deadline_s(asked, decision) == 1.0
-
-
-def test_what_became_of_it_is_told_per_tier(gate):
-    """Declined: skipped, with its predictions; fetched: judged by what was waited."""
-    (declined,) = tier_reports(choose(gate, ["remote"] * 3, SLOW), chunk_tokens=TOKENS)
-    assert (declined.outcome, declined.chunks, declined.fetched_tokens, declined.actual_s) == ("skipped", 3, 0, None)
-    assert declined.fetch_s == pytest.approx(3.0)
-    fetched = choose(gate, ["dram", "remote"], FAST)
-    both = tier_reports(fetched, chunk_tokens=TOKENS, actual_s=0.05, seconds={"remote": 0.04})
-    assert [(report.tier, report.outcome, report.actual_s) for report in both] == [
-        ("dram", "won", pytest.approx(0.01)),
-        ("remote", "won", 0.04),
-    ]
-    (late,) = tier_reports(choose(gate, ["remote"], FAST), chunk_tokens=TOKENS, actual_s=0.1, failure="late")
-    assert late.outcome == "late"
 
 
 def test_who_is_before_a_request_changes_its_choice(gate):

@@ -26,6 +26,12 @@ def write(folder, fill: int, rank: int = 8):
     return str(folder)
 
 
+@pytest.fixture
+def adapter(tmp_path):
+    """Makes an adapter in a folder of this name, whose contents follow from ``fill``."""
+    return lambda name="a", fill=1, **fields: Adapter(write(tmp_path / name, fill), **fields)
+
+
 def suffix(path: str, **fields) -> bytes:
     """As an engine tells it that has just started."""
     return AdapterDigests().suffix(Adapter(path, **fields))
@@ -40,21 +46,13 @@ def test_equal_contents_share_and_others_do_not(tmp_path):
     assert len(suffix(one)) == 16
 
 
-def test_keys_1_of_an_adapter_are_these(tmp_path):
-    """Engines of other versions have them too: with anything else here, `vllm/identity.py` raises ``KEYS``."""
-    adapter = Adapter(write(tmp_path / "a", 1))
-    told = [AdapterDigests(settings).suffix(adapter).hex() for settings in ("", '[["q_proj"]]')]
+def test_keys_1_of_an_adapter_are_these(adapter):
+    """Engines of other versions have them too: with anything else here, `vllm/identity.py` raises ``KEYS``.
+
+    One that applies it otherwise, only to some modules or in another type, has others.
+    """
+    told = [AdapterDigests(settings).suffix(adapter()).hex() for settings in ("", '[["q_proj"]]')]
     assert told == ["f60d9bb2e3465bcd04e8ba2d0dc210e1", "198d5f4589cab6e891e27464e958b7e4"]
-
-
-def test_engines_that_apply_an_adapter_otherwise_do_not_share(tmp_path):
-    """Only to some modules, or in another type."""
-    adapter = Adapter(write(tmp_path / "a", 1))
-    told = {
-        AdapterDigests(settings).suffix(adapter) for settings in ("", '[["q_proj"]]', '[["v_proj"]]', '[["v_proj"]]')
-    }
-    assert len(told) == 3
-    assert suffix(adapter.lora_path) in told
 
 
 def test_no_adapter_adds_nothing():
@@ -62,72 +60,57 @@ def test_no_adapter_adds_nothing():
     assert AdapterDigests().suffix(None) == b""
 
 
-def test_the_files_are_read_once(tmp_path, monkeypatch):
+def test_the_files_are_read_once(adapter, monkeypatch):
     """Later requests cost stat calls alone: the digest is on the scheduler's thread."""
-    digests, adapter = AdapterDigests(), Adapter(write(tmp_path / "a", 1))
-    first = digests.suffix(adapter)
+    digests, used = AdapterDigests(), adapter()
+    first = digests.suffix(used)
     monkeypatch.setattr(weights, "digest_of", None)
-    assert digests.suffix(adapter) == first
+    assert digests.suffix(used) == first
 
 
-def test_an_adapter_that_changed_under_its_id_hits_nothing(tmp_path):
-    """Which contents the engine has is unknown then, so every request is alone, for good."""
-    digests, adapter = AdapterDigests(), Adapter(write(tmp_path / "a", 1))
-    before = digests.suffix(adapter)
-    write(tmp_path / "a", 2)
-    seen = [digests.suffix(adapter) for _ in range(3)]
-    write(tmp_path / "a", 1)
-    seen.append(digests.suffix(adapter))
-    assert len({before, *seen}) == 5
+@pytest.mark.parametrize("again", [{}, {"lora_int_id": 2}, {"load_inplace": True}], ids=["no", "other id", "in place"])
+def test_an_adapter_that_changed_is_not_shared_any_more(adapter, caplog, again):
+    """Under its id: which contents the engine has is unknown then, so every request is alone, for good.
 
-
-@pytest.mark.parametrize("again", [{"lora_int_id": 2}, {"load_inplace": True}])
-def test_other_contents_under_the_same_name_and_path_are_not_shared_any_more(tmp_path, caplog, again):
-    """Loaded anew, under a new id or in place: the engine's own caches mix both, so what it has is nobody's."""
-    digests, path = AdapterDigests(), write(tmp_path / "a", 1)
-    first = Adapter(path, load_inplace=again.get("load_inplace", False))
-    before = digests.suffix(first)
-    write(tmp_path / "a", 2)
-    seen = [digests.suffix(Adapter(path, **again)) for _ in range(2)]
-    write(tmp_path / "a", 1)
-    seen.append(digests.suffix(Adapter(path, **again)))
-    assert len({before, suffix(write(tmp_path / "b", 2)), *seen}) == 5
-    assert len([record for record in caplog.records if "changed, or may have" in record.message]) == 1
+    Loaded anew, under a new id or in place: the engine's own caches mix both, so what it has is nobody's.
+    """
+    digests = AdapterDigests()
+    before = digests.suffix(adapter(load_inplace=again.get("load_inplace", False)))
+    changed = adapter(fill=2, **again)
+    seen = [digests.suffix(changed), digests.suffix(changed), digests.suffix(adapter(**again))]
+    assert len({before, suffix(adapter("b", 2).lora_path), *seen}) == 5
+    assert caplog.text.count("changed, or may have") == 1
 
 
 @pytest.mark.parametrize("moved", ["changed", "elsewhere"])
-def test_a_request_that_saw_its_adapter_replaced_stands_for_neither(tmp_path, moved):
+def test_a_request_that_saw_its_adapter_replaced_stands_for_neither(adapter, moved):
     """Loaded in place, from changed files or from another folder, amid a request: the rest is of the new weights."""
-    digests, old = AdapterDigests(), Adapter(write(tmp_path / "a", 1))
+    digests, old = AdapterDigests(), adapter()
     told = digests.suffix(old)
     assert digests.stands(old, told)
     if moved == "changed":
-        write(tmp_path / "a", 2)
+        adapter(fill=2)
         assert not digests.stands(old, told)
         return
-    new = Adapter(write(tmp_path / "b", 2), load_inplace=True)
+    new = adapter("b", 2, load_inplace=True)
     assert digests.suffix(new) == suffix(new.lora_path)
     assert digests.stands(new, suffix(new.lora_path))
     assert not digests.stands(old, told)
 
 
-def test_two_adapters_that_are_loaded_in_place_under_one_id_are_not_shared(tmp_path):
-    """A step of both has one of them only; a new id is shared again."""
-    digests, other = AdapterDigests(), write(tmp_path / "b", 2)
-    digests.suffix(Adapter(write(tmp_path / "a", 1), load_inplace=True))
-    new = Adapter(other, load_inplace=True)
-    told = digests.suffix(new)
-    assert not digests.stands(new, told)
-    assert told not in (suffix(other), digests.suffix(new))
-    assert digests.suffix(Adapter(other, lora_name="new", lora_int_id=2)) == suffix(other)
+@pytest.mark.parametrize("inplace", [True, False])
+def test_another_folder_under_a_loaded_id_is_not_shared(adapter, inplace):
+    """If both are loaded in place, a step of both has one of them only; a new id is shared again.
 
-
-def test_another_folder_under_a_loaded_id_is_not_shared(tmp_path):
-    """Not loaded in place, the engine may still have what it loaded under the id before."""
+    Not loaded in place, the engine may still have what it loaded under the id before.
+    """
     digests = AdapterDigests()
-    digests.suffix(Adapter(write(tmp_path / "a", 1)))
-    other = Adapter(write(tmp_path / "b", 2))
-    assert digests.suffix(other) not in (suffix(other.lora_path), digests.suffix(other))
+    digests.suffix(adapter(load_inplace=inplace))
+    other = adapter("b", 2, load_inplace=inplace)
+    told = digests.suffix(other)
+    assert not digests.stands(other, told)
+    assert told not in (suffix(other.lora_path), digests.suffix(other))
+    assert digests.suffix(adapter("b", 2, lora_name="new", lora_int_id=2)) == suffix(other.lora_path)
 
 
 def test_what_has_no_adapter_or_no_files_to_change_stands():
@@ -165,34 +148,33 @@ def test_weights_that_are_not_read_are_watched(tmp_path, name, beside):
     assert len({told, digests.suffix(adapter), digests.suffix(adapter)}) == 3
 
 
-def test_an_adapter_loaded_from_another_folder_is_told_by_its_contents(tmp_path):
+def test_an_adapter_loaded_from_another_folder_is_told_by_its_contents(adapter):
     """The engine's own keys hold the folder, so that nothing is mixed."""
     digests = AdapterDigests()
-    digests.suffix(Adapter(write(tmp_path / "a", 1)))
-    other = Adapter(write(tmp_path / "b", 2), lora_int_id=2)
+    digests.suffix(adapter())
+    other = adapter("b", 2, lora_int_id=2)
     assert digests.suffix(other) == suffix(other.lora_path)
 
 
-def test_if_adapters_encode_images_another_folder_is_not_shared(tmp_path, caplog):
+def test_if_adapters_encode_images_another_folder_is_not_shared(adapter, caplog):
     """The engine keeps encoded images by the adapter's name: they may be of the old contents, whichever is asked for.
 
     The same contents in another folder mix nothing.
     """
-    digests, adapter = AdapterDigests(encoding=True), Adapter(write(tmp_path / "a", 1))
-    told = digests.suffix(adapter)
-    assert told == digests.suffix(Adapter(write(tmp_path / "copy", 1), lora_int_id=2)) == suffix(adapter.lora_path)
-    other = Adapter(write(tmp_path / "b", 2), lora_int_id=3)
+    digests, first = AdapterDigests(encoding=True), adapter()
+    told = digests.suffix(first)
+    assert told == digests.suffix(adapter("copy", lora_int_id=2)) == suffix(first.lora_path)
+    other = adapter("b", 2, lora_int_id=3)
     assert digests.suffix(other) not in {suffix(other.lora_path), digests.suffix(other)}
-    assert not digests.stands(adapter, told)
+    assert not digests.stands(first, told)
     assert "under another name" in caplog.text
     assert "another folder" not in caplog.text
 
 
-def test_an_adapter_loaded_again_unchanged_is_shared_as_before(tmp_path):
+def test_an_adapter_loaded_again_unchanged_is_shared_as_before(adapter):
     """Under a new id or in place."""
-    digests, path = AdapterDigests(), write(tmp_path / "a", 1)
-    again = [Adapter(path), Adapter(path, lora_int_id=2), Adapter(path, load_inplace=True)]
-    assert {digests.suffix(adapter) for adapter in again} == {suffix(path)}
+    digests, again = AdapterDigests(), [adapter(), adapter(lora_int_id=2), adapter(load_inplace=True)]
+    assert {digests.suffix(each) for each in again} == {suffix(again[0].lora_path)}
 
 
 @pytest.mark.parametrize("spoil", ["no such folder", "no safetensors", "unreadable"])

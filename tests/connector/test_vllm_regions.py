@@ -25,8 +25,8 @@ sys.stdin.read()
 def region(tmp_path):
     """Makes the file of an engine's region, as vLLM names it."""
 
-    def make(name: str) -> Path:
-        path = tmp_path / f"vllm_offload_{name}.mmap"
+    def make(engine: str = "a", name: str = "") -> Path:
+        path = tmp_path / f"vllm_offload_{name or regions.engine_id(engine, 4096)}.mmap"
         path.touch(mode=0o600)
         return path
 
@@ -39,7 +39,7 @@ def test_where_nothing_can_be_locked_an_engine_starts_all_the_same(tmp_path, reg
     def refused(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    path = region(regions.engine_id("a", 4096))
+    path = region()
     monkeypatch.setattr(fcntl, "flock", refused)
     assert regions.sweep(tmp_path) == []
     with regions.making(tmp_path):
@@ -48,7 +48,7 @@ def test_where_nothing_can_be_locked_an_engine_starts_all_the_same(tmp_path, reg
 
 def test_where_nothing_may_be_opened_an_engine_starts_all_the_same(tmp_path, region, monkeypatch):
     """Whoever else's folder or file it is: who may write there need not be able to read it."""
-    path, opened = region(regions.engine_id("a", 4096)), os.open
+    path, opened = region(), os.open
 
     def refused(path, *arguments, **named):
         if Path(path).is_relative_to(tmp_path):
@@ -80,7 +80,7 @@ def test_another_users_file_beside_a_dead_engines_region_stays(tmp_path):
 
 def test_a_dead_engines_region_is_removed_and_a_live_ones_stays(tmp_path, region):
     """It is held until its process is gone, however that ends; the region may have several files."""
-    path = region(regions.engine_id("a", 4096))
+    path = region()
     segment = Path(f"{path}.1")
     segment.touch()
     engine = subprocess.Popen(
@@ -96,7 +96,7 @@ def test_a_dead_engines_region_is_removed_and_a_live_ones_stays(tmp_path, region
 
 def test_other_files_stay(tmp_path, region):
     """Those of vLLM's own offloading, which holds no lock, and anything else."""
-    others = [region("someone"), tmp_path / "tiertune-x.mmap"]
+    others = [region(name="someone"), tmp_path / "tiertune-x.mmap"]
     others[-1].touch()
     assert regions.sweep(tmp_path) == []
     assert sorted(tmp_path.iterdir()) == sorted(others)
@@ -104,32 +104,29 @@ def test_other_files_stay(tmp_path, region):
 
 def test_another_users_region_is_not_used(region, monkeypatch):
     """Who knows an engine's id could make the file first; vLLM takes the one that is there."""
-    path = region(regions.engine_id("a", 4096))
+    path = region()
     monkeypatch.setattr(os, "getuid", lambda: 4242)
     with path.open() as file, pytest.raises(PermissionError, match=f"{path}, .* is another user's: remove it"):
         regions.hold(file.fileno())
 
 
-def test_another_users_region_is_not_taken_for_this_engines(tmp_path, region, monkeypatch):
-    """An engine with two is refused, so anybody who knows its id could keep it from starting."""
-    path = region(regions.engine_id("a", 4096))
+def test_another_users_region_is_not_taken_for_this_engines_and_stays(tmp_path, region, monkeypatch):
+    """An engine with two is refused, so anybody who knows its id could keep it from starting.
+
+    It is not removed, also where we could.
+    """
+    path = region()
     with path.open() as file:
         regions.hold(file.fileno())
         assert regions.held("a", tmp_path) == [path]
         monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
         assert regions.held("a", tmp_path) == []
-
-
-def test_another_users_region_stays(tmp_path, region, monkeypatch):
-    """Also where we could remove it."""
-    path = region(regions.engine_id("a", 4096))
-    monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
     assert regions.sweep(tmp_path) == []
 
 
 def test_nothing_is_removed_while_an_engine_makes_its_region(tmp_path, region):
     """It may be about to open, and then hold, a file of its name that lies there."""
-    stale = region(regions.engine_id("dead", 4096))
+    stale = region("dead")
     with regions.making(tmp_path):
         assert regions.sweep(tmp_path) == []
     assert regions.sweep(tmp_path) == [stale]

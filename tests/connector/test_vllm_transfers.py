@@ -53,6 +53,11 @@ def loaded(slots):
     return Loaded(slots, ["hit"] * len(slots) + ["miss"] * (len(KEYS) - len(slots)), {}, 1, 1)
 
 
+def come(client, question=0):
+    """All that a load was to bring."""
+    client.answers(loaded(slots(client, 3)), question)
+
+
 def load(transfers, job=1, rows=(0, 1, 2)):
     """Into these rows of staging; its deadline comes a second later."""
     transfers.load(Job(job, f"request-{job}", KEYS, list(rows), loads=True, deadline_s=1))
@@ -74,7 +79,7 @@ def test_a_load_fills_the_rows_it_was_given(transfers, client, staging):
     """Key by key the slot's bytes are in the row that vLLM named, and the slots are released."""
     load(transfers, 7, [3, 0, 2])
     assert transfers.take() == []
-    client.answers(loaded(slots(client, 3)))
+    come(client)
     job = drained(transfers)
     assert (job.id, job.succeeded, job.late) == (7, True, False)
     assert [int(row[0]) for row in staging] == [2, 0, 3, 1]
@@ -86,7 +91,7 @@ def test_jobs_need_no_thread_that_is_not_there_yet(transfers, client, monkeypatc
     """A machine may run out of threads later: then vLLM's scheduler would end, on which jobs begin."""
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     load(transfers)
-    client.answers(loaded(slots(client, 3)))
+    come(client)
     assert drained(transfers).succeeded
     store(transfers)
     client.reservation().set_result(Reserved([None] * 3, ["present"] * 3))
@@ -111,7 +116,7 @@ def test_a_load_past_its_deadline_fails_and_late_bytes_never_reach_staging(trans
     (job,) = transfers.take()
     assert job.late
     assert job.done == []
-    client.answers(loaded(slots(client, 3)))
+    come(client)
     transfers.drain(10)
     assert not staging.any()
     assert len(client.released) == 1
@@ -122,7 +127,7 @@ def test_a_copy_in_progress_is_not_reported_by_its_deadline(transfers, client, c
     """While a thread may write a row, the job is not over, however late it is; rows that none has begun are left."""
     client.hold.clear()
     load(transfers)
-    client.answers(loaded(slots(client, 3)))
+    come(client)
     assert client.copying.wait(10)
     clock.now += 5.0
     assert transfers.take() == []
@@ -151,7 +156,7 @@ def test_chunks_of_a_job_are_copied_several_at_a_time(client, clock, staging, mo
         client.answers([True] * 3, 1)
     else:
         load(transfers)
-        client.answers(loaded(slots(client, 3)))
+        come(client)
     assert drained(transfers).succeeded
     transfers.close(0)
     assert set(threading.enumerate()) <= before
@@ -174,7 +179,7 @@ def test_a_load_does_not_wait_for_what_copies_stores(client, clock, staging, mon
     client.answers(Reserved(slots(client, 3), [""] * 3))
     assert all(storing.acquire(timeout=10) for _ in range(2))
     load(transfers, 2)
-    client.answers(loaded(slots(client, 3)), 1)
+    come(client, 1)
     (job,) = eventually(transfers.take)
     assert (job.id, job.succeeded) == (2, True)
     client.hold.set()
@@ -307,7 +312,7 @@ def test_a_load_does_not_wait_for_the_copies_of_stores(transfers, client, stagin
     client.reservation().set_result(ONE_GRANTED)
     assert client.copying.wait(10)
     load(transfers, 9, [3, 0, 2])
-    client.answers(loaded(slots(client, 3)), -1)
+    come(client, -1)
     assert client.gave_back.wait(10)
     client.writing.set()
     assert staging[3].all()

@@ -100,10 +100,11 @@ class EvictionContract:
 class TestLRU(EvictionContract):
     algorithm = "lru"
 
-    @given(prompts=chains(), room=st.integers(1, 12))
+    @inherited
+    @given(prompts=chains(), room=st.integers(6, 40))
     def test_tail_first_touches_keep_prefixes_closed(self, prompts, room):
         """If a block of a chain is cached, so is all before it, as long as chains fit the cache."""
-        pool = SimulatedPool(max(room, 6), self.algorithm)
+        pool = SimulatedPool(room, self.algorithm)
         for chain in prompts:
             pool.write_through(chain)
             assert all(entry[:-1] in pool for entry in pool if len(entry) > 1)
@@ -185,6 +186,7 @@ class TestSLRU(EvictionContract):
     """The example of docs/extending/eviction.md."""
 
     algorithm = "slru"
+    test_tail_first_touches_keep_prefixes_closed = TestLRU.test_tail_first_touches_keep_prefixes_closed
 
     @pytest.fixture(autouse=True)
     def registered(self, monkeypatch):
@@ -198,14 +200,6 @@ class TestSLRU(EvictionContract):
         for number in range(100):
             pool.write_through([b"scan%d" % number])
         assert [entry in pool for entry in KEYS[:4]] == [True, True, False, False]
-
-    @given(prompts=chains(), room=st.integers(6, 40))
-    def test_tail_first_touches_keep_prefixes_closed(self, prompts, room):
-        """If a block of a chain is cached, so is all before it, as long as chains fit the cache."""
-        pool = SimulatedPool(room, self.algorithm)
-        for chain in prompts:
-            pool.write_through(chain)
-            assert all(entry[:-1] in pool for entry in pool if len(entry) > 1)
 
     @given(prompts=chains(), cuts=st.sets(st.integers(1, 6)))
     @settings(deadline=None, max_examples=30)

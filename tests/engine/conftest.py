@@ -117,6 +117,13 @@ def store(home: Path, remote: MemoryTier) -> Iterator[StoreProcess]:
     process.stop()
 
 
+def on(store: StoreProcess, **more: Any) -> dict[str, Any]:
+    """TierTune's own settings of an engine on a store."""
+    patient = ("connect_timeout", "lookup_deadline", "load_deadline", "load_deadline_floor", "store_deadline")
+    usual = {"socket": str(store.server.path), "staging": "32MiB", "chunk_tokens": CHUNK, "store_dram": 0}
+    return usual | dict.fromkeys(patient, "20s") | more
+
+
 @pytest.fixture
 def engines(configured: Callable[..., Any], store: StoreProcess) -> Iterator[Callable[..., Any]]:
     """Makes engines on the store; all end with the test."""
@@ -127,12 +134,9 @@ def engines(configured: Callable[..., Any], store: StoreProcess) -> Iterator[Cal
     def make(
         *, layers: Any = None, engine_id: str | None = None, arguments: Any = None, multimodal: Any = None, **extra: Any
     ) -> Engine:
-        settings = {
-            "socket": str(store.server.path), "staging": "32MiB", "chunk_tokens": CHUNK, "store_dram": 0,
-            "connect_timeout": "20s", "lookup_deadline": "20s", "load_deadline": "20s", "load_deadline_floor": "20s",
-            "store_deadline": "20s",
-        }  # fmt: skip
-        config = configured(extra=settings | extra, engine_id=engine_id or f"tt-test-{len(made)}", **(arguments or {}))
+        config = configured(
+            extra=on(store, **extra), engine_id=engine_id or f"tt-test-{len(made)}", **(arguments or {})
+        )
         config.model_config.multimodal_config = multimodal
         made.append(Engine(config, cache_of(config, layers() if layers else None)))
         return made[-1]

@@ -44,13 +44,19 @@ def caches():
     return CanonicalKVCaches(tensors, refs)
 
 
+@pytest.fixture
+def worker(region, caches):
+    made = CPUWorker(caches, region, PER_CHUNK)
+    yield made
+    made.shutdown()
+
+
 def on_device(blocks, sizes, indices):
     return GPULoadStoreSpec(block_ids=blocks, group_sizes=sizes, block_indices=indices)
 
 
-def test_what_was_stored_comes_back(region, caches):
+def test_what_was_stored_comes_back(worker, caches):
     """Into other blocks, byte for byte, for two groups whose first chunks are partial; other blocks stay."""
-    worker = CPUWorker(caches, region, PER_CHUNK)
     before = [entry.tensor.clone() for entry in caches.tensors]
     # Group 0 stores its logical blocks 1-4 (chunks 0 and 1), group 1 its blocks 5 and 6 (chunks 1 and 2).
     sizes, indices, chunks = [4, 2], [1, 5], CPULoadStoreSpec([5, 0, 3, 2])
@@ -63,34 +69,27 @@ def test_what_was_stored_comes_back(region, caches):
             assert torch.equal(entry.tensor[new, :used], before[tensor][old, :used])
             assert torch.equal(entry.tensor[new, used:], before[tensor][new, used:])
         assert torch.equal(entry.tensor[:6], before[tensor][:6])
-    worker.shutdown()
 
 
-def test_a_job_is_told_once_with_its_bytes(region, caches):
+def test_a_job_is_told_once_with_its_bytes(worker):
     """It had ended when it was submitted; then nothing is left to tell."""
-    worker = CPUWorker(caches, region, PER_CHUNK)
     worker.submit_store(7, on_device([3, 4], [2, 0], [0, 0]), CPULoadStoreSpec([1]))
     worker.wait({7})
     (result,) = worker.get_finished()
     assert (result.job_id, result.success, result.transfer_size) == (7, True, 2 * sum(USED[0]))
     assert worker.get_finished() == []
-    worker.shutdown()
 
 
-def test_chunks_lie_whole_in_a_row(region, caches):
+def test_chunks_lie_whole_in_a_row(worker, region, caches):
     """A row of staging is what the store gets: tensor after tensor, blocks in order."""
-    worker = CPUWorker(caches, region, PER_CHUNK)
     worker.submit_store(1, on_device([2, 0, 1], [3, 0], [0, 0]), CPULoadStoreSpec([4]))
     row = np.asarray(region.create_kv_memoryview())[4]
     expected = b"".join(entry.tensor[[2, 0, 1]].numpy().tobytes() for entry in caches.tensors)
     assert row[: len(expected)].tobytes() == expected
     del row
-    worker.shutdown()
 
 
-def test_a_place_that_is_not_staging_is_an_error(region, caches):
+def test_a_place_that_is_not_staging_is_an_error(worker):
     """It would be overwritten."""
-    worker = CPUWorker(caches, region, PER_CHUNK)
     with pytest.raises(TypeError, match="staging blocks expected, got GPULoadStoreSpec"):
         worker.submit_store(1, on_device([0], [1, 0], [0, 0]), on_device([0], [1, 0], [0, 0]))
-    worker.shutdown()

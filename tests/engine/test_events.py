@@ -18,8 +18,13 @@ HASHES = [bytes([number]) * 32 for number in range(BLOCK * PER_CHUNK * CHUNKS //
 KEYS = [make_offload_key(HASHES[PER_CHUNK * chunk + PER_CHUNK - 1], 0) for chunk in range(CHUNKS)]
 
 
-@pytest.fixture(params=[True, False], ids=["self-describing", "plain"])
-def scheduler(request):
+@pytest.fixture
+def describing():
+    return True
+
+
+@pytest.fixture
+def scheduler(describing):
     """As much of vLLM's as the events need: one request of three chunks of two blocks, its own tracker."""
     group = GroupOffloadConfig(
         group_idx=0,
@@ -40,7 +45,7 @@ def scheduler(request):
     return SimpleNamespace(
         config=SimpleNamespace(kv_group_configs=(group,)),
         _req_status={"r": status},
-        _events_tracker=OffloadingEventsTracker(OffloadingKVEventsConfig(True, request.param)),
+        _events_tracker=OffloadingEventsTracker(OffloadingKVEventsConfig(True, describing)),
     )
 
 
@@ -49,7 +54,6 @@ def told(scheduler, *, removed=False):
     return list(scheduler._events_tracker.take_events([event]))
 
 
-@pytest.mark.parametrize("scheduler", [True], indirect=True)
 def test_a_loaded_chunk_is_announced_with_its_tokens_and_blocks(scheduler):
     """And its removal names the blocks that were announced."""
     describe(scheduler, "r", KEYS[1:])
@@ -62,20 +66,18 @@ def test_a_loaded_chunk_is_announced_with_its_tokens_and_blocks(scheduler):
     assert set(removed[0].block_hashes) == announced
 
 
-@pytest.mark.parametrize("scheduler", [True], indirect=True)
 def test_without_it_vllm_announces_no_tokens(scheduler):
     """Why it is there: a load that ended between two lookups."""
     assert [(event.token_ids, event.block_size) for event in told(scheduler)] == [([], 0)] * 2
 
 
-@pytest.mark.parametrize("scheduler", [True], indirect=True)
 def test_of_a_request_that_is_gone_nothing_is_known(scheduler):
     """It raises nothing."""
     describe(scheduler, "another", KEYS)
     assert told(scheduler)[0].token_ids == []
 
 
-@pytest.mark.parametrize("scheduler", [False], indirect=True)
+@pytest.mark.parametrize("describing", [False])
 def test_it_does_nothing_where_events_are_not_self_describing(scheduler):
     """Nothing is kept that no event would take along."""
     describe(scheduler, "r", KEYS)

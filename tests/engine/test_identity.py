@@ -8,7 +8,7 @@ from functools import reduce
 import pytest
 import torch
 import vllm
-from vllm.config import MultiModalConfig, WeightTransferConfig
+from vllm.config import ModelConfig, MultiModalConfig, WeightTransferConfig
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import MambaSpec
 
@@ -18,6 +18,10 @@ from tiertune_connector.vllm.compat import Engine
 from tiertune_connector.vllm.identity import adapters, adapters_encode, namespace
 
 NAME = {"served_model_name": "llama"}
+LONG_ROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32,
+    "original_max_position_embeddings": 1024,
+}  # fmt: skip
 
 
 def identify(config, cache=None):
@@ -27,38 +31,44 @@ def identify(config, cache=None):
 
 
 @pytest.fixture
-def changed(configured):
-    """Makes the digest of an engine whose configuration has become another once its cache was made.
+def told(configured):
+    """Makes the namespace of an engine whose configuration has become another once its cache was made.
 
     Fields are named by their path, dots written ``__``; ``of`` are EngineArgs'.
     """
 
-    def digest(of=None, **fields):
-        config = configured(**NAME, **(of or {}))
+    def made(of=None, **fields):
+        config = configured(**(NAME | (of or {})))
         cache = cache_of(config)
         for path, value in fields.items():
             *parents, last = path.split("__")
             setattr(reduce(getattr, parents, config), last, value)
-        return identify(config, cache).digest
+        return identify(config, cache)
 
-    return digest
+    return made
 
 
 @pytest.fixture
-def usual(configured):
-    return identify(configured(**NAME))
+def usual(told):
+    return told()
 
 
-def test_the_same_model_elsewhere_is_the_same(configured, usual, model, tmp_path):
+def drafting(folder, seed=1):
+    """EngineArgs with a drafter."""
+    drafter = write_model(folder / f"drafter-{seed}", seed=seed)
+    return {"speculative_config": {"model": str(drafter), "method": "draft_model", "num_speculative_tokens": 2}}
+
+
+def test_the_same_model_elsewhere_is_the_same(told, usual, model, tmp_path):
     """Another engine, another path, other sizes of caches and batches: the chunks are exchangeable."""
     copy = shutil.copytree(model, tmp_path / "copy")
     settings = {"socket": "/elsewhere.sock", "chunk_tokens": 64, "stage": "decode"}
-    other = configured(model=str(copy), engine_id="other", extra=settings, max_num_seqs=3, max_model_len=1024, **NAME)
-    assert identify(other).digest == usual.digest
+    sizes = {"max_num_seqs": 3, "max_model_len": 1024}
+    assert told({"model": str(copy), "engine_id": "other", "extra": settings, **sizes}) == usual
 
 
 @pytest.mark.parametrize(
-    "changed",
+    "arguments",
     [
         {"served_model_name": "other"},
         {"dtype": "bfloat16"},
@@ -70,119 +80,133 @@ def test_the_same_model_elsewhere_is_the_same(configured, usual, model, tmp_path
     ],
     ids=str,
 )
-def test_what_changes_the_bytes_or_their_keys_is_another_namespace(configured, usual, changed):
+def test_what_changes_the_bytes_or_their_keys_is_another_namespace(told, usual, arguments):
     """Name, dtype, block, chunk, epoch, hash algorithm, and what overrides the model's own configuration."""
-    assert identify(configured(**(NAME | changed))).digest != usual.digest
+    assert told(arguments).digest != usual.digest
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_config__quantization_config": {"ignore": ["lm_head"]}},
+        {"cache_config__kv_cache_layout": "BLHNC"},
+    ],
+    ids=["quantised otherwise", "parts in another order"],
+)
+def test_what_fills_a_page_otherwise_is_part_of_it(told, usual, fields):
+    """How an engine quantises, beyond the method's name, which many ways have in common; layouts in memory."""
+    assert told(**fields) != usual
+
+
+@pytest.mark.parametrize(
+    ("place", "other"),
+    [
+        ("tiertune_connector.vllm.identity.KEYS", 0),
+        ("torch.backends.cpu.get_cpu_capability", lambda: "another"),
+        ("torch.cpu._is_amx_tile_supported", lambda: True),
+    ],
+    ids=["keys that told less", "instruction sets", "AMX"],
+)
+def test_what_no_configuration_has_is_part_of_it(told, usual, monkeypatch, place, other):
+    """A mend of what keys tell apart would else leave earlier engines' chunks under keys that now mean others.
+
+    On the CPU K and V are packed as instruction sets like it; torch calls hosts with AMX and without it AVX512 alike,
+    and vLLM packs K and V of bfloat16 otherwise with it.
+    """
+    monkeypatch.setattr(place, other)
+    assert told() != usual
 
 
 class TestLength:
     """What `max_model_len` decides of the bytes."""
 
     @pytest.fixture
-    def told(self, configured, model, tmp_path):
-        """Of an engine whose model has ``fields`` in its config.json, with any length."""
+    def long(self, told, model, tmp_path):
+        """Makes the namespace of an engine whose model has ``fields`` in its config.json, with any length."""
 
-        def digest(length=2048, **fields):
+        def made(length, **fields):
             folder = tmp_path / str(len(list(tmp_path.iterdir())))
             shutil.copytree(model, folder)
             path = folder / "config.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-            config = configured(model=str(folder), **NAME)
-            cache = cache_of(config)
-            config.model_config.max_model_len = length
-            return identify(config, cache).digest
+            return told({"model": str(folder)}, model_config__max_model_len=length)
 
-        return digest
+        return made
 
-    def test_long_rope_is_told_by_its_side_of_the_length_that_was_trained(self, told):
+    def test_long_rope_is_told_by_its_side_of_the_length_that_was_trained(self, long):
         """vLLM turns every key by the long factors where longer prompts are allowed: those engines share nothing."""
-        rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
-        phi = {"rope_parameters": rope | {"original_max_position_embeddings": 1024}}
-        assert told(2048, **phi) == told(1025, **phi) != told(1024, **phi) == told(512, **phi)
+        phi = {"rope_parameters": LONG_ROPE}
+        assert long(2048, **phi) == long(1025, **phi) != long(1024, **phi) == long(512, **phi)
 
-    def test_llama_4_is_told_by_its_temperature(self, told):
+    def test_llama_4_is_told_by_its_temperature(self, long):
         """From a length on it depends on the position, unless a generation config says whether it does."""
         llama = {"attn_temperature_tuning": True}
-        assert told(1024, **llama) == told(32768, **llama) != told(32769, **llama) == told(40000, **llama)
+        assert long(1024, **llama) == long(32768, **llama) != long(32769, **llama) == long(40000, **llama)
 
-    def test_a_generation_config_that_says_so_decides_the_temperature(self, told, configured, monkeypatch):
+    def test_a_generation_config_that_says_so_decides_the_temperature(self, long, monkeypatch):
         """Then the length is nothing to it."""
-        config = type(configured(**NAME).model_config)
-        monkeypatch.setattr(config, "try_get_generation_config", lambda _: {"attn_temperature_tuning": False})
-        assert told(1024, attn_temperature_tuning=True) == told(40000, attn_temperature_tuning=True)
+        monkeypatch.setattr(ModelConfig, "try_get_generation_config", lambda _: {"attn_temperature_tuning": False})
+        assert long(1024, attn_temperature_tuning=True) == long(40000, attn_temperature_tuning=True)
 
     @pytest.mark.parametrize("kind", ["dynamic", "made up"])
-    def test_where_it_is_not_known_what_depends_on_it_the_length_is_told(self, changed, kind):
+    def test_where_it_is_not_known_what_depends_on_it_the_length_is_told(self, told, kind):
         """A rope that may be made for the length, as that of some models is, or one that is not known."""
         rope = {"model_config__hf_text_config__rope_parameters": {"rope_type": kind, "factor": 2.0}}
-        one, same, other = (changed({"max_model_len": length}, **rope) for length in (2048, 2048, 1024))
+        one, same, other = (told({"max_model_len": length}, **rope) for length in (2048, 2048, 1024))
         assert one == same != other
 
-    def test_images_that_are_sized_by_it_are_told_by_it(self, changed, usual):
+    def test_images_that_are_sized_by_it_are_told_by_it(self, told, usual):
         """As Nemotron's processor cuts them."""
         kind = {"model_config__model_arch_config__architectures": ["NemotronH_Nano_VL_V2"]}
-        digests = {changed(model_config__max_model_len=length, **kind) for length in (1024, 2048)}
-        assert len(digests | {usual.digest}) == 3
+        assert len({usual, *(told(model_config__max_model_len=length, **kind) for length in (1024, 2048))}) == 3
 
-    def test_a_length_that_was_fitted_to_the_memory_is_another(self, changed):
+    def test_a_length_that_was_fitted_to_the_memory_is_another(self, told):
         """The model was made with a longer one."""
         tuned = {"model_config__hf_text_config__attn_temperature_tuning": True}
-        one, other = (changed(model_config__original_max_model_len=asked, **tuned) for asked in (1024, -1))
+        one, other = (told(model_config__original_max_model_len=asked, **tuned) for asked in (1024, -1))
         assert one != other
 
-    def test_a_drafters_keys_depend_on_it_too(self, changed, tmp_path):
+    def test_a_drafters_keys_depend_on_it_too(self, told, tmp_path):
         """It is told whatever the model itself makes of its length."""
-        rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
-        drafter = write_model(tmp_path / "drafter", seed=1)
-        speculative = {"model": str(drafter), "method": "draft_model", "num_speculative_tokens": 2}
-        rope = {"original_max_position_embeddings": 1024, **rope}
-        text = {"speculative_config__draft_model_config__hf_text_config__rope_parameters": rope}
-        of = {"speculative_config": speculative}
-        one, other = (changed(of, model_config__max_model_len=length, **text) for length in (1024, 2048))
+        text = {"speculative_config__draft_model_config__hf_text_config__rope_parameters": LONG_ROPE}
+        of = drafting(tmp_path)
+        one, other = (told(of, model_config__max_model_len=length, **text) for length in (1024, 2048))
         assert one != other
 
 
-def test_a_configuration_from_elsewhere_is_part_of_it(configured, usual, model, tmp_path):
+def test_a_configuration_from_elsewhere_is_part_of_it(told, usual, model, tmp_path):
     """Its contents, wherever it lies; with the model's own in its place all is as ever."""
 
-    def digest(folder, **fields):
+    def beside(name, **fields):
+        folder = tmp_path / name
         folder.mkdir()
         own = json.loads((model / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(own | fields))
-        return identify(configured(hf_config_path=str(folder), **NAME)).digest
+        return told({"hf_config_path": str(folder)})
 
-    digests = [digest(tmp_path / "a", rope_theta=500.0), digest(tmp_path / "b", rope_theta=600.0), usual.digest]
-    assert len(set(digests)) == 3
-    assert digest(tmp_path / "c", rope_theta=500.0) == digests[0]
-    assert identify(configured(hf_config_path=str(model), **NAME)).digest == usual.digest
-
-
-def test_a_hub_models_commit_is_not_that_of_a_configuration_from_elsewhere(configured, monkeypatch):
-    """Of its weights nothing is known then: the engine shares with no other."""
-    config = configured(**NAME)
-    monkeypatch.setattr(config.model_config, "model", "someone/llama")
-    monkeypatch.setattr(config.model_config, "hf_config_path", "someone/configurations")
-    config.model_config.hf_config._commit_hash = "0123abcd"
-    assert identify(config).weights.startswith("engine:")
+    one, other = beside("a", rope_theta=500.0), beside("b", rope_theta=600.0)
+    assert len({one, other, usual}) == 3
+    assert beside("c", rope_theta=500.0) == one
+    assert told({"hf_config_path": str(model)}) == usual
 
 
 @pytest.mark.parametrize(("ranks", "different"), [(1, 1), (2, 2)])
-def test_how_tokens_are_dealt_out_to_ranks_is_part_of_it(changed, ranks, different):
+def test_how_tokens_are_dealt_out_to_ranks_is_part_of_it(told, ranks, different):
     """Under context parallelism; without it the setting says nothing."""
     digests = {
-        changed(parallel_config__decode_context_parallel_size=ranks, parallel_config__cp_kv_cache_interleave_size=size)
+        told(parallel_config__decode_context_parallel_size=ranks, parallel_config__cp_kv_cache_interleave_size=size)
         for size in (1, 16)
     }
     assert len(digests) == different
 
 
 @pytest.mark.parametrize(("stages", "different"), [(1, 1), (2, 2)])
-def test_which_layers_a_pipeline_stage_has_is_part_of_it(changed, monkeypatch, stages, different):
+def test_which_layers_a_pipeline_stage_has_is_part_of_it(told, monkeypatch, stages, different):
     """Where an operator deals them out: another way may make rows of the same size. Without stages it is nothing."""
     digests = set()
     for dealt in ("1,3", "2,2"):
         monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", dealt)
-        digests.add(changed(parallel_config__pipeline_parallel_size=stages))
+        digests.add(told(parallel_config__pipeline_parallel_size=stages))
     assert len(digests) == different
 
 
@@ -192,72 +216,66 @@ def test_what_a_recurrent_state_is_made_of_is_part_of_it(configured):
     for dtype, shape in ((torch.bfloat16, (4, 8)), (torch.float16, (4, 8)), (torch.float16, (8, 4))):
         config = configured(**NAME)
         layer = MambaSpec(block_size=BLOCK, shapes=(shape,), dtypes=(dtype,))
-        digests.add(identify(config, cache_of(config, {"layers.0.mixer": layer})).digest)
+        digests.add(identify(config, cache_of(config, {"layers.0.mixer": layer})))
     assert len(digests) == 3
 
 
-def test_how_an_engine_quantises_is_part_of_it(changed, usual):
-    """Beyond the method's name, which many ways have in common."""
-    assert changed(model_config__quantization_config={"ignore": ["lm_head"]}) != usual.digest
-
-
-def test_other_weights_under_the_same_name_are_another_namespace(configured, usual, tmp_path):
+def test_other_weights_under_the_same_name_are_another_namespace(told, usual, tmp_path):
     """A new revision of a model is told by its files."""
-    other = identify(configured(model=str(write_model(tmp_path / "other", seed=1)), **NAME))
+    other = told({"model": str(write_model(tmp_path / "other", seed=1))})
     assert other.weights != usual.weights
-    assert other.digest != usual.digest
 
 
-def test_a_hub_model_is_told_by_its_commit(configured, usual, monkeypatch):
-    """Its files are wherever the cache has them."""
-    config = configured(**NAME)
-    monkeypatch.setattr(config.model_config, "model", "someone/llama")
-    config.model_config.hf_config._commit_hash = "0123abcd"
-    assert identify(config).weights == "0123abcd"
+@pytest.mark.parametrize(
+    ("elsewhere", "weights"), [({}, "0123abcd"), ({"model_config__hf_config_path": "someone/else"}, "engine:")]
+)
+def test_a_hub_model_is_told_by_its_commit(told, elsewhere, weights):
+    """Its files are wherever the cache has them. Of the weights beside a configuration from elsewhere nothing is known.
+
+    That has a commit of its own: the engine shares with no other.
+    """
+    commit = {"model_config__hf_config___commit_hash": "0123abcd"}
+    assert told(model_config__model="someone/llama", **commit, **elsewhere).weights.startswith(weights)
 
 
-def test_how_media_are_processed_is_part_of_it(configured, usual, tmp_path, model):
+def test_how_media_are_processed_is_part_of_it(told, usual, tmp_path, model):
     """Settings of the engine and files beside the weights change what an image becomes, and not its hash."""
 
-    def digest(folder=model, **fields):
-        config = configured(model=str(folder), **NAME)
-        config.model_config.multimodal_config = MultiModalConfig(**fields)
-        return identify(config).digest
+    def processing(folder=model, **fields):
+        return told({"model": str(folder)}, model_config__multimodal_config=MultiModalConfig(**fields))
 
     other = shutil.copytree(model, tmp_path / "other")
     (other / "preprocessor_config.json").write_text('{"image_mean": [0, 0, 0]}')
-    pruned = [digest(video_pruning_rate=0.5, video_pruning_method=method) for method in ("evs", "vidcom2")]
-    digests = [digest(), digest(mm_processor_kwargs={"do_rescale": False}), digest(other), usual.digest, *pruned]
-    assert len(set(digests)) == 6
-    assert digest() == digests[0]
+    pruned = [processing(video_pruning_rate=0.5, video_pruning_method=method) for method in ("evs", "vidcom2")]
+    scaled = processing(mm_processor_kwargs={"do_rescale": False})
+    assert len({usual, processing(), processing(), scaled, processing(other), *pruned}) == 6
 
 
-def test_how_an_encoder_computes_is_part_of_it(configured, tmp_path):
+def test_how_an_encoder_computes_is_part_of_it(told, tmp_path):
     """In 8 bits, and by which scales, wherever they lie: as of the model itself."""
 
-    def digest(dtype, scales=None):
-        config = configured(**NAME)
-        media = config.model_config.multimodal_config = MultiModalConfig()
+    def encoding(dtype, scales=None):
+        media = MultiModalConfig()
         media.mm_encoder_attn_dtype, media.mm_encoder_fp8_scale_path = dtype, scales
-        return identify(config).digest
+        return told(model_config__multimodal_config=media)
 
     scales, same = tmp_path / "scales.json", tmp_path / "same.json"
     scales.write_text("{}")
     same.write_text("{}")
-    digests = [digest(None), digest("fp8"), digest("fp8", str(scales))]
-    assert digest("fp8", str(same)) == digests[-1]
+    before = {encoding(None), encoding("fp8"), encoding("fp8", str(scales)), encoding("fp8", str(same))}
+    assert len(before) == 3
     scales.write_text('{"0": 1}')
-    assert len({*digests, digest("fp8", str(scales))}) == 4
+    assert encoding("fp8", str(scales)) not in before
 
 
-def test_the_hash_seed_is_part_of_it(configured, monkeypatch):
+def test_the_hash_seed_is_part_of_it(told, monkeypatch):
     """Engines whose hashes begin otherwise have other keys for the same tokens."""
     pytest.importorskip("xxhash")
-    digests = set()
+    seeds = set()
     for seed in ("0", "1"):
         monkeypatch.setenv("PYTHONHASHSEED", seed)
-        digests.add(identify(configured(prefix_caching_hash_algo="xxhash", **NAME)).hash_seed)
-    assert len(digests) == 2
+        seeds.add(told({"prefix_caching_hash_algo": "xxhash"}).hash_seed)
+    assert len(seeds) == 2
 
 
 @pytest.mark.parametrize("fields", [{"num_kv_heads": 4}, {"head_size": 128}, {"dtype": torch.float16}])
@@ -265,49 +283,22 @@ def test_another_layout_of_the_cache_is_another_namespace(configured, usual, fie
     """Pages of other bytes, as tensor parallelism or a quantised cache makes them."""
     config = configured(**NAME)
     layers = {f"model.layers.{index}.attn": full_attention(**fields) for index in range(4)}
-    assert identify(config, cache_of(config, layers)).digest != usual.digest
+    assert identify(config, cache_of(config, layers)) != usual
 
 
-def test_layouts_in_memory_are_part_of_it(changed, usual):
-    """The same pages with their parts in another order."""
-    assert changed(cache_config__kv_cache_layout="BLHNC") != usual.digest
-
-
-def test_a_release_of_vllm_shares_with_itself_alone(configured, usual, monkeypatch):
+def test_a_release_of_vllm_shares_with_itself_alone(told, usual, monkeypatch):
     """Nothing else tells how its kernels fill a page; a patch of it leaves that as it is."""
-    digests, installed = [], ".".join(vllm.__version__.split(".")[:2])
-    for version in (f"{installed}.9", "0.31.0"):
+    installed = ".".join(vllm.__version__.split(".")[:2])
+    for version, same in ((f"{installed}.9", True), ("0.31.0", False)):
         monkeypatch.setattr("vllm.__version__", version)
-        digests.append(identify(configured(**NAME)).digest)
-    assert digests[0] == usual.digest != digests[1]
+        assert (told() == usual) is same
 
 
-def test_engines_whose_keys_told_less_share_nothing_with_those_of_today(configured, usual, monkeypatch):
-    """A mend of what keys tell apart would else leave earlier engines' chunks under keys that now mean others."""
-    monkeypatch.setattr("tiertune_connector.vllm.identity.KEYS", 0)
-    assert identify(configured(**NAME)).digest != usual.digest
-
-
-def test_instruction_sets_are_part_of_it_on_the_cpu(configured, usual, monkeypatch):
-    """K and V are packed as they like it."""
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
-    assert identify(configured(**NAME)).digest != usual.digest
-
-
-def test_amx_is_part_of_it_on_the_cpu(configured, usual, monkeypatch):
-    """torch calls hosts with it and without it AVX512 alike, and vLLM packs K and V of bfloat16 otherwise with it."""
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert identify(configured(**NAME)).digest != usual.digest
-
-
-def test_backends_of_single_kinds_of_layers_are_part_of_it(configured, usual):
+def test_backends_of_single_kinds_of_layers_are_part_of_it(told, usual):
     """They are set beside the one of all layers, or in its place."""
-    config = configured(**NAME)
-    digests = {usual.digest}
-    for backend in (AttentionBackendEnum.ROCM_ATTN, AttentionBackendEnum.ROCM_AITER_FA):
-        config.attention_config.backend_per_kind = {"full_attention": backend}
-        digests.add(identify(config).digest)
-    assert len(digests) == 3
+    backends = (AttentionBackendEnum.ROCM_ATTN, AttentionBackendEnum.ROCM_AITER_FA)
+    others = {told(attention_config__backend_per_kind={"full_attention": backend}) for backend in backends}
+    assert len({usual, *others}) == 3
 
 
 def test_how_a_backend_fills_a_page_is_part_of_it(configured, usual):
@@ -319,35 +310,24 @@ def test_how_a_backend_fills_a_page_is_part_of_it(configured, usual):
     content = spec.num_kv_heads * spec.head_size * spec.dtype.itemsize
     group.kv_cache_spec = replace(spec, num_head_slots=2, state_content_bytes=content)
     assert group.kv_cache_spec.page_size_bytes == spec.page_size_bytes
-    assert identify(config, cache).digest != usual.digest
+    assert identify(config, cache) != usual
 
 
-def test_a_drafter_is_part_of_it(configured, usual, tmp_path):
+def test_a_drafter_is_part_of_it(told, usual, tmp_path):
     """Its layers' keys and values lie in the same chunks."""
-    digests = set()
-    for seed in (1, 2):
-        drafter = write_model(tmp_path / f"drafter-{seed}", seed=seed)
-        speculative = {"model": str(drafter), "method": "draft_model", "num_speculative_tokens": 2}
-        config = configured(speculative_config=speculative, **NAME)
-        digests.add(identify(config).digest)
-    assert len(digests | {usual.digest}) == 3
+    assert len({usual, *(told(drafting(tmp_path, seed)) for seed in (1, 2))}) == 3
 
 
-@pytest.mark.parametrize("unknown", ["made up", "no shards", "overrides by a function"])
-def test_weights_that_cannot_be_told_are_the_engines_own(configured, model, tmp_path, unknown):
+@pytest.mark.parametrize(
+    "unknown",
+    [{"load_format": "dummy"}, None, {"hf_overrides": lambda config: config}],
+    ids=["made up", "no shards", "overrides by a function"],
+)
+def test_weights_that_cannot_be_told_are_the_engines_own(told, model, tmp_path, unknown):
     """No two engines take each other's for theirs."""
-    arguments = dict(NAME)
-    if unknown == "made up":
-        arguments["load_format"] = "dummy"
-    elif unknown == "no shards":
-        folder = tmp_path / "bare"
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(json.loads((model / "config.json").read_text())))
-        arguments["model"] = str(folder)
-    else:
-        arguments["hf_overrides"] = lambda config: config
-    digests = {identify(configured(engine_id=engine, **arguments)).digest for engine in ("a", "b")}
-    assert len(digests) == 2
+    shutil.copy(model / "config.json", tmp_path)
+    unknown = unknown or {"model": str(tmp_path)}
+    assert len({told({"engine_id": engine, **unknown}) for engine in ("a", "b")}) == 2
 
 
 @pytest.mark.parametrize(
@@ -359,9 +339,9 @@ def test_weights_that_cannot_be_told_are_the_engines_own(configured, model, tmp_
     ],
     ids=["weights", "scales", "exchanged"],
 )
-def test_an_engine_that_shares_with_none_does_not_share_with_its_next_run(changed, unknown):
+def test_an_engine_that_shares_with_none_does_not_share_with_its_next_run(told, unknown):
     """Nor with one on another host that an operator gave the same id: of these, too, nobody knows what they have."""
-    assert changed(**unknown) != changed(**unknown)
+    assert told(**unknown) != told(**unknown)
 
 
 def test_engines_that_apply_adapters_otherwise_tell_it(configured):

@@ -12,9 +12,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWind
 
 from e2e.vllm_model import planned
 from engine import beside
-from engine.conftest import BLOCK
+from engine.conftest import BLOCK, on
 from engine.played import Played, alone
 from engine.rank import answer
+from engine.scheduler import tokens
 from tiertune_connector.cost import decide
 from tiertune_connector.vllm import gate
 
@@ -66,11 +67,7 @@ def played(configured, store, monkeypatch):
         if drafts:
             found = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 4}
             arguments["speculative_config"] = found
-        settings = {
-            "socket": str(store.server.path), "staging": 60 * ROW, "chunk_tokens": chunk, "store_dram": 0,
-            "connect_timeout": "20s", "lookup_deadline": "20s", "load_deadline": "20s", "load_deadline_floor": "20s",
-            "store_deadline": "20s",
-        }  # fmt: skip
+        settings = on(store, staging=60 * ROW, chunk_tokens=chunk)
         usual = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 1024}
         config = configured(extra=settings, engine_id=f"tt-played-{len(made)}", **(usual | arguments))
         config.scheduler_config.async_scheduling = ahead
@@ -177,7 +174,7 @@ def test_every_byte_that_is_used_is_the_one_that_was_computed(played, store, lay
 def test_what_a_session_computes_is_found_again(played):
     """A request that goes on with more input (`resumable`): each chunk is stored from the blocks that it lies in."""
     one, other = played(whole, 64), played(whole, 64)
-    said = np.random.default_rng(2).integers(10, 4000, 500).tolist()
+    said = tokens(500, seed=2)
     text = []
     for part in (said[:200], said[200:210], said[210:]):
         one.answers["session"] = []
@@ -223,7 +220,7 @@ def test_what_a_session_with_drafts_computes_in_later_turns_nobody_finds(played,
     """
     one, other = (played(layers, 32, ahead=ahead, drafts=2) for _ in range(2))
     monkeypatch.setattr(one, "_draft", lambda text, place, _: text.said(place, 2))
-    said = np.random.default_rng(2).integers(10, 4000, 500).tolist()
+    said = tokens(500, seed=2)
     session = one.add("session", said[:94], most=2, resumable=True)
     one.run()
     if vllm.__version__.startswith("0.32"):
@@ -254,7 +251,7 @@ def pictures(name):
 def test_prompts_with_other_images_in_the_same_places_are_told_apart(played):
     """Their tokens are the same; what is before the image is found."""
     one, other = played(whole, 64), played(whole, 64)
-    prompt = np.random.default_rng(6).integers(10, 4000, 230).tolist()
+    prompt = tokens(230, seed=6)
     prompt[70:170] = [7] * 100
 
     one.add("cat", prompt, mm_features=pictures("cat"))
@@ -269,7 +266,7 @@ def test_prompts_with_other_images_in_the_same_places_are_told_apart(played):
 def test_an_image_that_was_fetched_can_be_encoded_after_all(played, store):
     """The engine has never seen it; then the request is preempted, and the store has lost what it gave."""
     one, other = played(whole, 64), played(whole, 64)
-    prompt = np.random.default_rng(7).integers(10, 4000, 230).tolist()
+    prompt = tokens(230, seed=7)
     one.add("cat", prompt, mm_features=pictures("cat"))
     one.run()
     other.add("cat", prompt, most=60, mm_features=pictures("cat"))
@@ -288,7 +285,7 @@ def test_an_image_that_was_fetched_can_be_encoded_after_all(played, store):
 def test_a_request_that_a_reset_preempts_goes_on(played):
     """It comes again in the very next step, and finds in staging what the device has lost."""
     engine = played(whole, 64)
-    prompt = np.random.default_rng(3).integers(10, 4000, 300).tolist()
+    prompt = tokens(300, seed=3)
     engine.add("asked", prompt, most=600)  # steps enough for the store to take the chunks meanwhile
     while engine.tier._staging._primary._num_evictable_cache_chunks < 300 // 64:
         engine.step()
@@ -310,7 +307,7 @@ def test_a_request_that_a_reset_preempts_goes_on(played):
 def test_an_engine_that_gets_new_weights_loses_what_the_old_ones_made(played, weights, loaded):
     """Even if only the device's cache is emptied for them; other engines go on with what staging has."""
     engine = played(whole, 64, **weights)
-    prompt = np.random.default_rng(8).integers(10, 4000, 300).tolist()
+    prompt = tokens(300, seed=8)
     for name in ("old", "new"):
         engine.add(name, prompt)
         engine.run()
@@ -323,7 +320,7 @@ def test_an_engine_that_gets_new_weights_loses_what_the_old_ones_made(played, we
 def test_a_reset_right_after_another(played):
     """Before any step has told the worker what it is to end: both are done, and the worker is told of all of it."""
     engine = played(whole, 64)
-    prompt = np.random.default_rng(4).integers(10, 4000, 300).tolist()
+    prompt = tokens(300, seed=4)
     engine.add("asked", prompt, most=60)
     scheduler = engine.scheduler.connector.connector_scheduler
     while not scheduler._jobs:
@@ -341,7 +338,7 @@ def test_a_reset_right_after_another(played):
 def test_of_a_recurrent_model_no_more_is_stored_than_a_request_asks_for(played, most, loaded):
     """Of 60 tokens 48 are stored, one and a half blocks, or one: vLLM failed if the half was more than asked for."""
     one, other = (played(recurrent, 32, prefix_match_unit=16) for _ in range(2))
-    prompt = np.random.default_rng(5).integers(10, 4000, 60).tolist()
+    prompt = tokens(60, seed=5)
     one.add("asked", prompt, transfer=None if most is None else {"max_offload_tokens": most})
     other_prompt = prompt[:50]
     one.run()

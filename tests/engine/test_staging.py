@@ -15,6 +15,33 @@ from engine.scheduler import tokens, wait_until
 from tiertune_connector.client.store_client import Loaded
 
 
+@pytest.fixture
+def long(engines):
+    """A prompt of twelve chunks and a part of one, which the store has from an engine that computed them."""
+    prompt = tokens(64 * 12 + 10, seed=1)
+    engines().computes("a", prompt)
+    return prompt
+
+
+@pytest.fixture
+def small(engines):
+    """An engine whose staging has room for eight chunks."""
+    return engines(staging="2MiB")
+
+
+@pytest.fixture
+def begun(engine):
+    """The worker is told to copy a prompt to staging: its job, and what makes the copy, whenever it is."""
+    return engine.begin_store(engine.request("b", tokens(300, seed=1)))
+
+
+def fails(engine, chunks):
+    """Its loads bring none of so many chunks."""
+    failed = Future()
+    failed.set_result(Loaded([], ["error"] * chunks, {}, 0, 1))
+    engine.tier._client.load = lambda *_, **__: failed
+
+
 def test_a_request_that_ends_before_its_load_begins_leaves_nothing(engine, prompt):
     """Its slots in staging are given back."""
     asked = engine.request("b", prompt)
@@ -50,29 +77,26 @@ def test_what_came_is_as_new_as_its_arrival(engine, prompt):
     assert engine.staged(asked) == [[True] * 4]
 
 
-def test_a_reset_in_mid_load_ends_it(engines, monkeypatch):
+def test_a_reset_in_mid_load_ends_it(engine, prompt, monkeypatch):
     """With a store that never answers: the prompt is recomputed, and a late answer changes nothing."""
     monkeypatch.setattr("tiertune_connector.vllm.tier.DRAIN_S", 0.01)
-    first, second = engines(), engines()
-    prompt = tokens(300)
-    first.computes("a", prompt)
     answer = Future()
-    second.tier._client.load = lambda *_, **__: answer
-    asked = second.request("b", prompt)
-    second.begin_load(asked)
-    second.connector.reset_cache()
+    engine.tier._client.load = lambda *_, **__: answer
+    asked = engine.request("b", prompt)
+    engine.begin_load(asked)
+    engine.connector.reset_cache()
     answer.set_result(Loaded([], ["error"] * 4, {}, 0, 1))
-    assert second.matched(asked) == 0
-    second.done(asked)
-    assert second.knows_nothing()
+    assert engine.matched(asked) == 0
+    engine.done(asked)
+    assert engine.knows_nothing()
 
 
 class TestResetWhileTheWorkerCopies:
     """vLLM gives all rows of staging out anew, and the worker goes on with what it was told before."""
 
-    def test_no_row_is_filled_that_the_worker_may_still_write(self, engine, prompt):
+    def test_no_row_is_filled_that_the_worker_may_still_write(self, engine, prompt, begun):
         """Until it has done the step in which it ends that: what it wrote last would be another prompt's hit."""
-        job, copied = engine.begin_store(engine.request("b", tokens(300, seed=1)))
+        job, copied = begun
         engine.connector.reset_cache()
         asked = engine.request("c", prompt)
         assert engine.matched(asked) == 0
@@ -83,20 +107,19 @@ class TestResetWhileTheWorkerCopies:
         assert engine.finds("e", prompt) == 256
         assert engine.staged(asked) == [[True] * 4]
 
-    def test_steps_that_were_given_before_it_release_nothing(self, engine, prompt):
+    def test_steps_that_were_given_before_it_release_nothing(self, engine, prompt, begun):
         """Their outputs come later, where steps are given ahead."""
-        job, _ = engine.begin_store(engine.request("b", tokens(300, seed=1)))
         engine.give()
         engine.connector.reset_cache()
         engine.output()
         assert engine.finds("c", prompt) == 0
         engine.give()
-        engine.output(job)
+        engine.output(begun[0])
         assert engine.finds("d", prompt) == 256
 
-    def test_a_reset_in_between_does_not_release_it(self, engine, prompt):
+    def test_a_reset_in_between_does_not_release_it(self, engine, prompt, begun):
         """The second one finds no job under way any more; the worker still has to end those of the first."""
-        job, _ = engine.begin_store(engine.request("b", tokens(300, seed=1)))
+        job, _ = begun
         engine.connector.reset_cache()
         assert engine.give() == {job}
         engine.connector.reset_cache()
@@ -121,24 +144,15 @@ def test_a_preempted_request_is_fetched_again(engine, prompt):
     assert engine.staged(asked) == [[True] * 4]
 
 
-def test_a_prompt_longer_than_staging_gets_what_fits(engines):
+def test_a_prompt_longer_than_staging_gets_what_fits(small, long):
     """Its own chunks do not push each other out of staging for ever, each fetched again and again."""
-    first = engines()
-    prompt = tokens(64 * 12 + 10)
-    first.computes("a", prompt)
-    small = engines(staging=str(8 * first.rows.shape[1]))
-    assert small.finds("b", prompt) == 64 * 8
+    assert small.finds("b", long) == 64 * 8
 
 
-def test_what_staging_has_no_room_for_is_not_told_as_fetched(engines):
+def test_what_staging_has_no_room_for_is_not_told_as_fetched(small, long, prompt):
     """Eight chunks of twelve came, so that two thirds are saved; for those of the next prompt there is no row."""
-    first = engines()
-    prompt, other = tokens(64 * 12 + 10), tokens(300, seed=1)
-    first.computes("a", prompt)
-    first.computes("b", other)
-    small = engines(staging=str(8 * first.rows.shape[1]))
     small.took(778, 1.0)
-    asked = small.request("c", prompt)
+    asked = small.request("c", long)
     assert small.matched(asked) == 8 * 64
     decision, told = small.ask("c").decision, small.tier.telemetry._stats.totals
     assert decision.cut == 12
@@ -146,7 +160,7 @@ def test_what_staging_has_no_room_for_is_not_told_as_fetched(engines):
     assert told["engine_saved_seconds_total", ("dram",)] < decision.recompute_s * 8 / 12
     small.manager.prepare_load(small.keys(asked)[0][:8], small.context(asked))
     before = dict(told)
-    last = small.request("d", other)
+    last = small.request("d", prompt)
     assert small.matched(last) == 0
     small.done(last)
     assert {key for key in told if told[key] != before.get(key)} == {
@@ -155,12 +169,9 @@ def test_what_staging_has_no_room_for_is_not_told_as_fetched(engines):
     }
 
 
-def test_a_part_of_a_chunk_on_the_device_is_no_chunk_that_was_fetched(engines):
+def test_a_part_of_a_chunk_on_the_device_is_no_chunk_that_was_fetched(engines, prompt):
     """Of four chunks the device has one and a half, and staging has no room: none of the three came."""
-    first = engines()
-    prompt = tokens(300)
-    first.computes("a", prompt)
-    small = engines(staging=str(first.rows.shape[1]))
+    small = engines(staging="256KiB")
     other = small.request("c", tokens(64, seed=1))
     small.manager.prepare_store(small.keys(other)[0], small.context(other))
     asked = small.request("b", prompt)
@@ -171,16 +182,10 @@ def test_a_part_of_a_chunk_on_the_device_is_no_chunk_that_was_fetched(engines):
     assert [(report.fetched_tokens, report.vain_tokens) for report in told] == [(3 * 64, 3 * 64)]
 
 
-def test_a_load_that_fails_is_told_with_what_it_was_to_bring(engines):
+def test_a_load_that_fails_is_told_with_what_it_was_to_bring(small, long):
     """Staging had room for eight chunks of twelve, of which the store brings none."""
-    first = engines()
-    prompt = tokens(64 * 12 + 10)
-    first.computes("a", prompt)
-    small = engines(staging=str(8 * first.rows.shape[1]))
-    failed = Future()
-    failed.set_result(Loaded([], ["error"] * 8, {}, 0, 1))
-    small.tier._client.load = lambda *_, **__: failed
-    assert small.finds("b", prompt) == 0
+    fails(small, chunks=8)
+    assert small.finds("b", long) == 0
     told = small.tier.telemetry._stats.totals
     assert told["engine_loads_total", ("dram", "failed")] == 1
     assert told["engine_fetched_tokens_total", ("dram",)] == 8 * 64
@@ -190,9 +195,7 @@ def test_a_load_that_fails_is_told_with_what_it_was_to_bring(engines):
 def test_a_load_that_is_over_puts_its_request_off_no_more(engine, prompt, comes, matched):
     """vLLM hears of it when the request is asked for, and not only at the end of that step, which may be a long one."""
     if not comes:
-        failed = Future()
-        failed.set_result(Loaded([], ["error"] * 4, {}, 0, 1))
-        engine.tier._client.load = lambda *_, **__: failed
+        fails(engine, chunks=4)
     asked = engine.request("b", prompt)
     engine.begin_load(asked)
     wait_until(engine.tier._transfers._all_over)

@@ -66,6 +66,11 @@ def shipped(stats):
     return MsgpackDecoder(SchedulerStats).decode(MsgpackEncoder().encode(scheduler_stats)).kv_connector_stats
 
 
+def stored(registry):
+    labels = {"engine": "0", "model_name": "llama", "result": "stored"}
+    return registry.get_sample_value("tiertune_engine_stored_chunks_total", labels)
+
+
 def test_every_name_that_can_be_counted_is_declared(metrics, registry):
     """Shipped as vLLM ships it and observed by its own class, all of it is on /metrics with vLLM's labels and ours."""
     changes = everything().take()
@@ -88,10 +93,7 @@ def test_increases_add_up_over_steps_and_ranks(metrics, registry):
     stats.stored("stored", 3)
     merged = OffloadingConnectorStats().aggregate(first).aggregate(connector_stats(stats.take()))
     metrics.observe(merged.data)
-    value = registry.get_sample_value(
-        "tiertune_engine_stored_chunks_total", {"engine": "0", "model_name": "llama", "result": "stored"}
-    )
-    assert value == 5
+    assert stored(registry) == 5
 
 
 def test_no_change_is_no_stats():
@@ -122,12 +124,7 @@ def test_a_process_may_have_one_engine_after_another():
             unregister_vllm_metrics()
             later = built()
         later.observe(connector_stats(stats.take()).data)
-        assert (
-            REGISTRY.get_sample_value(
-                "tiertune_engine_stored_chunks_total", {"engine": "0", "model_name": "llama", "result": "stored"}
-            )
-            == 2
-        )
+        assert stored(REGISTRY) == 2
     finally:
         unregister_vllm_metrics()
         unregister()

@@ -37,25 +37,20 @@ def test_a_prompt_that_nobody_has_is_computed(engine):
     assert [engine.matched(request) for _ in range(3)] == [0, 0, 0]
 
 
-def test_what_is_on_the_device_is_not_fetched(engines):
+def test_what_is_on_the_device_is_not_fetched(engine, prompt):
     """With two chunks computed by the time the scheduler asks, the other two are fetched."""
-    first, second = engines(), engines()
-    first.computes("a", tokens(300))
-    asked = second.request("b", tokens(300))
-    assert second.matched(asked, computed=128) == 128
-    assert second.staged(asked) == [[False, False, True, True]]
+    asked = engine.request("b", prompt)
+    assert engine.matched(asked, computed=128) == 128
+    assert engine.staged(asked) == [[False, False, True, True]]
 
 
-def test_a_store_that_was_flushed_gets_again_what_staging_has(engines, store):
+def test_a_store_that_was_flushed_gets_again_what_staging_has(engine, prompt, engines, store):
     """The next request with the prompt learns what the store lacks, and cascades it; another engine then hits."""
-    first, second = engines(), engines()
-    prompt = tokens(300)
-    first.computes("a", prompt)
+    engine.computes("b", prompt)
     store.store.flushes.drop()
-    again = first.request("b", prompt)
-    assert first.matched(again, computed=256) == 0
-    first.settle()
-    assert second.finds("c", prompt) == 256
+    assert engine.matched(engine.request("c", prompt), computed=256) == 0
+    engine.settle()
+    assert engines().finds("d", prompt) == 256
 
 
 def test_an_epoch_that_is_flushed_leaves_the_others(engines, store, remote):

@@ -64,11 +64,23 @@ def test_each_full_groups_chunks_are_handled(engines):
 class TestHybrid:
     """Two groups, full attention and a window of two chunks: a cut of tokens that both allow."""
 
-    def test_a_cut_takes_the_chain_and_the_last_chunks_of_the_window(self, engines):
-        """No more of the windowed group is fetched than vLLM needs."""
-        first, second = engines(layers=hybrid), engines(layers=hybrid)
+    @pytest.fixture
+    def first(self, engines):
+        return engines(layers=hybrid)
+
+    @pytest.fixture
+    def second(self, engines, first):
+        return engines(layers=hybrid)
+
+    @pytest.fixture
+    def prompt(self, first):
+        """Of six chunks and a part of one, which the first engine has computed."""
         prompt = tokens(64 * 6 + 10)
         first.computes("a", prompt)
+        return prompt
+
+    def test_a_cut_takes_the_chain_and_the_last_chunks_of_the_window(self, second, prompt):
+        """No more of the windowed group is fetched than vLLM needs."""
         asked = second.request("b", prompt)
         assert second.matched(asked) == 64 * 6
         whole, window = second.staged(asked)
@@ -76,19 +88,15 @@ class TestHybrid:
         assert window[-2:] == [True, True]
         assert not any(window[:3])
 
-    def test_where_the_windows_chunk_is_missing_the_cut_is_shorter(self, engines):
+    def test_where_the_windows_chunk_is_missing_the_cut_is_shorter(self, first, second):
         """The last chunk of the windowed group was not stored: all are cut one chunk before."""
-        first, second = engines(layers=hybrid), engines(layers=hybrid)
         prompt = tokens(64 * 6 + 10)
         windowed = 1 - next(group.index for group in first.tier._groups if group.window_chunks is None)
         first.compute(first.request("a", prompt), only=lambda group, n: group != windowed or n < 5)
         assert second.finds("b", prompt) == 64 * 5
 
-    def test_where_the_window_has_no_room_nothing_is_told_as_saved(self, engines, store, monkeypatch):
+    def test_where_the_window_has_no_room_nothing_is_told_as_saved(self, first, prompt, engines, store, monkeypatch):
         """vLLM computes the prompt at once, with the chain on its way: that brings nothing, and nobody waits for it."""
-        first = engines(layers=hybrid)
-        prompt = tokens(64 * 6 + 10)
-        first.computes("a", prompt)
         small = engines(layers=hybrid, staging=str(7 * first.rows.shape[1]))
         small.took(394, 1.0)
         asked = small.request("b", prompt)
@@ -102,19 +110,15 @@ class TestHybrid:
         assert gated(small) == {("gate_requests_total", ("dram", "fetch", "cheaper")): 1}
         wait_until(lambda: told(store, "duplicate_prefill_tokens_total") == 64 * 6)
 
-    def test_only_the_chain_counts_as_tokens(self, engines, monkeypatch):
+    def test_only_the_chain_counts_as_tokens(self, second, prompt, monkeypatch):
         """The window's chunks are of the same tokens."""
-        first, second = engines(layers=hybrid), engines(layers=hybrid)
-        prompt = tokens(64 * 6 + 10)
-        first.computes("a", prompt)
         waited = waits(second, monkeypatch)
         assert second.finds("b", prompt) == 64 * 6
         assert waited == [64 * 6]
         assert gated(second)["fetched_tokens_total", ("dram",)] == 64 * 6
 
-    def test_a_last_chunk_whose_last_token_is_computed_came_whole(self, engines):
+    def test_a_last_chunk_whose_last_token_is_computed_came_whole(self, first, second):
         """Of a prompt that ends with a chunk vLLM takes one token less."""
-        first, second = engines(layers=hybrid), engines(layers=hybrid)
         prompt = tokens(64 * 6)
         first.computes("a", prompt)
         assert second.finds("b", prompt) == 64 * 6 - 1

@@ -75,9 +75,9 @@ def test_what_a_step_computes_is_done_when_its_output_comes(engine, monkeypatch)
     assert engine.tier.gate.backlog.others("") == 0
 
 
-def test_a_step_of_a_request_that_ended_tells_nothing_of_another_of_its_name(engines, monkeypatch):
+def test_a_step_of_a_request_that_ended_tells_nothing_of_another_of_its_name(engine, monkeypatch):
     """An aborted request's step may be in flight when one of the same name comes: that has computed nothing."""
-    engine, told = engines(), []
+    told = []
     monkeypatch.setattr(engine.tier.telemetry, "first_token", lambda ask: told.append(ask.request))
     aborted = engine.request("a", tokens(300, seed=1))
     engine.tier.given([("a", 0, 300)])
@@ -89,9 +89,9 @@ def test_a_step_of_a_request_that_ended_tells_nothing_of_another_of_its_name(eng
     assert told == []
 
 
-def test_a_reply_to_a_request_that_ended_tells_nothing_of_another_of_its_name(engines, monkeypatch):
+def test_a_reply_to_a_request_that_ended_tells_nothing_of_another_of_its_name(engine, monkeypatch):
     """The store may be slow: what it found is the other prompt's."""
-    engine, told = engines(), []
+    told = []
     monkeypatch.setattr(engine.tier._client, "lookup", lambda *_, **__: Future())
     monkeypatch.setattr(engine.tier.telemetry, "answered", told.append)
     aborted = engine.request("a", tokens(300, seed=1))
@@ -108,9 +108,9 @@ def test_a_reply_to_a_request_that_ended_tells_nothing_of_another_of_its_name(en
     assert told == [engine.ask("a")]
 
 
-def test_a_load_of_a_request_that_ended_ends_none_of_another_of_its_name(engines, monkeypatch):
+def test_a_load_of_a_request_that_ended_ends_none_of_another_of_its_name(engine, monkeypatch):
     """An aborted request's chunks may come, or fail to, when one of the same name loads its own: that still waits."""
-    engine, ended = engines(), []
+    ended = []
     monkeypatch.setattr(engine.tier.telemetry, "loaded", lambda ask, _: ended.append(ask.request))
     monkeypatch.setattr(engine.tier.gate.backlog, "computed", lambda request, _: ended.append(request))
     monkeypatch.setattr(engine.tier.gate, "ended", lambda ask: ended.append(ask.request))
@@ -123,9 +123,9 @@ def test_a_load_of_a_request_that_ended_ends_none_of_another_of_its_name(engines
     assert ended == ["a", "a"]
 
 
-def test_what_a_request_that_ended_still_loads_is_ahead_of_others(engines, monkeypatch):
+def test_what_a_request_that_ended_still_loads_is_ahead_of_others(engine, monkeypatch):
     """It comes all the same, and lapses when it was predicted to be over."""
-    engine, ended = engines(), []
+    ended = []
     monkeypatch.setattr(engine.tier.gate, "ended", lambda ask: ended.append(ask.request))
     for request in ("a", "b"):
         aborted = engine.request(request, tokens(300))
@@ -143,22 +143,20 @@ def test_steps_whose_output_never_comes_are_not_kept(engine):
     assert len(engine.tier._advancing) == IN_FLIGHT
 
 
-def test_devices_that_ranks_tell_one_by_one_are_all_known(engines):
+def test_devices_that_ranks_tell_one_by_one_are_all_known(engine):
     """In a step each where one is behind; once each."""
-    tier = engines().tier
     for gpus in (("GPU-a", "GPU-b"), (), ("GPU-c",), ("GPU-a",)):
-        tier.measured({}, gpus)
-    assert tier._client.gpus == ["GPU-a", "GPU-b", "GPU-c"]
+        engine.tier.measured({}, gpus)
+    assert engine.tier._client.gpus == ["GPU-a", "GPU-b", "GPU-c"]
 
 
-def test_the_gate_hears_what_the_copy_to_the_devices_takes(engines):
+def test_the_gate_hears_what_the_copy_to_the_devices_takes(engine):
     """Of both kinds of metadata; ranks copy at the same time, each its part."""
-    connector = engines().connector
     for metadata, nbytes, seconds in ((OffloadingWorkerMetadata(), 100, 2.0), (StepMetadata(), 300, 4.0)):
         metadata.transfer_stats.load.record(nbytes, seconds)
         metadata.transfer_stats.store.record(7, 7.0)
-        connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=metadata))
-    assert connector.tier.gate._copied == (FADE * 100 + 300, FADE * 2.0 + 4.0)
+        engine.connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=metadata))
+    assert engine.tier.gate._copied == (FADE * 100 + 300, FADE * 2.0 + 4.0)
 
 
 @pytest.mark.parametrize(("replicated", "nbytes"), [(False, 400), (True, 200)])

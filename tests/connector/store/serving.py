@@ -3,7 +3,7 @@
 import threading
 from contextlib import contextmanager
 
-from connector.stores import NAMESPACE, Engine, Http, eventually, payload, running, view
+from connector.stores import CHUNK_BYTES, NAMESPACE, Engine, Http, eventually, payload, running, view
 from tiertune_connector.chunk import Origin
 from tiertune_connector.tiers.base import Outcome
 
@@ -12,16 +12,14 @@ ALICE = b"a" * 16
 
 
 def serving(home, remote, **more):
-    (home / "remote").mkdir(exist_ok=True)
-    url = {"url": f"file://{home}/remote", "probe_every": 3600}
-    return running(home, wrap_remote=lambda _: remote, remote=url, **more)
+    return running(home, wrap_remote=lambda _: remote, remote={"probe_every": 3600}, **more)
 
 
 @contextmanager
 def joined(store, **more):
     """An engine of a store that has all its memory, and has probed its remote."""
     eventually(lambda: store.store.lanes["remote"].transit.estimate() is not None)
-    with Engine(store.server.path, **more) as engine:
+    with Engine(store, **more) as engine:
         eventually(lambda: all(pool.provisioned == pool.allowed for pool in store.store.dram.pools.values()))
         yield engine
 
@@ -33,9 +31,9 @@ def used(home, remote, **more):
         yield store, engine, http
 
 
-def put_remote(remote, keys, tenant=b""):
+def put_remote(remote, keys, tenant=b"", nbytes=CHUNK_BYTES):
     for key in keys:
-        assert remote.write(DIGEST, key, view(payload(key)), Origin("host-b", tenant)) is Outcome.OK
+        assert remote.write(DIGEST, key, view(payload(key, nbytes)), Origin("host-b", tenant)) is Outcome.OK
 
 
 def written(store):

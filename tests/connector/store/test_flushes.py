@@ -24,12 +24,12 @@ def test_a_tenants_quota_is_free_again_when_its_chunks_leave(remote, store, engi
     evict_all(http)
     engine.put_all(chain("b", 2), tenant=ALICE)
     http.post("/v1/flush", {"tenant": ALICE.hex()})
-    reserved = engine.client.reserve(chain("c", 2), tenant=ALICE).result(5)
+    reserved = engine.reserve(chain("c", 2), tenant=ALICE)
     engine.client.abort([slot for slot in reserved.slots if slot])
     eventually(lambda: engine.put(chain("d", 2), tenant=ALICE) == ["", ""])
     http.post("/v1/flush", {})
-    with Engine(store.server.path, name="leaving") as other:
-        assert other.client.reserve(chain("e", 2), tenant=ALICE).result(5).reasons == ["", ""]
+    with Engine(store, name="leaving") as other:
+        assert other.reserve(chain("e", 2), tenant=ALICE).reasons == ["", ""]
     eventually(lambda: store.store.quotas._held == {})
 
 
@@ -90,8 +90,7 @@ def test_what_is_flushed_was_not_evicted(store, engine, http, reading):
 
 def test_a_flush_reaches_every_tier(home, remote):
     """And tells how many there were in each."""
-    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
-    with used(home, remote, **more) as (store, engine, http):
+    with used(home, remote, disk="4MiB") as (store, engine, http):
         http.retune(tiers__disk__write="commit")
         keys = chain("k", 5)
         engine.put(keys)
@@ -141,7 +140,7 @@ def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store,
     """Neither from the remote into DRAM, nor from an engine that had reserved before."""
     keys = chain("k", 2)
     put_remote(remote, keys)
-    reserved = engine.client.reserve([b"reserved"]).result(5)
+    reserved = engine.reserve([b"reserved"])
     (slot,) = reserved.slots
     engine.client.write(slot, payload(b"reserved"))
     reads = remote.fault = Reads()
@@ -150,7 +149,7 @@ def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store,
     assert http.post("/v1/flush", what).status_code == 200
     reads.free.set()
     assert future.result(10).outcomes == ["miss", "miss"]
-    assert engine.client.commit([slot]).result(5) == [False]
+    assert engine.commit([slot]) == [False]
     remote.fault = lambda _: None
     assert engine.find([*keys, b"reserved"]) == []
     engine.put_all([b"reserved"])
@@ -163,7 +162,7 @@ def test_what_a_flush_does_not_name_comes_and_stays(remote, engine, http, what, 
     """A flush of a large remote takes minutes: engines of other namespaces and tenants load and store meanwhile."""
     keys = chain("k", 2)
     put_remote(remote, keys)
-    (slot,) = engine.client.reserve([b"reserved"]).result(5).slots
+    (slot,) = engine.reserve([b"reserved"]).slots
     engine.client.write(slot, payload(b"reserved"))
     flushes, free = threading.Event(), threading.Event()
     reads = Reads()
@@ -186,7 +185,7 @@ def test_what_a_flush_does_not_name_comes_and_stays(remote, engine, http, what, 
             flushed.result()
         reads.free.set()
         assert future.result(PATIENCE_S).outcomes == ["hit", "hit"]
-        assert engine.client.commit([slot]).result(5) == [True]
+        assert engine.commit([slot]) == [True]
         engine.put_all([b"new"])
         assert engine.put([b"hers"], tenant=ALICE) == (["lost"] if "tenant" in what and not ended else [""])
         free.set()
@@ -195,16 +194,16 @@ def test_what_a_flush_does_not_name_comes_and_stays(remote, engine, http, what, 
 
 def test_what_was_on_its_way_before_more_flushes_than_are_known_does_not_come(store, engine):
     """Doubt is a miss."""
-    reserved = engine.client.reserve([b"a", b"b"]).result(5).slots
+    reserved = engine.reserve([b"a", b"b"]).slots
     flushes = store.store.flushes
     era = flushes.era
     for _ in range(_REMEMBERED):
         flushes.drop("f" * 32)
     assert flushes.current(era, DIGEST, b"")
-    assert engine.client.commit(reserved[:1]).result(5) == [True]
+    assert engine.commit(reserved[:1]) == [True]
     flushes.drop("f" * 32)
     assert not flushes.current(era, DIGEST, b"")
-    assert engine.client.commit(reserved[1:]).result(5) == [False]
+    assert engine.commit(reserved[1:]) == [False]
     assert flushes.current(flushes.era, DIGEST, b"")
 
 
@@ -245,7 +244,7 @@ def test_a_flush_that_a_tier_did_not_make_is_no_success(remote, store, engine, h
 
 def test_a_flush_needs_no_thread_that_is_not_there_yet(home, remote, monkeypatch):
     """A machine may run out of threads: all tiers are flushed all the same."""
-    with used(home, remote, disk={"path": home / "disk", "capacity": "4MiB"}) as (store, engine, http):
+    with used(home, remote, disk="4MiB") as (store, engine, http):
         engine.put(chain("k", 3))
         eventually(lambda: in_remote(remote, chain("k", 3)))
         for tier in store.store.lanes:

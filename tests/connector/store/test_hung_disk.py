@@ -25,8 +25,7 @@ DRAM = 64
 
 @pytest.fixture
 def store(home, remote):
-    disk = {"path": home / "disk", "capacity": 200 * SLOT}
-    with serving(home, remote, disk=disk, dram=DRAM * STRIDE) as process:
+    with serving(home, remote, disk=200 * SLOT, dram=DRAM * STRIDE) as process:
         yield process
 
 
@@ -40,7 +39,7 @@ def http(store):
 
 @pytest.fixture
 def engine(store, http):
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         eventually(lambda: http.total("tier_capacity_bytes", tier="dram", state="effective") == DRAM * STRIDE)
         yield engine
 
@@ -81,7 +80,7 @@ def test_dram_serves_engines_come_and_tunings_apply_while_the_disk_hangs(store, 
     free = hung("_behead")
     engine.put(more)
     eventually(lambda: store.store.lanes["disk"]._under_way == 1)
-    with Engine(store.server.path, name="engine-1") as other:
+    with Engine(store, name="engine-1") as other:
         assert other.connected
         assert other.find(keys) == ["dram"] * 10
         changed = {"dram": {"capacity_bytes": 32 * STRIDE}, "disk": {"capacity_bytes": 5 * SLOT, "eviction": "arc"}}
@@ -111,7 +110,7 @@ def test_upkeep_goes_on_while_the_disk_hangs(store, http, engine, hung):
 def test_an_engine_is_welcome_though_its_place_on_disk_cannot_be_opened(store, http, hung):
     """It waits for a moment, not for the disk; what it stores is in DRAM at once, and on disk when that goes on."""
     free = hung("headers")
-    with Engine(store.server.path) as engine:
+    with Engine(store) as engine:
         assert engine.connected
         eventually(lambda: engine.put(chain("k", 3)) in ([""] * 3, ["present"] * 3))
         assert http.total("tier_errors_total", tier="disk", operation="attach", reason="timeout") == 1
@@ -124,7 +123,7 @@ def test_a_place_on_disk_that_is_opened_late_is_as_the_tuning_asks(store, http, 
     http.retune(pools={DIGEST: {"disk": {"capacity_bytes": 50 * SLOT, "eviction": "arc"}}})
     with monkeypatch.context() as patch:
         patch.setattr(DiskTier, "_open", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
-        engine = Engine(store.server.path)
+        engine = Engine(store)
     with engine:
         assert "disk" not in http.get("/v1/status")["pools"][DIGEST]
         eventually(lambda: engine.put(chain("k", 3)) in ([""] * 3, ["present"] * 3))

@@ -5,16 +5,7 @@ import time
 import pytest
 
 from connector.store.serving import Reads, evict_all, joined, put_remote, serving, used, written
-from connector.stores import (
-    CHUNK_TOKENS,
-    STRIDE,
-    Engine,
-    at_best,
-    chain,
-    eventually,
-    pinned,
-    short_folder,
-)
+from connector.stores import CHUNK_TOKENS, STRIDE, Engine, at_best, chain, eventually, pinned
 
 
 def test_remote_chunks_come_into_dram(remote, store, engine, http):
@@ -33,20 +24,16 @@ def test_remote_chunks_come_into_dram(remote, store, engine, http):
 
 
 @pytest.mark.parametrize("slower", ["disk", "remote"])
-def test_what_comes_back_from_slower_tiers_is_still_its_engine_s(tmp_path, remote, slower):
+def test_what_comes_back_from_slower_tiers_is_still_its_engine_s(home, remote, slower):
     """What sharing brings is what another engine computed; the engine's own is not, wherever it lay meanwhile."""
-    disk = {"disk": {"path": tmp_path / "disk", "capacity": "4MiB"}} if slower == "disk" else {}
+    disk = {"disk": "4MiB"} if slower == "disk" else {}
 
     def hits(http, tier, chunks):
         told = {"tier": tier, "result": "hit"}
         eventually(lambda: http.total("tier_lookup_tokens_total", **told) == sum(chunks.values()) * 16)
         return {origin: http.total("tier_lookup_tokens_total", **told, origin=origin) / 16 for origin in chunks}
 
-    with (
-        short_folder() as home,
-        used(home, remote, **disk) as (store, engine, http),
-        joined(store, name="engine-1") as other,
-    ):
+    with used(home, remote, **disk) as (store, engine, http), joined(store, name="engine-1") as other:
         mine, theirs, foreign = chain("mine", 4), chain("theirs", 3), chain("foreign", 2)
         asked, expected = [mine, theirs], {"self": 4, "same_host": 3}
         if slower == "disk":
@@ -119,7 +106,7 @@ def test_a_chunk_on_its_way_is_fetched_once(remote, store, engine):
     keys = chain("k", 4)
     put_remote(remote, keys)
     reads = remote.fault = Reads()
-    with Engine(store.server.path, name="engine-1") as other:
+    with Engine(store, name="engine-1") as other:
         futures = [e.client.load(keys, deadline_s=10) for e in (engine, other, engine)]
         eventually(lambda: reads.count == 4 and len(store.server._waiters._pools["remote"]._threads) >= 3)
         reads.free.set()
@@ -154,7 +141,7 @@ def test_a_load_does_not_evict_its_own_head(home, remote):
         keys = chain("k", 8)
         engine.put(keys[:5])
         put_remote(remote, keys[5:])
-        with Engine(store.server.path, name="engine-1") as other:
+        with Engine(store, name="engine-1") as other:
             other.put(chain("other", 3))
         written(store)
         assert engine.load(keys).outcomes == ["hit"] * 8
@@ -184,7 +171,7 @@ def test_chunks_that_came_cannot_leave_before_their_load_has_them(home, remote):
         chains = [chain(f"k{number}", 6) for number in range(6)]
         for keys in chains:
             put_remote(remote, keys)
-        with Engine(store.server.path) as engine:
+        with Engine(store) as engine:
             for _ in range(5):
                 futures = [engine.client.load(keys, deadline_s=10) for keys in chains]
                 for future in futures:

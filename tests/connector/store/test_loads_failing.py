@@ -139,7 +139,7 @@ def test_a_client_that_leaves_during_its_load_pins_nothing(remote, store, engine
     keys = chain("k", 3)
     put_remote(remote, keys)
     reads = remote.fault = Reads()
-    leaving = Engine(store.server.path, name="leaving")
+    leaving = Engine(store, name="leaving")
     future = leaving.client.load(keys, deadline_s=10)
     eventually(lambda: reads.count == 3)
     leaving.client.close()

@@ -70,7 +70,7 @@ def test_what_another_engine_fetches_already_is_not_waited_for_twice(remote, sto
     load = engine.client.load(keys[:4], deadline_s=10)
     eventually(lambda: reads.count == 4)
     eventually(lambda: store.store.lanes["remote"].transit.estimate().transfers == 1)
-    with Engine(store.server.path, name="engine-1") as second:
+    with Engine(store, name="engine-1") as second:
         same, others = (
             second.client.lookup("r", prompt, prompt_tokens=96).result(10) for prompt in (keys, chain("other", 6))
         )
@@ -84,8 +84,7 @@ def test_what_another_engine_fetches_already_is_not_waited_for_twice(remote, sto
 
 def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote, monkeypatch):
     """Seconds and estimates are each tier's own; a load that joins a fetch learns nothing from it."""
-    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
-    with used(home, remote, **more) as (store, engine, http):
+    with used(home, remote, disk="4MiB") as (store, engine, http):
         http.retune(tiers__disk__write="commit", tiers__remote__write="off")
         keys = chain("k", 6)
         engine.put(keys[:3])
@@ -112,7 +111,7 @@ def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote, monke
 def test_a_disk_that_was_slow_is_tried_again(home, remote, monkeypatch):
     """Though gates refuse what it has meanwhile: one of its chunks is read off the way of requests, and not used."""
     monkeypatch.setattr("tiertune_connector.store.health._DISK_SILENT_S", 0.0)
-    with used(home, remote, disk={"path": home / "disk", "capacity": "4MiB"}) as (store, engine, http):
+    with used(home, remote, disk="4MiB") as (store, engine, http):
         http.retune(tiers__disk__write="commit", tiers__remote__write="off")
         health, lane = store.store.health, store.store.lanes["disk"]
         engine.put(chain("p", 3))
@@ -144,10 +143,9 @@ def test_metrics_tell_the_speed_of_the_chunks_that_came(remote, store, engine, h
 
 def test_of_a_disk_all_sizes_are_measured_that_nobody_fetched(home, remote):
     """What a gate refuses for what another model's loads took would be refused for ever."""
-    disk = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
-    with used(home, remote, **disk) as (store, engine, http):
+    with used(home, remote, disk="4MiB") as (store, engine, http):
         large = Namespace(model="large", chunk_tokens=CHUNK_TOKENS)
-        with Engine(store.server.path, name="engine-1", namespace=large, chunk_bytes=8 * CHUNK_BYTES) as other:
+        with Engine(store, name="engine-1", namespace=large, chunk_bytes=8 * CHUNK_BYTES) as other:
             http.retune(tiers__disk__write="commit")
             for each in (engine, other):
                 each.put_all(chain("k", 2))

@@ -34,7 +34,7 @@ def test_a_chain_written_in_pieces_is_used_once(home, algorithm):
 
     Without a remote nothing is pinned to be written behind, and every lookup is counted before the next request.
     """
-    with running(home, eviction=algorithm, dram=64 * STRIDE) as store, Engine(store.server.path) as engine:
+    with running(home, eviction=algorithm, dram=64 * STRIDE) as store, Engine(store) as engine:
         eventually(lambda: store.store.dram.pools[DIGEST].provisioned == 64)
         again, once = chain("again", 8), chain("once", 12)
         for request in ("a", "b", "c"):
@@ -67,7 +67,7 @@ def test_what_two_engines_compute_at_a_time_is_counted_once_too_often(store, eng
     with joined(store, name="engine-1") as other:
         assert engine.find(keys, "mine") == other.find(keys, "yours") == ["dram"] * 3
         engine.put_all(keys[3:6], "mine")
-        assert len(engine.client.reserve(keys[6:], request="mine").result(10).slots) == 2
+        assert len(engine.reserve(keys[6:], request="mine").slots) == 2
         assert engine.put(keys[3:], "mine")[:3] == ["present"] * 3
         assert again() == 0
         assert other.put(keys, "yours") == ["present"] * 6 + ["busy"] * 2
@@ -89,36 +89,27 @@ def test_what_two_engines_compute_at_a_time_is_counted_once_too_often(store, eng
         assert again() == 8, "a counter does not fall"
 
 
-def test_what_one_engine_stored_another_reads(store, engine):
-    """Bit for bit, out of the same memory."""
-    keys = chain("k", 20)
-    engine.put_all(keys)
-    with Engine(store.server.path, name="engine-1") as other:
-        assert other.find(keys) == ["dram"] * 20
-        assert other.get(keys) == 20
-
-
 def test_a_chunk_is_visible_with_its_commit_and_not_before(store, engine):
     """Reserved and written is not there; an abort leaves nothing."""
     keys = chain("k", 4)
-    slots = engine.client.reserve(keys).result(5).slots
+    slots = engine.reserve(keys).slots
     for slot in slots:
         assert engine.client.write(slot, payload(slot.key))
-    with Engine(store.server.path, name="engine-1") as other:
+    with Engine(store, name="engine-1") as other:
         assert other.find(keys) == []
-        assert other.client.reserve(keys).result(5).reasons == ["busy"] * 4
-        assert engine.client.commit(slots[:2]).result(5) == [True, True]
+        assert other.reserve(keys).reasons == ["busy"] * 4
+        assert engine.commit(slots[:2]) == [True, True]
         engine.client.abort(slots[2:])
-        assert eventually(lambda: other.client.reserve(keys).result(5).reasons[2:] == ["", ""])
+        assert eventually(lambda: other.reserve(keys).reasons[2:] == ["", ""])
         assert other.find(keys) == ["dram"] * 2
-        assert engine.client.commit(slots[2:]).result(5) == [False, False]
+        assert engine.commit(slots[2:]) == [False, False]
 
 
 def test_a_namespace_is_not_anothers(store, engine):
     """The same keys under other weights are not there."""
     keys = chain("k", 3)
     engine.put(keys)
-    with Engine(store.server.path, namespace=Namespace(model="llama", weights="x", chunk_tokens=16)) as other:
+    with Engine(store, namespace=Namespace(model="llama", weights="x", chunk_tokens=16)) as other:
         assert other.find(keys) == []
         assert other.get(keys) == 0
 
@@ -134,14 +125,6 @@ def test_a_full_pool_keeps_the_heads_of_chains(home, remote):
         assert engine.find(second) == ["dram"] * 10
         assert engine.find(first)[:7] == ["dram"] * 6 + ["remote"]
         assert engine.get(first[:6]) == 6
-
-
-def test_a_chain_longer_than_the_pool_is_stored_as_far_as_there_is_room(home, remote):
-    """The head is taken, the rest is told to be too much."""
-    with serving(home, remote, dram=8 * STRIDE) as store, joined(store) as engine:
-        keys = chain("k", 20)
-        assert engine.put(keys) == [""] * 8 + ["full"] * 12
-        assert engine.get(keys) == 8
 
 
 def test_pins_hold_against_eviction_until_they_are_released(home, remote):
@@ -285,12 +268,12 @@ def test_leases_and_reservations_expire(home, remote):
         engine.put(chain("k", 2))
         patient_s, holdings.lease_s = holdings.lease_s, 0.05
         loaded = engine.load(chain("k", 2), deadline_s=0.0)
-        slots = engine.client.reserve(chain("r", 2)).result(5).slots
+        slots = engine.reserve(chain("r", 2)).slots
         for slot in slots:
             engine.client.write(slot, payload(slot.key))
         eventually(lambda: pool.pool.pinned == 0 and len(pool.quarantined) == 2)
         assert pool.pool.capacity == 2
-        assert engine.client.commit(slots[:1]).result(5) == [False]
+        assert engine.commit(slots[:1]) == [False]
         engine.client.abort(slots[1:])
         holdings.lease_s = patient_s
         eventually(lambda: pool.quarantined == [] and pool.pool.capacity == 4)
@@ -304,20 +287,20 @@ def test_a_late_word_of_a_reservation_that_is_over_is_not_of_a_newer_one(home, r
     with serving(home, remote, dram=4 * STRIDE) as store, joined(store) as engine:
         pool, holdings = store.store.dram.pools[DIGEST], store.store.holdings
         patient_s, holdings.lease_s = holdings.lease_s, 0.05
-        (late,) = engine.client.reserve(chain("r", 1)).result(5).slots
+        (late,) = engine.reserve(chain("r", 1)).slots
         eventually(lambda: len(pool.quarantined) == 1)
-        (later,) = engine.client.reserve(chain("r", 1)).result(5).slots
+        (later,) = engine.reserve(chain("r", 1)).slots
         eventually(lambda: len(pool.quarantined) == 2)
         holdings.lease_s = patient_s
-        (slot,) = engine.client.reserve(chain("r", 1)).result(5).slots
+        (slot,) = engine.reserve(chain("r", 1)).slots
         assert slot.ref.generation == late.ref.generation, "so that only their places differ"
         engine.client.abort([late])
-        assert engine.client.commit([later]).result(5) == [False]
+        assert engine.commit([later]) == [False]
         assert len(pool.quarantined) == 0
         assert pool.pool.busy(slot.key)
         assert engine.client.write(slot, payload(slot.key))
-        assert engine.client.commit([slot]).result(5) == [True]
-        (again,) = engine.client.reserve(chain("s", 1)).result(5).slots
+        assert engine.commit([slot]) == [True]
+        (again,) = engine.reserve(chain("s", 1)).slots
         engine.client.tell(Abort([again.key]))
         assert eventually(lambda: not pool.pool.busy(again.key))
 
@@ -327,15 +310,14 @@ def test_a_late_word_of_a_reservation_that_is_over_is_not_of_a_newer_one(home, r
 
 def test_clients_at_once_get_only_their_own_bytes(home, remote):
     """Random lookups, loads, stores, aborts, evictions, retunes, flushes, faults: every byte that is read is right."""
-    more = {"disk": {"path": home / "disk", "capacity": "2MiB"}, "dram": 40 * STRIDE}
-    with serving(home, remote, **more) as store, Http(store.address) as http:
+    with serving(home, remote, disk="2MiB", dram=40 * STRIDE) as store, Http(store.address) as http:
         http.retune(tiers__disk__write="commit")
         counts = {"hit": 0, "stored": 0}
         chains = [chain(f"k{number}", 8) for number in range(24)]
 
         def play(seed: int) -> None:
             rng = np.random.default_rng(seed)
-            with Engine(store.server.path, name=f"engine-{seed}") as engine:
+            with Engine(store, name=f"engine-{seed}") as engine:
                 for turn in range(90):
                     keys = chains[rng.zipf(1.5) % 24][: int(rng.integers(1, 9))]
                     request = f"{seed}-{turn}"
@@ -343,7 +325,7 @@ def test_clients_at_once_get_only_their_own_bytes(home, remote):
                     counts["hit"] += have
                     counts["stored"] += engine.put(keys[have:], request, tenant=ALICE).count("")
                     if rng.random() < 0.1:
-                        slots = engine.client.reserve([b"%d" % turn]).result(5).slots
+                        slots = engine.reserve([b"%d" % turn]).slots
                         engine.client.abort([slot for slot in slots if slot])
 
         def disturb(_: int, stop: threading.Event) -> None:

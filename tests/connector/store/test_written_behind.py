@@ -25,8 +25,7 @@ def looked_ahead(store, monkeypatch):
 
 def test_prompts_leave_to_an_idle_disk_as_wholes(home, remote, monkeypatch):
     """In mode evict, prompts of an eighth of DRAM, one after another: none has lost a chunk, and none is counted."""
-    more = {"disk": {"path": home / "disk", "capacity": "16MiB"}, "dram": 256 * STRIDE}
-    with used(home, remote, **more) as (store, engine, http):
+    with used(home, remote, disk="16MiB", dram=256 * STRIDE) as (store, engine, http):
         http.retune(tiers__disk__write="evict", tiers__remote__write="off")
         looks = looked_ahead(store, monkeypatch)
         chains = [chain(f"k{number}", 32) for number in range(14)]
@@ -41,8 +40,7 @@ def test_prompts_leave_to_an_idle_disk_as_wholes(home, remote, monkeypatch):
 
 def test_what_leaves_before_its_turn_is_counted(home, remote, monkeypatch):
     """By tier, whether room was made for other chunks or the capacity fell; what is on disk already is none of it."""
-    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}, "dram": 16 * STRIDE}
-    with used(home, remote, **more) as (store, engine, http):
+    with used(home, remote, disk="4MiB", dram=16 * STRIDE) as (store, engine, http):
         http.retune(tiers__disk__write="commit", tiers__remote__write="off")
         there = chain("there", 4)
         engine.put(there)
@@ -59,8 +57,7 @@ def test_what_leaves_before_its_turn_is_counted(home, remote, monkeypatch):
 
 def test_what_a_tier_lost_is_written_there_again(home, remote, monkeypatch):
     """A remote that came back empty, and a disk that had no room for a while, have again what DRAM serves."""
-    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
-    with used(home, remote, **more) as (store, engine, http):
+    with used(home, remote, disk="4MiB") as (store, engine, http):
         keys = chain("k", 10)
         http.retune(tiers__disk__write="commit", tiers__remote__write="commit")
         engine.put(keys)
@@ -120,7 +117,7 @@ def test_a_chunk_that_could_not_be_written_is_tried_again(remote, store, engine,
 
 def test_disk_takes_what_leaves_dram(home, remote):
     """Chunks come back from disk, also after a restart of the store; a chunk goes there once."""
-    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}, "dram": 16 * STRIDE}
+    more = {"disk": "4MiB", "dram": 16 * STRIDE}
     keys = chain("k", 30)
     with used(home, remote, **more) as (store, engine, http):
         http.retune(tiers__disk__write="commit", tiers__remote__write="off")
