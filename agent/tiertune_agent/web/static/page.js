@@ -80,8 +80,8 @@
   async function look() {
     if (!document.hidden) {
       try {
-        const answer = await fetch("/live", { cache: "no-store", signal: AbortSignal.timeout(10000) });
-        if (answer.status === 401 || answer.redirected) return location.assign("/login");
+        const answer = await fetch("live", { cache: "no-store", signal: AbortSignal.timeout(10000) });
+        if (answer.status === 401 || answer.redirected) return location.assign("login");
         if (!answer.ok) throw new Error(`answers ${answer.status}: see its log`);
         renew(await answer.text());
         answered = new Date();
