@@ -222,11 +222,13 @@ def test_news_move_neither_the_focus_nor_what_was_scrolled(proposed, agent, cloc
 
 
 @pytest.mark.parametrize(("status", "told"), [(0, "does not answer"), (503, "answers 503: see its log")])
-def test_figures_that_are_old_are_told_as_of_when(page, status, told):
-    """The agent is gone, or its database is: what is shown is of the last answer, until there is another one."""
+def test_figures_that_are_old_are_told_as_of_when(page, rounds, status, told):
+    """The agent is gone, or its database is: by its own clock, not the browser's, until there is another answer."""
+    rounds(1)
+    measured = page.locator("#now time").text_content()
     page.route("**/live", lambda route: route.fulfill(status=status) if status else route.abort())
-    stale = page.get_by_text("These figures are of 20")
-    expect(stale).to_contain_text(f"The agent {told}.")
+    stale = page.locator("#stale")
+    expect(stale).to_have_text(f"The agent {told}; trying again. These figures are of {measured} UTC.")
     page.unroute("**/live")
     expect(stale).to_be_hidden()
 
