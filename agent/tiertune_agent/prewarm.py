@@ -17,6 +17,7 @@ from tiertune_agent.network import CallError, asked_whole, calling, json_of
 from tiertune_agent.terminal.options import InputError, printable
 from tiertune_agent.terminal.progress import Step, bar
 from tiertune_connector.documents import DocumentError, read_text
+from tiertune_connector.units import format_count
 
 TIMEOUT_S = 600.0
 """A long document waits behind the engine's other requests."""
@@ -204,6 +205,5 @@ def _sentences(made: Mapping[str, Warmed]) -> Iterator[str]:
     for url, one in made.items():
         cached = "" if one.cached_tokens is None else f", {one.cached_tokens:,} of which it had"
         failed = f"; {len(one.failures)} failed" if one.failures else ""
-        documents = "1 document" if one.documents == 1 else f"{one.documents} documents"
-        yield f"{url}: {documents}, {one.prompt_tokens:,} tokens{cached}{failed}"
+        yield f"{url}: {format_count(one.documents, 'document')}, {one.prompt_tokens:,} tokens{cached}{failed}"
         yield from (f"  {failure['document']}: {failure['reason']}" for failure in one.failures)

@@ -1,4 +1,4 @@
-"""Durations and sizes as operators write them: ``30s``, ``6h``, ``64GiB``."""
+"""Durations and sizes as operators write them: ``30s``, ``6h``, ``64GiB``; counts as sentences have them."""
 
 import re
 from collections.abc import Callable
@@ -76,6 +76,11 @@ Duration = Annotated[
 """Seconds, written as ``30s``; at most a year, so that it can be added to dates."""
 Size = Annotated[int, BeforeValidator(parse_useful_size, json_schema_input_type=int | _TEXT), Field(ge=0)]
 """Bytes, written as ``64GiB``; none, or at least 4096."""
+
+
+def format_count(number: float, noun: str) -> str:
+    """``1 window``, ``2 windows``."""
+    return f"{number:.0f} {noun}{'s' * (number != 1)}"
 
 
 def format_size(count: float) -> str:

@@ -5,9 +5,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from urllib.parse import urljoin
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from starlette.responses import Response
 
 from agent.conftest import POLICY, make_agent, pass_windows
 from agent.fakes import SLOW, START, Clock, FakeStore, fetch
@@ -52,9 +54,14 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def serving(agent: Agent) -> Iterator[str]:
-    """Its address while it is served, and leads."""
+def serving(agent: Agent, below: str = "") -> Iterator[str]:
+    """Its address while it is served, and leads; ``below`` a path of a host, as by a proxy, that has nothing else."""
     ended = threading.Event()
+
+    async def proxied(scope, receive, send):
+        ours = scope["path"].startswith(f"{below}/")
+        served = agent.served if ours else Response(status_code=404)
+        await served({**scope, "path": scope["path"].removeprefix(below)}, receive, send)
 
     def lead() -> None:
         while not ended.wait(LOOK_S):
@@ -63,8 +70,8 @@ def serving(agent: Agent) -> Iterator[str]:
     leading = threading.Thread(target=lead)
     leading.start()
     try:
-        with app_served(agent.served) as url:
-            yield url
+        with app_served(proxied) as url:
+            yield f"{url}{below}/"
     finally:
         ended.set()
         leading.join()
@@ -78,7 +85,7 @@ def opened(browser: Browser, url: str, **options) -> Iterator[Page]:
     page = context.new_page()
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda said: errors.append(said.text) if "Content Security Policy" in said.text else None)
-    page.goto("/")
+    page.goto("./")
     yield page
     context.close()
     assert not errors
@@ -207,19 +214,21 @@ def test_news_move_neither_the_focus_nor_what_was_scrolled(proposed, agent, cloc
     proposed.locator("#evidence-2 > summary").click()
     table = proposed.locator("#evidence-2 .scroll")
     table.evaluate("(one) => (one.scrollLeft = 70)")
-    proposed.locator("[data-post='/api/v1/decisions/2/approve']").focus()
+    proposed.locator("[data-post='api/v1/decisions/2/approve']").focus()
     propose("disk")
     expect(proposed.get_by_text("of disk")).to_be_visible()
-    expect(proposed.locator("[data-post='/api/v1/decisions/2/approve']")).to_be_focused()
+    expect(proposed.locator("[data-post='api/v1/decisions/2/approve']")).to_be_focused()
     assert table.evaluate("(one) => one.scrollLeft") == 70
 
 
 @pytest.mark.parametrize(("status", "told"), [(0, "does not answer"), (503, "answers 503: see its log")])
-def test_figures_that_are_old_are_told_as_of_when(page, status, told):
-    """The agent is gone, or its database is: what is shown is of the last answer, until there is another one."""
+def test_figures_that_are_old_are_told_as_of_when(page, rounds, status, told):
+    """The agent is gone, or its database is: by its own clock, not the browser's, until there is another answer."""
+    rounds(1)
+    measured = page.locator("#now time").text_content()
     page.route("**/live", lambda route: route.fulfill(status=status) if status else route.abort())
-    stale = page.get_by_text("These figures are of 20")
-    expect(stale).to_contain_text(f"The agent {told}.")
+    stale = page.locator("#stale")
+    expect(stale).to_have_text(f"The agent {told}; trying again. These figures are of {measured} UTC.")
     page.unroute("**/live")
     expect(stale).to_be_hidden()
 
@@ -337,9 +346,10 @@ def asking(database, clock, store, policy_file, tmp_path):
     agent.close()
 
 
-def test_a_browser_signs_in_and_commands_as_its_token_may(browser, asking):
+@pytest.mark.parametrize("below", ["", "/tiertune"])
+def test_a_browser_signs_in_and_commands_as_its_token_may(browser, asking, below):
     """Without a token there is a form; one that reads is told what it may not; one that approves may."""
-    with serving(asking) as url, opened(browser, url) as page:
+    with serving(asking, below) as url, opened(browser, url) as page:
         for token, allowed in ((READ, False), (APPROVE, True)):
             page.get_by_label("Token").fill(token)
             with page.expect_navigation():  # to its load: before, the page's script does not hear a click
@@ -354,5 +364,8 @@ def test_a_browser_signs_in_and_commands_as_its_token_may(browser, asking):
                 expect(dialog.get_by_role("alert")).to_contain_text("eve has the role read; this asks for approve")
                 dialog.get_by_role("button", name="Cancel").click()
                 page.get_by_role("button", name="Sign out").click()
+        for link in page.locator("footer a").all():
+            assert page.request.get(urljoin(page.url, link.get_attribute("href"))).ok
+        assert {cookie["path"] for cookie in page.context.cookies()} == {below or "/"}
     (row,) = asking.history.journal.audited()
     assert (row["who"], row["what"]) == ("anna", "freeze")

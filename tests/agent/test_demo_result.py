@@ -47,7 +47,7 @@ def test_tiers_without_hits_and_wrong_bytes_are_told():
     good = [decision(1, "off", 35), decision(2, "on", 65)]
     assert result.shortfall(figures(*good, hits=0.0), (30.0, 60.0)) == ["no hit in dram", "no hit in remote"]
     assert result.damage(figures(*good)) == []
-    assert "1 chunks" in result.damage(figures(*good, wrong=1))[0]
+    assert "in 1 chunk" in result.damage(figures(*good, wrong=1))[0]
 
 
 def test_figures_are_sums_over_stores_and_a_shared_remote_counts_once():

@@ -57,7 +57,7 @@ def test_unsalted_traffic(home):
         engine.find(chain("k", 2))
         told = eventually(lambda: found(stores=at))
         assert told.keys() == {"unsalted_traffic"}
-        assert told["unsalted_traffic"].wrong == "1 of 2 requests had no salt, while 1 tenants have quotas"
+        assert told["unsalted_traffic"].wrong == "1 of 2 requests had no salt, while quotas are set for 1 tenant"
 
 
 def test_staging_too_small():

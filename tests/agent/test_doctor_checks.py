@@ -132,7 +132,7 @@ def test_damage_in_memory_is_found():
     """Engines find it, and of DRAM no store times a read: it is counted as an error alone."""
     damaged = {"tier": "dram", "operation": "read", "reason": "corrupt"}
     found = of("corrupt_chunks", with_store(("tier_errors_total", damaged, 3.0)))
-    assert [one.wrong for one in found] == ["3 chunks in dram were not what was written; they were recomputed"]
+    assert [one.wrong for one in found] == ["3 chunks in dram differed from what was written, and had to be recomputed"]
 
 
 def test_what_a_check_saw_the_incident_does_not_repeat():
@@ -200,7 +200,7 @@ def test_an_unsalted_request_counts_where_tenants_have_quotas():
     """One is enough: nobody's quota pays for it."""
     facts = with_store(("requests_total", {"salted": "no"}, 1.0), tuning={"tenants": {"ab": {"quota_bytes": 1}}})
     (found,) = of("unsalted_traffic", facts)
-    assert "1 of 1 requests had no salt, while 1 tenants have quotas" in found.wrong
+    assert "1 of 1 request had no salt, while quotas are set for 1 tenant" in found.wrong
 
 
 def test_a_slow_remote_that_is_off_already_is_told_apart():

@@ -93,9 +93,9 @@ def test_once_it_is_in_force_it_stays():
     ("windows", "settings", "said"),
     [
         ([], {}, "not enough data: ghosts of the pool's size told something in 0 windows, 3 are needed"),
-        ([dram(4), dram(5)], {}, "not enough data: 9 chunks were evicted, but ghosts"),
+        ([dram(4), dram(5)], {}, "not enough data: 9 chunks left, but ghosts"),
         (steady(2, lru=0.1, arc=0.5), {}, "told something in 2 windows"),
-        ([*steady(lru=0.1, arc=0.5), dram(0)], {}, "nothing was evicted in 1 windows, so any algorithm is right"),
+        ([*steady(lru=0.1, arc=0.5), dram(0)], {}, "nothing was evicted in 1 window, so any algorithm is right"),
         (steady(lru=0.4, arc=0.4, spread=0), {}, "no candidate would hit more"),
         (steady(lru=0.01, arc=0.012, spread=1e-6), {}, "a switch takes 0.25 points"),
         (steady(lru=0.4, arc=0.41, spread=1e-6), {}, "of the hits, a switch takes 3.0%"),

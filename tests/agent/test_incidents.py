@@ -191,7 +191,7 @@ def test_unsalted_traffic_where_tenants_pay():
     """Requests without a salt are told where the tuning knows tenants, however few they are."""
     counted = window("", requests_total__salted__no=7.0, requests_total__salted__yes=93.0)
     quotas = {**TUNING, "tenants": {"ab" * 16: {"quota_bytes": 1}, "cd" * 16: {"quota_bytes": 1}}}
-    message = "7 of 100 requests had no salt, while 2 tenants have quotas"
+    message = "7 of 100 requests had no salt, while quotas are set for 2 tenants"
     assert told(counted, tuning=quotas) == {"unsalted_traffic": message}
     assert told(counted) == {}
 

@@ -66,7 +66,7 @@ class TestByItself:
         rounds(7)
         assert state(agent, arc) == State.SOAKING
         rounds(1)
-        assert verdict(agent, arc)["reason"] == "0 windows tell anything, 3 are needed"
+        assert verdict(agent, arc)["reason"] == "0 windows told anything, 3 are needed"
 
     @pytest.mark.parametrize(
         ("field", "before", "after", "minutes"),

@@ -88,7 +88,7 @@ def test_the_hourly_budget_holds(agent, store, rounds, policy_file):
     store.bandwidth = FAST
     rounds(6)
     assert fetch(store) == "off"
-    assert "the budget of 1 changes per hour is spent" in answer(agent)["reason"]
+    assert "the budget of 1 change per hour is spent" in answer(agent)["reason"]
 
 
 def test_a_bad_edit_of_the_policy_keeps_the_good_one(agent, store, rounds, policy_file):

@@ -133,7 +133,7 @@ class TestDrawings:
         ]
         with TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
             told = http.get("/live").text
-        assert "2 others in words" in told
+        assert "losing; 2 in words" in told
         assert told.count("A typical request:") == 2
 
 

@@ -27,8 +27,8 @@ def slow(index, requests=10):
     return remote_window(index, requests=requests, fetch=8.0, recompute=2.0)
 
 
-def fast(index):
-    return remote_window(index, requests=10, fetch=0.5, recompute=2.0, saved=1.5)
+def fast(index, requests=10):
+    return remote_window(index, requests=requests, fetch=0.5, recompute=2.0, saved=1.5)
 
 
 def probed(index, bandwidth, age=1.0):
@@ -52,6 +52,7 @@ def test_a_kind_of_cost_that_a_later_store_tells_is_left_out():
         ([remote_window(0)], "no request found chunks in remote in the last window"),
         ([remote_window(0), remote_window(1)], "no request found chunks in remote in the last 2 windows"),
         ([slow(0), slow(1), fast(2)], "stays on, fetching pays: 10 requests, "),
+        ([fast(0, requests=1)], "stays on, fetching pays: 1 request, "),
         ([fast(0), slow(1), slow(2)], "fetching cost more in 2 of the 3 windows in a row that it takes"),
         ([slow(0), fast(1), slow(2)], "fetching cost more in 1 of the 3"),
         # the gate picks those that pay: outcomes tell more than the sum over all candidates

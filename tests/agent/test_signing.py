@@ -101,12 +101,13 @@ def test_an_audit_row_has_the_name_of_the_token(browser):
 def test_a_browser_signs_in_and_out(browser):
     """The page leads to the form; a session reads and commands as its token does, until it is ended."""
     page = {"Accept": "text/html"}
-    assert browser.get("/", headers=page).headers["location"] == "/login"
+    told = {path: browser.get(path, headers=page).headers["location"] for path in ("/", "/api/v1/fleet")}
+    assert told == {"/": "login", "/api/v1/fleet": "../../login"}
     form = browser.get("/login")
     assert "form-action 'self'" in form.headers["content-security-policy"]
     assert sign_in(browser, "x" * 30).status_code == 401
     answer = sign_in(browser, APPROVE)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert (answer.status_code, answer.headers["location"]) == (303, "./")
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=strict" in cookie

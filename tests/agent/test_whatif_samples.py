@@ -24,6 +24,8 @@ def test_samples_that_were_pushed_out_are_counted():
     assert prospect.requests == 5000
     now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
     assert prospect.costs[str(now)] == pytest.approx(exact_cost(requests, now, 1), rel=0.1)
+    fleet.round()
+    assert fleet.reader.missed == chunks - 32_768
 
 
 def test_a_store_that_is_new_is_asked_once():
@@ -159,8 +161,12 @@ def test_a_store_that_restarts_is_read_from_its_beginning():
     fleet.play(list(conversations(50, hosts=1)))
     fleet.round()
     fleet.now_s += 1
-    fleet.hosts[0].boot()
+    host, asked = fleet.hosts[0], []
+    host.boot()
+    read = host.samples
+    host.samples = lambda since: asked.append(since) or read(since)
     fleet.round()  # the first answer of a boot: it is told how to sample
+    assert asked[1:] == [0]
     fleet.play(list(conversations(80, hosts=1)))
     assert [prospect.requests for prospect in fleet.round()] == [80]
     assert fleet.reader.missed == 0

@@ -38,6 +38,8 @@ def v1(folder, limit, used, cached=0):
         (V2.format("/"), v2("", 1, 0.25), 0.5),
         (V2.format("/"), v2("", 1, 1), -0.25),
         (V2.format("/host/name"), v2("", 10, 4), 5.5),
+        (V2.format("/"), v2("", 10, 4) | {"memory.high": f"{8 * GIB}\n"}, 3.5),
+        (V2.format("/"), v2("", 10, 4) | {"memory.high": "max\n"}, 5.5),
         (V2.format("/pod/one"), v2("pod/one/", "max", 3) | v2("pod/", 10, 8, 1), 2.5),
         (V2.format("/pod/one"), v2("pod/one/", 5, 3) | v2("pod/", 100, 8), 1.5),
         (V2.format("/a/b/c"), v2("a/b/c/", 50, 1) | v2("a/b/", "max", 9) | v2("a/", 20, 15), 4.5),
@@ -51,7 +53,7 @@ def v1(folder, limit, used, cached=0):
     ],
 )
 def test_a_limit_of_any_group_around_us_counts(tmp_path, groups, files, spare):
-    """Of both versions of control groups: who exceeds one is killed, though the own group has no limit.
+    """Of both versions of control groups: who exceeds one is killed or slowed, though the own group has no limit.
 
     A quarter of each stays free, half a GiB at most: a store that took all but a segment of it was killed by a burst.
     """

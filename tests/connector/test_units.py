@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from tiertune_connector.units import Duration, format_duration, format_size, parse_duration, parse_size
+from tiertune_connector.units import Duration, format_count, format_duration, format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,8 @@ def test_a_size_is_told_with_at_most_a_percent_of_error(nbytes):
 def test_durations_are_told_in_two_units(seconds, text):
     """Short enough for a table."""
     assert format_duration(seconds) == text
+
+
+def test_one_is_told_as_one():
+    """All other numbers are several."""
+    assert [format_count(number, "window") for number in (0, 1.0, 2)] == ["0 windows", "1 window", "2 windows"]

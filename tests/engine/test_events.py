@@ -1,8 +1,10 @@
 """KV events of chunks that come from the store: as complete as those of chunks that the engine computed."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import (
     OffloadingEventGroupSpec,
@@ -11,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import (
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import GroupOffloadConfig
 from vllm.v1.kv_offload.base import Medium, OffloadingEvent, OffloadingKVEventsConfig, make_offload_key
 
+from engine.scheduler import tokens
 from tiertune_connector.vllm.events import describe
 
 BLOCK, PER_CHUNK, CHUNKS = 4, 2, 3
@@ -82,3 +85,23 @@ def test_it_does_nothing_where_events_are_not_self_describing(scheduler):
     """Nothing is kept that no event would take along."""
     describe(scheduler, "r", KEYS)
     assert scheduler._events_tracker._pending_event_metadata == {}
+
+
+def test_who_follows_hears_that_a_reset_emptied_staging(engines, prompt):
+    """Of every block that was announced, as often as it was, and of none that was not; later ones are announced."""
+    events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    engine = engines(arguments={"kv_events_config": events}, self_describing_kv_events=True)
+    followed = Counter()
+
+    def follow():
+        for event in engine.connector.take_events():
+            (followed.update if isinstance(event, BlockStored) else followed.subtract)(event.block_hashes)
+        return sorted(followed.values())
+
+    assert engine.finds("b", prompt) == 256
+    assert follow() == [1] * 8
+    engine.computes("c", tokens(300, seed=1))
+    engine.connector.reset_cache()
+    assert follow() == [0] * 8
+    assert engine.finds("d", prompt) == 256
+    assert follow() == [1] * 8

@@ -7,7 +7,7 @@ from typing import Any
 
 from tiertune_agent.fields import Json, shown
 from tiertune_agent.records import CHANGED, Decision, Prospect, StoreRecord, Window, ended
-from tiertune_connector.units import format_duration
+from tiertune_connector.units import format_count, format_duration
 
 NOT_ASKED = "its tuner had not been asked"
 
@@ -92,7 +92,8 @@ class Backtest:
         if self.against_windows:
             verb = "lost" if self.against_lost_s > 0 else "saved"
             told = f"these {verb} {abs(self.against_lost_s):.3g} s"
-            yield f"In {self.against_windows} windows there were fetches that it would have switched off: {told}."
+            windows = format_count(self.against_windows, "window")
+            yield f"In {windows} there were fetches that it would have switched off: {told}."
         if self.unknown_remote:
             yield "It would manage the remote, of which the history tells nothing: sizes of the remote were not tested."
 
@@ -108,8 +109,8 @@ class Backtest:
         names = ", ".join(store.name for store in recording.stores)
         done = f"{len(recording.decisions)} were made, {len(self.same)} of them the same"
         return (
-            f"Over {span} of {names}, since {_at(recording.since)}, {self.policy} would have made {made} changes and "
-            f"proposed {len(self.would) - made}; {done}."
+            f"Over {span} of {names}, since {_at(recording.since)}, {self.policy} would have made "
+            f"{format_count(made, 'change')} and proposed {len(self.would) - made}; {done}."
         )
 
     def _would(self, one: Decision) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.demo.player import Tally
 from tiertune_agent.records import CHANGED
+from tiertune_connector.units import format_count
 
 TIERS = ("dram", "remote")
 Document = Mapping[str, Any]
@@ -132,4 +133,4 @@ def shortfall(figures: Figures, slowed: tuple[float, float]) -> list[str]:
 def damage(figures: Figures) -> list[str]:
     """Wrong bytes that an engine would have computed with; nothing excuses them."""
     wrong = figures.counted.get("wrong", 0)
-    return [f"{wrong} chunks with wrong bytes were taken for right"] if wrong else []
+    return [f"wrong bytes were taken for right in {format_count(wrong, 'chunk')}"] if wrong else []

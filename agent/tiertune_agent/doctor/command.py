@@ -24,7 +24,7 @@ from tiertune_agent.tuners.base import present
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls
 from tiertune_connector.documents import read_text
-from tiertune_connector.units import format_size, parse_size
+from tiertune_connector.units import format_count, format_size, parse_size
 
 LEAST_MEASURED_BYTES, MOST_MEASURED_BYTES = 64 << 10, 4 << 30
 """Bounds of the chunk that a storage is measured with: it is held in memory."""
@@ -229,6 +229,6 @@ def _unknown_of(store: StoreFacts) -> Iterator[str]:
         return
     found = store.counted.total("gate_candidate_requests_total", tier="remote")
     if found < FEW:
-        yield f"whether its remote pays: only {found:.0f} requests found chunks there"
+        yield f"whether its remote pays: only {format_count(found, 'request')} found chunks there"
     elif not any(store.prefill(digest) for digest in store.pools):
         yield "whether its remote pays: its engines have not told what computing costs"

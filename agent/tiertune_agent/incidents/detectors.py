@@ -24,7 +24,7 @@ from tiertune_agent.records import (
 from tiertune_agent.tuners.base import pools, present
 from tiertune_connector.catalogue import BY_NAME
 from tiertune_connector.tuning import TIERS
-from tiertune_connector.units import format_duration, format_size
+from tiertune_connector.units import format_count, format_duration, format_size
 
 OBSERVED_S = 600.0
 """Fewer seconds of windows prove nothing about a tier."""
@@ -213,8 +213,8 @@ def among_tenants(bare: float, salted: float, quotas: int) -> Iterator[str]:
     If engines require a salt, their store never sees requests without one.
     """
     if bare and (quotas or (salted and bare >= FEW)):
-        others = f"{quotas} tenants have quotas" if quotas else "the others carry one"
-        yield f"{bare:.0f} of {bare + salted:.0f} requests had no salt, while {others}"
+        others = f"quotas are set for {format_count(quotas, 'tenant')}" if quotas else "the others carry one"
+        yield f"{bare:.0f} of {format_count(bare + salted, 'request')} had no salt, while {others}"
 
 
 DETECTORS: Mapping[str, Callable[[Sight], Iterator[str]]] = {

@@ -8,7 +8,7 @@ from tiertune_agent.fields import shown
 from tiertune_agent.records import Made, direction
 from tiertune_agent.tuners.base import REMNANT, Answer, Mode, NoChange, Proposal
 from tiertune_agent.tuners.remote_fetch import protects
-from tiertune_connector.units import format_duration, format_size
+from tiertune_connector.units import format_count, format_duration, format_size
 
 LONGEST_S = 7 * 86400.0
 """Longest time that a change is held off because it was rolled back before."""
@@ -78,7 +78,8 @@ def forbidden(rules: Rules, recent: Recent) -> str:
 def _unfounded(proposal: Proposal, rules: Rules, recent: Recent) -> str:
     """Why it may not even be recommended; empty: it may."""
     if proposal.requests is not None and proposal.requests < rules.min_requests:
-        return f"too little evidence: {proposal.requests} requests, the guard asks for {rules.min_requests}"
+        found = format_count(proposal.requests, "request")
+        return f"too little evidence: {found}, the guard asks for {rules.min_requests}"
     wished = proposal.field, direction(proposal.before, proposal.after)
     same = [made.at for made in recent.undone if (made.field, made.direction) == wished]
     if same:
@@ -114,7 +115,7 @@ def _spent(rules: Rules, recent: Recent) -> bool:
 
 
 def _told(rules: Rules) -> str:
-    return f"the budget of {rules.changes_per_hour} changes per hour is spent"
+    return f"the budget of {format_count(rules.changes_per_hour, 'change')} per hour is spent"
 
 
 def _spacing_s(rules: Rules, recent: Recent) -> float:

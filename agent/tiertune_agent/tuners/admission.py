@@ -31,7 +31,7 @@ from tiertune_agent.tuners.base import (
 )
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summand, ratio
 from tiertune_connector.tuning import SLOWER
-from tiertune_connector.units import Duration, format_size
+from tiertune_connector.units import Duration, format_count, format_size
 
 LEAST = 0.05
 """Least share of chunks dropped, or of bytes read again, that counts; less is as good as none."""
@@ -118,8 +118,8 @@ class AdmissionTuner(Tuner):
         passages = [seen for seen in passed(since_change(history, current), tier) if seen.writes or seen.dropped]
         if len(passages) < ENOUGH_WINDOWS:
             return NoChange(
-                f"{now} stays, not enough data: chunks were written to {tier} in {len(passages)} windows, "
-                f"{ENOUGH_WINDOWS} are needed"
+                f"{now} stays, not enough data: chunks were written to {tier} in "
+                f"{format_count(len(passages), 'window')}, {ENOUGH_WINDOWS} are needed"
             )
         sums = summed(passages, full=is_full(current, tier, passages))
         told, price = _told(tier, sums), current.rates.network_gib if tier == "remote" else 0.0

@@ -14,7 +14,7 @@ from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, ghost_tokens, nearest
 from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.tuning import CandidateAlgorithm
-from tiertune_connector.units import Duration, format_size
+from tiertune_connector.units import Duration, format_count, format_size
 
 LEAST_GAIN = 0.0025
 """Share of all tokens by which ghosts may err about the best algorithm (their mean regret is 0.1 points at most)."""
@@ -103,13 +103,14 @@ class EvictionTuner(Tuner):
         here = [window for window in history if window.tier == "dram"]
         evicted = total(here, "tier_evictions_total")
         if here and not evicted:
-            return NoChange(f"{algorithm} stays: nothing was evicted in {len(here)} windows, so any algorithm is right")
+            span = format_count(len(here), "window")
+            return NoChange(f"{algorithm} stays: nothing was evicted in {span}, so any algorithm is right")
         size, seen = ghosts(history, capacity_bytes(current), self.settings.period)
         if len(seen) < ENOUGH_WINDOWS:
-            told = f"{evicted:.0f} chunks were evicted, but " if here else ""
+            told = f"{format_count(evicted, 'chunk')} left, but " if here else ""
             return NoChange(
                 f"{algorithm} stays, not enough data: {told}ghosts of the pool's size told something in "
-                f"{len(seen)} windows, {ENOUGH_WINDOWS} are needed"
+                f"{format_count(len(seen), 'window')}, {ENOUGH_WINDOWS} are needed"
             )
         if not any(algorithm in each.tokens for each in seen):
             return self._without_ghost(field, algorithm, size, seen)

@@ -23,7 +23,7 @@ from tiertune_agent.tuners.base import (
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_connector.tuning import MOST_FETCH_TOKENS
-from tiertune_connector.units import format_duration, format_size
+from tiertune_connector.units import format_count, format_duration, format_size
 
 FIELD = "tiers.remote.fetch"
 
@@ -115,7 +115,7 @@ class RemoteFetch(OfRemote):
             return NoChange(f"{stays} in {_of(streak, needed)}: {told}", _table(streak))
         if doubt := _doubt(gains(streak, None if on else margin)):
             return NoChange(f"{stays}, {doubt}: {told}", _table(streak))
-        row = f"in {len(streak)} windows in a row fetching"
+        row = f"in {format_count(len(streak), 'window')} in a row fetching"
         if not on:
             return Proposal(FIELD, "off", "on", f"{row} would pay (margin {margin:g}): {told}", _table(streak))
         if short := losing_lengths(windows, needed):
@@ -239,7 +239,8 @@ def _sums(windows: Sequence[Evidence]) -> str:
     outcome = f"those fetched saved {saved:.3g} s and lost {lost:.3g} s" if saved or lost else "none was fetched"
     fetch, recompute = (sum(getattr(window, name) for window in windows) for name in ("fetch_s", "recompute_s"))
     told = "though predicted were" if (saved - lost) * (recompute - fetch) < 0 else "predicted"
-    return f"{requests} requests, {outcome}; {told} {fetch:.3g} s to fetch against {recompute:.3g} s to recompute"
+    asked = format_count(requests, "request")
+    return f"{asked}, {outcome}; {told} {fetch:.3g} s to fetch against {recompute:.3g} s to recompute"
 
 
 def _each(evidence: Evidence, typical: TypicalCandidate | None) -> str:

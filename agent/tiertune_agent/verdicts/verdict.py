@@ -8,6 +8,7 @@ from typing import Any
 
 from tiertune_agent.records import State
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Summand, ratio
+from tiertune_connector.units import format_count
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def compare(trial: Trial, *, worse_by: float) -> Verdict:
     """
     pairs = list(zip(trial.before, trial.after, strict=True))
     if len(pairs) < ENOUGH_WINDOWS:
-        return _too_few(len(pairs), "windows tell anything")
+        return _too_few(len(pairs), "told anything")
     weights = trial.weights or (1.0,) * len(pairs)
     old, new = fmean(trial.before, weights), fmean(trial.after, weights)
     differences = [after - before for before, after in pairs]
@@ -77,7 +78,7 @@ def compare(trial: Trial, *, worse_by: float) -> Verdict:
 def contrast(spells: Spells, *, worse_by: float) -> Verdict:
     """``compare`` for two spells, each with its own error; changes of the traffic between them are not separated."""
     if spells.windows < ENOUGH_WINDOWS:
-        return _too_few(spells.windows, "windows of the shorter spell, before or after the change, tell anything")
+        return _too_few(spells.windows, "of the shorter spell, before or after the change, told anything")
     old, new = ratio(spells.before), ratio(spells.after)
     error = hypot(old.error, new.error)
     told = (
@@ -97,7 +98,8 @@ def _error(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _too_few(windows: int, of: str) -> Verdict:
-    return Verdict(State.INCONCLUSIVE, f"{windows} {of}, {ENOUGH_WINDOWS} are needed", {"windows": windows})
+    few = f"{format_count(windows, 'window')} {of}, {ENOUGH_WINDOWS} are needed"
+    return Verdict(State.INCONCLUSIVE, few, {"windows": windows})
 
 
 def _state(change: float, error: float, allowed: float) -> State:

@@ -70,7 +70,8 @@ def application(
     hosts: Sequence[str] = LOOPBACK_NAMES,
 ) -> FastAPI:
     """The ASGI application; ``unwell`` returns what `/healthz` is to report, ``hosts`` are names that it may have."""
-    app = FastAPI(title="TierTune agent", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
+    schema = "/api/v1/openapi.json"
+    app = FastAPI(title="TierTune agent", docs_url=None, redoc_url=None, openapi_url=schema, redirect_slashes=False)
     app.add_middleware(Bounded)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
 

@@ -78,7 +78,7 @@ def guarded(
 
 def _refused(request: Request, code: int, message: str) -> Response:
     if code == 401 and request.method == "GET" and "text/html" in request.headers.get("accept", ""):
-        return RedirectResponse("/login", 303)
+        return RedirectResponse("../" * (request.scope["path"].count("/") - 1) + "login", 303)
     return JSONResponse({"detail": message}, status_code=code)
 
 
@@ -91,7 +91,10 @@ def from_here(request: Request) -> None:
 def router(
     sessions: Sessions, templates: Environment, headers: dict[str, str], *, secure: bool, clock: Callable[[], float]
 ) -> APIRouter:
-    """``/login`` and ``/logout``. ``secure``: cookies go over HTTPS alone."""
+    """``/login`` and ``/logout``. ``secure``: cookies go over HTTPS alone.
+
+    Addresses are relative, and cookies have the path that the browser sees: a proxy may serve all this below a path.
+    """
     pages = APIRouter(include_in_schema=False, dependencies=[Depends(from_here)])
     errors = Limit(ERRORS_PER_S, ERRORS_AT_ONCE, clock)
 
@@ -112,18 +115,16 @@ def router(
         if session is None:
             errors.take(source)
             return shown("That is no token of this agent.", 401)
-        answer = RedirectResponse("/", 303)
+        answer = RedirectResponse("./", 303)
         private = secure or request.headers.get("origin", "").startswith("https:")  # as to a proxy in front
-        answer.set_cookie(
-            COOKIE, session, max_age=int(LAST_S), httponly=True, secure=private, samesite="strict", path="/"
-        )
+        answer.set_cookie(COOKIE, session, int(LAST_S), path=None, secure=private, httponly=True, samesite="strict")
         return answer
 
     @pages.post("/logout")
     def sign_out(request: Request) -> Response:
         sessions.end(request.cookies.get(COOKIE, ""))
-        answer = RedirectResponse("/login", 303)
-        answer.delete_cookie(COOKIE, path="/")
+        answer = RedirectResponse("login", 303)
+        answer.set_cookie(COOKIE, max_age=0, path=None)
         return answer
 
     return pages

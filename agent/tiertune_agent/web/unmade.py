@@ -16,6 +16,7 @@ from tiertune_agent.verdicts.trials import cost_of, measure, shapes
 from tiertune_agent.web.curves import Ghosts
 from tiertune_agent.web.look import NOTHING, Seen
 from tiertune_agent.web.text import figure, seconds, span
+from tiertune_connector.units import format_count
 from tiertune_connector.whatif.chain import Shape
 
 SHOWN = 20
@@ -93,8 +94,7 @@ class Unmade:
     def sentence(self) -> str:
         if not self.wishes:
             return "Nothing: no tuner that waits for approval, or only observes, wished a change in the last day."
-        number = len(self.wishes)
-        told = f"On auto, TierTune would have made {number} {'change' if number == 1 else 'changes'}"
+        told = f"On auto, TierTune would have made {format_count(len(self.wishes), 'change')}"
         won = self.won_s
         if won is None:
             return f"{told}; what these would have won is not known."

@@ -73,6 +73,7 @@ _MOST_KEPT_FREE = 512 << 20
 """A burst of lookups by forty clients took 220 MiB."""
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
+    ("memory.high", "memory.current", "inactive_file"),  # above it, whoever takes memory is put to sleep
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 """Limit, usage and field of ``memory.stat``, in version 2 of control groups and in version 1."""

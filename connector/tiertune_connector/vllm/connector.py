@@ -46,6 +46,7 @@ class TierTuneConnector(OffloadingConnector):
             self._engine.tell_tier()
         super().__init__(vllm_config, role, kv_cache_config)
         self._tier: TierTuneTier | None = None
+        self._announced = events.Announced()
         self._timing = WorkerTiming(())
         if self.connector_scheduler is not None:
             manager = self.connector_scheduler.manager
@@ -117,7 +118,9 @@ class TierTuneConnector(OffloadingConnector):
             self._engine.new_weights()
             self.tier.part()
         with self._offloading.emptied():
-            return super().reset_cache()
+            done = super().reset_cache()
+        self._announced.emptied(self.connector_scheduler)
+        return done
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Ends a step: vLLM calls this for every output, but `update_connector_output` not for empty ones."""
@@ -144,7 +147,7 @@ class TierTuneConnector(OffloadingConnector):
         promoted, self.tier.promoted = self.tier.promoted, []
         for request, keys in promoted:
             events.describe(self.connector_scheduler, request, keys)
-        return super().take_events()
+        return self._announced.told(super().take_events())
 
     def _follow_resets(self, kv_cache_manager: KVCacheManager) -> None:
         """Whoever empties the device's cache alone, for new weights, does not want the old ones' chunks from here."""

@@ -1,10 +1,12 @@
-"""vLLM's KV events for chunks that come from the store."""
+"""vLLM's KV events: for chunks that come from the store, and for those that a reset takes out of staging."""
 
 # mypy: allow-subclassing-any, no-warn-return-any
 # Where mypy runs, vLLM is not installed.
 
-from collections.abc import Collection
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 
+from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.v1.kv_offload.base import OffloadKey
 
@@ -25,3 +27,37 @@ def describe(scheduler: OffloadingConnectorScheduler, request: str, keys: Collec
         for index, key in enumerate(state.offload_keys):
             if key in wanted:
                 tracker.record_lookup(status.req, config, index, key)
+
+
+class Announced:
+    """Blocks in staging, as events announced them: vLLM's own do not say that a reset takes them all."""
+
+    def __init__(self) -> None:
+        self._blocks: defaultdict[int, Counter[bytes | int]] = defaultdict(Counter)
+        """By group; each as often as it was announced, as chunks of several blocks may share some."""
+        self._emptied = False
+
+    def emptied(self, scheduler: OffloadingConnectorScheduler) -> None:
+        """A reset has emptied staging: what was not announced yet never is."""
+        for _ in scheduler.manager.take_events():
+            pass
+        self._emptied = True
+
+    def told(self, events: Iterable[KVCacheEvent]) -> Iterator[KVCacheEvent]:
+        """The connector's ``events``, behind the removals of what the last reset took."""
+        if self._emptied:
+            for group, blocks in self._blocks.items():
+                if blocks:
+                    yield BlockRemoved(block_hashes=list(blocks.elements()), medium=MEDIUM_CPU, group_idx=group)
+            self._blocks.clear()
+            self._emptied = False
+        for event in events:
+            blocks = self._blocks[event.group_idx]
+            if isinstance(event, BlockStored):
+                blocks.update(event.block_hashes)
+            else:
+                for block in event.block_hashes:
+                    blocks[block] -= 1
+                    if blocks[block] <= 0:
+                        del blocks[block]
+            yield event

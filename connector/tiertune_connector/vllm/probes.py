@@ -49,7 +49,7 @@ _HAS = {
         "ParentManager.lookup": "key req_context",
     },
     f"{OFFLOAD}/tiering/manager.py": {
-        "TieringOffloadingManager": "primary_tier secondary_tiers",
+        "TieringOffloadingManager": "primary_tier secondary_tiers take_events",
         "TieringOffloadingManager.prepare_store": "keys req_context",
         "TieringOffloadingManager.complete_store": "keys req_context success",
     },
@@ -117,6 +117,10 @@ _HAS = {
         "OffloadingWorkerMetadata": "completed_jobs transfer_stats aggregate",
     },
     f"{CONNECTOR}/offloading/metrics.py": {"OffloadingConnectorStats": "increase_counter set_gauge is_empty aggregate"},
+    "distributed/kv_events.py": {
+        "BlockStored": "block_hashes group_idx",
+        "BlockRemoved": "block_hashes medium group_idx",
+    },
     "v1/outputs.py": {"KVConnectorOutput": "invalid_block_ids kv_connector_worker_meta"},
     "distributed/kv_transfer/kv_connector/factory.py": {
         "KVConnectorFactory": "_registry register_connector get_connector_class",

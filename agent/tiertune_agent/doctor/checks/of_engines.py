@@ -2,6 +2,7 @@
 
 from tiertune_agent.doctor.facts import AllFacts, EngineFacts
 from tiertune_agent.doctor.finding import Found, Told, check, of_engine, often
+from tiertune_connector.units import format_count
 
 INFO = "vllm:cache_config_info"
 REQUESTS = "vllm:time_to_first_token_seconds_count"
@@ -37,7 +38,8 @@ def without_store(engine: EngineFacts) -> Told:
     ranks = engine.told.split(CONNECTED, "engine") if engine.told else {}
     away = [rank for rank, on in ranks.items() if not on]
     if away:
-        wrong = f"{len(away)} of {len(ranks)} ranks have no store ({', '.join(away)}): they recompute"
+        which = f"{len(away)} of {format_count(len(ranks), 'rank')} ({', '.join(away)})"
+        wrong = f"no store at {which}: prompts are recomputed there"
         yield wrong, "start the store of that host at the socket that the engine names; same user"
 
 

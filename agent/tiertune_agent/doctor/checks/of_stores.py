@@ -7,7 +7,7 @@ from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import AllFacts, Clock, StoreFacts
 from tiertune_agent.doctor.finding import Found, Told, check, of_store
 from tiertune_agent.fields import Json, capacity_field, read
-from tiertune_connector.units import format_duration, format_size
+from tiertune_connector.units import format_count, format_duration, format_size
 
 SKEW_S = 2.0
 """Smaller differences between clocks do no harm."""
@@ -76,7 +76,8 @@ def engines_refused(store: StoreFacts) -> Told:
         "chunk_size": "set the same chunk_tokens at all engines of the model, and restart them",
     }
     for reason, count in store.counted.split("rejected_hellos_total", "reason").items():
-        wrong = f"engines were turned away {count:.0f} times since it started ({reason}): they recompute everything"
+        times = format_count(count, "time")
+        wrong = f"engines were turned away {times} since it started ({reason}): they recompute everything"
         yield wrong, mends.get(reason, "look at the engines' logs: they tell why")
 
 

@@ -11,7 +11,7 @@ from tiertune_agent.incidents.detectors import FEW, among_tenants
 from tiertune_agent.replay.engine import break_even_tokens
 from tiertune_agent.replay.scenario import GpuSpec, ModelSpec
 from tiertune_connector.tuning import SLOWER, TIERS
-from tiertune_connector.units import format_size
+from tiertune_connector.units import format_count, format_size
 
 MENDS = {
     "weights": "serve the same revision of the model on all of them",
@@ -148,7 +148,7 @@ def no_room(store: StoreFacts) -> Told:
 def corrupt_chunks(store: StoreFacts) -> Told:
     for tier in TIERS:
         if found := store.counted.total("tier_errors_total", tier=tier, reason="corrupt"):
-            wrong = f"{found:.0f} chunks in {tier} were not what was written; they were recomputed"
+            wrong = f"{format_count(found, 'chunk')} in {tier} differed from what was written, and had to be recomputed"
             yield wrong, "look at who else writes there, at the disk, and at the host's memory"
 
 

@@ -34,7 +34,7 @@
         body: JSON.stringify({ ...wish.body, ...fields }),
         signal: AbortSignal.timeout(60000),
       });
-      if (answer.status === 401) return location.assign("/login");
+      if (answer.status === 401) return location.assign("login");
       const document_ = await answer.json();
       if (!answer.ok) throw new Error(message(document_));
       const late = unfinished(document_);

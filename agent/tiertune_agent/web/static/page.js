@@ -7,7 +7,6 @@
   const said = document.getElementById("said");
   const every = Number(live.dataset.refresh) * 1000;
   const shown = new Map();
-  let answered = new Date();
 
   const key = (section) => section.id;
   for (const section of live.children) shown.set(key(section), section.innerHTML);
@@ -80,16 +79,16 @@
   async function look() {
     if (!document.hidden) {
       try {
-        const answer = await fetch("/live", { cache: "no-store", signal: AbortSignal.timeout(10000) });
-        if (answer.status === 401 || answer.redirected) return location.assign("/login");
+        const answer = await fetch("live", { cache: "no-store", signal: AbortSignal.timeout(10000) });
+        if (answer.status === 401 || answer.redirected) return location.assign("login");
         if (!answer.ok) throw new Error(`answers ${answer.status}: see its log`);
         renew(await answer.text());
-        answered = new Date();
         stale.hidden = true;
       } catch (error) {
         const what = error.name === "Error" ? error.message : "does not answer";
-        const since = answered.toISOString().slice(0, 19).replace("T", " ");
-        const told = `The agent ${what}. These figures are of ${since} UTC; trying again.`;
+        const measured = live.querySelector("#now time"); // by the agent's clock, as the reader's may be wrong
+        const since = measured ? ` These figures are of ${measured.textContent} UTC.` : "";
+        const told = `The agent ${what}; trying again.${since}`;
         if (stale.textContent !== told) stale.textContent = told;
         stale.hidden = false;
       }
