@@ -4,16 +4,14 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from math import inf
-from threading import Thread
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import httpcore
 import httpx
 
 SERVERS_AT_ONCE = 64
@@ -39,49 +37,7 @@ def http_client(trust: ssl.SSLContext | None = None, **options: Any) -> httpx.Cl
     So does the client of Redis: OpenSSL's own SSL_CERT_FILE and SSL_CERT_DIR hold for both.
     """
     verify = trust or _authorities(ssl.get_default_verify_paths())
-    made = httpx.Client(trust_env=False, verify=verify, **options)
-    if isinstance(made._transport, httpx.HTTPTransport):  # noqa: SLF001 (there is no other way to bound a resolver)
-        made._transport._pool._network_backend = _Soon()  # noqa: SLF001
-    return made
-
-
-class _Soon(httpcore.SyncBackend):
-    """Connects within the timeout, by which the system bounds only what comes after the look-up of a name."""
-
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.NetworkStream:
-        connect = super().connect_tcp
-        made = beside(lambda: connect(host, port, timeout, local_address, socket_options))
-        try:
-            return made.result(timeout)
-        except TimeoutError:
-            made.add_done_callback(_close)
-            raise httpcore.ConnectTimeout(f"no connection to {host} within {timeout:g} s") from None
-
-
-def _close(late: Future[httpcore.NetworkStream]) -> None:
-    if late.exception() is None:
-        late.result().close()
-
-
-def beside(work: Callable[[], Told]) -> Future[Told]:
-    """Run ``work`` on a thread that does not keep an ending process alive; the future has its result or exception."""
-    made: Future[Told] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(work())
-        except Exception as error:  # noqa: BLE001 (whoever asked is told)
-            made.set_exception(error)
-
-    Thread(target=run, name="beside", daemon=True).start()
-    return made
+    return httpx.Client(trust_env=False, verify=verify, **options)
 
 
 @lru_cache

@@ -1,8 +1,7 @@
 """Many asked at once, and what a failure is told as."""
 
-import socket
 import ssl
-from threading import Barrier, Event
+from threading import Barrier
 from unittest.mock import Mock
 
 import httpx
@@ -35,15 +34,6 @@ def test_an_answer_that_is_no_success_is_told_in_one_line():
     with pytest.raises(httpx.HTTPStatusError) as caught:
         httpx.Response(404, request=asked).raise_for_status()
     assert said(caught.value) == "it answers 404 Not Found"
-
-
-def test_a_resolver_that_hangs_takes_no_longer_than_a_host_that_does(monkeypatch):
-    """Its own patience, ten seconds by default, is no round's; connections that stand need no resolver."""
-    answered = Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(5) and [])
-    with http_client(timeout=0.05) as http, pytest.raises(httpx.ConnectTimeout, match="no connection to a within"):
-        http.get("http://a:7410")
-    answered.set()
 
 
 def test_clients_share_the_systems_authorities(monkeypatch, tmp_path):

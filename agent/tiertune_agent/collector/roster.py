@@ -5,12 +5,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import datetime, timedelta
 from pathlib import Path
+from threading import Thread
 from time import sleep
 from urllib.parse import urlsplit
 
 from tiertune_agent.collector.targets import StoreAddress, StoresFile
 from tiertune_agent.followed import Followed
-from tiertune_agent.network import beside
 from tiertune_connector.documents import parse_yaml
 
 LATE_S = 2.0
@@ -95,7 +95,7 @@ class _Name:
 
     def ask(self) -> Future[Collection[str]]:
         """Start to resolve the name, unless that is under way."""
-        self._asked = self._asked or beside(lambda: self._resolve(self.host, self._port))
+        self._asked = self._asked or _beside(lambda: self._resolve(self.host, self._port))
         return self._asked
 
     def told(self) -> Collection[str]:
@@ -112,6 +112,20 @@ class _Name:
         else:
             self._found = [f"http://{f'[{one}]' if ':' in one else one}:{self._port}" for one in found]
         return self._found
+
+
+def _beside(work: Callable[[], Collection[str]]) -> Future[Collection[str]]:
+    """Run ``work`` on a thread that does not keep an ending process alive; the future has its result or exception."""
+    made: Future[Collection[str]] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(work())
+        except Exception as error:  # noqa: BLE001 (whoever asked is told)
+            made.set_exception(error)
+
+    Thread(target=run, name="resolve", daemon=True).start()
+    return made
 
 
 def _listed(path: Path, text: str) -> tuple[StoreAddress, ...]:
