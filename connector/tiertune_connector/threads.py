@@ -2,7 +2,6 @@
 
 import errno
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from threading import Barrier
 
 
@@ -12,6 +11,9 @@ class Threads(ThreadPoolExecutor):
     The base raises where no thread can be had, with its work queued all the same: it would be done hours later.
     """
 
+    _short = 0
+    """How often no thread could be had: whoever does that work counts as idle once more than there are threads."""
+
     def __init__(self, most: int, name: str, *, ready: int = 1) -> None:
         """OSError if the first ``ready`` of them, which run at once, cannot be had."""
         super().__init__(most, thread_name_prefix=name)
@@ -20,9 +22,13 @@ class Threads(ThreadPoolExecutor):
         if len(self._threads) < ready:
             there.abort()
             self.shutdown(wait=False)
-            raise OSError(errno.EAGAIN, f"{ready} threads cannot be had")
+            raise OSError(errno.EAGAIN, f"{name}: not all threads ({ready}) can be had")
         wait(waiting)
 
     def _adjust_thread_count(self) -> None:
-        with suppress(RuntimeError):
+        while self._short and self._idle_semaphore.acquire(blocking=False):
+            self._short -= 1
+        try:
             super()._adjust_thread_count()
+        except RuntimeError:
+            self._short += 1

@@ -80,7 +80,7 @@ Size = Annotated[int, BeforeValidator(parse_useful_size, json_schema_input_type=
 
 def format_count(number: float, noun: str) -> str:
     """``1 window``, ``2 windows``."""
-    return f"{number:.0f} {noun}{'s' * (number != 1)}"
+    return f"{number:.0f} {noun}{'s' * (round(number) != 1)}"
 
 
 def format_size(count: float) -> str:

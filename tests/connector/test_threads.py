@@ -24,9 +24,14 @@ def test_where_no_more_threads_can_be_had_those_that_are_there_do_all(monkeypatc
     threads.shutdown()
 
 
-def test_there_are_as_many_as_work_waits_for():
-    """Each waits for two others: alone nobody would come to an end."""
+@pytest.mark.parametrize("lacked", [0, 50])
+def test_there_are_as_many_as_work_waits_for(monkeypatch, lacked):
+    """Also after a time in which none could be had. Each waits for two others: alone nobody would come to an end."""
     threads, together = Threads(3, "several"), threading.Barrier(3, timeout=PATIENCE_S)
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        for each in [threads.submit(int) for _ in range(lacked)]:
+            each.result(PATIENCE_S)
     for each in [threads.submit(together.wait) for _ in range(3)]:
         each.result(PATIENCE_S)
     threads.shutdown()
@@ -37,7 +42,7 @@ def test_first_threads_that_cannot_be_had_are_an_error_and_none_is_left(monkeypa
     before = set(threading.enumerate())
     with monkeypatch.context() as patch:
         no_more_threads(patch, left=2)
-        with pytest.raises(OSError, match="3 threads cannot be had"):
+        with pytest.raises(OSError, match="threads"):
             Threads(4, "none", ready=3)
     eventually(lambda: set(threading.enumerate()) <= before)
 

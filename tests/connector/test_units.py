@@ -71,4 +71,4 @@ def test_durations_are_told_in_two_units(seconds, text):
 
 def test_one_is_told_as_one():
     """All other numbers are several."""
-    assert [format_count(number, "window") for number in (0, 1.0, 2)] == ["0 windows", "1 window", "2 windows"]
+    assert [format_count(number, "window") for number in (0, 0.9, 2)] == ["0 windows", "1 window", "2 windows"]

@@ -9,7 +9,7 @@ from tiertune_connector.vllm import weights
 from tiertune_connector.vllm.lora import AdapterDigests
 
 
-@dataclass(frozen=True)
+@dataclass
 class Adapter:
     """As vLLM's LoRARequest."""
 
@@ -111,6 +111,15 @@ def test_another_folder_under_a_loaded_id_is_not_shared(adapter, inplace):
     assert not digests.stands(other, told)
     assert told not in (suffix(other.lora_path), digests.suffix(other))
     assert digests.suffix(adapter("b", 2, lora_name="new", lora_int_id=2)) == suffix(other.lora_path)
+
+
+def test_an_adapter_is_known_as_it_was_told(adapter):
+    """An engine in its caller's process gets the caller's own object, who may use it for another folder."""
+    digests, used = AdapterDigests(), adapter()
+    told = digests.suffix(used)
+    used.lora_path = adapter("b", 2).lora_path
+    assert digests.suffix(used) != told
+    assert not digests.stands(used, told)
 
 
 def test_what_has_no_adapter_or_no_files_to_change_stands():

@@ -18,6 +18,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,11 +122,11 @@ class AdapterDigests:
         folder = Path(adapter.lora_path).expanduser()
         shards = tuple(sorted(folder.glob("*.safetensors"))) if (folder / READ).is_file() else ()
         files = (folder, folder / CONFIG, *(shards or (folder / name for name in UNREAD)))
-        stamp = _stamp(files)
+        stamp, as_told = _stamp(files), copy(adapter)  # an engine in process has its caller's own object
         try:
             if shards:
                 contents = weights.digest_of(folder / CONFIG, shards)
-                return _Known(adapter, files, stamp, self._applied(contents), read=True)
+                return _Known(as_told, files, stamp, self._applied(contents), read=True)
         except OSError:
             pass
         logger.warning(
@@ -134,7 +135,7 @@ class AdapterDigests:
             READ,
             folder,
         )
-        return _Known(adapter, files, stamp, None if adapter.load_inplace else self._own(adapter), read=False)
+        return _Known(as_told, files, stamp, None if adapter.load_inplace else self._own(adapter), read=False)
 
     def _applied(self, contents: bytes) -> bytes:
         if not self._settings:

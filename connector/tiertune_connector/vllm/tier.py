@@ -233,14 +233,15 @@ class TierTuneTier(SecondaryTierManager):
         request = job_metadata.req_context.req_id
         known = self._requests.get(request, _ENDED)
         ask = known.ask if known.prompt.stands() else None
+        suffix = known.prompt.suffix if ask else b""  # else telemetry would take it for a fetch that failed
         job = Job(
             job_metadata.job_id,
             request,
-            [bytes(key) + known.prompt.suffix for key in job_metadata.keys],
+            [bytes(key) + suffix for key in job_metadata.keys],
             job_metadata.chunk_ids.tolist(),
             loads=True,
             deadline_s=ask.load_s if ask else 0.0,
-            suffix=known.prompt.suffix,
+            suffix=suffix,
         )
         if known is not _ENDED:
             known.load = job
