@@ -124,7 +124,7 @@ def test_a_store_that_came_back_under_another_name_hears_it(agents, store):
 
 def test_a_bypass_of_all_holds_for_those_to_come(database, policy_file, clock, listed):
     """A new store hears that it is on; one that was away for the lifting hears of that when it is back."""
-    away, there, new = stores = [FakeStore(clock, name) for name in ("away", "there", "new")]
+    away, *_ = stores = [FakeStore(clock, name) for name in ("away", "there", "new")]
     settings = AgentSettings(database=database, stores_file=listed("away", "there"), policy=policy_file)
     agent = Agent(settings, now=clock.now, transport=transport(*stores))
 

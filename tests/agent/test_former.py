@@ -104,7 +104,8 @@ def agent(database, stores, listed, clock, policy_file):
 
 @pytest.fixture
 def rounds(agent, stores, clock):
-    def run(count):
+    def run(count, later=timedelta()):
+        clock.at += later
         for _ in range(count):
             clock.advance(15)
             for store in stores:
@@ -117,7 +118,7 @@ def rounds(agent, stores, clock):
 
 
 @pytest.mark.parametrize("nonsense", [False, True])
-def test_a_store_that_left_leaves_nothing_in_memory(agent, stores, listed, clock, rounds, nonsense):
+def test_a_store_that_left_leaves_nothing_in_memory(agent, stores, listed, rounds, nonsense):
     """A day after: neither its name, its address nor its namespace; its metrics at once, the others' stay."""
     rounds(12)
     stores[1].nonsense = nonsense
@@ -129,14 +130,13 @@ def test_a_store_that_left_leaves_nothing_in_memory(agent, stores, listed, clock
     rounds(2)
     assert "agent_money_total" in exported(agent, "host-a")
     assert exported(agent, "host-b") == {"agent_change_timestamp_seconds"}  # of the last changes, whoever's
-    clock.at += timedelta(days=1, hours=7)
-    rounds(5)
+    rounds(5, timedelta(days=1, hours=7))
     left = texts(agent) & {"host-b", "http://host-b:7410", "host-b:7410", stores[1].digest}
     assert left == set()
     assert {"host-a", stores[0].digest} <= texts(agent)
 
 
-def test_a_store_that_left_is_forgotten_a_fortnight_later(agent, listed, clock, rounds, database, sql):
+def test_a_store_that_left_is_forgotten_a_fortnight_later(agent, listed, rounds, database, sql):
     """What tuners answered about it goes at once. Its decisions stay, and its account by the day."""
 
     def kept():
@@ -149,13 +149,11 @@ def test_a_store_that_left_is_forgotten_a_fortnight_later(agent, listed, clock, 
     listed("host-a")
     rounds(1)
     assert kept() == ["stores", "windows", "ledger", "decisions"]
-    clock.at += timedelta(days=13)
-    rounds(1)
+    rounds(1, timedelta(days=13))
     for job in (agent.sum_up, agent.prune):
         job()
     assert kept() == ["stores", "windows", "hours", "ledger", "decisions"]
-    clock.at += timedelta(days=2)
-    rounds(1)
+    rounds(1, timedelta(days=2))
     agent.prune()
     assert kept() == ["ledger", "decisions"]
     assert sql(database, "select count(*) from ledger where store = 'host-b' and hour not like '%00:00:00.%'") == [(0,)]

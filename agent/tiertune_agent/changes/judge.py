@@ -150,7 +150,8 @@ class Judge:
         if not remote_fetch.protects(decision.field, decision.after):
             return ""
         undone = self._history.changed.undone(self._now() - MEMORY, [decision.target.store])
-        on = (made for made in undone.get(place("", decision.target)[1:], ()) if remote_fetch.protects(made.field, made.before))
+        same = undone.get(place("", decision.target)[1:], ())
+        on = (made for made in same if remote_fetch.protects(made.field, made.before))
         return DOUBTED if any(on) else ""
 
     def _verdict(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> Verdict | None:

@@ -70,8 +70,8 @@ class Operators:
     def bypass(self, caller: Caller, on: bool, store: str | None) -> dict[str, Any]:
         """Switch bypass in the stores; one that does not answer is told again every window until it does.
 
-        Without a ``store`` those are told, too, that left the fleet and come back; and if on, new ones, until any bypass
-        is lifted.
+        Without a ``store`` those are told, too, that left the fleet and come back; if on, also new ones, until any
+        bypass is lifted.
         """
         with self.audited(caller, "bypass", {"on": on, "store": store}):
             named = self._named(store)

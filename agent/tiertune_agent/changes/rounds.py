@@ -115,7 +115,7 @@ class Rounds:
 
     @contextmanager
     def _survey(self, those: Iterable[Snapshot]) -> Iterator[Survey]:
-        """A survey about these, written at the end. If it cannot be, its tuners are asked again when the database is back."""
+        """A survey of these, written at the end. If it cannot be, tuners are asked again when the database is back."""
         survey = Survey(self._history, self._now(), self._hours, self._windows, {one.store for one in those})
         try:
             try:

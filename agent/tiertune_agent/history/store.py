@@ -63,10 +63,11 @@ class History(OfHistory):
         """The tuning expected of stores that were seen, apart from later decisions."""
         names = {cut(store): store for store in stores}
         columns = (StoreRow.name, StoreRow.expected, StoreRow.expected_at, StoreRow.differs_since)
+        there = StoreRow.name.in_(names)
         with self._session() as session:
-            for row in session.scalars(select(StoreRow).where(StoreRow.name.in_(names), StoreRow.expected_at.is_(None))):
+            for row in session.scalars(select(StoreRow).where(there, StoreRow.expected_at.is_(None))):
                 row.expected, row.expected_at = row.tuning, row.last_seen  # as schemas before 0003 leave it
-            found: Sequence[Any] = session.execute(select(*columns).where(StoreRow.name.in_(names))).all()
+            found: Sequence[Any] = session.execute(select(*columns).where(there)).all()
         return {names[name]: Expectation(dict(tuning), since, differs) for name, tuning, since, differs in found}
 
     def expect(self, expectations: Mapping[str, Expectation]) -> None:
