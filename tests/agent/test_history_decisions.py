@@ -11,7 +11,7 @@ from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, after, remote_window, snapshot
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.retention import FORTNIGHT
-from tiertune_agent.records import OBSERVED, Made, Prospect, Rates, State, Target, Window
+from tiertune_agent.records import FLEET, OBSERVED, Made, Prospect, Rates, State, Target, Window
 from tiertune_agent.tuners.base import NoChange, Proposal
 
 TARGET = Target("host-a", "remote", models=("llama",))
@@ -262,6 +262,14 @@ class TestTheRest:
         (store,) = history.stores()
         assert (store.name, store.pending_bypass) == ("host-a", True)
         assert not history.retention.sum_up(after(hours=2))
+
+    def test_a_bypass_of_all_is_for_former_stores_too_and_for_no_source(self, history):
+        """By status: nobody commands what is only observed."""
+        history.remember([(snapshot(), Rates()), (snapshot(store="engine-a", status={OBSERVED: "vllm"}), Rates())])
+        history.named = lambda: {"http://elsewhere:7410"}
+        history.wish_bypass(FLEET, on=True)
+        history.named = None
+        assert [(one.name, one.pending_bypass) for one in history.stores()] == [("engine-a", None), ("host-a", True)]
 
     def test_where_another_store_answers_the_former_one_is_no_more(self, history):
         """An address that is used again has one store: that which answers; the other one may come back elsewhere."""
