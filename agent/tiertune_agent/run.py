@@ -228,7 +228,10 @@ class Agent:
         soaking = self.history.decisions.in_state(State.SOAKING)
         judged = (now - one.applied_at for one in soaking if one.applied_at)
         self.history.retention.fold(now)
-        self.history.retention.prune(now, max((self._keep, *(2 * since for since in judged))))  # a spell as long before
+        keep = max((self._keep, *(2 * since for since in judged)))  # a spell as long before
+        self.history.retention.prune(now, keep)
+        if not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
+            self.history.retention.forget(now, keep, {*self.collector.addresses, *self.observing.addresses})
 
     def close(self) -> None:
         self.collector.close()

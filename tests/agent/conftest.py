@@ -270,6 +270,18 @@ def proposed(agent, store, rounds, policy_file):
 
 
 @pytest.fixture
+def listed(tmp_path):
+    """Writes the list of the stores that there are."""
+    path = tmp_path / "stores.yaml"
+
+    def write(*names):
+        path.write_text("stores:\n" + "".join(f"- {{url: 'http://{name}:7410'}}\n" for name in names))
+        return path
+
+    return write
+
+
+@pytest.fixture
 def soak(agent, store, clock, rounds):
     """Runs windows in which the ghosts of two algorithms count."""
 

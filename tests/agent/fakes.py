@@ -73,6 +73,7 @@ class FakeStore:
         self.before_put = lambda: None
         self.health = {"dram": "ok", "remote": "ok", "disk": "absent"}
         self.held = {}
+        self.uptime_s = None
 
     def count(self, name, labels, amount):
         """Count on one series; ``labels`` is a dictionary."""
@@ -144,7 +145,8 @@ class FakeStore:
         pool = {"model": "llama", "chunk_bytes": 1 << 20, "dram": {"effective": {"capacity_bytes": 1 << 30}}}
         return httpx.Response(
             200,
-            json={"store": self.name, "version": "0.1", "tiers": tiers, "pools": {DIGEST: pool}, "bypass": self.bypass},
+            json={"store": self.name, "version": "0.1", "tiers": tiers, "pools": {DIGEST: pool}, "bypass": self.bypass}
+            | {"uptime_s": self.uptime_s},
         )
 
     def get_tuning(self, _request):

@@ -176,7 +176,7 @@ def test_what_was_measured_at_an_hour_that_lies_ahead_tells_nothing_of_now(agent
         agent = agents()
     pass_windows(agent, store, clock, 3)
     target = Target("host-a", "remote")
-    survey = Survey(agent.history, clock.now(), Hours(), TierWindows(agent.history))
+    survey = Survey(agent.history, clock.now(), Hours(), TierWindows(agent.history), ["host-a"])
     seen = SeenWindows(agent.history, clock.now)
     clock.advance(15)
     (snapshot,) = agent.collector.collect()

@@ -5,8 +5,10 @@ import threading
 import httpx
 import pytest
 
-from agent.fakes import FakeStore
+from agent.fakes import FakeStore, transport
 from tiertune_agent.changes.operators import Caller
+from tiertune_agent.run import Agent
+from tiertune_agent.settings import AgentSettings
 
 pytestmark = pytest.mark.slow
 
@@ -118,3 +120,26 @@ def test_a_store_that_came_back_under_another_name_hears_it(agents, store):
     assert store.bypass
     assert agent.history.wishes.of(["http://host-a:7410"]) == {}
     assert [(one.name, one.pending_bypass) for one in agent.history.stores()] == [("host-a-again", None)]
+
+
+def test_a_bypass_of_all_holds_for_those_to_come(database, policy_file, clock, listed):
+    """A new store hears that it is on; one that was away for the lifting hears of that when it is back."""
+    away, *_ = stores = [FakeStore(clock, name) for name in ("away", "there", "new")]
+    settings = AgentSettings(database=database, stores_file=listed("away", "there"), policy=policy_file)
+    agent = Agent(settings, now=clock.now, transport=transport(*stores))
+
+    def bypass(on, *names):
+        agent.operators.bypass(CALLER, on, None)
+        listed(*names)
+        clock.advance(15)
+        agent.tick()
+
+    agent.tick()
+    away.up = False
+    bypass(True, "there", "new")
+    assert [store.bypass for store in stores] == [False, True, True]
+    away.up = away.bypass = True
+    bypass(False, "there", "away")
+    assert not any(store.bypass for store in stores)
+    assert agent.history.wishes.of(["fleet"]) == {}
+    agent.close()

@@ -93,18 +93,6 @@ def stores(clock):
 
 
 @pytest.fixture
-def listed(tmp_path):
-    """Writes the list of the stores that there are."""
-    path = tmp_path / "stores.yaml"
-
-    def write(*names):
-        path.write_text("stores:\n" + "".join(f"- {{url: 'http://{name}:7410'}}\n" for name in names))
-        return path
-
-    return write
-
-
-@pytest.fixture
 def agent(database, stores, listed, clock, policy_file):
     """It finds its stores in the list."""
     policy_file.write_text(AUTO)
@@ -114,11 +102,10 @@ def agent(database, stores, listed, clock, policy_file):
     made.close()
 
 
-@pytest.mark.parametrize("nonsense", [False, True])
-def test_a_store_that_left_leaves_nothing_in_memory(agent, stores, listed, clock, nonsense):
-    """A day after: neither its name, its address nor its namespace; its metrics at once, the others' stay."""
-
-    def rounds(count):
+@pytest.fixture
+def rounds(agent, stores, clock):
+    def run(count, later=timedelta()):
+        clock.at += later
         for _ in range(count):
             clock.advance(15)
             for store in stores:
@@ -127,6 +114,12 @@ def test_a_store_that_left_leaves_nothing_in_memory(agent, stores, listed, clock
                 store.traffic()
             agent.tick()
 
+    return run
+
+
+@pytest.mark.parametrize("nonsense", [False, True])
+def test_a_store_that_left_leaves_nothing_in_memory(agent, stores, listed, rounds, nonsense):
+    """A day after: neither its name, its address nor its namespace; its metrics at once, the others' stay."""
     rounds(12)
     stores[1].nonsense = nonsense
     rounds(2)
@@ -137,8 +130,31 @@ def test_a_store_that_left_leaves_nothing_in_memory(agent, stores, listed, clock
     rounds(2)
     assert "agent_money_total" in exported(agent, "host-a")
     assert exported(agent, "host-b") == {"agent_change_timestamp_seconds"}  # of the last changes, whoever's
-    clock.at += timedelta(days=1, hours=7)
-    rounds(5)
+    rounds(5, timedelta(days=1, hours=7))
     left = texts(agent) & {"host-b", "http://host-b:7410", "host-b:7410", stores[1].digest}
     assert left == set()
     assert {"host-a", stores[0].digest} <= texts(agent)
+
+
+def test_a_store_that_left_is_forgotten_a_fortnight_later(agent, listed, rounds, database, sql):
+    """What tuners answered about it goes at once. Its decisions stay, and its account by the day."""
+
+    def kept():
+        names = {"stores": "name"}
+        tables = ("answers", "stores", "windows", "hours", "ledger", "decisions")
+        there = {one: f"select 1 from {one} where {names.get(one, 'store')} = 'host-b'" for one in tables}
+        return [one for one, query in there.items() if sql(database, query)]
+
+    rounds(12)
+    listed("host-a")
+    rounds(1)
+    assert kept() == ["stores", "windows", "ledger", "decisions"]
+    rounds(1, timedelta(days=13))
+    for job in (agent.sum_up, agent.prune):
+        job()
+    assert kept() == ["stores", "windows", "hours", "ledger", "decisions"]
+    rounds(1, timedelta(days=2))
+    agent.prune()
+    assert kept() == ["ledger", "decisions"]
+    assert sql(database, "select count(*) from ledger where store = 'host-b' and hour not like '%00:00:00.%'") == [(0,)]
+    assert sql(database, "select name from stores") == [("host-a",)]

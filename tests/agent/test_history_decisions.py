@@ -11,7 +11,7 @@ from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, after, remote_window, snapshot
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.retention import FORTNIGHT
-from tiertune_agent.records import OBSERVED, Made, Prospect, Rates, State, Target, Window
+from tiertune_agent.records import FLEET, OBSERVED, Made, Prospect, Rates, State, Target, Window
 from tiertune_agent.tuners.base import NoChange, Proposal
 
 TARGET = Target("host-a", "remote", models=("llama",))
@@ -93,7 +93,8 @@ class TestDecisions:
                 at = after(hours=hours)
                 history.decisions.move(decision, State.APPLIED, now=at, applied_at=at)
         last = Made("tiers.remote.fetch", "on", "off1", after(hours=1))
-        assert history.changed.last() == {place("remote_fetch", TARGET): last}
+        assert history.changed.last(["host-a"]) == {place("remote_fetch", TARGET): last}
+        assert history.changed.last(["host-b"]) == history.changed.undone(START, ["host-b"]) == {}
         assert history.changed.count(after(minutes=30), last.at) == {"host-a": 1}
 
     def test_a_split_is_the_last_change_of_all_that_it_moves(self, history):
@@ -113,10 +114,10 @@ class TestDecisions:
         change(fleet, later, split=steps)
         whole, part = Made(size.field, 1, 2, later, 3), Made(size.field, 1, 2, later)
         others = {place("tier_size", fleet): whole, place("tier_size", Target("host-b", "dram")): part}
-        assert history.changed.last() == {place("tier_size", host): part, **others}
+        assert history.changed.last(["host-a"]) == {place("tier_size", host): part, **others}
         change(host, later + timedelta(hours=1))
         own = Made(size.field, 1, 2, later + timedelta(hours=1), 3)
-        assert history.changed.last() == {place("tier_size", host): own, **others}
+        assert history.changed.last(["host-a"]) == {place("tier_size", host): own, **others}
 
     def test_what_is_switched_off_within_its_soak_was_wrong_to_go_on(self, history):
         """It is remembered as undone when it was; neither the switch-off itself, nor what had its verdict first."""
@@ -128,16 +129,16 @@ class TestDecisions:
 
         off, on = switch("on", "off", at[0]), switch("off", "on", at[1])
         history.decisions.judge(off, State.INCONCLUSIVE, "superseded", {}, at[1])
-        assert history.changed.undone(START) == {}
+        assert history.changed.undone(START, ["host-a"]) == {}
         switch("on", "off", at[2])
         history.decisions.judge(on, State.INCONCLUSIVE, "superseded", {}, at[2])
         undone = {("host-a", "remote", ""): [Made(WISH.field, "off", "on", at[2])]}
-        assert history.changed.undone(START) == undone
+        assert history.changed.undone(START, ["host-a"]) == undone
         judged = switch("off", "on", at[3])
         history.decisions.judge(judged, State.INCONCLUSIVE, "not clear", {}, at[4])
         switch("on", "off", at[5])
-        assert history.changed.undone(START) == undone
-        assert history.changed.undone(at[3]) == {}
+        assert history.changed.undone(START, ["host-a"]) == undone
+        assert history.changed.undone(at[3], ["host-a"]) == {}
 
     def test_of_refused_switch_offs_the_newest_is_remembered(self, history):
         """An expired token must not hold off what protects requests for ever longer; of other refusals all count."""
@@ -146,7 +147,7 @@ class TestDecisions:
             for moment in at:
                 made = self.propose(history, Proposal(WISH.field, before, to, ""))
                 history.decisions.move(made, State.FAILED, now=moment)
-        (undone,) = history.changed.undone(START).values()
+        (undone,) = history.changed.undone(START, ["host-a"]).values()
         assert sorted((made.before, made.at) for made in undone) == [("off", when) for when in at] + [("on", at[2])]
 
     def test_a_verdict_is_a_row_and_a_state(self, history):
@@ -261,6 +262,14 @@ class TestTheRest:
         (store,) = history.stores()
         assert (store.name, store.pending_bypass) == ("host-a", True)
         assert not history.retention.sum_up(after(hours=2))
+
+    def test_a_bypass_of_all_is_for_former_stores_too_and_for_no_source(self, history):
+        """By status: nobody commands what is only observed."""
+        history.remember([(snapshot(), Rates()), (snapshot(store="engine-a", status={OBSERVED: "vllm"}), Rates())])
+        history.named = lambda: {"http://elsewhere:7410"}
+        history.wish_bypass(FLEET, on=True)
+        history.named = None
+        assert [(one.name, one.pending_bypass) for one in history.stores()] == [("engine-a", None), ("host-a", True)]
 
     def test_where_another_store_answers_the_former_one_is_no_more(self, history):
         """An address that is used again has one store: that which answers; the other one may come back elsewhere."""

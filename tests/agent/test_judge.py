@@ -270,7 +270,7 @@ class TestWithoutGhosts:
 class TestMemory:
     def test_during_a_soak_the_pool_is_left_alone(self, agent, store, arc, rounds):
         """Another change of the same pool, or of its tier, waits; one of another tier does not."""
-        survey = Survey(agent.history, START, Hours(), TierWindows(agent.history))
+        survey = Survey(agent.history, START, Hours(), TierWindows(agent.history), ["host-a"])
         assert survey.watched(Target("host-a", "dram", DIGEST)).id == arc.id
         assert survey.watched(Target("host-a", "dram")).id == arc.id
         assert survey.watched(Target(FLEET, "dram")).id == arc.id
@@ -327,7 +327,7 @@ class TestMemory:
         store.bandwidth = SLOW
         rounds(2)
         assert [d.after for d in agent.history.decisions.find()] == ["off", "on", "off"]
-        survey = Survey(agent.history, store.clock.now(), Hours(), TierWindows(agent.history))
+        survey = Survey(agent.history, store.clock.now(), Hours(), TierWindows(agent.history), ["host-a"])
         assert survey.undone(Target("host-a", "remote")) == ()
 
     def test_sizes_are_judged_by_prospects(self, agent, store, clock, auto, rounds):

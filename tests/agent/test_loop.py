@@ -161,6 +161,17 @@ def test_a_restarted_store_goes_on_being_tuned(agent, store, rounds):
     assert fetch(store) == "off"
 
 
+def test_a_store_that_was_off_counts_from_its_boot(agent, store, clock, rounds):
+    """No rent is booked for the night: the window begins when it was started."""
+    rounds(1)
+    store.restart()
+    store.uptime_s = 10.0
+    clock.advance(36000)
+    rounds(1)
+    (_, window) = agent.history.measured.windows("host-a", tier="remote")
+    assert (window.seconds, window.start) == (10.0, clock.now() - timedelta(seconds=10))
+
+
 @pytest.mark.parametrize(("seconds", "end"), [(15, ("soaking", "off")), (3600, ("expired", "on"))])
 def test_killed_before_writing(agents, store, rounds, seconds, end):
     """Approved but never sent: a successor that comes soon makes the change; one that comes late lets it be.

@@ -65,7 +65,7 @@ def test_what_was_followed_by_another_does_not_stand(agent, store, clock, auto, 
     asked = []
     event.listen(Engine, "before_cursor_execute", heard := lambda *call: asked.append(call[2]))
     try:
-        (found,) = agent.history.changed.standing(clock.now())
+        (found,) = agent.history.changed.standing(clock.now(), ["host-a"])
     finally:
         event.remove(Engine, "before_cursor_execute", heard)
     assert found.id == last.id

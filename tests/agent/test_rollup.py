@@ -29,8 +29,9 @@ def every(minutes, until):
     return [after(minutes=each) for each in range(0, int((until - START) / timedelta(minutes=1)), minutes)]
 
 
-def remember(history, windows, at=START):
-    history.remember([(snapshot(*windows, at=at), FREE)])
+def remember(history, windows, at=None):
+    """As told when the last of them was over."""
+    history.remember([(snapshot(*windows, at=at or max(each.start for each in windows) + timedelta(seconds=15)), FREE)])
 
 
 def fill(history, minutes, until):
@@ -247,7 +248,7 @@ def test_old_hours_are_days(history):
         (lambda history: history.measured.candidate_windows("host-a", "remote"), "windows_with_candidates"),
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
         (lambda history: history.measured.prospects(DIGEST, START), "prospects_by_time"),
-        (lambda history: history.changed.standing(START), "reviews_by_decision"),
+        (lambda history: history.changed.standing(START, ["host-a"]), "reviews_by_decision"),
         (lambda history: history.retention.sum_up(START), "windows_by_store"),
     ],
     ids=["place", "store", "candidates", "prospects", "prospects of one", "standing", "sum up"],

@@ -68,7 +68,7 @@ def test_each_namespace_and_horizon_has_prospects_of_its_own(history):
     old, new = (Prospect(DIGEST, after(minutes=minutes), 60.0, 1, {"0/0/0": 1.0}) for minutes in (0, 50))
     other = replace(new, namespace="cd" * 16)
     history.measured.remember_prospects([old, new, other])
-    survey = Survey(history, after(minutes=55), Hours(), TierWindows(history))
+    survey = Survey(history, after(minutes=55), Hours(), TierWindows(history), ())
     assert survey.prospects(DIGEST, 600.0) == [new]
     assert survey.prospects(DIGEST, 7200.0) == [old, new]
     assert survey.prospects(other.namespace, 600.0) == [other]

@@ -82,7 +82,7 @@ class Judge:
             return
         fleet = this.known
         since = self._now() - WEEK
-        for decision in self._history.changed.standing(since):
+        for decision in self._history.changed.standing(since, fleet):
             snapshot = fleet.get(decision.target.store)
             if measure(decision) and snapshot and in_force(snapshot.tuning, decision.field) == decision.after:
                 verdict = self._reviewed(decision, since, this, snapshot)
@@ -149,8 +149,9 @@ class Judge:
         """Why a switch-off is not rolled back; empty: no reason. Probes of a link without fetches promise too much."""
         if not remote_fetch.protects(decision.field, decision.after):
             return ""
-        undone = self._history.changed.undone(self._now() - MEMORY).get(place("", decision.target)[1:], ())
-        on = (made for made in undone if remote_fetch.protects(made.field, made.before))
+        undone = self._history.changed.undone(self._now() - MEMORY, [decision.target.store])
+        same = undone.get(place("", decision.target)[1:], ())
+        on = (made for made in same if remote_fetch.protects(made.field, made.before))
         return DOUBTED if any(on) else ""
 
     def _verdict(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> Verdict | None:

@@ -12,7 +12,7 @@ from tiertune_agent.collector.stores import TIMEOUT_S, Collector
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.store import History
 from tiertune_agent.network import CallError, at_once, calling, json_of
-from tiertune_agent.records import StoreRecord
+from tiertune_agent.records import FLEET, StoreRecord
 from tiertune_connector.httpd.sites import REMARK
 
 FLUSH_TIMEOUT_S = 20.0
@@ -68,10 +68,20 @@ class Operators:
         return f"by {freeze.who}{until}: {freeze.reason}"
 
     def bypass(self, caller: Caller, on: bool, store: str | None) -> dict[str, Any]:
-        """Switch bypass in the stores; one that does not answer is told again every window until it does."""
+        """Switch bypass in the stores; one that does not answer is told again every window until it does.
+
+        Without a ``store`` those are told, too, that left the fleet and come back; if on, also new ones, until any
+        bypass is lifted.
+        """
         with self.audited(caller, "bypass", {"on": on, "store": store}):
             named = self._named(store)
         known = {record.url: record.name for record in self._history.stores()}
+        if store is None:
+            self._history.wish_bypass(FLEET, on=on)
+        if not on:
+            self._history.wishes.drop(FLEET)
+        elif store is None:
+            self._history.wishes.keep(FLEET, on=True)
         for name, url in named.items():
             if known.get(url) == name:
                 self._history.wish_bypass(name, on=on)
@@ -96,7 +106,7 @@ class Operators:
         due = [
             (name, url, on)
             for name, url in fleet.items()
-            for on in (pending.get(url), wished.get(url))
+            for on in {pending.get(url), wished.get(url)}
             if on is not None and (names is None or name in names)
         ]
         if due:

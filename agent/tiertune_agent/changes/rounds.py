@@ -57,7 +57,7 @@ class Rounds:
         """Ask about stores, beginning where the last round ran out of time."""
         now = self._now()  # entries that are due or lie ahead are dropped: the target may not exist any more
         self._asked = {key: (at, due) for key, (at, due) in self._asked.items() if at <= now < due}
-        with self._survey() as survey:
+        with self._survey(snapshots) as survey:
             started = self._timer()
             first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
             for snapshot in (*snapshots[first:], *snapshots[:first]):
@@ -77,7 +77,7 @@ class Rounds:
 
     def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
         """Ask about sources that are only observed: nothing there can be set, so they only get advice."""
-        with self._survey() as survey:
+        with self._survey(sources) as survey:
             for snapshot in sources:
                 for tuner, target in _asked(OF_SOURCES, snapshot, this):
                     if self._due(tuner, target):
@@ -91,7 +91,7 @@ class Rounds:
         rule = shared.rule
         sized = REMOTE if shared.overspent() else shared.target
         asked = [(made(kind, rule), sized if kind.scope == "size" else REMOTE) for kind in OF_REMOTE]
-        with self._survey() as survey:
+        with self._survey(this.fleet) as survey:
             return any(
                 self._due(tuner, target) and self._taken(tuner, target, shared.snapshot, this, survey)
                 for tuner, target in asked
@@ -99,7 +99,7 @@ class Rounds:
 
     def leave_remote(self, why: str) -> None:
         """Withdraw all wishes about the remote; ``why`` becomes the answer."""
-        with self._survey() as survey:
+        with self._survey(()) as survey:
             for kind in OF_REMOTE:
                 for target in (SPLIT, REMOTE) if kind.scope == "size" else (REMOTE,):
                     survey.answered(kind.name, target, NoChange(why))
@@ -114,9 +114,9 @@ class Rounds:
         return True
 
     @contextmanager
-    def _survey(self) -> Iterator[Survey]:
-        """A survey, written at the end. If it cannot be, its tuners are asked again when the database is back."""
-        survey = Survey(self._history, self._now(), self._hours, self._windows)
+    def _survey(self, those: Iterable[Snapshot]) -> Iterator[Survey]:
+        """A survey of these, written at the end. If it cannot be, tuners are asked again when the database is back."""
+        survey = Survey(self._history, self._now(), self._hours, self._windows, {one.store for one in those})
         try:
             try:
                 yield survey

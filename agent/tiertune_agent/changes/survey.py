@@ -2,7 +2,7 @@
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -63,13 +63,16 @@ class Survey:
     a typical candidate was.
     """
 
-    def __init__(self, history: History, now: datetime, hours: Hours, tiers: "TierWindows") -> None:
-        """``hours`` and ``tiers`` outlive the round."""
+    def __init__(
+        self, history: History, now: datetime, hours: Hours, tiers: "TierWindows", stores: Collection[str]
+    ) -> None:
+        """``hours`` and ``tiers`` outlive the round; ``stores``: whose targets are asked about, beside the fleet's."""
         self._history = history
+        self._stores = stores
         self._hours = hours
         self._tiers = tiers
         self._now = hours.look(now)
-        self._last = history.changed.last()
+        self._last = history.changed.last(stores)
         self._open: dict[Place, list[Decision]] = {}
         for decision in history.decisions.in_state(State.PROPOSED):
             self._open.setdefault(place(decision.tuner, decision.target), []).append(decision)
@@ -165,7 +168,7 @@ class Survey:
 
     @cached_property
     def _undone(self) -> Mapping[Where, Sequence[Made]]:
-        return self._history.changed.undone(self._now - MEMORY)
+        return self._history.changed.undone(self._now - MEMORY, self._stores)
 
     @cached_property
     def _made(self) -> Mapping[str, int]:

@@ -26,7 +26,7 @@ _TUNED = {
     "margin": NUMBER,
     "holdout": NUMBER,
 }
-STATUS = {"tiers": {EACH: _TIER}, "pools": {EACH: _POOL}, "models": [str]}
+STATUS = {"tiers": {EACH: _TIER}, "pools": {EACH: _POOL}, "models": [str], "uptime_s": NUMBER}
 TUNING = {
     "version": NUMBER,
     "tiers": {EACH: _TUNED},

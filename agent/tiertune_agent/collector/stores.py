@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from math import inf
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -197,6 +198,9 @@ class Collector:
             # what was counted goes into the next window
             self._readings[url] = replace(before, time_s=reading.time_s), asked_s
             return Trouble(reading.store, "stale_counters", f"{url}: its clock {odd}")
+        if before is not None and before.boot_id != reading.boot_id:  # it was away: nothing was held or counted then
+            up_s = float(status.get("uptime_s") or inf)
+            before = replace(before, time_s=max(before.time_s, reading.time_s - up_s))
         counted, stages = windows(before, reading, at) if before else ((), ())
         self._readings[url] = reading, asked_s
         return Snapshot(

@@ -33,12 +33,14 @@ def place(tuner: str, target: Target) -> Place:
 
 
 class Changed(OfHistory):
-    def last(self) -> dict[Place, Made]:
+    """Questions about ``stores`` leave out the many that may have left the fleet; splits, of ``fleet``, are in each."""
+
+    def last(self, stores: Collection[str]) -> dict[Place, Made]:
         """The last change by each tuner to each target; a rollback counts as the change, at its own time.
 
         A split also counts as a change of each of its parts.
         """
-        newest = select(func.max(DecisionRow.id)).where(DecisionRow.state.in_(CHANGED)).group_by(*_PLACE)
+        newest = select(func.max(DecisionRow.id)).where(_of(stores), DecisionRow.state.in_(CHANGED)).group_by(*_PLACE)
         query = select(*_PLACE, *_CHANGE, DecisionRow.evidence["split"].label("split"))
         found: dict[Place, Made] = {}
         split: dict[Place, Made] = {}
@@ -59,9 +61,9 @@ class Changed(OfHistory):
             made.update({store, *(step["store"] for step in split or ())})
         return made
 
-    def made_since(self, since: datetime) -> dict[str, list[Decision]]:
+    def made_since(self, since: datetime, stores: Collection[str]) -> dict[str, list[Decision]]:
         """Decisions updated since that changed a store, or were to, by store, oldest first; splits in parts."""
-        query = select(DecisionRow).where(DecisionRow.updated_at >= since, DecisionRow.state.in_(_MEANT))
+        query = select(DecisionRow).where(_of(stores), DecisionRow.updated_at >= since, DecisionRow.state.in_(_MEANT))
         return _by_store(self._decided(query.order_by(DecisionRow.id)))
 
     def emptied(self, stores: Collection[str]) -> dict[str, list[Decision]]:
@@ -76,7 +78,7 @@ class Changed(OfHistory):
         last = {store: {one.field: one for one in found.get(store, ())}.values() for store in stores}
         return {store: [one for one in mine if one.after == 0] for store, mine in last.items()}
 
-    def undone(self, since: datetime) -> dict[Where, list[Made]]:
+    def undone(self, since: datetime, stores: Collection[str]) -> dict[Where, list[Made]]:
         """Decisions that were rolled back, switched off during their soak, or refused, by what they changed.
 
         Refused by the store or by a person; each has the time of that. Of refused changes that protect requests only
@@ -87,7 +89,7 @@ class Changed(OfHistory):
             DecisionRow.state == State.INCONCLUSIVE, DecisionRow.field == FIELD, _followed(within_soak=True).exists()
         )
         query = select(*_PLACE, *_CHANGE).where(
-            DecisionRow.updated_at >= since, or_(DecisionRow.state.in_(ended), overtaken)
+            _of(stores), DecisionRow.updated_at >= since, or_(DecisionRow.state.in_(ended), overtaken)
         )
         found: dict[Where, list[Made]] = {}
         refused: dict[Where, Made] = {}
@@ -102,10 +104,11 @@ class Changed(OfHistory):
             found.setdefault(where, []).append(made)
         return found
 
-    def standing(self, before: datetime) -> list[Decision]:
+    def standing(self, before: datetime, stores: Collection[str]) -> list[Decision]:
         """Decisions judged and not rolled back, applied by ``before``, not followed by another nor reviewed since."""
         reviewed = select(ReviewRow.id).where(ReviewRow.decision == DecisionRow.id, ReviewRow.at > before)
         query = select(DecisionRow).where(
+            _of(stores),
             DecisionRow.state.in_((State.KEPT, State.INCONCLUSIVE)),
             DecisionRow.applied_at <= before,
             ~reviewed.exists(),
@@ -117,6 +120,10 @@ class Changed(OfHistory):
         """Soaking decisions whose field a later decision changed."""
         query = select(DecisionRow.id).where(DecisionRow.state == State.SOAKING, _followed().exists())
         return set(self._all(query))
+
+
+def _of(stores: Collection[str]) -> Any:  # noqa: ANN401 (a condition)
+    return DecisionRow.store.in_({FLEET, *stores})
 
 
 def _by_store(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:

@@ -13,7 +13,7 @@ from tiertune_agent.history.ledger import book
 from tiertune_agent.history.models import StageWindowRow, StoreRow, WindowRow, WishRow, cut
 from tiertune_agent.history.rollup import add_late
 from tiertune_agent.history.rows import window_columns
-from tiertune_agent.records import Rates, Snapshot, Window
+from tiertune_agent.records import FLEET, Rates, Snapshot, Window
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 
 _STATE = ("url", "boot_id", "version", "status", "tuning", "totals")
@@ -45,8 +45,15 @@ def _stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, dateti
     names = [cut(snapshot.store) for snapshot in snapshots]
     found = session.execute(select(StoreRow.name, StoreRow.summed_until).where(StoreRow.name.in_(names)))
     known = {row.name: row.summed_until for row in found}
+    bypassed = session.get(WishRow, FLEET) and True
     new = [  # the tuning of one seen for the first time is taken as intended
-        {**_state(one), "first_seen": one.at, "expected": one.tuning, "expected_at": one.at}
+        {
+            **_state(one),
+            "first_seen": one.at,
+            "expected": one.tuning,
+            "expected_at": one.at,
+            "pending_bypass": None if one.observed else bypassed,
+        }
         for one in snapshots
         if cut(one.store) not in known
     ]

@@ -1,6 +1,6 @@
 """Ages what was measured: sums windows up into hours, folds hours into days, drops what is old."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from tiertune_agent.history.models import (
 )
 from tiertune_agent.history.rollup import NEVER, fold, sum_up
 from tiertune_agent.history.sessions import OfHistory
+from tiertune_agent.records import FLEET
 
 HOURS_AT_ONCE = 200
 """Hours summed up by one call, over all stores: catching up takes several calls."""
@@ -33,12 +34,29 @@ class Retention(OfHistory):
 
     def sum_up(self, now: datetime) -> int:
         """Sum up windows of hours that are over, stores furthest behind first; returns how many hours."""
-        return self._repeat(sum_up, now, self._stores(func.coalesce(StoreRow.summed_until, NEVER)), HOURS_AT_ONCE)
+        since = func.coalesce(StoreRow.summed_until, NEVER)
+        return self._repeat(sum_up, now, self._stores(since, StoreRow.last_seen >= since), HOURS_AT_ONCE)
 
     def fold(self, now: datetime) -> int:
         """Fold hours over a fortnight old into days, of windows and the ledger; returns how many days."""
-        before = (now - FORTNIGHT).replace(hour=0, minute=0, second=0, microsecond=0)
+        before = _midnight(now - FORTNIGHT)
         return self._repeat(fold, before, self._stores(StoreRow.name), DAYS_AT_ONCE)
+
+    def forget(self, now: datetime, keep: timedelta, named: Collection[str]) -> None:
+        """Drop stores at no address of ``named`` that were not seen for a fortnight, or ``keep`` if that is longer.
+
+        So names that never come again do not pile up. Of what they counted, the ledger by the day stays.
+        """
+        before = _midnight(now - max(keep, FORTNIGHT))
+        former = (StoreRow.name != FLEET, StoreRow.last_seen < before, StoreRow.url.not_in(named))
+        for store in self._stores(StoreRow.name, *former):
+            with self._session.summing, self._session() as session:
+                row = session.get_one(StoreRow, store)
+                while fold(session, row, before):
+                    pass
+                for kind in (WindowRow, HourRow, StageWindowRow):
+                    _drop(session, kind, kind.store == store)
+                session.delete(row)
 
     def prune(self, now: datetime, keep: timedelta) -> int:
         """Drop windows older than ``keep``, prospects older than a fortnight, hours and days older than a year.
@@ -75,9 +93,13 @@ class Retention(OfHistory):
                 done += 1
         return done
 
-    def _stores(self, order: Any) -> Sequence[str]:  # noqa: ANN401 (a column)
-        """Names of all stores, including former ones."""
-        return self._all(select(StoreRow.name).order_by(order))
+    def _stores(self, order: Any, *which: ColumnExpressionArgument[bool]) -> Sequence[str]:  # noqa: ANN401 (a column)
+        """Names of stores, including former ones."""
+        return self._all(select(StoreRow.name).where(*which).order_by(order))
+
+
+def _midnight(at: datetime) -> datetime:
+    return at.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def _drop(session: Session, row: type[Base], *which: ColumnExpressionArgument[bool]) -> int:

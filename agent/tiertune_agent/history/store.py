@@ -13,14 +13,14 @@ from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.journal import Journal
 from tiertune_agent.history.ledger import Ledger
 from tiertune_agent.history.measured import Measured
-from tiertune_agent.history.models import IncidentRow, StoreRow, WishRow, cut
+from tiertune_agent.history.models import AnswerRow, IncidentRow, StoreRow, WishRow, cut
 from tiertune_agent.history.remembering import remember
 from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import over
 from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.history.verdicts import Verdicts
 from tiertune_agent.history.wishes import Wishes
-from tiertune_agent.records import FLEET, Expectation, Rates, Snapshot, State, StoreRecord, Window
+from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, State, StoreRecord, Window
 
 
 class History(OfHistory):
@@ -63,10 +63,11 @@ class History(OfHistory):
         """The tuning expected of stores that were seen, apart from later decisions."""
         names = {cut(store): store for store in stores}
         columns = (StoreRow.name, StoreRow.expected, StoreRow.expected_at, StoreRow.differs_since)
+        there = StoreRow.name.in_(names)
         with self._session() as session:
-            for row in session.scalars(select(StoreRow).where(StoreRow.expected_at.is_(None))):
+            for row in session.scalars(select(StoreRow).where(there, StoreRow.expected_at.is_(None))):
                 row.expected, row.expected_at = row.tuning, row.last_seen  # as schemas before 0003 leave it
-            found: Sequence[Any] = session.execute(select(*columns).where(StoreRow.name.in_(names))).all()
+            found: Sequence[Any] = session.execute(select(*columns).where(there)).all()
         return {names[name]: Expectation(dict(tuning), since, differs) for name, tuning, since, differs in found}
 
     def expect(self, expectations: Mapping[str, Expectation]) -> None:
@@ -81,9 +82,10 @@ class History(OfHistory):
 
     def stores(self) -> list[StoreRecord]:
         """Stores at the addresses of ``named``, or all without it; former ones stay remembered."""
-        named = self.named() if self.named else None
-        rows = self._all(select(StoreRow).where(StoreRow.name != FLEET).order_by(StoreRow.name))
-        return [_store(row) for row in rows if named is None or row.url in named]
+        query = select(StoreRow).where(StoreRow.name != FLEET).order_by(StoreRow.name)
+        if self.named:
+            query = query.where(StoreRow.url.in_(self.named()))
+        return [_store(row) for row in self._all(query)]
 
     def store(self, name: str) -> StoreRecord | None:
         """A store by its name; ``fleet`` is the managed remote."""
@@ -97,27 +99,31 @@ class History(OfHistory):
         self._do(delete(StoreRow).where(StoreRow.name == store), closed.values(closed_at=IncidentRow.last_seen))
 
     def leave_out(self, called: Collection[str], now: datetime) -> None:
-        """Close the incidents of what is at no address of ``named``, unless it is ``called`` so; drop its wishes."""
+        """Close the incidents of what is at no address of ``named``, unless it is ``called`` so.
+
+        Drop its wishes, and what tuners answered about it.
+        """
         assert self.named is not None
         named = self.named()
         with self._session() as session:
             at = {row.name: row.url for row in session.execute(select(StoreRow.name, StoreRow.url))}
             former = {name for name, url in at.items() if name != FLEET and url not in named}
-            names = {"", FLEET, *called, *named, *(at.keys() - former)}
+            names = {cut(name) for name in ("", FLEET, *called, *named, *(at.keys() - former))}
             session.execute(
                 update(IncidentRow)
-                .where(IncidentRow.closed_at.is_(None), IncidentRow.store.not_in({cut(name) for name in names}))
+                .where(IncidentRow.closed_at.is_(None), IncidentRow.store.not_in(names))
                 .values(closed_at=IncidentRow.last_seen)
             )
-            session.execute(delete(WishRow).where(WishRow.url.not_in({cut(url) for url in named})))
+            session.execute(delete(AnswerRow).where(AnswerRow.store.not_in(names)))
+            session.execute(delete(WishRow).where(WishRow.url.not_in({FLEET, *(cut(url) for url in named)})))
         for one in self.decisions.in_state(State.PROPOSED):
             if one.target.store in former:
                 self.decisions.expire(one, "the store is none of the fleet's any more", now=now)
 
     def wish_bypass(self, store: str, *, on: bool) -> None:
-        """Remember what the store has not acknowledged yet."""
-        with self._session() as session:
-            session.get_one(StoreRow, store).pending_bypass = on
+        """Remember what the store has not acknowledged yet; ``fleet``: all stores that were ever seen."""
+        ours = (StoreRow.name != FLEET) & StoreRow.status[OBSERVED].as_string().is_(None)
+        self._do(update(StoreRow).where(ours if store == FLEET else StoreRow.name == store).values(pending_bypass=on))
 
     def acknowledge_bypass(self, store: str, *, on: bool) -> None:
         """Note that the store has it, as its next answer will say. Another wish that came meanwhile stays."""

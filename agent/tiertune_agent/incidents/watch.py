@@ -41,7 +41,7 @@ class Watch:
     def wanted(self, store: str) -> dict[str, Any]:
         """The tuning that decisions left in a store."""
         base = self._history.expectations([store])[store]
-        decisions = self._history.changed.made_since(base.since)
+        decisions = self._history.changed.made_since(base.since, [store])
         return expected(base.tuning, base.since, decisions.get(store, ()))
 
     def _sights(self, snapshots: Sequence[Snapshot]) -> dict[str, Sight]:
@@ -49,7 +49,7 @@ class Watch:
         now, windows = self._now(), self._windows.heard(snapshots)  # first: history has them already
         bases = self._history.expectations(snapshot.store for snapshot in snapshots)
         oldest = min((base.since for base in bases.values()), default=now)
-        decisions = self._history.changed.made_since(min(oldest, now - REMEMBERED))
+        decisions = self._history.changed.made_since(min(oldest, now - REMEMBERED), bases)
         emptied = self._history.changed.emptied([one.store for one in snapshots if _without_capacity(one)])
         sights, renewed, reading = {}, {}, {store for store, seen in windows.items() if _found_in_remote(seen)}
         for snapshot in snapshots:
