@@ -2,15 +2,13 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import httpx
 
-from tiertune_agent.records import (
-    Histogram,
-    Snapshot,
-    Window,
-)
+from tiertune_agent.fields import replaced
+from tiertune_agent.records import Histogram, Rates, Snapshot, Window
 from tiertune_connector.tuning import TuningError, parse_tuning
 
 START = datetime(2025, 3, 5, 12, 0, tzinfo=UTC)
@@ -117,6 +115,15 @@ class FakeStore:
         self.count("whatif_tokens_total", {**labels, "result": "hit"}, hit)
         self.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000 - hit)
 
+    def by_hand(self, field, value):
+        """Somebody sets it."""
+        self.tuning = {**replaced(self.tuning, field, value), "version": self.tuning["version"] + 1}
+
+    def tells(self, what, change):
+        """From now on its answer to ``get_status`` or the like is what ``change`` makes of the document."""
+        told = getattr(self, what)
+        setattr(self, what, lambda request: httpx.Response(200, json=change(told(request).json())))
+
     def handle(self, request):
         if not self.up:
             raise httpx.ConnectError("connection refused", request=request)
@@ -206,7 +213,21 @@ def remote_window(index=0, *, seconds=15.0, **figures):
         "t0": "fetch_estimate_t0_seconds",
     }
     values = {names[name]: float(value) for name, value in figures.items() if value is not None}
-    return Window("host-a", "", "", "remote", START + timedelta(seconds=index * seconds), seconds, values)
+    return window("remote", values, after(seconds=index * seconds), seconds)
+
+
+def window(tier, values, at=START, seconds=15.0, *, namespace="", model="", store="host-a"):
+    return Window(store, namespace, model, tier, at, seconds, values)
+
+
+def by_length(window, requests, **gained):
+    """The window, with so many fetches of each class, which gained (or lost) so many seconds; ``t1024=-3.0``."""
+    values = dict(window.values)
+    for name, seconds in gained.items():
+        tokens, result = name.removeprefix("t"), "saved" if seconds > 0 else "lost"
+        values[f"gate_length_requests_total{{tokens={tokens}}}"] = requests
+        values[f"gate_length_seconds_total{{tokens={tokens},result={result}}}"] = abs(seconds)
+    return replace(window, values=values)
 
 
 def histogram(*counts):
@@ -217,6 +238,27 @@ def histogram(*counts):
 def snapshot(*windows, stages=(), at=START, **fields):
     known = {"store": "host-a", "url": "http://host-a:7410", "boot_id": "b", "version": "1", "status": {}, "tuning": {}}
     return Snapshot(**{**known, "totals": {}, "at": at, "windows": windows, "stages": stages, **fields})
+
+
+def costs(seconds):
+    """Of a request, by the DRAM of a host in GiB."""
+    return {f"{size << 30}/0/0": cost for size, cost in seconds.items()}
+
+
+def remember(history, *windows, rates=None, **fields):
+    """As told by a store: ``fields`` of its snapshot."""
+    history.remember([(snapshot(*windows, **fields), rates or Rates())])
+
+
+def propose(history, tuner, target, wish, *, mode="recommend", at=START):
+    """What a tuner wishes is written down."""
+    return history.decisions.propose(tuner, target, wish, mode=mode, version=1, policy=1, now=at)
+
+
+def open_incidents(agent):
+    """What is wrong, by kind and store."""
+    told = agent.history.journal.incidents()
+    return {(one["kind"], one["store"]): one["message"] for one in told if not one["closed_at"]}
 
 
 def urls(*hosts):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
 from agent.fakes import after
-from tiertune_agent.records import Histogram, Rates, Target, Window
+from agent.fakes import window as told_of
+from tiertune_agent.records import Histogram, Rates, Target
 from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 
@@ -41,8 +42,8 @@ def window(index, tier="remote", *, noise=1.0, **figures):
     dram = {"tier_evictions_total{algorithm=lru,reason=room}": f["evicted"], "tier_evicted_unused_total": f["once"]}
     at = after(seconds=15 * index)
     return [
-        Window("host-a", "", "", tier, at, 15.0, {name: value for name, value in values.items() if value}),
-        Window("host-a", "ab", "llama", "dram", at, 15.0, {name: value for name, value in dram.items() if value}),
+        told_of(tier, {name: value for name, value in values.items() if value}, at),
+        told_of("dram", {name: value for name, value in dram.items() if value}, at, namespace="ab"),
     ]
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
-from agent.fakes import DIGEST, after
-from tiertune_agent.records import OBSERVED, Prospect, StageWindow, Target, Window
+from agent.fakes import DIGEST, after, window
+from tiertune_agent.records import OBSERVED, Prospect, StageWindow, Target
 from tiertune_agent.tuners.advice import FLEET, AdviceSettings, Balance, Routing, Sharing
 from tiertune_agent.tuners.balance import demand
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
@@ -194,7 +194,7 @@ def loads(*waits_ms):
     """Windows of a source in which requests waited so long for 1000 loaded tokens; 1000 computed ones take 100 ms."""
     told = {OBSERVED: 1.0, LOADED: 1000.0, COMPUTED: 1000.0, PREFILL_S: 0.1}
     return [
-        Window("engine-a", "", "", "", after(seconds=15 * i), 15.0, {**told, WAIT_S: wait_ms / 1000})
+        window("", {**told, WAIT_S: wait_ms / 1000}, after(seconds=15 * i), store="engine-a")
         for i, wait_ms in enumerate(waits_ms)
     ]
 

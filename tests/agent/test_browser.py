@@ -9,13 +9,12 @@ from datetime import timedelta
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from agent.conftest import POLICY, make_agent, pass_windows
-from agent.fakes import SLOW, START, Clock, FakeStore, fetch
-from agent.test_signing import APPROVE, READ, TUNE
+from agent.conftest import POLICY, pass_windows
+from agent.fakes import SLOW, Clock, FakeStore, fetch, propose
+from agent.test_signing import APPROVE, READ, asking, tokens  # noqa: F401 (fixtures)
 from e2e.servers import app_served, program
-from tiertune_agent.records import State, Target
+from tiertune_agent.records import Target
 from tiertune_agent.run import LOOK_S, Agent
-from tiertune_agent.settings import HttpSettings
 from tiertune_agent.tuners.base import Proposal
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -117,7 +116,7 @@ def test_an_approval_changes_the_store_and_a_roll_back_sets_it_back(proposed, ag
     assert fetch(store) == "off"
     confirm(proposed, "Roll back …")
     assert fetch(store) == "on"
-    assert agent.history.decisions.get(1).state == State.ROLLED_BACK
+    assert agent.history.decisions.get(1).state == "rolled_back"
     assert [row["what"] for row in agent.history.journal.audited()] == ["rollback", "approve"]
     expect(proposed.get_by_text("rolled back", exact=True).first).to_be_visible(timeout=10_000)
 
@@ -125,7 +124,7 @@ def test_an_approval_changes_the_store_and_a_roll_back_sets_it_back(proposed, ag
 def test_a_rejection_changes_nothing(proposed, agent, store):
     """The decision ends, and the store stays as it was."""
     confirm(proposed, "Reject …")
-    assert agent.history.decisions.get(1).state == State.REJECTED
+    assert agent.history.decisions.get(1).state == "rejected"
     assert (fetch(store), store.tuning["version"]) == ("on", 1)
 
 
@@ -197,18 +196,17 @@ class TestByKeyboard:
 def test_news_move_neither_the_focus_nor_what_was_scrolled(proposed, agent, clock):
     """A newer decision stands above: the focus stays on its own one's button, a table where it was scrolled to."""
 
-    def propose(tier: str) -> None:
-        wish = Proposal(f"tiers.{tier}.capacity_bytes", 0, 2, f"of {tier}", {"rows": [{"w" * 60: 1, "v" * 60: 2}]})
-        target = Target("host-a", tier)
-        agent.history.decisions.propose("tier_size", target, wish, mode="recommend", version=1, policy=1, now=START)
+    def wish(tier: str) -> None:
+        change = Proposal(f"tiers.{tier}.capacity_bytes", 0, 2, f"of {tier}", {"rows": [{"w" * 60: 1, "v" * 60: 2}]})
+        propose(agent.history, "tier_size", Target("host-a", tier), change)
 
-    propose("dram")
+    wish("dram")
     proposed.set_viewport_size({"width": 500, "height": 800})
     proposed.locator("#evidence-2 > summary").click()
     table = proposed.locator("#evidence-2 .scroll")
     table.evaluate("(one) => (one.scrollLeft = 70)")
     proposed.locator("[data-post='/api/v1/decisions/2/approve']").focus()
-    propose("disk")
+    wish("disk")
     expect(proposed.get_by_text("of disk")).to_be_visible()
     expect(proposed.locator("[data-post='/api/v1/decisions/2/approve']")).to_be_focused()
     assert table.evaluate("(one) => one.scrollLeft") == 70
@@ -313,31 +311,19 @@ def test_a_phone_shows_all_of_it(browser, agent, store, rounds, scheme):
 
 
 @pytest.mark.parametrize("width", [750, 1000])
-def test_a_long_name_is_cut_off_nowhere(browser, database, clock, policy_file, width):
+def test_a_long_name_is_cut_off_nowhere(browser, agents, clock, width):
     """As long as a store's may be, without a place to break it."""
     store = FakeStore(clock, "n" * 64)
-    agent = make_agent(database, policy_file, clock, [store])
+    agent = agents(store)
     store.bandwidth = SLOW
     pass_windows(agent, store, clock, 10)
     with serving(agent) as url, opened(browser, url, viewport={"width": width, "height": 800}) as page:
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         expect(page.locator(".answers th", has_text=store.name).first).to_be_visible()
         assert page.evaluate(TOO_WIDE) == []
-    agent.close()
 
 
-@pytest.fixture
-def asking(database, clock, store, policy_file, tmp_path):
-    """An agent that asks for tokens."""
-    (tmp_path / "tokens").write_text(f"read eve {READ}\napprove anna {APPROVE}\ntune ops {TUNE}\n")
-    http = HttpSettings(host="0.0.0.0", port=0, tokens_file=tmp_path / "tokens")
-    agent = make_agent(database, policy_file, clock, [store], http=http)
-    agent.loop.run_once()
-    yield agent
-    agent.close()
-
-
-def test_a_browser_signs_in_and_commands_as_its_token_may(browser, asking):
+def test_a_browser_signs_in_and_commands_as_its_token_may(browser, asking):  # noqa: F811
     """Without a token there is a form; one that reads is told what it may not; one that approves may."""
     with serving(asking) as url, opened(browser, url) as page:
         for token, allowed in ((READ, False), (APPROVE, True)):

@@ -5,7 +5,7 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from agent.conftest import looks_of, make_agent, pass_windows, told
+from agent.conftest import looks_of, pass_windows, told, views_of
 from agent.fakes import FAST, SLOW, Clock, FakeStore, fetch, transport
 from agent.sources import VLLM, FakeSource
 from tiertune_agent.changes.survey import HOUR, Hours, Survey, TierWindows
@@ -17,7 +17,6 @@ from tiertune_agent.credentials import Access
 from tiertune_agent.incidents.seen import SeenWindows
 from tiertune_agent.records import Target
 from tiertune_agent.run import SetBack
-from tiertune_agent.web.views import Views
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +45,7 @@ def test_what_was_changed_at_an_hour_that_lies_ahead_can_be_changed_again(agents
         agents.end()
         agent = agents()
     store.bandwidth = FAST
-    pass_windows(agent, store, clock, 1)
+    pass_windows(agent, store, clock)
     assert fetch(store) == "off"
     pass_windows(agent, store, clock, 2)
     assert fetch(store) == "on"
@@ -64,7 +63,7 @@ def test_page_and_api_show_what_is_counted_now(agents, clock, store):
     pass_windows(agent, store, clock, 3, requests=20)
     for each in (looks, looks_of(agent, clock)):
         assert each.seen().stores["host-a"].sums.prompt_tokens == 60_000
-    views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+    views = views_of(agent, clock)
     starts = [one["start"] for one in views.windows("host-a", "remote", "", 3)["windows"]]
     assert starts == [(clock.now() - timedelta(seconds=15 * back)).isoformat() for back in (2, 1)]
 
@@ -73,7 +72,7 @@ def test_a_store_that_does_not_answer_is_not_shown_as_one_that_does(agents, cloc
     """Though it was heard at an hour that lies ahead."""
     agent = agents()
     agent.loop.run_once()
-    views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+    views = views_of(agent, clock)
     assert views.fleet()["stores"][0]["reachable"]
     store.up = False
     clock.advance(-3600)
@@ -91,7 +90,7 @@ def test_what_was_under_way_does_not_wait_for_its_hour_to_come_again(agents, clo
     assert told(agent)[-1][-1] == "approved"
     clock.advance(-3600)
     store.put_tuning = handle
-    pass_windows(agent, store, clock, 1)
+    pass_windows(agent, store, clock)
     (decision,) = agent.history.decisions.find()
     assert (str(decision.state), fetch(store)) == ("expired", "on")
     assert "it did not reach the store in time" in decision.reason
@@ -143,7 +142,7 @@ def test_a_soak_that_begins_at_an_hour_that_lies_ahead_begins_anew(agents, clock
     pass_windows(agent, store, clock, 3)
     assert told(agent)[-1][-1] == "soaking"
     clock.advance(-DAY)
-    pass_windows(agent, store, clock, 1)
+    pass_windows(agent, store, clock)
     (decision,) = agent.history.decisions.find()
     assert (decision.applied_at, decision.soak_until) == (clock.now(), clock.now() + timedelta(minutes=1))
     pass_windows(agent, store, clock, 4)
@@ -192,38 +191,33 @@ def test_what_was_measured_at_an_hour_that_lies_ahead_tells_nothing_of_now(agent
         assert all(began <= window.start <= clock.now() for window in read)
 
 
-def test_nothing_is_dropped_by_a_clock_that_is_ahead(database, policy_file, clock, caplog):
+def test_nothing_is_dropped_by_a_clock_that_is_ahead(agents, store, clock, caplog):
     """The stores' clocks tell that it is; when it was set back, what is old goes as ever."""
     mine = Clock()
-    store = FakeStore(clock)
-    agent = make_agent(database, policy_file, mine, [store])
+    agent = agents(now=mine.now)
 
     def windows():
         return len(agent.history.measured.store_windows("host-a", clock.now() - timedelta(days=1)))
 
     def passes(hours):
-        for one in (clock, mine):
-            one.advance(3600 * hours)
-        store.traffic()
-        agent.loop.run_once()
+        mine.advance(3600 * hours)
+        pass_windows(agent, store, clock, seconds=3600 * hours)
 
-    try:
-        for _ in range(5):
-            passes(1)
-        before = windows()
-        mine.advance(YEAR)
+    def tidied():
+        agent.sum_up()
+        agent.prune()
+        return windows()
+
+    for _ in range(5):
         passes(1)
-        agent.sum_up()
-        agent.prune()
-        assert windows() > before > 0
-        assert "nothing is pruned: the clock is 31536000 s ahead of every store's" in caplog.text
-        mine.advance(-YEAR)
-        passes(6)
-        agent.sum_up()
-        agent.prune()
-        assert 0 < windows() < before
-    finally:
-        agent.close()
+    before = windows()
+    mine.advance(YEAR)
+    passes(1)
+    assert tidied() > before > 0
+    assert "nothing is pruned: the clock is 31536000 s ahead of every store's" in caplog.text
+    mine.advance(-YEAR)
+    passes(6)
+    assert 0 < tidied() < before
 
 
 @pytest.mark.parametrize("leap_s", [3600, DAY, -3600])
@@ -231,14 +225,10 @@ def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(clock, leap_s):
     """Of a store on the agent's own host, which is set with it, what was counted is the next window's."""
     store, source, steady = FakeStore(clock), FakeSource("engine-a", "vllm", VLLM), Clock()
     roster = Roster([StoreAddress(url="http://host-a:7410")], now=clock.now)
-    collector = Collector(
-        roster, clock.now, Access(transport=transport(store)), steady_s=lambda: steady.now().timestamp()
-    )
-    observer = Observer(
-        [ObservedSource.model_validate(source.settings)],
-        clock.now,
-        Access(transport=transport(source)),
-        steady_s=lambda: steady.now().timestamp(),
+    sources = [ObservedSource.model_validate(source.settings)]
+    collector, observer = (
+        kind(of, clock.now, Access(transport=transport(one)), steady_s=lambda: steady.now().timestamp())
+        for kind, of, one in ((Collector, roster, store), (Observer, sources, source))
     )
 
     def passes(leap_s=0.0):

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fakes import DIGEST, START, FakeStore, transport
+from agent.fakes import DIGEST, START, FakeStore, transport, window
 from tiertune_agent.collector.counters import parse, totals, windows
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.stores import KEPT_S, Collector, Trouble
 from tiertune_agent.collector.targets import StoreAddress
 from tiertune_agent.credentials import Access
-from tiertune_agent.records import Histogram, Snapshot, Window, series
+from tiertune_agent.records import Histogram, Snapshot, series
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.httpd.listening import Listening
 
@@ -46,13 +46,13 @@ SERIES = st.dictionaries(
 @given(SERIES, NAMES, st.dictionaries(TEXTS, TEXTS, max_size=2))
 def test_series_are_found_by_name_and_labels(values, name, labels):
     """As a look through all of them finds them, in their order, whatever other windows have."""
-    window = Window("host-a", "", "", "dram", START, 15.0, values)
+    told = window("dram", values)
     wanted = {f"{label}={text}" for label, text in labels.items()}
     found = [(key, value) for key, value in values.items() if key.partition("{")[0] == name]
     inner = {key: key.partition("{")[2].rstrip("}").split(",") for key, _ in found}
-    assert window.matching(name, **labels) == [value for key, value in found if wanted <= set(inner[key])]
+    assert told.matching(name, **labels) == [value for key, value in found if wanted <= set(inner[key])]
     counts = [(name, tuple(inner[key]), value) for key, value in found if not isinstance(value, Histogram)]
-    assert list(window.each(name)) == counts
+    assert list(told.each(name)) == counts
 
 
 def test_a_connection_is_kept_from_window_to_window():
@@ -198,8 +198,7 @@ class TestStores:
         clock.advance(15)
         store.traffic(requests=3)
         second = collector.collect()[0]
-        remote = next(w for w in second.windows if (w.tier, w.namespace) == ("remote", ""))
-        assert remote.total("gate_candidate_requests_total") == 3.0
+        assert self.requests(second) == (15.0, 3.0)
         assert second.tuning["version"] == 1
 
     def test_a_vanished_store_is_trouble_and_the_others_go_on(self, collector, clock, store):
@@ -211,6 +210,11 @@ class TestStores:
         assert (trouble.kind, trouble.store) == ("store_unreachable", "host-a")
         assert other.store == "host-b"
 
+    def requests(self, snapshot):
+        """Seconds of the remote's window, and requests that found chunks there."""
+        remote = next(w for w in snapshot.windows if w.tier == "remote" and not w.namespace)
+        return remote.seconds, remote.total("gate_candidate_requests_total")
+
     def test_what_passed_while_a_store_was_away_is_counted_later(self, collector, clock, store):
         """The window after an absence is longer, and nothing of it is lost."""
         collector.collect()
@@ -220,8 +224,7 @@ class TestStores:
         collector.collect()
         store.up = True
         clock.advance(15)
-        window = next(w for w in collector.collect()[0].windows if w.tier == "remote" and not w.namespace)
-        assert (window.seconds, window.total("gate_candidate_requests_total")) == (30.0, 5.0)
+        assert self.requests(collector.collect()[0]) == (30.0, 5.0)
 
     def test_a_clock_that_stands_still_is_stale(self, collector):
         """Counters with the same time as before make no window."""
@@ -235,31 +238,18 @@ class TestStores:
     def test_what_passed_while_a_clock_was_set_is_counted_later(self, collector, clock, store, seconds):
         """The answer itself is stale, and nothing of it is lost; nor is there rent for a day that never was."""
         collector.collect()
-        told = store.get_counters
-
-        def set_(request):
-            document = json.loads(told(request).content)
-            return httpx.Response(200, json=document | {"time_s": document["time_s"] + seconds})
-
-        store.get_counters = set_
+        store.tells("get_counters", lambda told: told | {"time_s": told["time_s"] + seconds})
         store.traffic(requests=5)
         clock.advance(15)
         assert collector.collect()[0].kind == "stale_counters"
         store.traffic(requests=2)
         clock.advance(15)
-        window = next(w for w in collector.collect()[0].windows if w.tier == "remote" and not w.namespace)
-        assert (window.seconds, window.total("gate_candidate_requests_total")) == (15.0, 7.0)
+        assert self.requests(collector.collect()[0]) == (15.0, 7.0)
 
     def test_a_clock_years_ahead_is_told_though_the_agents_went_back(self, collector, clock, store):
         """No window is as long, and none can begin before there were years."""
         collector.collect()
-        told = store.get_counters
-
-        def ahead(request):
-            document = json.loads(told(request).content)
-            return httpx.Response(200, json=document | {"time_s": 1e12})
-
-        store.get_counters = ahead
+        store.tells("get_counters", lambda told: told | {"time_s": 1e12})
         clock.advance(-20)
         assert [getattr(answer, "kind", "") for answer in collector.collect()] == ["stale_counters", "stale_counters"]
 
@@ -296,13 +286,7 @@ class TestStores:
     )
     def test_an_answer_of_another_shape_is_trouble(self, collector, store, where, field, value):
         """It names the place, and reaches nobody who would stumble over it: the other stores are tuned."""
-        told = getattr(store, f"get_{where}")
-
-        def odd(request):
-            answer = told(request)
-            return httpx.Response(200, json=json.loads(answer.content) | {field: value}, headers=answer.headers)
-
-        setattr(store, f"get_{where}", odd)
+        store.tells(f"get_{where}", lambda told: told | {field: value})
         first, second = collector.collect()
         assert (first.kind, second.store) == ("store_nonsense", "host-b")
         assert f"{where}.{field}" in first.message
@@ -326,15 +310,13 @@ class TestStores:
 
     def test_what_a_later_version_tells_besides_is_none(self, collector, store):
         """Keys that this one does not know, wherever they stand, and what is null."""
-        told = store.get_status
 
-        def more(request):
-            document = json.loads(told(request).content)
-            document["tiers"]["remote"] |= {"later": [1], "capacity_bytes": None}
-            document["pools"][DIGEST] |= {"later": {}, "prefill": None, "disk": {"later": 1}}
-            return httpx.Response(200, json=document | {"later": 3})
+        def more(told):
+            told["tiers"]["remote"] |= {"later": [1], "capacity_bytes": None}
+            told["pools"][DIGEST] |= {"later": {}, "prefill": None, "disk": {"later": 1}}
+            return told | {"later": 3}
 
-        store.get_status = more
+        store.tells("get_status", more)
         store.tuning |= {"later": 3, "pools": {DIGEST: {"dram": {"capacity_bytes": None, "later": "x"}}}}
         assert isinstance(collector.collect()[0], Snapshot)
 

@@ -5,6 +5,7 @@ import threading
 import httpx
 import pytest
 
+from agent.conftest import pass_windows
 from agent.fakes import FakeStore
 from tiertune_agent.changes.operators import Caller
 
@@ -112,9 +113,7 @@ def test_a_store_that_came_back_under_another_name_hears_it(agents, store):
     agent.operators.bypass(CALLER, True, None)
     store.up, store.name = True, "host-a-again"
     store.restart()
-    for _ in range(2):
-        store.clock.advance(15)
-        agent.tick()
+    pass_windows(agent, store, store.clock, 2, tick=True)
     assert store.bypass
     assert agent.history.wishes.of(["http://host-a:7410"]) == {}
     assert [(one.name, one.pending_bypass) for one in agent.history.stores()] == [("host-a-again", None)]

@@ -181,9 +181,11 @@ def _done(value):
 
 
 def serve_one(client, tmp_path):
-    """A player serves one prompt of four chunks; what it counted, and how many seconds it prefilled."""
+    """A player that warmed up serves one prompt of four chunks; what it counted, and how long it prefilled (s)."""
     fake, tally = FakeTime(), Tally(tmp_path / "tally")
     player = Player(client, job(), tally, clock=fake.clock, sleep=fake.sleep)
+    player.warm_up()
+    fake.now = 0.0
     player.serve(Prompt("r", chunk_keys([1, 2, 3, 4], "s"), 4 * CHUNK_TOKENS + 10, 0.0))
     return Tally(tmp_path / "tally").read(), fake.now
 
@@ -219,15 +221,12 @@ def test_a_player_recomputes_what_came_too_late_and_says_so(tmp_path):
 @pytest.mark.parametrize(("bytes_per_s", "gate"), [(1e12, {"fetch": 1, "won": 1}), (1.0, {"recompute": 1})])
 def test_a_request_counts_once_however_many_tiers_have_its_chunks(tmp_path, bytes_per_s, gate):
     """Two tiers report what their gates did with one request, which is one fetch, or none."""
-    client, tally = FakeClient(held=2), Tally(tmp_path / "tally")
+    client = FakeClient(held=2)
     client.tiers, slow = ["remote", "disk"], FetchEstimate(0.0, 0.0, bytes_per_s)
     client.costs = {"remote": slow, "disk": slow}
-    fake = FakeTime()
-    player = Player(client, job(), tally, clock=fake.clock, sleep=fake.sleep)
-    player.warm_up()
-    player.serve(Prompt("r", chunk_keys([1, 2, 3, 4], "s"), 4 * CHUNK_TOKENS + 10, 0.0))
+    counts, _ = serve_one(client, tmp_path)
     assert [report.tier for report in client.reports] == ["remote", "disk"]
-    told = Figures(counted=tally.read()).document()
+    told = Figures(counted=counts).document()
     assert told["gate"] == dict.fromkeys(Tally.GATE, 0) | gate
     assert told["requests"] == 1
 

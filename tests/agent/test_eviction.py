@@ -1,7 +1,6 @@
 """eviction: another algorithm only where its ghost, at the pool's own capacity, hits clearly more."""
 
 from dataclasses import replace
-from datetime import timedelta
 from random import Random
 
 import pytest
@@ -9,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
-from agent.fakes import DIGEST, START
-from tiertune_agent.records import Target, Window, ended
+from agent.fakes import DIGEST, after, window
+from tiertune_agent.records import Target, ended
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.eviction import EvictionSettings, EvictionTuner
 
@@ -25,7 +24,7 @@ def ghosts(index, hits, *, asked=10_000.0, size=GIB, seconds=15.0):
         for result, tokens in (("hit", asked * share), ("miss", asked * (1 - share))):
             if tokens:
                 values[f"whatif_tokens_total{{algorithm={algorithm},capacity_bytes={size},result={result}}}"] = tokens
-    return Window("host-a", DIGEST, "llama", "", START + timedelta(seconds=index * seconds), seconds, values)
+    return window("", values, after(seconds=index * seconds), seconds, namespace=DIGEST)
 
 
 def alike(count, seconds=15.0, **hits):
@@ -57,7 +56,7 @@ def rival(told):
 
 def dram(evictions):
     values = {"tier_resident_bytes": 1e9} | ({"tier_evictions_total{algorithm=lru}": evictions} if evictions else {})
-    return Window("host-a", DIGEST, "llama", "dram", START, 15.0, values)
+    return window("dram", values, namespace=DIGEST)
 
 
 def test_a_window_in_which_the_ghosts_saw_nothing_says_nothing():
@@ -193,7 +192,7 @@ def test_only_ghosts_of_the_pools_size_count():
     """The size nearest to the pool's capacity is read; windows of another capacity are of another pool."""
     both = alike(10, lru=0.1, arc=0.3)
     larger = ghosts(0, {"lru": 0.3, "arc": 0.1}, size=8 * GIB).values
-    mixed = [replace(window, values={**window.values, **larger}) for window in both]
+    mixed = [replace(one, values={**one.values, **larger}) for one in both]
     assert isinstance(answer(mixed), Proposal)
     assert isinstance(answer(mixed, capacity=8 * GIB), NoChange)
     assert isinstance(answer(mixed, capacity=int(1.2 * GIB)), Proposal)
@@ -280,7 +279,7 @@ def test_silence_changes_nothing(rows, silent):
     """Windows in which nobody asked for anything are neither for nor against."""
     windows = [ghosts(10 * i, hits, asked=asked) for i, (hits, asked) in enumerate(rows)]
     quiet = [ghosts(index, {}) for index in silent]
-    together = sorted([*windows, *quiet], key=lambda window: window.start)
+    together = sorted([*windows, *quiet], key=lambda one: one.start)
     assert answer(together) == answer(windows)
 
 

@@ -8,7 +8,8 @@ from inspect import getsource
 import httpx
 import pytest
 
-from agent.fakes import DIGEST, SLOW, START, FakeStore, after, histogram
+from agent.fakes import DIGEST, SLOW, START, FakeStore, after, fetch, histogram
+from agent.fakes import window as told_of
 from agent.test_actuator import DECISION
 from pages import ROOT
 from tiertune_agent.fields import replaced
@@ -16,7 +17,7 @@ from tiertune_agent.incidents import detectors
 from tiertune_agent.incidents.detectors import PROBE_BYTES, Sight, incidents
 from tiertune_agent.incidents.drift import drift, expected, leaves, unsettled
 from tiertune_agent.incidents.watch import TROUBLES
-from tiertune_agent.records import Snapshot, State, Target, Window
+from tiertune_agent.records import Snapshot, State, Target
 from tiertune_connector.catalogue import BY_NAME
 from tiertune_connector.slower.lane import MAX_PROBE_BYTES
 
@@ -39,7 +40,7 @@ def window(tier, seconds=1800.0, **values):
         head, *labels = name.split("__")
         inner = ",".join("=".join(pair) for pair in zip(labels[::2], labels[1::2], strict=True))
         named[f"{head}{{{inner}}}" if inner else head] = value
-    return Window("host-a", "" if tier == "remote" else DIGEST, "", tier, START, seconds, named)
+    return told_of(tier, named, START, seconds, namespace="" if tier == "remote" else DIGEST)
 
 
 def told(*windows, decisions=(), tuning=TUNING, status=STATUS):
@@ -263,7 +264,7 @@ def test_a_change_by_hand_is_reported_within_one_window(agent, store, rounds, fi
     """Somebody changes the tuning behind the agent's back: the next round tells; set back, it is over."""
     rounds(2)
     before = store.tuning
-    store.tuning = {**replaced(before, field, value), "version": 2}
+    store.by_hand(field, value)
     rounds(1)
     (incident,) = agent.history.journal.incidents()
     assert (incident["kind"], incident["store"]) == ("tuning_drift", "host-a")
@@ -311,14 +312,14 @@ def test_what_is_decided_after_a_clock_was_set_back_is_no_drift(agent, store, cl
     clock.advance(-1800)
     store.bandwidth = SLOW
     rounds(4)
-    assert store.tuning["tiers"]["remote"]["fetch"] == "off"
+    assert fetch(store) == "off"
     assert not agent.history.journal.open_incidents().get("tuning_drift")
 
 
 def test_a_change_by_hand_that_stood_for_a_day_is_taken_for_meant(agent, store, clock, rounds):
     """After a day the incident closes, and what was found is expected from then on."""
     rounds(1)
-    store.tuning = {**replaced(store.tuning, "defaults.eviction", "arc"), "version": 2}
+    store.by_hand("defaults.eviction", "arc")
     rounds(1)
     assert agent.history.journal.open_incidents() == {"tuning_drift": 1}
     clock.advance(86400)
@@ -329,7 +330,7 @@ def test_a_change_by_hand_that_stood_for_a_day_is_taken_for_meant(agent, store, 
 def test_the_tuner_undoes_a_harmful_change_by_hand(agent, store, rounds, policy_file):
     """A margin set by hand is drift in one window, and the next answer sets it back: the drift is over."""
     rounds(2)
-    store.tuning = {**replaced(store.tuning, "tiers.remote.margin", 9.0), "version": 2}
+    store.by_hand("tiers.remote.margin", 9.0)
     rounds(1)
     assert agent.history.journal.open_incidents() == {"tuning_drift": 1}
     rounds(2)

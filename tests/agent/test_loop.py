@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from agent.conftest import POLICY, answer, pass_windows, told
-from agent.fakes import FAST, SLOW, FakeStore, fetch
+from agent.fakes import FAST, SLOW, FakeStore, fetch, propose
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.changes.survey import HOUR
 from tiertune_agent.records import State, Target
@@ -119,15 +119,11 @@ def test_a_vanished_store_is_an_incident_until_it_returns(agents, clock, store):
     agent = agents(store, other)
     agent.loop.run_once()
     store.up = False
-    for _ in range(3):
-        clock.advance(15)
-        other.traffic()
-        agent.loop.run_once()
+    pass_windows(agent, other, clock, 3)
     assert agent.history.journal.open_incidents() == {"store_unreachable": 1}
     assert fetch(other) == "off"
     store.up = True
-    clock.advance(15)
-    agent.loop.run_once()
+    pass_windows(agent, (), clock)
     assert agent.history.journal.open_incidents() == {"store_unreachable": 0}
 
 
@@ -137,8 +133,7 @@ def test_a_store_that_was_never_there_is_an_incident_by_its_address(agent, clock
     agent.loop.run_once()
     assert agent.history.journal.incidents()[0]["store"] == "host-a:7410"
     store.up = True
-    clock.advance(15)
-    agent.loop.run_once()
+    pass_windows(agent, (), clock)
     assert agent.history.journal.open_incidents() == {"store_unreachable": 0}
 
 
@@ -218,10 +213,8 @@ def test_a_dry_run_changes_nothing(agents, store, clock):
     """With the null actuator the wish is on record, once, and the store is as it was."""
     agent = agents(dry_run=True)
     store.bandwidth = SLOW
-    for _ in range(6):
-        agent.loop.run_once()
-        clock.advance(15)
-        store.traffic()
+    agent.loop.run_once()
+    pass_windows(agent, store, clock, 5)
     assert told(agent) == [("remote_fetch", "on", "off", "proposed")]
     assert (fetch(store), store.puts) == ("on", [])
 
@@ -270,14 +263,12 @@ def test_what_the_settings_name_no_more_is_over(agents, clock, store):
     agent = agents(store, gone, never)
     agent.loop.run_once()
     gone.up = False
-    clock.advance(15)
-    agent.loop.run_once()
+    pass_windows(agent, (), clock)
     assert agent.history.journal.open_incidents() == {"store_unreachable": 2}
     agents.end()
     store.up = False
     agent = agents(store)
-    clock.advance(15)
-    agent.loop.run_once()
+    pass_windows(agent, (), clock)
     assert agent.history.journal.open_incidents() == {"store_unreachable": 1}
     assert [record.name for record in agent.history.stores()] == ["host-a"]
 
@@ -289,8 +280,7 @@ def test_windows_before_a_change_are_kept_until_it_is_judged(agents, clock, stor
     pass_windows(agent, store, clock, 2)
     began = clock.now()
     wish = Proposal("admission.remote", "always", "second_access", "better")
-    target = Target("host-a", "remote")
-    made = agent.history.decisions.propose("admission", target, wish, mode="auto", version=1, policy=1, now=began)
+    made = propose(agent.history, "admission", Target("host-a", "remote"), wish, mode="auto", at=began)
     soaking = agent.history.decisions.move(
         made, State.SOAKING, now=began, applied_at=began, soak_until=began + timedelta(hours=8)
     )

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from agent.fuses import Fuse
-from agent.managed import GIB, MORE_DRAM
+from agent.managed import AFTER, BEFORE, GIB, MORE_DRAM
 
 
 class SplitFuse(Fuse):
@@ -74,7 +74,7 @@ def test_a_split_is_made_once_whenever_it_is_killed(world, step):
     with killed(world, step) as (fuse, run):
         run(3)
     assert fuse.blown is (step < SPLIT_STEPS)
-    assert world.split() == ([1.5, 1.5], 1)
+    assert world.split() == AFTER
     assert [store.tuning["version"] for store in world.stores] == [2, 2]
     assert fuse.set == [("maxmemory", GIB)]
     assert [str(each.state) for each in world.decisions()] in (["applied"], ["soaking"])
@@ -89,7 +89,7 @@ def test_a_refused_split_is_undone_once_whenever_it_is_killed(world, step):
     with killed(world, step) as (fuse, run):
         run(3)
     assert fuse.blown is (step < REFUSED_STEPS)
-    assert world.split() == ([1, 1], 2)
+    assert world.split() == BEFORE
     assert fuse.set == [("maxmemory", GIB), ("maxmemory", 2 * GIB)]
     assert [str(each.state) for each in world.decisions()] == ["failed"]
 
@@ -107,7 +107,7 @@ def test_a_rollback_of_a_split_is_made_once_whenever_it_is_killed(world, step):
             fuse.follow(world.start())
         run(2)
     assert fuse.blown is (step < ROLLBACK_STEPS)
-    assert world.split() == ([1, 1], 2)
+    assert world.split() == BEFORE
     assert [store.tuning["version"] for store in world.stores] == [3, 3]
     assert fuse.set == [("maxmemory", 2 * GIB)]
     assert [str(each.state) for each in world.decisions()] == ["rolled_back"]

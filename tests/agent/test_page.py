@@ -3,15 +3,14 @@
 import re
 
 import pytest
-from fastapi.testclient import TestClient
 
-from agent.conftest import POLICY, pass_windows
-from agent.fakes import DIGEST, SLOW, START, FakeStore
+from agent.conftest import POLICY, client_of, pass_windows
+from agent.fakes import DIGEST, SLOW, START, FakeStore, propose
 from agent.html import Page
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import AgentFacts, AllFacts
 from tiertune_agent.history.measured import Measured
-from tiertune_agent.records import State, Target
+from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.overview import overview
@@ -79,15 +78,13 @@ class TestWhatItTells:
         agent.loop.run_once()
         assert "worth 500 at the policy's prices" in look().text
 
-    def test_what_waits_is_what_somebody_can_approve_however_much_it_is(self, look, agent, clock):
+    def test_what_waits_is_what_somebody_can_approve_however_much_it_is(self, look, agent):
         """All that is only recommended, with its buttons; nothing of what is only observed, or is advice."""
         agent.loop.run_once()
 
         def wish(number, mode, field="pools.{}.dram.eviction"):
             proposal = Proposal(field.format(f"{number:032x}"), "lru", "arc", "better")
-            target = Target("host-a", "dram", f"{number:032x}")
-            made = {"mode": mode, "version": 1, "policy": 1, "now": clock.now()}
-            agent.history.decisions.propose("eviction", target, proposal, **made)
+            propose(agent.history, "eviction", Target("host-a", "dram", f"{number:032x}"), proposal, mode=mode)
 
         for number in range(30):
             wish(number, "recommend")
@@ -102,11 +99,10 @@ class TestWhatItTells:
         """Fetching is shown as off for as long as it was, and as on since."""
         agent.loop.run_once()
         wish = Proposal("tiers.remote.fetch", "on", "off", "it loses")
-        made = {"mode": "recommend", "version": 1, "policy": 1, "now": clock.now()}
-        agent.history.decisions.propose("remote_fetch", Target("host-a", "remote"), wish, **made)
+        propose(agent.history, "remote_fetch", Target("host-a", "remote"), wish, at=clock.now())
         agent.changes.approve(1, "me")
         pass_windows(agent, store, clock, 4)
-        assert agent.changes.rollback(1, "me").state == State.ROLLED_BACK
+        assert agent.changes.rollback(1, "me").state == "rolled_back"
         pass_windows(agent, store, clock, 8)
         page = look()
         assert "fetching from the remote tier is on" in page.text
@@ -180,8 +176,7 @@ class TestWhatItTells:
         """What waits for approval names the command; the sentence at the top counts it."""
         wish = Proposal("tiers.dram.capacity_bytes", 8 << 30, 6 << 30, "it held at most 4.8 GiB")
         agent.loop.run_once()
-        target = Target("host-a", "dram")
-        history.decisions.propose("tier_size", target, wish, mode="recommend", version=1, policy=1, now=START)
+        propose(history, "tier_size", Target("host-a", "dram"), wish)
         told = look().text
         assert "8.0 GiB → 6.0 GiB proposed" in told
         assert "tiertune decisions approve 1" in told
@@ -205,9 +200,7 @@ class TestWhatItTells:
         agent = agents(*stores)
         agent.loop.run_once()
         stores[1].up = False
-        for _ in range(4):
-            clock.advance(15)
-            agent.loop.run_once()
+        pass_windows(agent, (), clock, 4)
         told = look().text
         assert "host-b does not answer (1 of 2 up)." in told
         assert "unknown the store does not answer (host-b)" in told
@@ -221,7 +214,7 @@ class TestWhatItTells:
         agent = agents(FakeStore(clock), away)
         agent.leader.leads()
         agent.loop.run_once()
-        with TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000)) as http:
+        with client_of(agent) as http:
             told = Page(http.get("/").text).text
             unheard = http.get("/api/v1/fleet").json()["unheard"]
         assert "Nothing is known of host-b:7410 yet (1 of 2 up)." in told
@@ -235,7 +228,7 @@ class TestWhatItTells:
         away.up = False
         agent = agents(FakeStore(clock), away)
         agent.loop.run_once()
-        with TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000)) as http:
+        with client_of(agent) as http:
 
             def told():
                 fleet = http.get("/api/v1/fleet").json()
@@ -251,8 +244,7 @@ class TestWhatItTells:
             wish = {"name": "host-b:7410", "url": "http://host-b:7410", "on": True}
             assert told() == ([wish], ["host-b:7410"], True)
             away.up = True
-            clock.advance(15)
-            agent.loop.run_once()
+            pass_windows(agent, (), clock)
             assert told() == ([], [], False)
         assert away.bypass
 
@@ -262,8 +254,7 @@ class TestWhatItTells:
         agent.loop.run_once()
         http.post("/api/v1/freeze", json={"reason": "launch day", "for": "2h"})
         http.post("/api/v1/bypass", json={"on": True})
-        clock.advance(15)
-        agent.loop.run_once()
+        pass_windows(agent, (), clock)
         told = look().text
         assert "All stores are bypassed: they answer miss, and engines recompute everything." in told
         assert "Frozen: nothing changes until 2025-03-05 14:00 UTC." in told

@@ -304,11 +304,10 @@ def planned(text):
 
 class TestCommand:
     @pytest.mark.parametrize("path", sorted(FLEETS.glob("*.yaml")), ids=lambda path: path.stem)
-    def test_the_examples_are_told_and_written(self, tiertune, path, tmp_path):
+    def test_the_examples_are_told_and_written(self, tiertune, path):
         """The verdict stands under the table, and in --json."""
-        done = tiertune("plan", "--fleet", path, "--json", tmp_path / "plan.json")
+        done, document = tiertune.json("plan", "--fleet", path)
         assert (done.returncode, done.stderr) == (0, "")
-        document = json.loads((tmp_path / "plan.json").read_text())
         assert document["fleet"] == path.stem
         assert done.stdout.endswith(f"\n{document['verdict']}\n")
         assert f"{document['network']['needed_gb_per_s']:.3g} GB/s to fetch every hit" in done.stdout

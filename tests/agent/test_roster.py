@@ -5,14 +5,13 @@ import socket
 import httpx
 import pytest
 
-from agent.conftest import POLICY
-from agent.fakes import START, FakeStore, transport, urls
+from agent.conftest import pass_windows
+from agent.fakes import START, FakeStore, propose, urls
 from tiertune_agent.changes.actuator import HttpActuator
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.collector.roster import FILE_PROBLEM, Roster
 from tiertune_agent.collector.targets import StoreAddress
-from tiertune_agent.records import State, Target
-from tiertune_agent.run import Agent
+from tiertune_agent.records import Target
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.documents import DocumentError
@@ -109,30 +108,16 @@ class TestAgent:
         return FakeStore(clock, "host-b")
 
     @pytest.fixture
-    def make(self, database, policy_file, clock, store, other):
+    def make(self, agents, store, other):
         """An agent that leads, over the two fake stores as far as it finds them."""
-        made = []
-
-        def agent(network=None, **settings):
-            settings = AgentSettings(database=database, policy=policy_file, **settings)
-            made.append(Agent(settings, now=clock.now, transport=network or transport(store, other)))
-            made[-1].leader.leads()
-            return made[-1]
-
-        policy_file.write_text(POLICY)
-        yield agent
-        for agent in made:
-            agent.close()
+        return lambda network=None, **settings: agents(store, other, stores=(), network=network, **settings)
 
     @pytest.fixture
     def listed(self, make, file):
         return make(stores_file=file)
 
     def round(self, agent, clock, *stores):
-        clock.advance(15)
-        for store in stores:
-            store.traffic()
-        agent.loop.run_once()
+        pass_windows(agent, stores, clock)
 
     def names(self, agent):
         return [store.name for store in agent.history.stores()]
@@ -239,19 +224,18 @@ class TestAgent:
         network = httpx.MockTransport(store.handle)
         before = make(network, **settings)
         self.round(before, clock, store)
-        proposal = Proposal("tiers.remote.fetch", "on", "off", "because", {})
-        made = {"mode": "recommend", "version": store.tuning["version"], "policy": 1}
-        made = before.changes.take("remote_fetch", Target("host-a", "remote"), proposal, **made)
+        wish = Proposal("tiers.remote.fetch", "on", "off", "because")
+        made = propose(before.history, "remote_fetch", Target("host-a", "remote"), wish)
         before.history.wishes.keep("http://10.0.0.1:7410", on=True)
         before.leader.resign()
         found.append(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))
         agent = make(network, **settings)
         self.round(agent, clock)
-        assert agent.history.decisions.get(made.id).state == State.PROPOSED
+        assert agent.history.decisions.get(made.id).state == "proposed"
         assert agent.history.wishes.of(["http://10.0.0.1:7410"]) == {"http://10.0.0.1:7410": True}
         assert not agent.operators.flush(OPS, {})["complete"]
         told = HttpActuator(lambda _: None, lambda: agent.collector.roster.unknown).undo(made)
-        assert (told.state, "stores is not resolved" in told.reason) == (State.APPROVED, True)
+        assert (told.state, "stores is not resolved" in told.reason) == ("approved", True)
         found.append(["10.0.0.2"])
         self.round(agent, clock, store)
         assert agent.history.wishes.of(["http://10.0.0.1:7410"]) == {}

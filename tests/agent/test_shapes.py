@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from agent.fakes import START
-from tiertune_agent.records import Snapshot, Window
+from agent.fakes import START, window
+from tiertune_agent.records import Snapshot
 from tiertune_agent.whatif.shapes import Grid, Split, grid, median_shape, remote_bytes
 from tiertune_agent.whatif.terms import KnownCosts, mean_prompt
 from tiertune_connector.cost import ModelShape, PrefillCost
@@ -23,10 +23,6 @@ def snapshot(store="a", *, dram=GIB, disk=0, remote=None, windows=(), pool=None,
     }
     status = {"tiers": {"remote": remote or {"health": "absent"}}, "pools": {"n": pool or POOL}}
     return Snapshot(store, f"http://{store}", "b", "1", START, status, tuning, {}, tuple(windows))
-
-
-def window(tier, **values):
-    return Window("a", "", "", tier, START, 15.0, values)
 
 
 # -- shapes
@@ -174,7 +170,7 @@ def test_engines_without_a_line_are_priced_by_their_gates():
     known = KnownCosts()
     assert known.terms(snapshot(), "n") is None
     gates = {"gate_candidate_seconds_total{kind=recompute}": 3.0, "gate_candidate_tokens_total": 1500.0}
-    told = snapshot(windows=[window("remote", **gates)])
+    told = snapshot(windows=[window("remote", gates)])
     known.hear(told)
     assert known.terms(told, "n").prefill_s(10) == pytest.approx(160 * 0.002)
 
@@ -183,7 +179,7 @@ def test_fetches_are_priced_by_the_last_estimates():
     """They stay known through rounds that tell nothing; a remote never measured is never worth a fetch."""
     known = KnownCosts()
     gauges = {"fetch_estimate_t0_seconds": 0.01, "fetch_estimate_bytes_per_second": 1e6}
-    told = snapshot(pool=POOL | {"prefill": LINE}, windows=[window("disk", **gauges)], margin=1.5)
+    told = snapshot(pool=POOL | {"prefill": LINE}, windows=[window("disk", gauges)], margin=1.5)
     known.hear(told)
     later = snapshot(pool=POOL | {"prefill": LINE}, margin=1.5)
     known.hear(later)
@@ -195,7 +191,7 @@ def test_fetches_are_priced_by_the_last_estimates():
 
 def prompts(namespace, requests, tokens):
     values = {"requests_total{salted=no}": requests, "prompt_tokens_total{stage=all}": tokens}
-    return Window("a", namespace, "m", "", START, 15.0, values)
+    return window("", values, namespace=namespace)
 
 
 def test_a_prompt_of_mean_length_stands_for_candidates_that_nobody_saw():

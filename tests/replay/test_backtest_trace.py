@@ -6,12 +6,11 @@ import sys
 
 import pytest
 
-from replay.files import ROOT
+from replay.files import SCENARIO
 
 pytestmark = pytest.mark.slow
 
 LEFT_OUT = "a trace has no dates, its calendar is left out"
-SCENARIO = ROOT / "policies" / "scenarios" / "slice-8b-two-hosts.yaml"
 
 
 def backtest(policy, out):

@@ -8,11 +8,10 @@ import pyarrow as pa
 import pytest
 
 from connector.stores import short_folder
-from replay.files import ROOT, columns, write_trace
+from replay.files import SCENARIO, SCENARIOS, columns, write_trace
 from tiertune_agent.replay.sweep import grid, over_processes, over_ray, play, sweep_document
 from tiertune_agent.terminal.options import InputError
 
-SCENARIOS = ROOT / "policies" / "scenarios"
 RUNS = ("never", "rule")
 
 
@@ -42,7 +41,7 @@ class TestGrid:
     def test_a_run_that_a_scenario_does_not_have_is_told_before_anything_is_played(self, traces):
         """With the names that there are."""
         with pytest.raises(InputError, match="there is no run 'rule_blind' in slice-8b-two-hosts; there are always"):
-            grid(traces, [SCENARIOS / "slice-8b-two-hosts.yaml"], ["rule_blind"])
+            grid(traces, [SCENARIO], ["rule_blind"])
 
 
 def test_the_page_tells_of_the_time_that_was_played(traces):
@@ -56,7 +55,7 @@ def test_the_page_tells_of_the_time_that_was_played(traces):
 def test_the_optimum_is_a_share_of_what_the_prompts_have(tmp_path):
     """Of prompts of 17 tokens, in two blocks of 16, at most 16 are hit, by the optimum as by every run."""
     table = columns([[0, 1]] * 4) | {"input_len": pa.array([17] * 4)}
-    (cell,) = grid([write_trace(tmp_path / "x.parquet", table)], [SCENARIOS / "slice-8b-two-hosts.yaml"], ["always"])
+    (cell,) = grid([write_trace(tmp_path / "x.parquet", table)], [SCENARIO], ["always"])
     assert play(replace(cell, optimum=True)).opt_share == pytest.approx(3 * 16 / (4 * 17))
 
 
@@ -101,12 +100,10 @@ class TestPlaces:
 
 def test_the_command_plays_a_grid_and_writes_page_and_document(tiertune, traces, tmp_path):
     """Two traces under all scenarios over two processes: a list of replays, one page."""
-    done = tiertune(
-        "replay", *traces, "--scenario", SCENARIOS, "--run", "never,rule", "--processes", 2,
-        "--json", tmp_path / "r.json", "--html", tmp_path / "r.html",
-    )  # fmt: skip
+    options = ("--run", "never,rule", "--processes", 2, "--html", tmp_path / "r.html")
+    done, document = tiertune.json("replay", *traces, "--scenario", SCENARIOS, *options)
     assert (done.returncode, done.stderr) == (0, "")
-    cells = json.loads((tmp_path / "r.json").read_text())["cells"]
+    cells = document["cells"]
     assert len(cells) == 2 * len(list(SCENARIOS.glob("*.yaml")))
     assert {tuple(cell["runs"]) for cell in cells} == {("never", "rule")}
     assert f"{len(cells)} replays" in (tmp_path / "r.html").read_text()
