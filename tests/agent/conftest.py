@@ -22,6 +22,7 @@ from agent.html import Page
 from agent.managed import managed_redis, world  # noqa: F401
 from agent.observed import lmcache, observing, vllm  # noqa: F401
 from e2e.postgres import postgres_server
+from tiertune_agent.changes.survey import Hours, Survey, TierWindows
 from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import load
@@ -322,6 +323,11 @@ def arc(agent, store, auto, rounds):
 def views_of(agent, clock):
     """What stands, by an agent's history alone."""
     return Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+
+
+def survey_of(agent, now):
+    """What a round of now reads."""
+    return Survey(agent.history, now, Hours(), TierWindows(agent.history))
 
 
 def looks_of(agent, clock):

@@ -72,8 +72,8 @@ class FakeStore:
         self.health = {"dram": "ok", "remote": "ok", "disk": "absent"}
         self.held = {}
 
-    def count(self, name, labels, amount):
-        """Count on one series; ``labels`` is a dictionary."""
+    def count(self, name, amount, **labels):
+        """Count on one series."""
         key = (name, tuple(labels.items()))
         self.counters[key] = self.counters.get(key, 0.0) + amount
 
@@ -94,26 +94,26 @@ class FakeStore:
     def traffic(self, requests=10):
         """A window's requests: what the gate would count at the present bandwidth."""
         pool = {"namespace": DIGEST, "model": "llama"}
-        self.count("prompt_tokens_total", {"stage": "all", **pool}, 1000.0 * requests)
-        self.count("stage_gpu_seconds_total", {"stage": "all", "phase": "prefill"}, 0.5 * requests)
-        self.count("stage_tokens_total", {"stage": "all", "phase": "prefill"}, 1000.0 * requests)
+        self.count("prompt_tokens_total", 1000.0 * requests, stage="all", **pool)
+        self.count("stage_gpu_seconds_total", 0.5 * requests, stage="all", phase="prefill")
+        self.count("stage_tokens_total", 1000.0 * requests, stage="all", phase="prefill")
         if self.tuning["tiers"]["remote"]["fetch"] == "off":
             return
         fetch_s = 100 * MB / self.bandwidth
         remote = {"tier": "remote"}
-        self.count("gate_candidate_requests_total", remote, requests)
-        self.count("gate_candidate_bytes_total", remote, 100 * MB * requests)
-        self.count("gate_candidate_seconds_total", {**remote, "kind": "fetch"}, fetch_s * requests)
-        self.count("gate_candidate_seconds_total", {**remote, "kind": "recompute"}, 0.5 * requests)
+        self.count("gate_candidate_requests_total", requests, **remote)
+        self.count("gate_candidate_bytes_total", 100 * MB * requests, **remote)
+        self.count("gate_candidate_seconds_total", fetch_s * requests, **remote, kind="fetch")
+        self.count("gate_candidate_seconds_total", 0.5 * requests, **remote, kind="recompute")
         if fetch_s * 1.1 < 0.5:
-            self.count("saved_seconds_total", remote, (0.5 - fetch_s) * requests)
-            self.count("tier_lookup_tokens_total", {**remote, "result": "hit", "origin": "other_host", **pool}, 500.0)
+            self.count("saved_seconds_total", (0.5 - fetch_s) * requests, **remote)
+            self.count("tier_lookup_tokens_total", 500.0, **remote, result="hit", origin="other_host", **pool)
 
     def simulate(self, algorithm, hit, size=1 << 30):
         """A window's ghosts of this algorithm and size: of 1000 tokens, so many hit."""
         labels = {"algorithm": algorithm, "capacity_bytes": str(size), "namespace": DIGEST, "model": "llama"}
-        self.count("whatif_tokens_total", {**labels, "result": "hit"}, hit)
-        self.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000 - hit)
+        self.count("whatif_tokens_total", hit, **labels, result="hit")
+        self.count("whatif_tokens_total", 1000 - hit, **labels, result="miss")
 
     def by_hand(self, field, value):
         """Somebody sets it."""
@@ -213,11 +213,13 @@ def remote_window(index=0, *, seconds=15.0, **figures):
         "t0": "fetch_estimate_t0_seconds",
     }
     values = {names[name]: float(value) for name, value in figures.items() if value is not None}
-    return window("remote", values, after(seconds=index * seconds), seconds)
+    return window("remote", values, index, seconds)
 
 
-def window(tier, values, at=START, seconds=15.0, *, namespace="", model="", store="host-a"):
-    return Window(store, namespace, model, tier, at, seconds, values)
+def window(tier, values, at=0, seconds=15.0, *, namespace="", model="", store="host-a"):
+    """``at``: the time at which it begins, or how many as long ones came before it."""
+    start = at if isinstance(at, datetime) else after(seconds=at * seconds)
+    return Window(store, namespace, model, tier, start, seconds, values)
 
 
 def by_length(window, requests, **gained):
@@ -259,6 +261,11 @@ def open_incidents(agent):
     """What is wrong, by kind and store."""
     told = agent.history.journal.incidents()
     return {(one["kind"], one["store"]): one["message"] for one in told if not one["closed_at"]}
+
+
+def wrong(agent):
+    """Kinds of what is wrong; one that is so at several stores is there as often."""
+    return [kind for kind, _ in open_incidents(agent)]
 
 
 def urls(*hosts):

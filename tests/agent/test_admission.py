@@ -40,10 +40,9 @@ def window(index, tier="remote", *, noise=1.0, **figures):
         "tier_evictions_total{algorithm=lru,reason=room}": f["room"],
     }
     dram = {"tier_evictions_total{algorithm=lru,reason=room}": f["evicted"], "tier_evicted_unused_total": f["once"]}
-    at = after(seconds=15 * index)
     return [
-        told_of(tier, {name: value for name, value in values.items() if value}, at),
-        told_of("dram", {name: value for name, value in dram.items() if value}, at, namespace="ab"),
+        told_of(tier, {name: value for name, value in values.items() if value}, index),
+        told_of("dram", {name: value for name, value in dram.items() if value}, index, namespace="ab"),
     ]
 
 

@@ -193,10 +193,7 @@ def test_advice_to_move_is_never_followed_by_advice_to_move_back(busy, gpus):
 def loads(*waits_ms):
     """Windows of a source in which requests waited so long for 1000 loaded tokens; 1000 computed ones take 100 ms."""
     told = {OBSERVED: 1.0, LOADED: 1000.0, COMPUTED: 1000.0, PREFILL_S: 0.1}
-    return [
-        window("", {**told, WAIT_S: wait_ms / 1000}, after(seconds=15 * i), store="engine-a")
-        for i, wait_ms in enumerate(waits_ms)
-    ]
+    return [window("", {**told, WAIT_S: wait_ms / 1000}, i, store="engine-a") for i, wait_ms in enumerate(waits_ms)]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST, SLOW, START, after, remember, window
+from agent.fakes import DIGEST, SLOW, START, remember, window
 from tiertune_agent.catalogue import METRICS
 from tiertune_agent.demo.run import MOST_WINDOWS
 from tiertune_connector.catalogue import PREFIX
@@ -53,7 +53,7 @@ def test_a_window_tells_null_for_what_is_counted_elsewhere(api, rounds):
 
 def test_all_windows_of_a_long_demo_are_told(agent, api):
     """Those of an hour, of two seconds each: the demo counts what is told."""
-    remember(agent.history, *(window("dram", {}, after(seconds=-2 * number), 2.0) for number in range(1800)))
+    remember(agent.history, *(window("dram", {}, -number, 2.0) for number in range(1800)))
     assert len(api("windows", store="host-a", tier="dram", limit=MOST_WINDOWS)["windows"]) == 1800
 
 

@@ -13,17 +13,6 @@ from tiertune_agent.tuners.base import Proposal
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.usefixtures("proposed")
-def test_recommend_proposes_and_an_approval_changes(agent, store, rounds):
-    """In mode recommend the store stays as it is until somebody approves; then it is changed at once."""
-    rounds(1)
-    assert told(agent) == [("remote_fetch", "on", "off", "proposed")]
-    assert fetch(store) == "on"
-    decision = agent.changes.approve(1, "local")
-    assert (decision.state, decision.approved_by) == ("applied", "local")
-    assert fetch(store) == "off"
-
-
 def test_a_no_is_remembered(agent, proposed, store, rounds):
     """What a person rejected is proposed again after twice the soak, then after four times it; and that is told."""
     for number, windows in ((1, 8), (2, 16)):

@@ -92,16 +92,16 @@ def test_nothing_grows_while_a_store_is_away(agents, store, clock, judged, *, fl
 def test_ghosts_are_those_of_the_size_that_a_pool_had_then(store, rounds, judged, agent):
     """It is four times as large by now: what its ghosts told before is weighed at what it was."""
     pool = {"namespace": DIGEST, "model": "llama"}
-    store.count("tier_capacity_bytes", {"tier": "dram", "state": "effective", **pool}, 1 << 30)
+    store.count("tier_capacity_bytes", 1 << 30, tier="dram", state="effective", **pool)
     effective = f"pools.{DIGEST}.dram.effective.capacity_bytes"
     for size in (1, 4):
         for _ in range(12):
-            store.count("tier_evictions_total", {"tier": "dram", "algorithm": "lru", "reason": "room", **pool}, 5.0)
+            store.count("tier_evictions_total", 5.0, tier="dram", algorithm="lru", reason="room", **pool)
             for algorithm, hit in (("lru", 200), ("arc", 400 if size == 1 else 200), ("s3fifo", 200)):
                 store.simulate(algorithm, hit, size << 30)
             store.simulate("lru", 210, (5 - size) << 30)  # of the curve
             rounds(1)
-        store.count("tier_capacity_bytes", {"tier": "dram", "state": "effective", **pool}, 3 << 30)
+        store.count("tier_capacity_bytes", 3 << 30, tier="dram", state="effective", **pool)
         store.tells("get_status", lambda told: replaced(told, effective, 4 << 30))
     agent.history.close()
     found = judged(POLICY.replace("tuners: {", "tuners: {eviction: {mode: auto, period: 1m}, "))

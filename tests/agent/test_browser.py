@@ -96,7 +96,7 @@ def proposed(agent, store, rounds, policy_file, page):
     store.bandwidth = SLOW
     rounds(2)
     store.clock.advance(1)  # readers share a look for a second: one from before that is over
-    expect(page.get_by_role("button", name="Approve …")).to_be_visible(timeout=10_000)
+    expect(page.get_by_role("button", name="Approve …")).to_be_visible()
     return page
 
 
@@ -118,7 +118,7 @@ def test_an_approval_changes_the_store_and_a_roll_back_sets_it_back(proposed, ag
     assert fetch(store) == "on"
     assert agent.history.decisions.get(1).state == "rolled_back"
     assert [row["what"] for row in agent.history.journal.audited()] == ["rollback", "approve"]
-    expect(proposed.get_by_text("rolled back", exact=True).first).to_be_visible(timeout=10_000)
+    expect(proposed.get_by_text("rolled back", exact=True).first).to_be_visible()
 
 
 def test_a_rejection_changes_nothing(proposed, agent, store):
@@ -131,14 +131,14 @@ def test_a_rejection_changes_nothing(proposed, agent, store):
 def test_a_freeze_stops_an_approval_and_says_why(proposed, store):
     """Frozen with a reason, an approval is refused in place; lifted, it is made."""
     confirm(proposed, "Freeze …", Reason="release of Friday")
-    expect(proposed.get_by_text("release of Friday").first).to_be_visible(timeout=10_000)
+    expect(proposed.get_by_text("release of Friday").first).to_be_visible()
     proposed.get_by_role("button", name="Approve …").click()
     dialog = proposed.get_by_role("dialog")
     dialog.get_by_role("button", name="Approve").click()
     expect(dialog.get_by_role("alert")).to_contain_text("frozen")
     assert fetch(store) == "on"
     dialog.get_by_role("button", name="Cancel").click()
-    expect(proposed.get_by_role("button", name="Unfreeze")).to_be_visible(timeout=10_000)
+    expect(proposed.get_by_role("button", name="Unfreeze")).to_be_visible()
     confirm(proposed, "Unfreeze")
     confirm(proposed, "Approve …")
     assert fetch(store) == "off"
@@ -147,10 +147,10 @@ def test_a_freeze_stops_an_approval_and_says_why(proposed, store):
 def test_a_bypass_reaches_the_store_and_ends(page, rounds, store):
     """Every store answers miss, and then holds again what it held."""
     rounds(1)
-    expect(page.get_by_role("button", name="Bypass all stores …")).to_be_visible(timeout=10_000)
+    expect(page.get_by_role("button", name="Bypass all stores …")).to_be_visible()
     confirm(page, "Bypass all stores …")
     assert store.tuning["bypass"] is True
-    expect(page.get_by_role("button", name="End bypass …")).to_be_visible(timeout=10_000)
+    expect(page.get_by_role("button", name="End bypass …")).to_be_visible()
     confirm(page, "End bypass …")
     assert store.tuning["bypass"] is False
 

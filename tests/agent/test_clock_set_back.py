@@ -5,10 +5,10 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from agent.conftest import looks_of, pass_windows, told, views_of
+from agent.conftest import looks_of, pass_windows, survey_of, told, views_of
 from agent.fakes import FAST, SLOW, Clock, FakeStore, fetch, transport
 from agent.sources import VLLM, FakeSource
-from tiertune_agent.changes.survey import HOUR, Hours, Survey, TierWindows
+from tiertune_agent.changes.survey import HOUR, Hours
 from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.stores import Collector
@@ -175,7 +175,7 @@ def test_what_was_measured_at_an_hour_that_lies_ahead_tells_nothing_of_now(agent
         agent = agents()
     pass_windows(agent, store, clock, 3)
     target = Target("host-a", "remote")
-    survey = Survey(agent.history, clock.now(), Hours(), TierWindows(agent.history))
+    survey = survey_of(agent, clock.now())
     seen = SeenWindows(agent.history, clock.now)
     clock.advance(15)
     (snapshot,) = agent.collector.collect()

@@ -32,6 +32,11 @@ def lookups(*rows):
     return table("tier_lookup_tokens_total", "tier result origin namespace model", *rows)
 
 
+def hits(count, tier="dram", namespace=DIGEST):
+    """Of a pool, that were found by who stored them."""
+    return [tier, "hit", "self", namespace, "llama", count]
+
+
 def between(before, after, **later):
     return windows(reading(before), reading(after, **{"time_s": 1015.0, **later}), START)
 
@@ -65,9 +70,9 @@ class TestDifferences:
     def test_counters_are_split_by_tier_and_pool(self):
         """Each tier of each namespace gets its window; other labels stay with the counter."""
         counted, _ = between(
-            lookups(["dram", "hit", "self", DIGEST, "llama", 10.0], ["dram", "miss", "", DIGEST, "llama", 5.0]),
+            lookups(hits(10.0), ["dram", "miss", "", DIGEST, "llama", 5.0]),
             lookups(
-                ["dram", "hit", "self", DIGEST, "llama", 30.0],
+                hits(30.0),
                 ["dram", "miss", "", DIGEST, "llama", 5.0],
                 ["remote", "hit", "other_host", DIGEST, "llama", 7.0],
             ),
@@ -104,8 +109,8 @@ class TestDifferences:
     def test_a_new_boot_counts_from_zero(self):
         """After a restart everything counted since belongs to the window."""
         (window,), _ = between(
-            lookups(["dram", "hit", "self", DIGEST, "m", 100.0]),
-            lookups(["dram", "hit", "self", DIGEST, "m", 30.0]),
+            lookups(hits(100.0)),
+            lookups(hits(30.0)),
             boot_id="b2",
         )
         assert window.total("tier_lookup_tokens_total") == 30.0
@@ -154,11 +159,11 @@ class TestDifferences:
     def test_windows_add_up_to_the_counters(self, steps):
         """Over any sequence of growth and restarts, the windows sum to all that was ever counted."""
         value, boot, total, summed = 0, 0, 0, 0.0
-        before = reading(lookups(["dram", "hit", "self", DIGEST, "m", 0.0]), boot_id="0")
+        before = reading(lookups(hits(0.0)), boot_id="0")
         for index, (restart, growth) in enumerate(steps, start=1):
             boot, value = (boot + 1, 0) if restart else (boot, value)
             value, total = value + growth, total + growth
-            row = ["dram", "hit", "self", DIGEST, "m", float(value)]
+            row = hits(float(value))
             after = reading(lookups(row), time_s=1000.0 + 15 * index, boot_id=str(boot))
             counted, _ = windows(before, after, START)
             summed += sum(window.total("tier_lookup_tokens_total") for window in counted)
@@ -168,7 +173,7 @@ class TestDifferences:
 
 def test_what_the_page_shows_of_a_tier_is_of_all_its_pools():
     """Its hits add up; what is not shown, or of no tier, does not count, and what has no row is 0 or unknown."""
-    told = lookups(["dram", "hit", "self", "a", "m", 3.0], ["dram", "hit", "self", "b", "m", 4.0])
+    told = lookups(hits(3.0, namespace="a"), hits(4.0, namespace="b"))
     more = lookups(["dram", "miss", "", "a", "m", 9.0], ["", "hit", "", "a", "m", 9.0])
     told["tier_lookup_tokens_total"]["rows"] += more["tier_lookup_tokens_total"]["rows"]
     for unknown in (0.0, None):
@@ -200,15 +205,6 @@ class TestStores:
         second = collector.collect()[0]
         assert self.requests(second) == (15.0, 3.0)
         assert second.tuning["version"] == 1
-
-    def test_a_vanished_store_is_trouble_and_the_others_go_on(self, collector, clock, store):
-        """A store that does not answer is told as such, by its name, and holds up nobody."""
-        collector.collect()
-        clock.advance(15)
-        store.up = False
-        trouble, other = collector.collect()
-        assert (trouble.kind, trouble.store) == ("store_unreachable", "host-a")
-        assert other.store == "host-b"
 
     def requests(self, snapshot):
         """Seconds of the remote's window, and requests that found chunks there."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
-from agent.fakes import DIGEST, after, window
+from agent.fakes import DIGEST, window
 from tiertune_agent.records import Target, ended
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.eviction import EvictionSettings, EvictionTuner
@@ -24,7 +24,7 @@ def ghosts(index, hits, *, asked=10_000.0, size=GIB, seconds=15.0):
         for result, tokens in (("hit", asked * share), ("miss", asked * (1 - share))):
             if tokens:
                 values[f"whatif_tokens_total{{algorithm={algorithm},capacity_bytes={size},result={result}}}"] = tokens
-    return window("", values, after(seconds=index * seconds), seconds, namespace=DIGEST)
+    return window("", values, index, seconds, namespace=DIGEST)
 
 
 def alike(count, seconds=15.0, **hits):

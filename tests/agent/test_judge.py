@@ -5,10 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from agent.conftest import EVICTION, POLICY, answer, made
+from agent.conftest import EVICTION, POLICY, answer, made, survey_of
 from agent.fakes import DIGEST, FAST, SLOW, START, fetch
 from tiertune_agent.changes.control import Refused, Unknown
-from tiertune_agent.changes.survey import Hours, Survey, TierWindows
 from tiertune_agent.records import FLEET, Prospect, Target
 from tiertune_connector.whatif.chain import Shape
 
@@ -106,9 +105,9 @@ class TestByItself:
         store.tuning = {**store.tuning, "admission": {"disk": "always", "remote": "always"}}
         store.held = {slower: {"capacity_bytes": GIB} for slower in ("disk", "remote")}
         for _ in range(2):
-            store.count("tier_evictions_total", {"tier": "dram", **POOL}, (GIB >> 20) / 40)
+            store.count("tier_evictions_total", (GIB >> 20) / 40, tier="dram", **POOL)
             for slower in ("disk", "remote"):
-                store.count("tier_transfer_bytes_total", {"tier": slower, "operation": "write"}, GIB / 40)
+                store.count("tier_transfer_bytes_total", GIB / 40, tier=slower, operation="write")
             rounds(1)
         namespace = DIGEST if field == EVICTION else ""
         decision = made(agent, store, field, before, after, {"shape": "1/0/0"}, namespace=namespace, tier=tier)
@@ -233,12 +232,10 @@ class TestWithoutGhosts:
     def test_a_floor_over_fetches_that_paid_is_set_back(self, agent, store, auto, rounds):
         """The hour before the change is its evidence: short fetches gained, so the floor is lowered again."""
         for index in range(4):
-            store.count("gate_candidate_requests_total", {"tier": "remote"}, 10)
-            store.count("gate_candidate_seconds_total", {"tier": "remote", "kind": "recompute"}, 10.0)
-            store.count("gate_length_requests_total", {"tier": "remote", "tokens": "0"}, 5)
-            store.count(
-                "gate_length_seconds_total", {"tier": "remote", "tokens": "0", "result": "saved"}, 2.0 + index / 10
-            )
+            store.count("gate_candidate_requests_total", 10, tier="remote")
+            store.count("gate_candidate_seconds_total", 10.0, tier="remote", kind="recompute")
+            store.count("gate_length_requests_total", 5, tier="remote", tokens="0")
+            store.count("gate_length_seconds_total", 2.0 + index / 10, tier="remote", tokens="0", result="saved")
             rounds(1)
         decision = made(agent, store, FLOOR, 0, 1024, tuner="gate_settings", tier="remote")
         rounds(5)
@@ -251,12 +248,12 @@ class TestWithoutGhosts:
 
         def pass_by(windows, found):
             for index in range(windows):
-                store.count("prompt_tokens_total", {"stage": "all", **POOL}, 1e9 + index)
-                store.count("gate_candidate_requests_total", {"tier": "remote"}, 10)
-                store.count("gate_candidate_tokens_total", {"tier": "remote"}, found * 1e6)
-                store.count("gate_candidate_bytes_total", {"tier": "remote"}, found * 1e9)
-                store.count("gate_candidate_seconds_total", {"tier": "remote", "kind": "recompute"}, found * 1e3)
-                store.count("saved_seconds_total", {"tier": "remote"}, found * 500)
+                store.count("prompt_tokens_total", 1e9 + index, stage="all", **POOL)
+                store.count("gate_candidate_requests_total", 10, tier="remote")
+                store.count("gate_candidate_tokens_total", found * 1e6, tier="remote")
+                store.count("gate_candidate_bytes_total", found * 1e9, tier="remote")
+                store.count("gate_candidate_seconds_total", found * 1e3, tier="remote", kind="recompute")
+                store.count("saved_seconds_total", found * 500, tier="remote")
                 rounds(1)
 
         pass_by(8, 600)
@@ -279,13 +276,11 @@ class TestWithoutGhosts:
 class TestMemory:
     def test_during_a_soak_the_pool_is_left_alone(self, agent, arc):
         """Another change of the same pool, or of its tier, waits; one of another tier does not."""
-        survey = Survey(agent.history, START, Hours(), TierWindows(agent.history))
-        assert survey.watched(Target("host-a", "dram", DIGEST)).id == arc.id
-        assert survey.watched(Target("host-a", "dram")).id == arc.id
-        assert survey.watched(Target(FLEET, "dram")).id == arc.id
-        assert survey.watched(Target("host-a", "dram", "cd" * 16)) is None
-        assert survey.watched(Target("host-b", "dram", DIGEST)) is None
-        assert survey.watched(Target("host-a", "disk")) is None
+        watched = survey_of(agent, START).watched
+        for target in (Target("host-a", "dram", DIGEST), Target("host-a", "dram"), Target(FLEET, "dram")):
+            assert watched(target).id == arc.id
+        for target in (("host-a", "dram", "cd" * 16), ("host-b", "dram", DIGEST), ("host-a", "disk")):
+            assert watched(Target(*target)) is None
 
     def test_what_was_rolled_back_is_not_tried_again_soon(self, agent, store, rounds, policy_file):
         """A wrong switch is rolled back; the same evidence again is refused for twice the soak, and says so."""
@@ -336,7 +331,7 @@ class TestMemory:
         store.bandwidth = SLOW
         rounds(2)
         assert [d.after for d in agent.history.decisions.find()] == ["off", "on", "off"]
-        survey = Survey(agent.history, store.clock.now(), Hours(), TierWindows(agent.history))
+        survey = survey_of(agent, store.clock.now())
         assert survey.undone(Target("host-a", "remote")) == ()
 
     def test_sizes_are_judged_by_prospects(self, agent, store, clock, auto, rounds):

@@ -136,7 +136,7 @@ def held(index, requests, each_s, *, slower=2.0, fetched=None):
         figures |= {"tokens2": 1e6, "seconds_tokens": 1000 * seconds}
         for name, value in figures.items():
             values[f"holdout_sums_total{{group={group},sum={name}}}"] = count * value
-    return window("remote", values, after(seconds=15 * index))
+    return window("remote", values, index)
 
 
 def test_what_a_holdout_measured_is_that_of_the_whole_hour():
@@ -192,7 +192,7 @@ def count_held(store, rounds, told):
     """In the store, for a round."""
     for name, value in told.values.items():
         labels = dict(part.split("=") for part in name.partition("{")[2].rstrip("}").split(","))
-        store.count("holdout_sums_total", {"tier": "remote", **labels}, value)
+        store.count("holdout_sums_total", value, tier="remote", **labels)
     rounds(1)
 
 
@@ -210,7 +210,7 @@ def count_held(store, rounds, told):
 )
 def test_rent_that_nobody_tells_is_unknown_and_not_nothing(told, rates, rent, remains):
     """What a remote holds is told by a store that bounds its part, or once for the fleet; else no money is known."""
-    booked = entry(window("remote", {"saved_seconds_total": 3600.0, **told}, START, 3600.0), rates)
+    booked = entry(window("remote", {"saved_seconds_total": 3600.0, **told}, seconds=3600.0), rates)
     assert (booked.amounts["rent"], booked.money) == (rent, remains)
 
 
@@ -232,7 +232,7 @@ def test_what_is_booked_in_another_row_is_not_nothing_here(tier, namespace, told
     So is what nobody counts: traffic of DRAM, bytes that engines hold.
     """
     rates = replace(RATES, remote_apart=True)
-    booked = entry(window(tier, told, START, 3600.0, namespace=namespace), rates)
+    booked = entry(window(tier, told, seconds=3600.0, namespace=namespace), rates)
     assert (booked.saved, booked.lost, booked.bytes, booked.transferred, booked.money) == known
 
 
@@ -286,7 +286,7 @@ def test_while_the_redis_is_away_nobody_knows_what_it_costs(fleet, holds, clock)
 
 def test_a_redis_that_the_agent_was_not_told_of_has_no_known_rent(fleet):
     """Stores that share a directory tell their parts of it; that one says nothing is no zero."""
-    fleet.stores[1].count("tier_resident_bytes", {"tier": "remote", "namespace": "", "model": ""}, 4 * GIB)
+    fleet.stores[1].count("tier_resident_bytes", 4 * GIB, tier="remote", namespace="", model="")
     agent = fleet(named=False)
     fleet.pass_by(agent, 3)
     rows = of_remote(agent)

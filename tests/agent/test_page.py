@@ -9,10 +9,8 @@ from agent.fakes import DIGEST, SLOW, START, FakeStore, propose
 from agent.html import Page
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import AgentFacts, AllFacts
-from tiertune_agent.history.measured import Measured
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Proposal
-from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.overview import overview
 from tiertune_agent.web.text import NOTHING
 
@@ -52,8 +50,8 @@ class TestWhatItTells:
         pool = {"stage": "decode", "namespace": DIGEST, "model": "llama"}
         agent.loop.run_once()
         clock.advance(15)
-        store.count("prompt_tokens_total", pool, 1000.0)
-        store.count("tier_lookup_tokens_total", {"tier": "dram", "result": "miss", "origin": "", **pool}, 1000.0)
+        store.count("prompt_tokens_total", 1000.0, **pool)
+        store.count("tier_lookup_tokens_total", 1000.0, tier="dram", result="miss", origin="", **pool)
         agent.loop.run_once()
         told = look().text
         assert "no traffic" not in told
@@ -62,11 +60,11 @@ class TestWhatItTells:
     def test_no_prompt_is_found_more_than_whole(self, look, agent, store, clock):
         """One that was looked up before the first window may be found in it."""
         pool = {"stage": "all", "namespace": DIGEST, "model": "llama"}
-        store.count("prompt_tokens_total", pool, 1000.0)
+        store.count("prompt_tokens_total", 1000.0, **pool)
         agent.loop.run_once()
         clock.advance(15)
-        store.count("prompt_tokens_total", pool, 400.0)
-        store.count("tier_lookup_tokens_total", {"tier": "dram", "result": "hit", "origin": "self", **pool}, 900.0)
+        store.count("prompt_tokens_total", 400.0, **pool)
+        store.count("tier_lookup_tokens_total", 900.0, tier="dram", result="hit", origin="self", **pool)
         agent.loop.run_once()
         assert "Prompt tokens found in tiers 100.0% 400 of 400 in the last 15 min" in look().text
 
@@ -74,7 +72,7 @@ class TestWhatItTells:
         """Two hundred hours of a GPU at 2.5 each."""
         agent.loop.run_once()
         clock.advance(15)
-        store.count("saved_seconds_total", {"tier": "dram"}, 200 * 3600.0)
+        store.count("saved_seconds_total", 200 * 3600.0, tier="dram")
         agent.loop.run_once()
         assert "worth 500 at the policy's prices" in look().text
 
@@ -185,10 +183,10 @@ class TestWhatItTells:
     def test_the_gate_sets_predicted_against_actual(self, look, agent, store, rounds):
         """Requests by decision and outcome, the refusals' reasons, and mean seconds per request."""
         rounds(1)
-        store.count("gate_requests_total", {"tier": "remote", "decision": "fetch", "reason": "cheaper"}, 8)
-        store.count("gate_requests_total", {"tier": "remote", "decision": "recompute", "reason": "too_short"}, 3)
-        store.count("gate_outcomes_total", {"tier": "remote", "outcome": "won"}, 7)
-        store.count("gate_outcomes_total", {"tier": "remote", "outcome": "late"}, 1)
+        store.count("gate_requests_total", 8, tier="remote", decision="fetch", reason="cheaper")
+        store.count("gate_requests_total", 3, tier="remote", decision="recompute", reason="too_short")
+        store.count("gate_outcomes_total", 7, tier="remote", outcome="won")
+        store.count("gate_outcomes_total", 1, tier="remote", outcome="late")
         rounds(1)
         assert f"remote 8 3 3 too short {NOTHING} {NOTHING} {NOTHING} 7 0 1" in look().text
 
@@ -268,29 +266,3 @@ class TestWhatItTells:
         assert "policy invalid" in told
         assert "lint: wrong The file as it is now is not in force." in told
         assert re.search(r"error \S+policy.yaml:2:7 mode: ", told)
-
-
-def test_readers_within_a_second_share_a_look(http, agent, history, clock):
-    """A second reader at the same moment costs no second look; a moment later there is a new one."""
-    assert "Waiting" in http.get("/").text
-    agent.loop.run_once()
-    assert "Waiting" in http.get("/").text
-    clock.advance(1)
-    assert "no traffic yet" in http.get("/").text
-
-
-def test_windows_are_read_once_per_answer_of_their_store(http, look, rounds, clock, monkeypatch):
-    """Looks between two answers read no window again; the next answer's windows show, and old ones leave."""
-    reads = []
-    real = Measured.fleet_windows
-    monkeypatch.setattr(Measured, "fleet_windows", lambda *args: reads.extend(args[1]) or real(*args))
-    rounds(2)
-    assert "1.0 k of 20.0 k" in look().text
-    assert "1.0 k of 20.0 k" in look().text
-    assert reads == ["host-a"]
-    rounds(1)
-    assert "1.5 k of 30.0 k" in look().text
-    assert reads == ["host-a"] * 2
-    clock.advance(POINTS * 15)
-    assert "no traffic in the last 15 min" in look().text
-    assert reads == ["host-a"] * 2

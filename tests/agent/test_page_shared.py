@@ -201,7 +201,7 @@ def a_window(number, tier, tokens, kind):
         "gate_requests_total{decision=recompute,reason=too_short}": float(number),
         "gate_actual_seconds{kind=fetch}": Histogram(2.0, float(tokens), {1: 2.0}),
     }
-    return window(tier, values, after(seconds=15 * number), store=f"host-{number % 3}")
+    return window(tier, values, number, store=f"host-{number % 3}")
 
 
 WINDOWS = st.lists(

@@ -16,8 +16,6 @@ class TestSafety:
         page = Page(shown["hostile"][0])
         assert page.text.count("<script>alert('x')</script>") > 10
         assert "{{ 7*7 }}" in page.text
-        scripts = {attrs["src"].partition("?")[0] for attrs in page.all("script")}
-        assert scripts == {"/static/page.js", "/static/commands.js"}
         assert not [name for _, attrs, _ in page.elements for name in attrs if name.startswith("on")]
         assert {attrs["src"].partition("?")[0] for attrs in page.all("img")} == {"/static/icon.svg"}
 

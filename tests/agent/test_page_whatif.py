@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST, SLOW, START, after, propose, remember, window
+from agent.fakes import DIGEST, SLOW, START, propose, remember, window
 from agent.html import Page
 from tiertune_agent.records import Prospect, State, Target, series
 from tiertune_agent.tuners.admission import AdmissionSettings
@@ -32,7 +32,7 @@ def told(shares, at=0, asked=1000.0):
         for result, part in (("hit", share), ("miss", 1 - share)):
             labels = {"algorithm": algorithm, "capacity_bytes": str(size), "result": result}
             values[series("whatif_tokens_total", labels.items())] = part * asked
-    return window("", values, after(seconds=15 * at), namespace=DIGEST, model="llama")
+    return window("", values, at, namespace=DIGEST, model="llama")
 
 
 def pool(*windows):
@@ -222,7 +222,7 @@ def arc_hits_more(store):
     """In the next window ARC hits 400 of 1000 tokens, and LRU 300."""
     store.simulate("lru", 300)
     store.simulate("arc", 400)
-    store.count("gate_candidate_tokens_total", {"tier": "remote"}, 10_000.0)
+    store.count("gate_candidate_tokens_total", 10_000.0, tier="remote")
 
 
 @pytest.fixture(params=[False, True])
@@ -306,7 +306,7 @@ class TestUnmade:
     @pytest.mark.usefixtures("proposed")
     def test_fetches_that_lost_would_have_been_saved(self, store, rounds, seen):
         """What waits to be switched off counts what fetches lost since."""
-        store.count("lost_seconds_total", {"tier": "remote"}, 7.0)
+        store.count("lost_seconds_total", 7.0, tier="remote")
         rounds(2)
         (told,) = unmade(seen()).wishes
         assert (told.decision.tuner, told.won_s) == ("remote_fetch", pytest.approx(7.0))

@@ -82,7 +82,7 @@ def test_money_is_counted_by_kind_and_never_falls():
     """Worth and cost stand apart, so that each is a counter; a store's nonsense takes nothing away."""
     metrics, gib = AgentMetrics(), 2.0**30
     values = {"saved_seconds_total": 7200.0, "lost_seconds_total": 3600.0, "tier_transfer_bytes_total": 2 * gib}
-    remote = window("remote", {**values, "tier_resident_bytes": 4 * gib}, START, 1800.0)
+    remote = window("remote", {**values, "tier_resident_bytes": 4 * gib}, seconds=1800.0)
     rates = Rates(gpu_hour=2.0, gib_hour={"remote": 0.5}, network_gib=0.25)
     Published(metrics).booked([remote, replace(remote, tier="")], rates)
     told = {labels["kind"]: value for labels, value in samples(metrics, "tiertune_agent_money_total")}
@@ -93,7 +93,7 @@ def test_money_is_counted_by_kind_and_never_falls():
 
 def test_a_running_agent_tells_its_change_and_the_ledgers_money(agent, store, rounds, clock):
     """The change carries the agent's clock; the counters' difference is the money of the ledger's rows."""
-    store.count("tier_resident_bytes", {"tier": "remote", "namespace": "", "model": ""}, 2.0**30)
+    store.count("tier_resident_bytes", 2.0**30, tier="remote", namespace="", model="")
     rounds(2)
     store.bandwidth = SLOW
     pass_windows(agent, store, clock, 3, tick=True)

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from agent.conftest import pass_windows
-from agent.fakes import START, FakeStore, propose, urls
+from agent.fakes import START, FakeStore, propose, urls, wrong
 from tiertune_agent.changes.actuator import HttpActuator
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.collector.roster import FILE_PROBLEM, Roster
@@ -132,22 +132,22 @@ class TestAgent:
         assert listed.operators.bypass(OPS, True, None)["stores"] == {"host-a": "ok", "host-b": "ok"}
         store.up = False
         self.round(listed, clock, other)
-        assert listed.history.journal.open_incidents() == {"store_unreachable": 1}
+        assert wrong(listed) == ["store_unreachable"]
         file.write_text(listing("host-b"))
         self.round(listed, clock, other)
         assert self.names(listed) == ["host-b"]
-        assert listed.history.journal.open_incidents() == {"store_unreachable": 0}
+        assert wrong(listed) == []
         assert listed.operators.bypass(OPS, False, None)["stores"] == {"host-b": "ok"}
 
     def test_a_bad_edit_is_an_incident(self, listed, clock, file, store):
         """The stores of the last good one go on being tuned."""
         file.write_text("stores: [host-a]\n")
         self.round(listed, clock, store)
-        assert listed.history.journal.open_incidents() == {FILE_PROBLEM: 1}
+        assert wrong(listed) == [FILE_PROBLEM]
         assert self.names(listed) == ["host-a"]
         file.write_text(listing("host-a"))
         self.round(listed, clock, store)
-        assert listed.history.journal.open_incidents() == {FILE_PROBLEM: 0}
+        assert wrong(listed) == []
 
     @pytest.fixture
     def found(self, monkeypatch):
@@ -184,7 +184,7 @@ class TestAgent:
         assert (record.name, record.url) == ("host-a", "http://10.0.0.2:7410")
         self.round(agent, clock, store)
         assert dict(agent.collector.addresses) == {"http://10.0.0.2:7410": "10.0.0.2:7410"}
-        assert not any(agent.history.journal.open_incidents().values())
+        assert wrong(agent) == []
 
     def test_one_that_stands_by_knows_the_stores_too(self, listed, make, clock, file, store):
         """Its page tells those that it would lead."""
@@ -216,7 +216,7 @@ class TestAgent:
         agent.collector.look()
         assert [trouble.gone for trouble in agent.collector.collect()] == [True]
         self.round(agent, clock)
-        assert agent.history.journal.open_incidents() == {"store_unreachable": 1}
+        assert wrong(agent) == ["store_unreachable"]
 
     def test_who_starts_while_a_name_is_not_resolved_ends_nothing(self, make, clock, store, found):
         """Nobody knows yet who is none of the fleet's any more: wishes and proposals wait, and no flush is complete."""
@@ -245,9 +245,9 @@ class TestAgent:
         self.round(listed, clock, store)
         store.up = False
         self.round(listed, clock)
-        assert listed.history.journal.open_incidents() == {"store_unreachable": 1}
+        assert wrong(listed) == ["store_unreachable"]
         store.up, store.name = True, "host-z"
         self.round(listed, clock, store)
         self.round(listed, clock, store)
         assert self.names(listed) == ["host-z"]
-        assert listed.history.journal.open_incidents() == {"store_unreachable": 0}
+        assert wrong(listed) == []

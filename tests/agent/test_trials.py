@@ -44,7 +44,7 @@ def outcomes(*saved):
 
 
 def pool(index, values, tier="", seconds=15.0):
-    return window(tier, values, after(seconds=index * seconds), seconds, namespace=DIGEST)
+    return window(tier, values, index, seconds, namespace=DIGEST)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def traffic(before, after, *, spread=0.1, seed=1, tier="remote"):
             "tier_operation_seconds{operation=write,outcome=ok}": Histogram(written * much, 0.1, {}),
         }
         windows += [
-            window(tier, values, after(seconds=15 * index)),
+            window(tier, values, index),
             pool(index, {"prompt_tokens_total{stage=all}": 1e6 * much}),
         ]
     return windows

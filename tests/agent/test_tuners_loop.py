@@ -20,7 +20,7 @@ def test_a_pool_changes_its_algorithm_when_the_ghosts_say_so(agent, store, round
     """Ghosts that the store counts without a tier are read with the pool's windows; on auto the store is changed."""
     policy_file.write_text(POLICY.replace("tuners: {", "tuners: {eviction: {mode: auto, period: 1m}, "))
     for index in range(9):
-        store.count("tier_evictions_total", {"tier": "dram", "algorithm": "lru", "reason": "room", **POOL}, 5.0)
+        store.count("tier_evictions_total", 5.0, tier="dram", algorithm="lru", reason="room", **POOL)
         for algorithm, hit in (("lru", 200), ("arc", 400), ("s3fifo", 300)):
             store.simulate(algorithm, hit + index)
         rounds(1)
@@ -37,7 +37,7 @@ def test_fetching_that_no_history_knows_of_goes_on_by_the_prompts_of_late(agents
     more, agent = {"chunk_tokens": 16, "prefill": line}, agents()
     store.tells("get_status", lambda told: replaced(told, f"pools.{DIGEST}", told["pools"][DIGEST] | more))
     for requests in (0, 0, 0, 10):
-        store.count("requests_total", {"salted": "no", **POOL}, requests)
+        store.count("requests_total", requests, salted="no", **POOL)
         pass_windows(agent, store, clock, 1, requests)
         told = next(one["reason"] for one in agent.history.answers.newest() if one["tuner"] == "remote_fetch")
         assert requests or "nobody told what computing one takes" in told or "no window has passed" in told

@@ -20,14 +20,19 @@ def traces(tmp_path):
     return [write_trace(tmp_path / f"{name}.parquet", columns()) for name in ("a", "b")]
 
 
+@pytest.fixture
+def cells(traces):
+    """All traces under all scenarios."""
+    return grid(traces, [SCENARIOS], RUNS)
+
+
 def without_wall(document):
     return json.loads(json.dumps(document), object_hook=lambda d: {k: v for k, v in d.items() if k != "wall_s"})
 
 
 class TestGrid:
-    def test_every_trace_under_every_scenario_of_a_folder(self, traces):
+    def test_every_trace_under_every_scenario_of_a_folder(self, traces, cells):
         """Traces first, scenarios by name."""
-        cells = grid(traces, [SCENARIOS], RUNS)
         names = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
         assert [(cell.trace, cell.scenario.name) for cell in cells] == [
             (str(trace), name) for trace in traces for name in names
@@ -61,11 +66,11 @@ def test_the_optimum_is_a_share_of_what_the_prompts_have(tmp_path):
 
 class TestPlaces:
     @pytest.mark.slow
-    def test_processes_give_what_one_gives(self, traces):
+    def test_processes_give_what_one_gives(self, cells):
         """Two processes, the same documents in the same order, wall times aside."""
-        cells = [replace(cell, optimum=True) for cell in grid(traces, [SCENARIOS], RUNS)]
+        weighed = [replace(cell, optimum=True) for cell in cells]
         steps = []
-        alone, two = (list(over_processes(cells, processes, lambda: steps.append(1))) for processes in (1, 2))
+        alone, two = (list(over_processes(weighed, processes, lambda: steps.append(1))) for processes in (1, 2))
         assert without_wall(sweep_document(alone, 0)) == without_wall(sweep_document(two, 0))
         assert [cell.opt_share for cell in alone] == [cell.opt_share for cell in two]
         assert len(alone) == len(cells)
@@ -73,11 +78,10 @@ class TestPlaces:
 
     @pytest.mark.slow
     @pytest.mark.timeout(600)
-    def test_ray_gives_what_one_process_gives(self, traces, monkeypatch):
+    def test_ray_gives_what_one_process_gives(self, cells, monkeypatch):
         """On a local Ray, which ends with the sweep; it is to tell nobody that it was used."""
         ray = pytest.importorskip("ray", reason="Ray is not installed (make setup-ray)")
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        cells = grid(traces, [SCENARIOS], RUNS)
         with short_folder() as folder:
             monkeypatch.setenv("RAY_TMPDIR", str(folder))
             alone, spread = list(over_processes(cells, 1)), list(over_ray(cells, "local"))
@@ -85,17 +89,17 @@ class TestPlaces:
         assert not ray.is_initialized()
 
     @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "host:port"])
-    def test_a_cluster_that_does_not_answer_is_told(self, traces, monkeypatch, address):
+    def test_a_cluster_that_does_not_answer_is_told(self, cells, monkeypatch, address):
         """At once, not after Ray's own patience of minutes."""
         monkeypatch.setitem(sys.modules, "ray", object())
         with pytest.raises(InputError, match=f"no Ray cluster answers at '{address}'"):
-            next(over_ray(grid(traces, [SCENARIOS], RUNS), address))
+            next(over_ray(cells, address))
 
-    def test_without_ray_it_says_what_to_install(self, traces, monkeypatch):
+    def test_without_ray_it_says_what_to_install(self, cells, monkeypatch):
         """The extra is optional."""
         monkeypatch.setitem(sys.modules, "ray", None)
         with pytest.raises(InputError, match=r"pip install 'tiertune\[ray\]'"):
-            next(over_ray(grid(traces, [SCENARIOS], RUNS), "local"))
+            next(over_ray(cells, "local"))
 
 
 def test_the_command_plays_a_grid_and_writes_page_and_document(tiertune, traces, tmp_path):
