@@ -34,13 +34,6 @@ def test_every_document_is_there_from_the_start(http):
         assert json.loads(answer.text), path
 
 
-def test_windows_are_told_for_charts(api, rounds):
-    """The last windows of a tier, with the figures that a page draws."""
-    rounds(3)
-    windows = api("windows", store="host-a", tier="remote")["windows"]
-    assert [window["saved_s"] for window in windows] == [pytest.approx(4.0)] * 3
-
-
 def test_a_window_tells_null_for_what_is_counted_elsewhere(api, rounds):
     """Hits are counted by pool, seconds and fetches by tier; what a store holds of the remote it does not tell."""
     rounds(1)

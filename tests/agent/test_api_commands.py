@@ -140,7 +140,7 @@ def seen(agent, store):
 
 WRONG_CALLS = [
     ("decisions/99/approve", None, 404),
-    ("decisions/x/approve", None, 422),
+    *((f"decisions/{number}/approve", None, 422) for number in ("x", 0, 10**20)),
     ("freeze", {}, 422),
     ("freeze", {"reason": "x", "for": "2 moons"}, 422),
     ("freeze", {"reason": " \t"}, 422),
@@ -252,9 +252,3 @@ def test_a_flush_of_an_epoch_that_no_store_knows_is_not_complete(agents, store, 
     flushed = agent.operators.flush(Caller("test", ""), {"epoch": 7})
     assert flushed["complete"] is known
     assert flushed["stores"]["host-b"] == {"ok": True, "dropped": {"dram": 0}, "reason": remark}
-
-
-@pytest.mark.parametrize("number", ["0", "99999999999999999999"])
-def test_a_number_that_no_decision_can_have(http, number):
-    """It is refused before the database is asked."""
-    assert http.post(f"/api/v1/decisions/{number}/approve").status_code == 422

@@ -50,13 +50,6 @@ def test_a_decision_carries_its_evidence(agent, store, rounds):
     assert "20 requests, none was fetched; predicted 20 s to fetch against 10 s to recompute" in decision.reason
 
 
-def test_a_quiet_fleet_says_that_it_knows_too_little(agent, rounds):
-    """Without candidates there is an answer, and no decision."""
-    rounds(3, requests=0)
-    assert told(agent) == []
-    assert "too few candidates" in answer(agent)["reason"]
-
-
 def test_a_freeze_stops_it_and_is_told(agent, store, rounds):
     """Frozen, nothing changes, and the answer says what would have; lifted, it does."""
     store.bandwidth = SLOW
@@ -102,14 +95,6 @@ def test_a_bad_edit_of_the_policy_keeps_the_good_one(agent, store, rounds, polic
     policy_file.write_text(POLICY)
     rounds(1)
     assert wrong(agent) == []
-
-
-def test_the_gates_follow_the_policy_file(agent, store, rounds, policy_file):
-    """A margin in the policy reaches the store's tuning."""
-    policy_file.write_text(POLICY.replace("mode: auto", "mode: auto, margin: 1.5"))
-    rounds(2)
-    assert store.tuning["tiers"]["remote"]["margin"] == 1.5
-    assert told(agent)[0][:3] == ("gate_settings", 1.1, 1.5)
 
 
 def test_a_vanished_store_is_an_incident_until_it_returns(agents, clock, store):

@@ -64,17 +64,6 @@ def test_it_ends_with_its_server(tmp_path, monkeypatch):
     assert (tmp_path / "tiertune.sqlite").exists()
 
 
-def test_it_survives_kill_9(start):
-    """Killed and started again, it leads on the same history."""
-    process, url = start()
-    eventually(lambda: incidents(url))
-    process.kill()
-    process.wait(20)
-    _, again = start()
-    eventually(lambda: httpx.get(f"{again}/api/v1/fleet", trust_env=False).json()["leader"])
-    assert incidents(again)[0]["id"] == 1
-
-
 def test_a_round_that_outlasts_the_window_is_told(start, tmp_path):
     """By a source that takes connections and never answers: in words of ours, not of the scheduler's."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -90,15 +90,6 @@ class TestName:
         found.look()
         assert found.problems()[NAME_PROBLEM] == ""
 
-    def test_an_agent_starts_though_its_name_is_not_resolved_yet(self, find, names):
-        """With no stores at first."""
-        addresses, names.answer = names.answer, socket.gaierror(socket.EAI_AGAIN, "Temporary failure")
-        roster = find(names)
-        assert not roster.stores
-        names.answer = addresses
-        assert roster.look()
-        assert list(roster.stores) == urls("10.0.0.1", "10.0.0.2")
-
     def test_a_resolver_that_hangs_holds_up_no_round_and_is_asked_once(self, find, monkeypatch):
         """What it answers late is taken at the look after."""
         monkeypatch.setattr(roster_module, "LATE_S", 0.01)
@@ -137,13 +128,13 @@ class TestName:
         assert found.look()
 
     def test_a_name_is_unknown_until_it_is_resolved(self, find, names):
-        """Later it may fail: then it is known whom it had."""
+        """An agent starts all the same, with no stores at first. Later it may fail: then it is known whom it had."""
         addresses, names.answer = names.answer, socket.gaierror(socket.EAI_AGAIN, "Temporary failure")
         roster = find(names)
-        assert roster.unknown == ["stores"]
+        assert (roster.unknown, roster.stores) == (["stores"], {})
         for names.answer in (addresses, socket.gaierror(socket.EAI_AGAIN, "Temporary failure")):
             roster.look()
-            assert roster.unknown == []
+            assert (roster.unknown, list(roster.stores)) == ([], urls(*addresses))
 
     def test_a_listed_address_is_no_found_one(self, find, clock, names):
         """It stays when the name has it no more."""
