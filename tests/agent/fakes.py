@@ -77,6 +77,11 @@ class FakeStore:
         key = (name, tuple(labels.items()))
         self.counters[key] = self.counters.get(key, 0.0) + amount
 
+    def counts(self, amounts, **labels):
+        """Count on several series of these labels, by their names."""
+        for name, amount in amounts.items():
+            self.count(name, amount, **labels)
+
     def restart(self):
         self.boot_id, self.counters = f"boot-{int(self.boot_id[5:]) + 1}", {}
 

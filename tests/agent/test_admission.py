@@ -11,7 +11,7 @@ from agent.fakes import after
 from agent.fakes import window as told_of
 from tiertune_agent.records import Histogram, Rates, Target
 from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner
-from tiertune_agent.tuners.base import Current, NoChange, Proposal
+from tiertune_agent.tuners.base import Current, Proposal
 
 MIB = 1 << 20
 TUNER = AdmissionTuner(AdmissionSettings())
@@ -99,10 +99,10 @@ def test_a_network_that_costs_more_than_all_fetches_save():
     """Money: what is paid for chunks used once, against everything that fetches saved."""
     dear, cheap = Rates(gpu_hour=2.5, network_gib=0.1), Rates(gpu_hour=2.5, network_gib=0.01)
     assert "is paid for chunks used once" in answer(windows(), rates=dear).reason
-    assert isinstance(answer(windows(), rates=dear), Proposal)
-    assert isinstance(answer(windows(), rates=cheap), NoChange)
-    assert isinstance(answer(windows(saved=500.0), rates=dear), NoChange)
-    assert isinstance(answer(windows(tier="disk"), tier="disk", rates=dear), NoChange)
+    proposal(answer(windows(), rates=dear))
+    no_change(answer(windows(), rates=cheap))
+    no_change(answer(windows(saved=500.0), rates=dear))
+    no_change(answer(windows(tier="disk"), tier="disk", rates=dear))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from agent.fakes import DIGEST, after, window
 from tiertune_agent.records import OBSERVED, Prospect, StageWindow, Target
 from tiertune_agent.tuners.advice import FLEET, AdviceSettings, Balance, Routing, Sharing
 from tiertune_agent.tuners.balance import demand
-from tiertune_agent.tuners.base import Current, NoChange, Proposal
+from tiertune_agent.tuners.base import Current, Proposal
 from tiertune_agent.tuners.loading import COMPUTED, LOADED, PREFILL_S, WAIT_S, Loading
 
 GIB = 1 << 30
@@ -84,7 +84,7 @@ def test_a_gain_that_may_be_chance_is_no_advice():
         Prospect(DIGEST, after(seconds=300 * i), 300.0, 100, {NOW: 1.0, f"{NOW}@prefix": 0.2 + 1.4 * (i % 2)})
         for i in range(9)
     ]
-    assert isinstance(Routing(SETTINGS).evaluate([], current(up_and_down)), NoChange)
+    no_change(Routing(SETTINGS).evaluate([], current(up_and_down)))
 
 
 @given(costs=st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10), st.integers(0, 1000)), max_size=10))

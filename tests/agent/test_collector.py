@@ -115,12 +115,6 @@ class TestDifferences:
         )
         assert window.total("tier_lookup_tokens_total") == 30.0
 
-    def test_stages_have_windows_of_their_own(self):
-        """GPU seconds and tokens of one stage and phase are one row."""
-        seconds = table("stage_gpu_seconds_total", "stage phase", ["all", "prefill", 3.0])
-        _, stages = between({}, seconds | table("stage_tokens_total", "stage phase", ["all", "prefill", 900.0]))
-        assert [(s.stage, s.phase, s.gpu_seconds, s.tokens) for s in stages] == [("all", "prefill", 3.0, 900.0)]
-
     def test_waiting_for_chunks_is_a_phase_of_its_stage(self):
         """Every phase that a store counts becomes a row, and their seconds add up to the counter's growth."""
         phases = ("prefill", "decode", "mixed", "kv_wait")

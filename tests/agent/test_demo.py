@@ -241,11 +241,15 @@ def throttled(rate):
     return fake, tier
 
 
+def read(tier, key=b"k"):
+    return tier.read(NAMESPACE, key, memoryview(bytearray(CHUNK_BYTES)))
+
+
 def test_a_slow_link_takes_the_time_that_its_bandwidth_says():
     """One write and one read of a chunk at a chunk per second take a second each."""
     fake, tier = throttled(rate=CHUNK_BYTES)
     assert fake.now == pytest.approx(1.0)
-    assert tier.read(NAMESPACE, b"k", memoryview(bytearray(CHUNK_BYTES)))[0] is Outcome.OK
+    assert read(tier)[0] is Outcome.OK
     assert fake.now == pytest.approx(2.0)
 
 
@@ -255,18 +259,18 @@ def test_transfers_of_one_direction_wait_for_each_other():
     rests = []
     tier._sleep = rests.append  # both begin now: nobody lets the time pass
     for _ in range(2):
-        tier.read(NAMESPACE, b"k", memoryview(bytearray(CHUNK_BYTES)))
+        read(tier)
     assert rests == pytest.approx([1.0, 2.0])
 
 
 def test_a_fast_link_and_an_absent_chunk_cost_nothing():
     """Without a bound nobody sleeps; with one, what moves no payload does not wait."""
     fake, tier = throttled(rate=0)
-    tier.read(NAMESPACE, b"k", memoryview(bytearray(CHUNK_BYTES)))
+    read(tier)
     assert fake.now == 0
     fake, tier = throttled(rate=CHUNK_BYTES)
     before = fake.now
-    assert tier.read(NAMESPACE, b"absent", memoryview(bytearray(CHUNK_BYTES)))[0] is Outcome.MISS
+    assert read(tier, b"absent")[0] is Outcome.MISS
     assert tier.present(NAMESPACE, [b"k"]) == (Outcome.OK, 1)
     assert fake.now == before
 

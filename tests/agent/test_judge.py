@@ -249,11 +249,10 @@ class TestWithoutGhosts:
         def pass_by(windows, found):
             for index in range(windows):
                 store.count("prompt_tokens_total", 1e9 + index, stage="all", **POOL)
-                store.count("gate_candidate_requests_total", 10, tier="remote")
-                store.count("gate_candidate_tokens_total", found * 1e6, tier="remote")
-                store.count("gate_candidate_bytes_total", found * 1e9, tier="remote")
+                counts = {"gate_candidate_requests_total": 10, "gate_candidate_tokens_total": found * 1e6}
+                counts |= {"gate_candidate_bytes_total": found * 1e9, "saved_seconds_total": found * 500}
+                store.counts(counts, tier="remote")
                 store.count("gate_candidate_seconds_total", found * 1e3, tier="remote", kind="recompute")
-                store.count("saved_seconds_total", found * 500, tier="remote")
                 rounds(1)
 
         pass_by(8, 600)

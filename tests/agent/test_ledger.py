@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.conftest import POLICY, client_of, pass_windows
-from agent.fakes import DIGEST, START, FakeStore, after, window
+from agent.fakes import DIGEST, START, FakeStore, window
 from agent.test_published import samples
 from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.history.ledger import add_up
@@ -117,15 +117,6 @@ def test_the_hours_add_up_to_the_counters(steps):
     assert sum(row.money for row in rows) == pytest.approx(money)
     assert {(row.namespace, row.tier) for row in rows} <= {("", "remote"), (DIGEST, "dram")}
     assert all(row.hour.minute == 0 for row in rows)
-
-
-def test_bytes_held_are_their_mean_over_the_time():
-    """However long each window is, equally long ones too."""
-    rows = {}
-    for at_s, seconds, told, mean in ((0, 15.0, 100.0, 100), (15, 15.0, 300.0, 200), (30, 30.0, 400.0, 300)):
-        values = {"tier_resident_bytes": told}
-        book(rows, window("dram", values, after(seconds=at_s), seconds, namespace=DIGEST))
-        assert [(row.bytes, row.seconds) for row in rows.values()] == [(mean, at_s + seconds)]
 
 
 def held(index, requests, each_s, *, slower=2.0, fetched=None):

@@ -204,29 +204,32 @@ class TestWhatItTells:
         assert "unknown the store does not answer (host-b)" in told
         assert "store unreachable host-b" in told
 
-    def test_a_store_of_the_settings_that_never_answered_is_counted(self, agents, agent, clock):
-        """It heads the page, and the API tells of it; of two addresses in the settings one being up is not all."""
-        agent.leader.resign()
-        away = FakeStore(clock, "host-b")
-        away.up = False
-        agent = agents(FakeStore(clock), away)
-        agent.leader.leads()
+    @pytest.fixture
+    def away(self, clock):
+        store = FakeStore(clock, "host-b")
+        store.up = False
+        return store
+
+    @pytest.fixture
+    def without(self, agents, agent, store, away):
+        """An agent of two stores, of which one has never answered."""
+        agents.end()
+        agent = agents(store, away)
         agent.loop.run_once()
-        with client_of(agent) as http:
+        return agent
+
+    def test_a_store_of_the_settings_that_never_answered_is_counted(self, without):
+        """It heads the page, and the API tells of it; of two addresses in the settings one being up is not all."""
+        with client_of(without) as http:
             told = Page(http.get("/").text).text
             unheard = http.get("/api/v1/fleet").json()["unheard"]
         assert "Nothing is known of host-b:7410 yet (1 of 2 up)." in told
         assert "Stores 1 of 2 up" in told
         assert unheard == {"stores": ["host-b:7410"], "sources": []}
 
-    def test_a_bypass_of_a_store_that_never_answered_is_told(self, agents, agent, clock):
+    def test_a_bypass_of_a_store_that_never_answered_is_told(self, without, away, clock):
         """At the top of the page, by the API and by the doctor, until the store hears it."""
-        agent.leader.resign()
-        away = FakeStore(clock, "host-b")
-        away.up = False
-        agent = agents(FakeStore(clock), away)
-        agent.loop.run_once()
-        with client_of(agent) as http:
+        with client_of(without) as http:
 
             def told():
                 fleet = http.get("/api/v1/fleet").json()
@@ -242,7 +245,7 @@ class TestWhatItTells:
             wish = {"name": "host-b:7410", "url": "http://host-b:7410", "on": True}
             assert told() == ([wish], ["host-b:7410"], True)
             away.up = True
-            pass_windows(agent, (), clock)
+            pass_windows(without, (), clock)
             assert told() == ([], [], False)
         assert away.bypass
 

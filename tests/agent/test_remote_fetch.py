@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.answers import no_change, proposal
 from agent.fakes import START, by_length, remote_window
 from tiertune_agent.records import Target
-from tiertune_agent.tuners.base import Current, NoChange, Proposal, TypicalCandidate
+from tiertune_agent.tuners.base import Current, Proposal, TypicalCandidate
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings, asked, typical_candidate
 from tiertune_connector.cost import Reason
@@ -133,8 +133,8 @@ def test_only_windows_since_the_last_change_count():
     """What was seen before the last change is no evidence against the new state."""
     changed = START + timedelta(seconds=15 * 3)
     windows = [slow(index) for index in range(5)]
-    assert isinstance(TUNER.evaluate(windows, current("on")), Proposal)
-    assert isinstance(TUNER.evaluate(windows, current("on", changed)), NoChange)
+    proposal(TUNER.evaluate(windows, current("on")))
+    no_change(TUNER.evaluate(windows, current("on", changed)))
 
 
 @given(
@@ -200,7 +200,7 @@ def test_where_only_short_fetches_lose_a_floor_is_enough():
     answer = no_change(TUNER.evaluate(windows, current("on")))
     assert "stays on, a floor is enough: 80 fetches under 4096 tokens lost" in answer.reason
     every = [lengths(i, t0=-9.0, t1024=-3.0, t4096=-5.0, t16384=-1.0) for i in range(4)]
-    assert isinstance(TUNER.evaluate(every, current("on")), Proposal)
+    proposal(TUNER.evaluate(every, current("on")))
 
 
 @pytest.mark.parametrize(
