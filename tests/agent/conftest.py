@@ -183,7 +183,7 @@ def policy_file(tmp_path):
     return path
 
 
-def make_agent(database, policy_file, now, stores=(), *, network=None, dry_run=False, **settings):
+def make_agent(database, policy_file, now, stores=(), /, *, network=None, dry_run=False, **settings):
     """An agent over fake stores, or the real ones of its settings, which leads where no other one does.
 
     Who made it closes it. ``network`` is in place of the fake stores'.

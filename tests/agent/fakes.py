@@ -127,7 +127,7 @@ class FakeStore:
     def tells(self, what, change):
         """From now on its answer to ``get_status`` or the like is what ``change`` makes of the document."""
         told = getattr(self, what)
-        setattr(self, what, lambda request: httpx.Response(200, json=change(told(request).json())))
+        setattr(self, what, lambda request: httpx.Response(200, text=json.dumps(change(told(request).json()))))
 
     def handle(self, request):
         if not self.up:

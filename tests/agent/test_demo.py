@@ -180,12 +180,12 @@ def _done(value):
     return future
 
 
-def serve_one(client, tmp_path):
-    """A player that warmed up serves one prompt of four chunks; what it counted, and how long it prefilled (s)."""
+def serve_one(client, tmp_path, *, warm=False):
+    """A player serves one prompt of four chunks; what it counted, and how many seconds it prefilled."""
     fake, tally = FakeTime(), Tally(tmp_path / "tally")
     player = Player(client, job(), tally, clock=fake.clock, sleep=fake.sleep)
-    player.warm_up()
-    fake.now = 0.0
+    if warm:
+        player.warm_up()
     player.serve(Prompt("r", chunk_keys([1, 2, 3, 4], "s"), 4 * CHUNK_TOKENS + 10, 0.0))
     return Tally(tmp_path / "tally").read(), fake.now
 
@@ -224,7 +224,7 @@ def test_a_request_counts_once_however_many_tiers_have_its_chunks(tmp_path, byte
     client = FakeClient(held=2)
     client.tiers, slow = ["remote", "disk"], FetchEstimate(0.0, 0.0, bytes_per_s)
     client.costs = {"remote": slow, "disk": slow}
-    counts, _ = serve_one(client, tmp_path)
+    counts, _ = serve_one(client, tmp_path, warm=True)
     assert [report.tier for report in client.reports] == ["remote", "disk"]
     told = Figures(counted=counts).document()
     assert told["gate"] == dict.fromkeys(Tally.GATE, 0) | gate

@@ -338,7 +338,7 @@ def test_neighbouring_windows_are_weighed_together():
 def test_a_slower_tier_fills_by_what_is_written():
     """100 bytes in 30 s fill 1000 in 300 s."""
     written = {"tier_transfer_bytes_total{operation=write}": 50.0, "tier_transfer_bytes_total{operation=read}": 9e9}
-    assert fill_seconds([window("remote", written)] * 2, 1000.0, {}) == 300.0
+    assert fill_seconds([window("remote", written, at) for at in (0, 1)], 1000.0, {}) == 300.0
 
 
 def test_a_window_that_came_late_is_as_long_as_it_is():
