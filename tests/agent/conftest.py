@@ -177,6 +177,11 @@ def store(clock):
 
 
 @pytest.fixture
+def other(clock):
+    return FakeStore(clock, "host-b")
+
+
+@pytest.fixture
 def policy_file(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text(POLICY)

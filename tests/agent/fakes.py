@@ -10,6 +10,7 @@ import httpx
 from tiertune_agent.fields import replaced
 from tiertune_agent.records import Histogram, Rates, Snapshot, Window
 from tiertune_connector.tuning import TuningError, parse_tuning
+from tiertune_connector.whatif.chain import Shape
 
 START = datetime(2025, 3, 5, 12, 0, tzinfo=UTC)
 
@@ -245,6 +246,11 @@ def histogram(*counts):
 def snapshot(*windows, stages=(), at=START, **fields):
     known = {"store": "host-a", "url": "http://host-a:7410", "boot_id": "b", "version": "1", "status": {}, "tuning": {}}
     return Snapshot(**{**known, "totals": {}, "at": at, "windows": windows, "stages": stages, **fields})
+
+
+def gib(dram, remote=0, disk=0):
+    """Sizes of a host's tiers and of the remote, told in GiB."""
+    return Shape(dram << 30, disk << 30, remote << 30)
 
 
 def costs(seconds):

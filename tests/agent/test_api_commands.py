@@ -5,7 +5,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY
-from agent.fakes import SLOW, FakeStore, fetch
+from agent.fakes import SLOW, fetch
 from tiertune_agent.changes.operators import Caller
 from tiertune_connector.httpd.sites import REMARK
 
@@ -180,12 +180,12 @@ class TestStoreThatNeverAnswered:
     """Named in the settings, and not in history yet."""
 
     @pytest.fixture
-    def late(self, clock):
-        return FakeStore(clock, name="host-b")
+    def late(self, other):
+        other.up = False
+        return other
 
     @pytest.fixture
     def agent(self, agents, store, late):
-        late.up = False
         agent = agents(store, late)
         agent.tick()
         return agent
@@ -229,9 +229,9 @@ class TestStoreThatNeverAnswered:
         assert (store.bypass, late.bypass) == (True, False)
 
 
-def test_a_former_store_is_not_waited_for(agents, store, clock):
+def test_a_former_store_is_not_waited_for(agents, store, other):
     """A store that left the settings stays in history, and does not spoil every flush and bypass from then on."""
-    first = agents(store, FakeStore(clock, name="host-b"))
+    first = agents(store, other)
     first.tick()
     first.close()
     caller = Caller("test", "")
@@ -241,13 +241,12 @@ def test_a_former_store_is_not_waited_for(agents, store, clock):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_flush_of_an_epoch_that_no_store_knows_is_not_complete(agents, store, clock, known):
+def test_a_flush_of_an_epoch_that_no_store_knows_is_not_complete(agents, store, other, known):
     """One that knows nothing of it says so, and may be new; if none does, nothing was dropped at all."""
     remark = "no namespace of epoch 7 is known here"
-    late = FakeStore(clock, name="host-b")
-    for each in (late,) if known else (store, late):
+    for each in (other,) if known else (store, other):
         each.post_flush = lambda _request: httpx.Response(200, json={"dram": 0}, headers={REMARK: remark})
-    agent = agents(store, late)
+    agent = agents(store, other)
     agent.tick()
     flushed = agent.operators.flush(Caller("test", ""), {"epoch": 7})
     assert flushed["complete"] is known

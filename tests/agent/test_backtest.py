@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.conftest import POLICY, pass_windows
-from agent.fakes import DIGEST, FAST, SLOW, FakeStore, costs
+from agent.fakes import DIGEST, FAST, SLOW, costs
 from tiertune_agent.backtest.run import BacktestError, backtest, record, rehearse
 from tiertune_agent.fields import replaced
 from tiertune_agent.history.database import open_current
@@ -71,9 +71,9 @@ WORTH = costs({0: 2.0, 1: 1.0, 2: 0.1, 4: 0.1})
     [(("a", "ab"), 0, 0), (("ab", "a", "ab"), 1, 2), (("ab", "a"), 1, 1)],
     ids=["one joins", "one is away", "one leaves"],
 )
-def test_nothing_grows_while_a_store_is_away(agents, store, clock, judged, *, fleets, wished, made):
+def test_nothing_grows_while_a_store_is_away(agents, store, other, *, clock, judged, fleets, wished, made):
     """As in an agent's rounds; one that is still to join, or has left for good, is not away."""
-    stores = {"a": store, "b": FakeStore(clock, "host-b")}
+    stores = {"a": store, "b": other}
     ends = [clock.now()]
     for number, names in enumerate(fleets):
         fleet = [stores[name] for name in names]
@@ -109,12 +109,11 @@ def test_ghosts_are_those_of_the_size_that_a_pool_had_then(store, rounds, judged
 
 
 @pytest.fixture
-def both(agents, store, clock):
+def both(agents, store, other, clock):
     """The history of an agent of two stores, and what lets a window with traffic of both pass."""
-    stores = store, FakeStore(clock, "host-b")
-    agent = agents(*stores)
+    agent = agents(store, other)
     agent.loop.run_once()
-    return agent.history, lambda seconds: pass_windows(agent, stores, clock, seconds=seconds)
+    return agent.history, lambda seconds: pass_windows(agent, (store, other), clock, seconds=seconds)
 
 
 def apart(history, tmp_path, policy, *, later_s, every_s):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fakes import DIGEST, START, FakeStore, transport, window
+from agent.fakes import DIGEST, START, transport, window
 from tiertune_agent.collector.counters import parse, totals, windows
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.stores import KEPT_S, Collector, Trouble
@@ -177,10 +177,6 @@ def test_what_the_page_shows_of_a_tier_is_of_all_its_pools():
 
 
 class TestStores:
-    @pytest.fixture
-    def other(self, clock):
-        return FakeStore(clock, "host-b")
-
     @pytest.fixture
     def collector(self, clock, store, other):
         stores = [StoreAddress(url=f"http://{each.name}:7410") for each in (store, other)]

@@ -274,19 +274,18 @@ def test_a_change_by_hand_is_reported_within_one_window(agent, store, rounds, fi
     assert wrong(agent) == []
 
 
-def test_a_remote_that_another_host_reads_serves(agents, clock):
+def test_a_remote_that_another_host_reads_serves(agents, store, other, clock):
     """What one host writes, such as one of prefill, another may read: nobody's remote is unused then."""
     agents.end()
-    writes, reads = FakeStore(clock), FakeStore(clock, "host-b")
-    agent = agents(writes, reads)
+    agent = agents(store, other)
 
     def unused(hits):
         for _ in range(50):
             clock.advance(15)
-            writes.count("tier_transfer_bytes_total", float(GIB), tier="remote", operation="write")
+            store.count("tier_transfer_bytes_total", float(GIB), tier="remote", operation="write")
             if hits:
                 place = {"namespace": DIGEST, "model": "llama", "tier": "remote"}
-                reads.count("tier_lookup_tokens_total", 256.0, **place, result="hit", origin="other_host")
+                other.count("tier_lookup_tokens_total", 256.0, **place, result="hit", origin="other_host")
             agent.loop.run_once()
         return "tier_unused" in wrong(agent)
 

@@ -97,9 +97,9 @@ def test_a_bad_edit_of_the_policy_keeps_the_good_one(agent, store, rounds, polic
     assert wrong(agent) == []
 
 
-def test_a_vanished_store_is_an_incident_until_it_returns(agents, clock, store):
+def test_a_vanished_store_is_an_incident_until_it_returns(agents, clock, store, other):
     """One store's absence is an incident by its name, closed when it answers; the other one is tuned meanwhile."""
-    other = FakeStore(clock, "host-b", bandwidth=SLOW)
+    other.bandwidth = SLOW
     agent = agents(store, other)
     agent.loop.run_once()
     store.up = False

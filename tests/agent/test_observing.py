@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.fakes import SLOW, FakeStore, fetch
+from agent.fakes import SLOW, fetch
 from agent.observed import grow
 from agent.sources import LMCACHE, FakeSource
 from tiertune_agent.backtest.run import backtest
@@ -14,9 +14,9 @@ from tiertune_agent.policy.document import load
 WAITED = "vllm:kv_offload_lookup_async_delay_seconds_sum"
 
 
-def test_a_backtest_tunes_it_no_more_than_an_agent_does(observing, database, tmp_path, clock):
+def test_a_backtest_tunes_it_no_more_than_an_agent_does(observing, database, tmp_path, store):
     """Nothing of it can be set: over a history with stores and sources only the stores are tuned."""
-    store, cache = FakeStore(clock), FakeSource("cache-a", "lmcache", LMCACHE)
+    cache = FakeSource("cache-a", "lmcache", LMCACHE)
     one = observing(cache, stores=[store])
     one.pass_windows(6, store.traffic)
     one.agent.history.close()
@@ -74,9 +74,8 @@ def test_the_page_shows_what_is_unknown_as_such(observing, vllm, lmcache):
     assert fleet["cache-a"]["tiers"]["dram"]["capacity_bytes"] == 100663296
 
 
-def test_stores_and_sources_stand_side_by_side(observing, vllm, clock):
+def test_stores_and_sources_stand_side_by_side(observing, vllm, store):
     """A store is tuned as ever; its figures are zero where nothing was counted, the source's are unknown."""
-    store = FakeStore(clock)
     one = observing(vllm, stores=(store,))
     one.pass_windows(3, store.traffic)
     assert [known.store for known in one.agent.loop.collector.collect()] == ["host-a"]
@@ -86,9 +85,9 @@ def test_stores_and_sources_stand_side_by_side(observing, vllm, clock):
     assert [a["tuner"] for a in one.agent.history.answers.newest() if a["store"] == "engine-a"] == ["loading"]
 
 
-def test_what_goes_wrong_with_a_source_stops_no_tuning(observing, vllm, clock, monkeypatch):
+def test_what_goes_wrong_with_a_source_stops_no_tuning(observing, vllm, store, monkeypatch):
     """Its part of a round comes last: a store whose fetches lose is switched off all the same."""
-    store = FakeStore(clock, bandwidth=SLOW)
+    store.bandwidth = SLOW
     one = observing(vllm, stores=(store,))
     monkeypatch.setattr(one.agent.observing, "look", Mock(side_effect=RuntimeError("a source that nobody thought of")))
     for _ in range(4):
@@ -97,9 +96,8 @@ def test_what_goes_wrong_with_a_source_stops_no_tuning(observing, vllm, clock, m
     assert fetch(store) == "off"
 
 
-def test_a_source_is_only_ever_read(observing, vllm, lmcache, clock):
+def test_a_source_is_only_ever_read(observing, vllm, lmcache, store):
     """On auto, frozen and unfrozen, bypassed, flushed, with proposals approved: nothing but GET reaches a source."""
-    store = FakeStore(clock)
     one = observing(vllm, lmcache, stores=(store,))
     _lose(vllm)
     one.pass_windows(12, lambda: _lose(vllm))

@@ -2,7 +2,6 @@
 
 import pytest
 
-from agent.fakes import FakeStore
 from agent.observed import grow
 from agent.sources import LMCACHE, LMCACHE_MP, FakeSource, without
 
@@ -170,22 +169,20 @@ def test_a_process_that_comes_back_after_an_older_one_is_not_counted_from_its_be
     assert sum(window.total("prompt_tokens_total") or 0 for window in windows) == 7
 
 
-def test_a_store_keeps_its_name(observing, vllm, clock):
+def test_a_store_keeps_its_name(observing, vllm, other):
     """A source that is called as a store calls itself is left out, and told."""
-    store = FakeStore(clock, name="host-b")
-    store.tells("get_counters", lambda told: told | {"store": "engine-a"})
-    one = observing(vllm, stores=(store,))
+    other.tells("get_counters", lambda told: told | {"store": "engine-a"})
+    one = observing(vllm, stores=(other,))
     one.pass_windows(1)
     assert set(one.open()) == {("duplicate_store", "http://engine-a:8000/metrics")}
     assert one.agent.history.store("engine-a").url == "http://host-b:7410"
 
 
-def test_a_source_whose_name_a_store_takes_is_exported_no_more(observing, vllm, clock):
+def test_a_source_whose_name_a_store_takes_is_exported_no_more(observing, vllm, other):
     """Prometheus would have the store's figures beside the source's last ones, under one name."""
-    store = FakeStore(clock, name="host-b")
-    one = observing(vllm, stores=(store,))
+    one = observing(vllm, stores=(other,))
     one.pass_windows(1)
     assert 'store="engine-a"' in one.get("/metrics").text
-    store.tells("get_counters", lambda told: told | {"store": "engine-a"})
+    other.tells("get_counters", lambda told: told | {"store": "engine-a"})
     one.pass_windows(1)
     assert 'tiertune_prompt_tokens_total{stage="all",store="engine-a"}' not in one.get("/metrics").text

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from agent.conftest import POLICY, client_of, pass_windows
-from agent.fakes import DIGEST, SLOW, START, FakeStore, propose
+from agent.fakes import DIGEST, SLOW, START, propose
 from agent.html import Page
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import AgentFacts, AllFacts
@@ -190,14 +190,13 @@ class TestWhatItTells:
         rounds(1)
         assert f"remote 8 3 3 too short {NOTHING} {NOTHING} {NOTHING} 7 0 1" in look().text
 
-    def test_a_silent_store_is_named(self, look, agents, agent, clock):
+    def test_a_silent_store_is_named(self, look, agents, agent, *, store, other, clock):
         """A store that no longer answers heads the page, and its tiers count as unknown."""
-        stores = FakeStore(clock), FakeStore(clock, "host-b")
-        agent.leader.resign()
+        agents.end()
         agent.history.named = None  # its page tells of all that another one leads
-        agent = agents(*stores)
+        agent = agents(store, other)
         agent.loop.run_once()
-        stores[1].up = False
+        other.up = False
         pass_windows(agent, (), clock, 4)
         told = look().text
         assert "host-b does not answer (1 of 2 up)." in told
@@ -205,10 +204,9 @@ class TestWhatItTells:
         assert "store unreachable host-b" in told
 
     @pytest.fixture
-    def away(self, clock):
-        store = FakeStore(clock, "host-b")
-        store.up = False
-        return store
+    def away(self, other):
+        other.up = False
+        return other
 
     @pytest.fixture
     def without(self, agents, agent, store, away):

@@ -159,14 +159,13 @@ class TestSumsOfStores:
         agent.loop.run_once()
         assert figures.of_all(tuple(one.sums for one in looks.seen().stores.values())).prompt_tokens == 30_000
 
-    def test_a_store_that_tells_nothing_new_is_left_alone(self, agents, agent, clock):
+    def test_a_store_that_tells_nothing_new_is_left_alone(self, agents, store, other, clock):
         """Of two stores one goes silent: its sums are the same object, until its windows are too old."""
         agents.end()
-        stores = FakeStore(clock), FakeStore(clock, "host-b")
-        agent = agents(*stores)
+        agent = agents(store, other)
         looks, seen = looks_of(agent, clock), []
-        for stores[1].up in (True, True, True, False):
-            pass_windows(agent, stores, clock)
+        for other.up in (True, True, True, False):
+            pass_windows(agent, (store, other), clock)
             seen.append(looks.seen())
         assert seen[3].stores["host-b"].sums is seen[2].stores["host-b"].sums
         assert seen[3].stores["host-a"].sums is not seen[2].stores["host-a"].sums

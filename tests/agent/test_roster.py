@@ -104,10 +104,6 @@ class TestSettings:
 
 class TestAgent:
     @pytest.fixture
-    def other(self, clock):
-        return FakeStore(clock, "host-b")
-
-    @pytest.fixture
     def make(self, agents, store, other):
         """An agent that leads, over the two fake stores as far as it finds them."""
         return lambda network=None, **settings: agents(store, other, stores=(), network=network, **settings)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
+from agent.fakes import gib
 from tiertune_agent.records import Prospect, Rates, Target
 from tiertune_agent.tuners.base import Current, Proposal
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings, choose, horizon_s, weight_at
@@ -15,7 +16,7 @@ from tiertune_connector.whatif.chain import Shape
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 GIB = 2**30
-SMALL, MIDDLE, LARGE = (Shape(size * GIB, 0, 0) for size in (0, 64, 128))
+SMALL, MIDDLE, LARGE = (gib(size) for size in (0, 64, 128))
 
 
 def prospects(*costs, requests=100, seconds=60.0):
@@ -53,7 +54,7 @@ def test_less_than_half_a_period_tells_nothing(minutes, wished):
     assert isinstance(found, Proposal) == wished
 
 
-HALF, EIGHT, TWICE, FOUR_TIMES = (Shape(size * GIB, 0, 0) for size in (4, 8, 16, 32))
+HALF, EIGHT, TWICE, FOUR_TIMES = (gib(size) for size in (4, 8, 16, 32))
 OLD_GRID, NEW_GRID = {HALF: 0.95, EIGHT: 0.9, TWICE: 0.5}, {EIGHT: 0.9, TWICE: 0.5, FOUR_TIMES: 0.4}
 
 
@@ -78,7 +79,7 @@ def test_a_restart_that_took_long_tells_nothing_of_the_time():
 
 def test_sizes_that_come_back_are_remembered():
     """Rounds without one store made another grid for a while: what was known counts, and that while for itself."""
-    other = {Shape(12 * GIB, 0, 0): 0.6, TWICE: 0.5, Shape(24 * GIB, 0, 0): 0.3}
+    other = {gib(12): 0.6, TWICE: 0.5, gib(24): 0.3}
     told = prospects(*[NEW_GRID] * 30, other, *[NEW_GRID] * 30, other, NEW_GRID)
     assert proposal(answer(told, dram=16 * GIB)).requests == 6100
     assert "no samples of half a period" in answer(told[:31], dram=16 * GIB).reason, "one minute is"
@@ -250,15 +251,15 @@ def test_a_size_outside_of_its_bounds_may_stay():
 def test_a_bound_of_a_split_lies_between_two_splits():
     """The remote has the rest there too; sizes that do not spend the budget are no neighbours of it."""
     isolated, even, shared = split_shapes()
-    told = prospects(*[{isolated: 0.2, even: 0.4, shared: 0.6, Shape(40 * GIB, 0, 0): 9.0}] * 10)
+    told = prospects(*[{isolated: 0.2, even: 0.4, shared: 0.6, gib(40): 9.0}] * 10)
     found = proposal(split(told, 32, 64, most_bytes=48.0 * GIB))
-    assert found.evidence["best"] == str(Shape(48 * GIB, 0, 32 * GIB))
+    assert found.evidence["best"] == str(gib(48, 32))
     assert found.evidence["seconds_after"] == pytest.approx(0.3)
 
 
 def test_the_disk_is_sized_by_shapes_that_differ_in_it_alone():
     """A proposal for the disk never rests on another DRAM."""
-    told = prospects(*[{Shape(64 * GIB, 0, 0): 0.5, Shape(64 * GIB, GIB, 0): 0.3, Shape(128 * GIB, 0, 0): 0.1}] * 10)
+    told = prospects(*[{gib(64): 0.5, gib(64, disk=1): 0.3, gib(128): 0.1}] * 10)
     found = proposal(answer(told, tier="disk"))
     assert (found.field, found.after) == ("tiers.disk.capacity_bytes", GIB)
 

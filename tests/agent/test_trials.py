@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from agent.fakes import DIGEST, START, after, by_length, remote_window, window
+from agent.fakes import DIGEST, START, after, by_length, gib, remote_window, window
 from agent.test_actuator import DECISION
 from tiertune_agent.records import Histogram, Prospect, Rates, Target
 from tiertune_agent.tuners.base import TypicalCandidate
@@ -298,9 +298,9 @@ def test_a_shape_between_those_simulated_costs_in_between():
 
 def test_the_nearest_shapes_are_those_that_differ_least_by_their_own_size():
     """Four times the DRAM is another tier; a remote half as large again, or two fifths smaller, is about the same."""
-    costs = {Shape(GIB, 0, 60 * GIB): 1.0, Shape(4 * GIB, 0, 100 * GIB): 9.0, Shape(GIB, 0, 150 * GIB): 2.0}
+    costs = {gib(1, 60): 1.0, gib(4, 100): 9.0, gib(1, 150): 2.0}
     told = Prospect(DIGEST, START, 60.0, 10, {str(shape): cost for shape, cost in costs.items()})
-    assert cost_of(told, Shape(GIB, 0, 100 * GIB)) == pytest.approx((1.0 / 3 + 2.0 * 2 / 5) / (1 / 3 + 2 / 5))
+    assert cost_of(told, gib(1, 100)) == pytest.approx((1.0 / 3 + 2.0 * 2 / 5) / (1 / 3 + 2 / 5))
 
 
 def test_what_each_decision_is_measured_by():
@@ -371,9 +371,9 @@ def test_a_soak_is_at_least_one_fill_time():
 
 def test_a_host_unlike_the_others_stays_between_the_two_shapes():
     """A host that ends beyond where the fleet was to go is compared with that: no tier is of a negative size."""
-    before, best = Shape(10 * GIB, 0, 5 * GIB), Shape(20 * GIB, 0, 0)
+    before, best = gib(10, 5), gib(20)
     evidence = {"shape": str(before), "best": str(best)}
     field, target = "tiers.dram.capacity_bytes", Target("a", "dram")
     decision = replace(DECISION, field=field, target=target, before=10 * GIB, after=30 * GIB, evidence=evidence)
-    assert shapes(decision) == (before, Shape(30 * GIB, 0, 0))
-    assert shapes(replace(decision, after=GIB))[1] == Shape(GIB, 0, 5 * GIB)
+    assert shapes(decision) == (before, gib(30))
+    assert shapes(replace(decision, after=GIB))[1] == gib(1, 5)

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from agent.conftest import POLICY, pass_windows
-from agent.fakes import DIGEST, START, FakeStore, costs, fetch
+from agent.fakes import DIGEST, START, costs, fetch
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.fields import replaced
 from tiertune_agent.records import Prospect, State
@@ -73,12 +73,12 @@ def test_a_size_is_chosen_from_what_the_policy_allows(agent, store, rounds, poli
 
 
 @pytest.mark.parametrize("before", [{}, {DIGEST: {"model": "", "disk": {"effective": {"capacity_bytes": 1 << 30}}}}])
-def test_a_host_is_sized_for_the_models_that_it_serves(agents, store, clock, policy_file, before):
+def test_a_host_is_sized_for_the_models_that_it_serves(agents, store, other, *, clock, policy_file, before):
     """One model would be quicker with 4 GiB, the other gains nothing: each host follows its own.
 
     Also where its disk still holds what it served ``before`` a restart.
     """
-    other, qwen = FakeStore(clock, "host-b"), "cd" * 16
+    qwen = "cd" * 16
     other.tells("get_status", lambda told: told | {"pools": before | {qwen: told["pools"][DIGEST]}})
     sized = "tuners: {tier_size: {mode: auto, period: 5m, max_step: 1.0}, "
     policy_file.write_text(POLICY.replace("tuners: {", sized) + "prices: {gpu_hour: 1, dram_gib_month: 100}\n")
@@ -96,9 +96,9 @@ def test_a_host_is_sized_for_the_models_that_it_serves(agents, store, clock, pol
 
 
 @pytest.fixture
-def advised(agents, clock, store):
+def advised(agents, store, other):
     """An agent over two stores whose samples say that routing by prefix would halve the time to the first token."""
-    agent = agents(store, FakeStore(clock, "host-b"))
+    agent = agents(store, other)
     agent.history.measured.remember_prospects(
         Prospect(DIGEST, START - timedelta(seconds=300 * index), 300.0, 200, {NOW: 1.0, f"{NOW}@prefix": 0.5})
         for index in range(5)
