@@ -364,8 +364,7 @@ def busy(agent, store, clock):
     agent.leader.leads()
     agent.loop.run_once()
     for _ in range(2):
-        for hit, size in ((300, 1 << 30), (400, 4 << 30)):
-            store.simulate("lru", hit, size)
+        store.larger_pays()
         pass_windows(agent, store, clock)
     store.bandwidth = SLOW
     pass_windows(agent, store, clock, 8)

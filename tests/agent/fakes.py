@@ -121,6 +121,15 @@ class FakeStore:
         self.count("whatif_tokens_total", hit, **labels, result="hit")
         self.count("whatif_tokens_total", 1000 - hit, **labels, result="miss")
 
+    def larger_pays(self):
+        """A window's ghosts by which a pool of four times the size would hit more."""
+        for hit, size in ((300, 1 << 30), (400, 4 << 30)):
+            self.simulate("lru", hit, size)
+
+    def answers(self, what, status, **response):
+        """From now on so to ``put_tuning`` or the like; ``response`` is what `httpx.Response` takes."""
+        setattr(self, what, lambda _request: httpx.Response(status, **response))
+
     def by_hand(self, field, value):
         """Somebody sets it."""
         self.tuning = {**replaced(self.tuning, field, value), "version": self.tuning["version"] + 1}

@@ -109,7 +109,7 @@ def test_a_store_that_is_away_leaves_the_decision_in_flight(actuator, store):
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_store_that_lets_the_agent_change_nothing_fails_the_decision(actuator, store, status):
     """Its own words are the reason, with the status; and no attempt after it would end otherwise."""
-    store.put_tuning = lambda _: httpx.Response(status, json={"message": "agent has the role approve"})
+    store.answers("put_tuning", status, json={"message": "agent has the role approve"})
     outcome = actuator.apply(DECISION)
     assert (outcome.state, outcome.reason) == ("failed", f"the store refused: {status}: agent has the role approve")
     store.tuning["tiers"]["remote"]["fetch"] = "off"
@@ -119,14 +119,14 @@ def test_a_store_that_lets_the_agent_change_nothing_fails_the_decision(actuator,
 @pytest.mark.parametrize("status", [302, 408, 429, 503])
 def test_what_passes_leaves_the_decision_in_flight(actuator, store, status):
     """Another attempt may get around it; what is told is what the store answers."""
-    store.put_tuning = lambda _: httpx.Response(status, text="<html>")
+    store.answers("put_tuning", status, text="<html>")
     outcome = actuator.apply(DECISION)
     assert (outcome.state, outcome.reason) == ("approved", f"the store answers status {status}")
 
 
 def test_a_store_that_is_not_to_be_read_leaves_the_decision_in_flight(actuator, store):
     """It says nothing of a change that may have arrived before."""
-    store.get_tuning = lambda _: httpx.Response(401, json={"message": "no such token"})
+    store.answers("get_tuning", 401, json={"message": "no such token"})
     for outcome in (actuator.apply(DECISION), actuator.resume(DECISION, late="too late"), actuator.undo(DECISION)):
         assert (outcome.state, outcome.reason) == ("approved", "the store answers 401: no such token")
 

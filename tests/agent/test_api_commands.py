@@ -115,7 +115,7 @@ def test_a_flush_that_left_something_is_not_complete(api, store, rounds):
     """Why a store could not drop everything is told, and what it dropped all the same."""
     rounds(1)
     answer = {"message": "remote: timeout, some chunks may be left", "dropped": {"dram": 7, "remote": 2}}
-    store.post_flush = lambda _request: httpx.Response(503, json=answer)
+    store.answers("post_flush", 503, json=answer)
     flushed = api("flush", {})
     assert flushed["complete"] is False
     assert flushed["stores"]["host-a"]["dropped"] == {"dram": 7, "remote": 2}
@@ -245,7 +245,7 @@ def test_a_flush_of_an_epoch_that_no_store_knows_is_not_complete(agents, store, 
     """One that knows nothing of it says so, and may be new; if none does, nothing was dropped at all."""
     remark = "no namespace of epoch 7 is known here"
     for each in (other,) if known else (store, other):
-        each.post_flush = lambda _request: httpx.Response(200, json={"dram": 0}, headers={REMARK: remark})
+        each.answers("post_flush", 200, json={"dram": 0}, headers={REMARK: remark})
     agent = agents(store, other)
     agent.tick()
     flushed = agent.operators.flush(Caller("test", ""), {"epoch": 7})

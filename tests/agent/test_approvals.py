@@ -38,7 +38,8 @@ def test_an_approval_that_does_not_reach_its_store_says_why(agent, proposed, sto
     """From the first attempt on, the last reason; made after all, nothing is left of it."""
     store.up = False
     assert agent.changes.approve(1, "anna").waits == "the store did not answer: connection refused"
-    store.up, store.put_tuning = True, lambda _: httpx.Response(503, json={"message": "it restarts"})
+    store.up = True
+    store.answers("put_tuning", 503, json={"message": "it restarts"})
     rounds(1)
     assert proposed.get(1).waits == "the store answers 503: it restarts"
     del store.put_tuning

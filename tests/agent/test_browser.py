@@ -243,8 +243,7 @@ def test_without_scripts_there_are_no_buttons(browser, agent):
 def simulate(store, rounds):
     """Two windows in which a pool of four times the size would have hit more."""
     for _ in range(2):
-        for hit, size in ((300, 1 << 30), (400, 4 << 30)):
-            store.simulate("lru", hit, size)
+        store.larger_pays()
         rounds(1)
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import httpx
 import pytest
 
 from agent.managed import GIB, World
@@ -173,6 +172,6 @@ def test_what_shrinks_is_free_when_it_was_read_again():
 def test_a_refused_change_leaves_its_bytes_to_others(world):
     """A host that lets nobody change it: what it was to have is another one's in the same round."""
     world.allow("dram: 6GiB")
-    world.stores[0].put_tuning = lambda _: httpx.Response(403, json={"message": "this asks for tune"})
+    world.stores[0].answers("put_tuning", 403, json={"message": "this asks for tune"})
     world.rounds(5)
     assert world.drams() == [1, 2.5, 1.5, 1]

@@ -217,7 +217,7 @@ class TestControl:
         """What the store remarks is told; where no store knows it, exit 1 and no word of a store that kept silent."""
         rounds(1)
         remark = "no namespace of epoch 7 is known here"
-        store.post_flush = lambda _request: httpx.Response(200, json={"dram": 0}, headers={REMARK: remark})
+        store.answers("post_flush", 200, json={"dram": 0}, headers={REMARK: remark})
         status, out, err = tiertune("flush", "--epoch", 7)
         assert (status, out) == (1, f"host-a: flushed 0 in dram; {remark}\n")
         assert err == "no store knows epoch 7: nothing was dropped in stores\n"

@@ -70,7 +70,7 @@ class TestPolicyCheck:
         assert (done.returncode, document) == (0, {"file": str(path), "good": True})
         assert done.stdout == f"{note['place']}: note: {note['message']}\n{path}: good\n"
         assert (note["level"], note["place"]) == ("note", f"{path}:2:1")
-        assert note["message"] == "objectives: no tuner aims at an objective in this version"
+        assert "no tuner aims at an objective" in note["message"]
 
     def test_every_error_with_its_place(self, written, tmp_path):
         """Exit 2, and the document is there all the same."""

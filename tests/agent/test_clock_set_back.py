@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 
-import httpx
 import pytest
 
 from agent.conftest import looks_of, pass_windows, survey_of, told, views_of
@@ -79,7 +78,7 @@ def test_what_was_under_way_does_not_wait_for_its_hour_to_come_again(agent, cloc
     """The store is away for longer than the change is good for: nobody knows how long, so it is not made."""
     rounds(2)
     store.bandwidth, handle = SLOW, store.put_tuning
-    store.put_tuning = lambda _: httpx.Response(503, json={"message": "not now"})
+    store.answers("put_tuning", 503, json={"message": "not now"})
     rounds(2)
     assert told(agent)[-1][-1] == "approved"
     clock.advance(-3600)

@@ -291,7 +291,7 @@ class TestStores:
         """Labels are text and values numbers, or no database takes them, nor those of any store with them."""
         document = json.loads(store.get_counters(None).content)
         document["metrics"]["x_total"] = table
-        store.get_counters = lambda _: httpx.Response(200, text=json.dumps(document))
+        store.answers("get_counters", 200, text=json.dumps(document))
         assert [getattr(answer, "kind", "") for answer in collector.collect()] == ["store_nonsense", ""]
 
     def test_what_a_later_version_tells_besides_is_none(self, collector, store):
@@ -308,7 +308,7 @@ class TestStores:
 
     def test_an_error_status_is_trouble(self, collector, store):
         """A store that answers 500 is as good as away."""
-        store.get_status = lambda _request: httpx.Response(500)
+        store.answers("get_status", 500)
         assert collector.collect()[0].kind == "store_unreachable"
 
     def test_two_stores_of_one_name_are_trouble(self, collector, other):

@@ -152,7 +152,7 @@ class TestGathering:
     def test_a_store_that_wants_a_token_is_not_checked(self, look, rounds, store):
         """The store is well. A token helps where settings name the store: to the agent's list none is shown."""
         rounds(2)
-        store.get_status = lambda _request: httpx.Response(401, json={"message": "no"})
+        store.answers("get_status", 401, json={"message": "no"})
         for asked, mend in ((look(agent=AGENT), "--config"), (look(stores={STORE: ""}), "TIERTUNE_TOKEN_FILE")):
             assert names(asked) == set()
             assert any("it asks for a token" in why and mend in why for why in asked.unknown)

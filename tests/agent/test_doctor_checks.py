@@ -59,7 +59,6 @@ def test_what_is_healthy_is_not_found(name):
 def test_every_check_has_a_case():
     """Those of incidents are the agent's, and have their own test."""
     assert {check.name for check in CHECKS} == CASES.keys() | INCIDENTS.keys() | ALSO_LOOKED_FOR.keys()
-    assert len(CASES) >= 15
 
 
 @pytest.mark.parametrize("kind", [*INCIDENTS, *ALSO_LOOKED_FOR])

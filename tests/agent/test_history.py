@@ -44,20 +44,15 @@ class TestWindows:
         with pytest.raises(Exception, match="a time without a zone"):
             history.journal.tell_incidents({("x", ""): "y"}, datetime(2025, 1, 1))  # noqa: DTZ001
 
-    def test_stages_are_kept(self, history, database, sql):
-        """Stage windows land in their table."""
-        stage = StageWindow("host-a", "all", "prefill", "", START, 15.0, 3.5, 700.0)
-        remember(history, stages=(stage,))
-        told = "stage, phase, gpu_seconds, tokens"
-        assert sql(database, f"select {told} from stage_windows") == [("all", "prefill", 3.5, 700.0)]
-
-    def test_gpus_are_kept(self, history, database, sql):
+    def test_stages_and_gpus_are_kept(self, history, database, sql):
         """What a GPU told lands beside the phases of its stage."""
-        gpu = StageWindow("host-a", "all", "", "GPU-1", START, 15.0, 0.0, 0.0, 0.75, 30 << 30, 50 << 30, 350.5, 5000.0)
-        remember(history, stages=(gpu,))
-        told = "gpu, utilization, memory_used_bytes, memory_free_bytes, power_watts, energy_joules"
-        rows = sql(database, f"select {told} from stage_windows")
-        assert rows == [("GPU-1", 0.75, 30 << 30, 50 << 30, 350.5, 5000.0)]
+        figures = (0.75, 30 << 30, 50 << 30, 350.5, 5000.0)
+        stage = StageWindow("host-a", "all", "prefill", "", START, 15.0, 3.5, 700.0)
+        gpu = StageWindow("host-a", "all", "", "GPU-1", START, 15.0, 0.0, 0.0, *figures)
+        remember(history, stages=(stage, gpu))
+        told = "utilization, memory_used_bytes, memory_free_bytes, power_watts, energy_joules"
+        rows = sql(database, f"select stage, phase, gpu, gpu_seconds, tokens, {told} from stage_windows order by gpu")
+        assert rows == [("all", "prefill", "", 3.5, 700.0, *[None] * 5), ("all", "", "GPU-1", 0.0, 0.0, *figures)]
 
     def test_pruning_keeps_the_last_candidates(self, history):
         """Old windows go; the last ones with candidates stay, however old, for they tell what a fetch is worth."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 from datetime import timedelta
 from inspect import getsource
 
-import httpx
 import pytest
 
 from agent.fakes import DIGEST, SLOW, START, FakeStore, after, fetch, histogram, wrong
@@ -339,7 +338,7 @@ def test_the_tuner_undoes_a_harmful_change_by_hand(agent, store, rounds, policy_
 
 def test_samples_that_nobody_understands(agent, store, rounds):
     """Told once, with how often; over with the first answer that makes sense."""
-    store.get_samples = lambda _: httpx.Response(200, text="no samples")
+    store.answers("get_samples", 200, text="no samples")
     rounds(3)
     (told,) = [each for each in agent.history.journal.incidents() if each["kind"] == "samples_nonsense"]
     assert (told["store"], told["closed_at"]) == ("host-a", None)
@@ -347,7 +346,7 @@ def test_samples_that_nobody_understands(agent, store, rounds):
     assert told["message"].endswith("; 3 in a row: sizes are weighed without this store")
     counts = dict.fromkeys(("next", "hash_seed", "hot_version", "dropped", "behind", "time_s"), 0)
     header = {"boot_id": "b", "rate": 1.0, "namespaces": {}, **counts}
-    store.get_samples = lambda _: httpx.Response(200, json=header)
-    store.put_sampling = lambda _: httpx.Response(200)
+    store.answers("get_samples", 200, json=header)
+    store.answers("put_sampling", 200)
     rounds(1)
     assert "samples_nonsense" not in wrong(agent)

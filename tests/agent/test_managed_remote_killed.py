@@ -2,7 +2,6 @@
 
 from contextlib import contextmanager
 
-import httpx
 import pytest
 
 from agent.fuses import Fuse
@@ -84,7 +83,7 @@ def test_a_split_is_made_once_whenever_it_is_killed(world, step):
 @pytest.mark.parametrize("step", range(1, REFUSED_STEPS + 1))
 def test_a_refused_split_is_undone_once_whenever_it_is_killed(world, step):
     """A host refuses, and the agent is killed anywhere around that: nothing stays made, nothing is made twice."""
-    world.stores[1].put_tuning = lambda _: httpx.Response(422, json={"field": "tiers", "message": "no room"})
+    world.stores[1].answers("put_tuning", 422, json={"field": "tiers", "message": "no room"})
     world.prospects(MORE_DRAM)
     with killed(world, step) as (fuse, run):
         run(3)

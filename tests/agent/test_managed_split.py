@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 
-import httpx
 import pytest
 
 from agent.managed import AFTER, BEFORE, GIB, MORE_DRAM, POLICY
@@ -149,7 +148,7 @@ def test_a_split_counts_among_the_changes_of_each_host(world):
 
 def test_what_was_made_is_set_back_where_a_part_is_refused(world):
     """A host says no: the remote that shrank for it has its size again, and the decision has failed."""
-    world.stores[1].put_tuning = lambda _: httpx.Response(422, json={"field": "tiers", "message": "no room"})
+    world.stores[1].answers("put_tuning", 422, json={"field": "tiers", "message": "no room"})
     world.sampled(MORE_DRAM)
     assert world.split() == BEFORE
     (made,) = world.decisions()

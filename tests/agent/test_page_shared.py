@@ -97,8 +97,7 @@ class TestRenders:
 class TestDrawings:
     def test_a_look_with_nothing_new_draws_nothing(self, http, rounds, clock, store):
         """Charts are drawn when a window tells something, and not again until the next one does."""
-        for hit, size in ((300, 1 << 30), (400, 4 << 30)):
-            store.simulate("lru", hit, size)
+        store.larger_pays()
         rounds(3)
         first = http.get("/live").text
         drawn = charts.draw.cache_info().misses
