@@ -1,4 +1,4 @@
-"""The agent as a process: serves, survives kill -9, ends cleanly."""
+"""The agent as a process: serves, and ends cleanly."""
 
 import signal
 import socket
