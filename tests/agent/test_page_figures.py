@@ -273,6 +273,7 @@ class TestWords:
         silent = {**STORE, "name": "b", "reachable": False}
         made = headed({"stores": [STORE, silent], "unheard": {"stores": ["c"], "sources": []}})
         assert made.sentence.startswith("b does not answer, and nothing is known of c yet (1 of 3 up). ")
+        assert headed({"stores": [silent]}).sentence.startswith("No store answers")
 
     def test_evidence_of_any_shape_becomes_tables(self):
         """Plain values in one table, each list of objects in its own, with the newest rows; units by name."""

@@ -11,6 +11,7 @@ from agent.conftest import POLICY, client_of
 from agent.fakes import Clock
 from agent.test_actuator import DECISION
 from connector.stores import Http, counted, eventually, running
+from tiertune_agent.changes.operators import Caller
 from tiertune_agent.run import utc_now
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace, tenant_digest
@@ -140,3 +141,14 @@ def test_a_change_is_applied_once_and_survives_a_restart(process, agent, tmp_pat
     process.stop()
     with running(tmp_path, remote=remote(tmp_path)) as successor:
         assert successor.store.tuning.tiers.remote.fetch == "off"
+
+
+def test_bypass_and_flush_are_acknowledged(process, agent):
+    """The real store answers both commands as the agent expects."""
+    caller = Caller("ops", "here")
+    assert agent.operators.bypass(caller, on=True, store=None)["stores"] == {"host-a": "ok"}
+    assert process.store.tuning.bypass is True
+    agent.operators.bypass(caller, on=False, store="host-a")
+    flushed = agent.operators.flush(caller, {})
+    assert flushed["complete"] is True
+    assert set(flushed["stores"]["host-a"]["dropped"]) == {"dram", "remote"}
