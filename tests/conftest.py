@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import gc
+import json
 import os
 import sys
 import threading
@@ -67,8 +68,11 @@ class Done(NamedTuple):
 
 
 @pytest.fixture
-def tiertune(monkeypatch, capsys):
-    """Runs one command as the shell would, but in this process: starting another costs more than most commands."""
+def tiertune(monkeypatch, capsys, tmp_path):
+    """Runs one command as the shell would, but in this process: starting another costs more than most commands.
+
+    ``tiertune.json`` runs it with ``--json``, and returns the document too.
+    """
 
     def run(*arguments):
         from tiertune_agent import cli
@@ -78,4 +82,10 @@ def tiertune(monkeypatch, capsys):
             cli.main()
         return Done(ended.value.code or 0, *capsys.readouterr())
 
+    def told(*arguments):
+        path = tmp_path / "told.json"
+        done = run(*arguments, "--json", path)
+        return done, json.loads(path.read_text())
+
+    run.json = told
     return run

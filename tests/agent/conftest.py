@@ -11,19 +11,18 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-import redis
 from fastapi.testclient import TestClient
 from sqlalchemy import Engine
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as SQLiteDialect
 from sqlalchemy.util import LRUCache
 
-from agent import managed
 from agent.fakes import DIGEST, SLOW, Clock, FakeStore, transport
 from agent.hostile import hostile_history
 from agent.html import Page
+from agent.managed import managed_redis, world  # noqa: F401
 from agent.observed import lmcache, observing, vllm  # noqa: F401
 from e2e.postgres import postgres_server
-from e2e.servers import redis_server
+from tiertune_agent.changes.survey import Hours, Survey, TierWindows
 from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import load
@@ -178,27 +177,42 @@ def store(clock):
 
 
 @pytest.fixture
+def other(clock):
+    return FakeStore(clock, "host-b")
+
+
+@pytest.fixture
 def policy_file(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text(POLICY)
     return path
 
 
-def make_agent(database, policy_file, clock, stores, *, dry_run=False, **settings):
-    """An agent over fake stores, which leads where no other one does; who made it closes it."""
+def make_agent(database, policy_file, now, stores=(), /, *, network=None, dry_run=False, **settings):
+    """An agent over fake stores, or the real ones of its settings, which leads where no other one does.
+
+    Who made it closes it. ``network`` is in place of the fake stores'.
+    """
     addresses = [{"url": f"http://{store.name[:63]}:7410"} for store in stores]  # the longest part of a host's name
-    settings = AgentSettings(database=database, stores=addresses, policy=policy_file, **settings)
-    agent = Agent(settings, now=clock.now, transport=transport(*stores), dry_run=dry_run)
+    settings = AgentSettings(**{"database": database, "stores": addresses, "policy": policy_file, **settings})
+    network = network or (transport(*stores) if stores else None)
+    agent = Agent(settings, now=now, transport=network, dry_run=dry_run)
     agent.leader.leads()
     return agent
 
 
-def pass_windows(agent, store, clock, count, requests=10):
-    """Windows with traffic, each with a round."""
+def pass_windows(agent, stores, clock, count=1, requests=10, *, seconds=15, tick=False):
+    """Windows with traffic at a store or several, each with a round, or with what the scheduler would start."""
     for _ in range(count):
-        clock.advance(15)
-        store.traffic(requests)
-        agent.loop.run_once()
+        clock.advance(seconds)
+        for store in stores if isinstance(stores, list | tuple) else [stores]:
+            store.traffic(requests)
+        agent.tick() if tick else agent.loop.run_once()
+
+
+def client_of(agent):
+    """Its API, asked from this host."""
+    return TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000))
 
 
 def told(agent):
@@ -222,12 +236,13 @@ def made(agent, store, field, before, after, evidence=None, mode="auto", namespa
 def agents(database, clock, store, policy_file):
     """Makes agents on the one database, over the one store; what they hold is closed at the end.
 
-    ``agents.end()`` takes the lead from all of them, as their death would.
+    ``real``: over no fake one, but those of the settings. ``agents.end()`` takes the lead from all of them, as their
+    death would.
     """
     made = []
 
-    def make(*stores, **options):
-        made.append(make_agent(database, policy_file, clock, stores or (store,), **options))
+    def make(*stores, now=clock.now, real=False, **options):
+        made.append(make_agent(database, policy_file, now, () if real else stores or (store,), **options))
         return made[-1]
 
     make.end = lambda: [agent.leader.resign() for agent in made]
@@ -256,8 +271,19 @@ def rounds(agent, store, clock):
 @pytest.fixture
 def http(agent):
     """Its API, asked from this host."""
-    with TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000)) as client:
+    with client_of(agent) as client:
         yield client
+
+
+@pytest.fixture
+def api(http):
+    """What it answers: ``api("fleet")`` reads a document, ``api("bypass", {"on": True})`` is a command."""
+
+    def call(path, body=None, **parameters):
+        path = f"/api/v1/{path}"
+        return (http.get(path, params=parameters) if body is None else http.post(path, json=body)).json()
+
+    return call
 
 
 @pytest.fixture
@@ -311,36 +337,24 @@ def arc(agent, store, auto, rounds):
     return made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
 
 
-def looks_of(agent, clock):
+def views_of(agent, clock):
     """What stands, by an agent's history alone."""
-    views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
-    return Looks(views, agent.history, now=clock.now, window_s=15)
+    return Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+
+
+def survey_of(agent, now):
+    """What a round of now reads."""
+    return Survey(agent.history, now, Hours(), TierWindows(agent.history), ["host-a"])
+
+
+def looks_of(agent, clock):
+    return Looks(views_of(agent, clock), agent.history, now=clock.now, window_s=15)
 
 
 @pytest.fixture
 def seen(agent, clock):
     """Looks at what stands as nobody has before."""
     return lambda: looks_of(agent, clock).seen()
-
-
-@pytest.fixture(scope="session")
-def managed_redis():
-    """No test stops it."""
-    with redis_server() as server:
-        yield server
-
-
-@pytest.fixture
-def world(managed_redis, agents, clock, policy_file):
-    """A fleet with a managed remote, after its first round."""
-    with redis.Redis.from_url(managed_redis.url, decode_responses=True) as raw:
-        raw.config_set("maxmemory", 2 * managed.GIB)
-        raw.config_set("maxmemory-policy", "allkeys-lru")
-        made = managed.World(raw, agents, clock, policy_file, managed_redis.url)
-        made.policy.write_text(managed.POLICY)
-        made.start()
-        made.rounds()
-        yield made
 
 
 @pytest.fixture
@@ -362,9 +376,8 @@ def busy(agent, store, clock):
     agent.leader.leads()
     agent.loop.run_once()
     for _ in range(2):
-        for hit, size in ((300, 1 << 30), (400, 4 << 30)):
-            store.simulate("lru", hit, size)
-        pass_windows(agent, store, clock, 1)
+        store.larger_pays()
+        pass_windows(agent, store, clock)
     store.bandwidth = SLOW
     pass_windows(agent, store, clock, 8)
 
@@ -378,12 +391,12 @@ def shown(tmp_path_factory, empty_database):
         shutil.copy(empty_database, folder / "agent.sqlite")
         (folder / "policy.yaml").write_text(POLICY)
         store = FakeStore(clock)
-        agent = make_agent(f"sqlite:///{folder / 'agent.sqlite'}", folder / "policy.yaml", clock, [store])
+        agent = make_agent(f"sqlite:///{folder / 'agent.sqlite'}", folder / "policy.yaml", clock.now, [store])
         if kind == "busy":
             busy(agent, store, clock)
         if kind == "hostile":
             hostile_history(agent.history)
-        with TestClient(agent.app, base_url="http://127.0.0.1:7420") as client:
+        with client_of(agent) as client:
             texts[kind] = [client.get(path).text for path in ("/", "/live")]
         agent.close()
     return texts

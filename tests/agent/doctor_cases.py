@@ -59,16 +59,35 @@ def engine(text="", version="0.32.0", url="http://engine:8000"):
     return EngineFacts(url, version=version, told=Exposition(told + text, WANTED))
 
 
+def facts(**parts):
+    return AllFacts(VERSION, **parts)
+
+
 def with_store(*counters, **more):
-    return AllFacts(VERSION, stores=[store("host-a", *counters, **more)])
+    return facts(stores=[store("host-a", *counters, **more)])
 
 
 def with_agent(*incidents, **more):
-    return AllFacts(VERSION, agent=agent(*incidents, **more))
+    return facts(agent=agent(*incidents, **more))
 
 
-def with_engine(text, **more):
-    return AllFacts(VERSION, engines=[engine(text, **more)])
+def with_engine(text):
+    return facts(engines=[engine(text)])
+
+
+def with_server(**told):
+    well = {"maxmemory": 1 << 30, "policy": "allkeys-lru"}
+    return facts(servers=[ServerFacts("redis://r:6379/0", **well | told)])
+
+
+def with_storage(**told):
+    return facts(storage=StorageFacts("file:///x", **told))
+
+
+def with_capacity(effective):
+    """Of DRAM, of which 4 GiB were set."""
+    dram = {"applied": {"capacity_bytes": 4 << 30}, "effective": {"capacity_bytes": effective}}
+    return with_store(pools={ONE: {"dram": dram}})
 
 
 def outcomes(**counts):
@@ -116,7 +135,7 @@ def slow_remote(rate, requests=100, fetch="on", **more):
 def two_engines(second, parts):
     """Of one model, at two stores."""
     there = store("host-b", clients=[client("e1", second)], namespaces={second: PARTS | parts})
-    return AllFacts(VERSION, stores=[store(), there])
+    return facts(stores=[store(), there])
 
 
 def metrics(name, kind="counter", **samples):
@@ -143,7 +162,7 @@ def written(count):
 
 CASES = {
     "agent_unreachable": (
-        AllFacts(VERSION, agent=AgentFacts("http://agent:7420", problem="connection refused")),
+        facts(agent=AgentFacts("http://agent:7420", problem="connection refused")),
         with_agent(),
         ("connection refused", "start it"),
     ),
@@ -153,8 +172,8 @@ CASES = {
         ("10m 00s", "the other agents"),
     ),
     "agent_stuck": (
-        AllFacts(VERSION, agent=agent(stores=[heard(age_s=600.0)]), stores=[store()]),
-        AllFacts(VERSION, agent=agent(stores=[heard(age_s=20.0)]), stores=[store()]),
+        facts(agent=agent(stores=[heard(age_s=600.0)]), stores=[store()]),
+        facts(agent=agent(stores=[heard(age_s=20.0)]), stores=[store()]),
         ("10m 00s", "its log"),
     ),
     "policy_invalid": (
@@ -179,7 +198,7 @@ CASES = {
         ("bypass off was commanded", "http://host-a:7410"),
     ),
     "store_unreachable": (
-        AllFacts(VERSION, stores=[StoreFacts("http://host-a:7410", "host-a", problem="timed out")]),
+        facts(stores=[StoreFacts("http://host-a:7410", "host-a", problem="timed out")]),
         with_store(),
         ("http://host-a:7410", "timed out", "start the store"),
     ),
@@ -189,13 +208,13 @@ CASES = {
         ("host-z", "host-a by itself"),
     ),
     "duplicate_store": (
-        AllFacts(VERSION, stores=[store(), store(boot_id="another")]),
-        AllFacts(VERSION, stores=[store(), store("host-b")]),
+        facts(stores=[store(), store(boot_id="another")]),
+        facts(stores=[store(), store("host-b")]),
         ("2 stores call themselves host-a",),
     ),
     "clock_skew": (
-        AllFacts(VERSION, agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(0.0, 0.1))]),
-        AllFacts(VERSION, agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(60.5, 0.1))]),
+        facts(agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(0.0, 0.1))]),
+        facts(agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(60.5, 0.1))]),
         ("1m 00s behind the agent's", "time service"),
     ),
     "version_mismatch": (with_store(version="0.0.9"), with_store(), ("version 0.0.9", "version 0.1.0", "agents first")),
@@ -220,12 +239,8 @@ CASES = {
         ("dram is configured, but its capacity is 0",),
     ),
     "capacity_not_effective": (
-        with_store(
-            pools={ONE: {"dram": {"applied": {"capacity_bytes": 4 << 30}, "effective": {"capacity_bytes": 1 << 30}}}}
-        ),
-        with_store(
-            pools={ONE: {"dram": {"applied": {"capacity_bytes": 4 << 30}, "effective": {"capacity_bytes": 4 << 30}}}}
-        ),
+        with_capacity(1 << 30),
+        with_capacity(4 << 30),
         ("1.0 GiB of 4.0 GiB", "no more memory"),
     ),
     "no_engine": (with_store(clients=[]), with_store(clients=[], uptime_s=5.0), ("no engine", "1h 00m", "socket")),
@@ -240,44 +255,33 @@ CASES = {
         ("2 in upkeep", "its log"),
     ),
     "remote_unreachable": (
-        AllFacts(VERSION, servers=[ServerFacts("redis://r:6379/0", problem="timed out")]),
-        AllFacts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="allkeys-lru")]),
+        with_server(problem="timed out"),
+        with_server(),
         ("timed out", "start it"),
     ),
     "remote_unbounded": (
-        AllFacts(
-            VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=0, policy="allkeys-lru", used_bytes=1 << 30)]
-        ),
-        AllFacts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="allkeys-lru")]),
+        with_server(maxmemory=0, used_bytes=1 << 30),
+        with_server(),
         ("maxmemory is 0", "1.0 GiB", "set maxmemory"),
     ),
     "remote_keeps_all": (
-        AllFacts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="noeviction")]),
-        AllFacts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="allkeys-lfu")]),
+        with_server(policy="noeviction"),
+        with_server(policy="allkeys-lfu"),
         ("noeviction", "allkeys-lru"),
     ),
     "database": (
-        AllFacts(VERSION, database=DatabaseFacts("sqlite:///a", have="0007", newest="0012")),
-        AllFacts(VERSION, database=DatabaseFacts("sqlite:///a", have="0012", newest="0012")),
+        facts(database=DatabaseFacts("sqlite:///a", have="0007", newest="0012")),
+        facts(database=DatabaseFacts("sqlite:///a", have="0012", newest="0012")),
         ("0007", "0012", "tiertune db upgrade --config FILE"),
     ),
     "storage_failed": (
-        AllFacts(VERSION, storage=StorageFacts("file:///x", problem="write: error")),
-        AllFacts(VERSION, storage=StorageFacts("file:///x", fetch_s=0.1, recompute_s=0.3)),
+        with_storage(problem="write: error"),
+        with_storage(fetch_s=0.1, recompute_s=0.3),
         ("write: error",),
     ),
     "storage_slow": (
-        AllFacts(
-            VERSION,
-            storage=StorageFacts(
-                *("file:///x", "", 0.001, 0.001, 1e8, 1e8, "llama-3-8b", "h100"),
-                prompt_tokens=8000,
-                fetch_s=10.0,
-                recompute_s=0.3,
-                break_even_tokens=900_000.0,
-            ),
-        ),
-        AllFacts(VERSION, storage=StorageFacts("file:///x", prompt_tokens=8000, fetch_s=0.1, recompute_s=0.3)),
+        with_storage(prompt_tokens=8000, fetch_s=10.0, recompute_s=0.3, break_even_tokens=900_000.0),
+        with_storage(prompt_tokens=8000, fetch_s=0.1, recompute_s=0.3),
         ("10000 ms", "300 ms", "900,000 tokens"),
     ),
     "namespaces_differ": (
@@ -323,12 +327,12 @@ CASES = {
         ("50 chunks were refused: ab", "quota_bytes"),
     ),
     "engine_unreachable": (
-        AllFacts(VERSION, engines=[EngineFacts("http://engine:8000", problem="connection refused")]),
+        facts(engines=[EngineFacts("http://engine:8000", problem="connection refused")]),
         with_engine(""),
         ("connection refused", "stores_ca_file of --config, else TIERTUNE_CA_FILE"),
     ),
     "engine_silent": (
-        AllFacts(VERSION, engines=[EngineFacts("http://engine:8000", told=Exposition("", WANTED))]),
+        facts(engines=[EngineFacts("http://engine:8000", told=Exposition("", WANTED))]),
         with_engine(""),
         ("--disable-log-stats",),
     ),
@@ -353,8 +357,8 @@ CASES = {
         ("xxhash", "PYTHONHASHSEED", "sha256_cbor"),
     ),
     "engine_versions_differ": (
-        AllFacts(VERSION, engines=[engine(), engine(version="0.33.0", url="http://other:8000")]),
-        AllFacts(VERSION, engines=[engine(), engine(url="http://other:8000")]),
+        facts(engines=[engine(), engine(version="0.33.0", url="http://other:8000")]),
+        facts(engines=[engine(), engine(url="http://other:8000")]),
         ("2 versions", "http://other:8000 0.33.0"),
     ),
     "lookups_late": (

@@ -2,16 +2,15 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import httpx
 
-from tiertune_agent.records import (
-    Histogram,
-    Snapshot,
-    Window,
-)
+from tiertune_agent.fields import replaced
+from tiertune_agent.records import Histogram, Rates, Snapshot, Window
 from tiertune_connector.tuning import TuningError, parse_tuning
+from tiertune_connector.whatif.chain import Shape
 
 START = datetime(2025, 3, 5, 12, 0, tzinfo=UTC)
 
@@ -75,10 +74,15 @@ class FakeStore:
         self.held = {}
         self.uptime_s = None
 
-    def count(self, name, labels, amount):
-        """Count on one series; ``labels`` is a dictionary."""
+    def count(self, name, amount, **labels):
+        """Count on one series."""
         key = (name, tuple(labels.items()))
         self.counters[key] = self.counters.get(key, 0.0) + amount
+
+    def counts(self, amounts, **labels):
+        """Count on several series of these labels, by their names."""
+        for name, amount in amounts.items():
+            self.count(name, amount, **labels)
 
     def restart(self):
         self.boot_id, self.counters = f"boot-{int(self.boot_id[5:]) + 1}", {}
@@ -97,26 +101,44 @@ class FakeStore:
     def traffic(self, requests=10):
         """A window's requests: what the gate would count at the present bandwidth."""
         pool = {"namespace": DIGEST, "model": "llama"}
-        self.count("prompt_tokens_total", {"stage": "all", **pool}, 1000.0 * requests)
-        self.count("stage_gpu_seconds_total", {"stage": "all", "phase": "prefill"}, 0.5 * requests)
-        self.count("stage_tokens_total", {"stage": "all", "phase": "prefill"}, 1000.0 * requests)
+        self.count("prompt_tokens_total", 1000.0 * requests, stage="all", **pool)
+        self.count("stage_gpu_seconds_total", 0.5 * requests, stage="all", phase="prefill")
+        self.count("stage_tokens_total", 1000.0 * requests, stage="all", phase="prefill")
         if self.tuning["tiers"]["remote"]["fetch"] == "off":
             return
         fetch_s = 100 * MB / self.bandwidth
         remote = {"tier": "remote"}
-        self.count("gate_candidate_requests_total", remote, requests)
-        self.count("gate_candidate_bytes_total", remote, 100 * MB * requests)
-        self.count("gate_candidate_seconds_total", {**remote, "kind": "fetch"}, fetch_s * requests)
-        self.count("gate_candidate_seconds_total", {**remote, "kind": "recompute"}, 0.5 * requests)
+        self.count("gate_candidate_requests_total", requests, **remote)
+        self.count("gate_candidate_bytes_total", 100 * MB * requests, **remote)
+        self.count("gate_candidate_seconds_total", fetch_s * requests, **remote, kind="fetch")
+        self.count("gate_candidate_seconds_total", 0.5 * requests, **remote, kind="recompute")
         if fetch_s * 1.1 < 0.5:
-            self.count("saved_seconds_total", remote, (0.5 - fetch_s) * requests)
-            self.count("tier_lookup_tokens_total", {**remote, "result": "hit", "origin": "other_host", **pool}, 500.0)
+            self.count("saved_seconds_total", (0.5 - fetch_s) * requests, **remote)
+            self.count("tier_lookup_tokens_total", 500.0, **remote, result="hit", origin="other_host", **pool)
 
     def simulate(self, algorithm, hit, size=1 << 30):
         """A window's ghosts of this algorithm and size: of 1000 tokens, so many hit."""
         labels = {"algorithm": algorithm, "capacity_bytes": str(size), "namespace": DIGEST, "model": "llama"}
-        self.count("whatif_tokens_total", {**labels, "result": "hit"}, hit)
-        self.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000 - hit)
+        self.count("whatif_tokens_total", hit, **labels, result="hit")
+        self.count("whatif_tokens_total", 1000 - hit, **labels, result="miss")
+
+    def larger_pays(self):
+        """A window's ghosts by which a pool of four times the size would hit more."""
+        for hit, size in ((300, 1 << 30), (400, 4 << 30)):
+            self.simulate("lru", hit, size)
+
+    def answers(self, what, status, **response):
+        """From now on so to ``put_tuning`` or the like; ``response`` is what `httpx.Response` takes."""
+        setattr(self, what, lambda _request: httpx.Response(status, **response))
+
+    def by_hand(self, field, value):
+        """Somebody sets it."""
+        self.tuning = {**replaced(self.tuning, field, value), "version": self.tuning["version"] + 1}
+
+    def tells(self, what, change):
+        """From now on its answer to ``get_status`` or the like is what ``change`` makes of the document."""
+        told = getattr(self, what)
+        setattr(self, what, lambda request: httpx.Response(200, text=json.dumps(change(told(request).json()))))
 
     def handle(self, request):
         if not self.up:
@@ -208,7 +230,23 @@ def remote_window(index=0, *, seconds=15.0, **figures):
         "t0": "fetch_estimate_t0_seconds",
     }
     values = {names[name]: float(value) for name, value in figures.items() if value is not None}
-    return Window("host-a", "", "", "remote", START + timedelta(seconds=index * seconds), seconds, values)
+    return window("remote", values, index, seconds)
+
+
+def window(tier, values, at=0, seconds=15.0, *, namespace="", model="", store="host-a"):
+    """``at``: the time at which it begins, or how many as long ones came before it."""
+    start = at if isinstance(at, datetime) else after(seconds=at * seconds)
+    return Window(store, namespace, model, tier, start, seconds, values)
+
+
+def by_length(window, requests, **gained):
+    """The window, with so many fetches of each class, which gained (or lost) so many seconds; ``t1024=-3.0``."""
+    values = dict(window.values)
+    for name, seconds in gained.items():
+        tokens, result = name.removeprefix("t"), "saved" if seconds > 0 else "lost"
+        values[f"gate_length_requests_total{{tokens={tokens}}}"] = requests
+        values[f"gate_length_seconds_total{{tokens={tokens},result={result}}}"] = abs(seconds)
+    return replace(window, values=values)
 
 
 def histogram(*counts):
@@ -219,6 +257,37 @@ def histogram(*counts):
 def snapshot(*windows, stages=(), at=START, **fields):
     known = {"store": "host-a", "url": "http://host-a:7410", "boot_id": "b", "version": "1", "status": {}, "tuning": {}}
     return Snapshot(**{**known, "totals": {}, "at": at, "windows": windows, "stages": stages, **fields})
+
+
+def gib(dram, remote=0, disk=0):
+    """Sizes of a host's tiers and of the remote, told in GiB."""
+    return Shape(dram << 30, disk << 30, remote << 30)
+
+
+def costs(seconds):
+    """Of a request, by the DRAM of a host in GiB."""
+    return {f"{size << 30}/0/0": cost for size, cost in seconds.items()}
+
+
+def remember(history, *windows, rates=None, **fields):
+    """As told by a store: ``fields`` of its snapshot."""
+    history.remember([(snapshot(*windows, **fields), rates or Rates())])
+
+
+def propose(history, tuner, target, wish, *, mode="recommend", at=START):
+    """What a tuner wishes is written down."""
+    return history.decisions.propose(tuner, target, wish, mode=mode, version=1, policy=1, now=at)
+
+
+def open_incidents(agent):
+    """What is wrong, by kind and store."""
+    told = agent.history.journal.incidents()
+    return {(one["kind"], one["store"]): one["message"] for one in told if not one["closed_at"]}
+
+
+def wrong(agent):
+    """Kinds of what is wrong; one that is so at several stores is there as often."""
+    return [kind for kind, _ in open_incidents(agent)]
 
 
 def urls(*hosts):

@@ -4,23 +4,20 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from agent.fakes import open_incidents
 from agent.sources import LMCACHE_MP, VLLM, FakeSource
-from tiertune_agent.run import Agent
-from tiertune_agent.settings import AgentSettings
 
 
 class World:
     """One agent, its clock, and all that it may ask."""
 
-    def __init__(self, database, policy, clock, sources, stores=()):
+    def __init__(self, agents, clock, sources, stores=()):
         self.clock, self.sources, self.stores, self.sent = clock, sources, stores, []
-        settings = AgentSettings(
-            database=database,
+        self.agent = agents(
             stores=[{"url": f"http://{store.name}:7410"} for store in stores],
             observe=[source.settings for source in sources],
-            policy=policy,
+            network=httpx.MockTransport(self.answer),
         )
-        self.agent = Agent(settings, now=clock.now, transport=httpx.MockTransport(self.answer))
         assert self.agent.stand()
 
     def answer(self, request):
@@ -33,15 +30,15 @@ class World:
             each()
             self.agent.loop.run_once()
 
+    @property
+    def http(self):
+        return TestClient(self.agent.app, base_url="http://localhost")
+
     def get(self, path):
-        return TestClient(self.agent.app, base_url="http://localhost").get(path)
+        return self.http.get(path)
 
     def open(self):
-        return {
-            (one["kind"], one["store"]): one["message"]
-            for one in self.agent.history.journal.incidents()
-            if one["closed_at"] is None
-        }
+        return open_incidents(self.agent)
 
 
 POLICY = """
@@ -54,20 +51,16 @@ tuners: {advice: {period: 1m}}
 
 
 @pytest.fixture
-def observing(database, tmp_path, clock):
-    """Makes one, over sources (and stores); what it holds is closed at the end."""
-    made = []
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY)
+def observing(agents, policy_file, clock):
+    """Makes one, over sources (and stores)."""
+    policy_file.write_text(POLICY)
 
     def make(*sources, stores=()):
-        made.append(World(database, policy, clock, sources, stores))
-        made[-1].agent.loop.run_once()
-        return made[-1]
+        made = World(agents, clock, sources, stores)
+        made.agent.loop.run_once()
+        return made
 
-    yield make
-    for one in made:
-        one.agent.close()
+    return make
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import json
 import httpx
 import pytest
 
-from agent.fakes import SLOW, START, FakeStore, fetch
+from agent.conftest import pass_windows
+from agent.fakes import SLOW, START, FakeStore, fetch, open_incidents
 from tiertune_agent.collector.counters import FASTEST
 
 pytestmark = pytest.mark.slow
@@ -26,11 +27,8 @@ def both(agents, clock, store, odd):
     agent = agents(store, odd)
 
     def pass_one():
-        clock.advance(15)
-        for each in (store, odd):
-            each.traffic()
-        agent.loop.run_once()
-        return {(one["kind"], one["store"]) for one in agent.history.journal.incidents() if not one["closed_at"]}
+        pass_windows(agent, (store, odd), clock)
+        return open_incidents(agent)
 
     pass_one()
     return agent, pass_one

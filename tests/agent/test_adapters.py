@@ -36,11 +36,11 @@ def test_every_adapter_has_its_text():
     assert set(TEXTS) == set(ADAPTERS)
 
 
-def mapped(kind, text, **hints):
-    return ADAPTERS[kind](Exposition(text), Hints(**hints))
+def mapped(kind, text=None, **hints):
+    return ADAPTERS[kind](Exposition(text or TEXTS[kind]), Hints(**hints))
 
 
-def told(kind, text, **hints):
+def told(kind, text=None, **hints):
     """Rows by the names that windows give them, with tiers."""
     return {series(name, labels): value for (name, labels), value in mapped(kind, text, **hints).rows.items()}
 
@@ -57,7 +57,7 @@ def tokens(rows, tier):
 
 def test_vllm_tells_hits_by_tier():
     """The GPU is asked for every prompt, each tier below for the rest; bytes are those between the tiers."""
-    rows = told("vllm", VLLM)
+    rows = told("vllm")
     assert tokens(rows, "gpu") == (4096, 20608)
     assert tokens(rows, "staging") == (2048, 18560)
     assert tokens(rows, "disk") == (8192, 10368)
@@ -69,14 +69,14 @@ def test_vllm_tells_hits_by_tier():
 
 def test_vllm_never_tells_what_it_does_not_measure():
     """No bytes held, no capacity, no evictions, no seconds saved or lost, no health."""
-    names = {name for name, _ in mapped("vllm", VLLM).rows}
+    names = {name for name, _ in mapped("vllm").rows}
     assert not names & {"tier_resident_bytes", "tier_capacity_bytes", "tier_evictions_total", "tier_health"}
     assert not {name for name in names if name.startswith(("saved", "lost", "gate", "fetch"))}
 
 
 def test_engines_behind_one_address_add_up():
     """Two engines that did the same are twice one."""
-    one, two = told("vllm", VLLM), told("vllm", second_engine(VLLM))
+    one, two = told("vllm"), told("vllm", second_engine(VLLM))
     assert two == {name: pytest.approx(2 * value) for name, value in one.items()}
 
 
@@ -158,7 +158,7 @@ def test_a_vllm_with_other_names_says_what_is_not_told():
     renamed = VLLM.replace("vllm:prompt_tokens_", "vllm:input_tokens_").replace("vllm:prefix_", "vllm:gpu_prefix_")
     told_not = [one.partition(":")[0] for one in mapped("vllm", renamed).unknown]
     assert {"prompt tokens, and shares of them", "hits of the engine's prefix cache"} <= set(told_not)
-    now = [one.partition(":")[0] for one in mapped("vllm", VLLM).unknown]
+    now = [one.partition(":")[0] for one in mapped("vllm").unknown]
     assert not {"prompt tokens, and shares of them", "hits of the engine's prefix cache"} & set(now)
 
 
@@ -170,7 +170,7 @@ def test_why_lmcache_evicts_is_unknown():
 
 def test_lmcache_tells_hits_of_l1_and_l2():
     """L1 is DRAM, an L2 of files is a disk; capacity follows from what is used and its share."""
-    rows = told("lmcache_mp", LMCACHE_MP)
+    rows = told("lmcache_mp")
     assert tokens(rows, "dram") == (6144, 12288)
     assert tokens(rows, "disk") == (4096, 8192)
     assert rows["tier_resident_bytes{tier=disk}"] == 12582912
@@ -181,7 +181,7 @@ def test_lmcache_tells_hits_of_l1_and_l2():
 
 def test_lmcaches_stores_are_told_by_chunks_not_by_completed_requests():
     """Completed requests count failed ones: 24 chunks were to be stored, 20 were."""
-    rows = told("lmcache_mp", LMCACHE_MP)
+    rows = told("lmcache_mp")
     assert rows["observed_chunks_total{tier=disk,operation=try}"] == 24
     assert rows["observed_chunks_total{tier=disk,operation=write}"] == 20
     nothing = told("lmcache_mp", without(LMCACHE_MP, "lmcache_mp_l2_store_completed_objects"))
@@ -191,8 +191,8 @@ def test_lmcaches_stores_are_told_by_chunks_not_by_completed_requests():
 def test_lmcaches_bytes_need_the_size_of_a_chunk():
     """It counts chunks; the settings say what one weighs, else bytes stay unknown."""
     moved = "tier_transfer_bytes_total{tier=disk,operation=write}"
-    assert moved not in told("lmcache_mp", LMCACHE_MP)
-    assert told("lmcache_mp", LMCACHE_MP, chunk_bytes=1 << 20)[moved] == 20 << 20
+    assert moved not in told("lmcache_mp")
+    assert told("lmcache_mp", chunk_bytes=1 << 20)[moved] == 20 << 20
 
 
 def test_several_l2_adapters_leave_their_hits_unknown():
@@ -207,18 +207,18 @@ def test_several_l2_adapters_leave_their_hits_unknown():
 
 def test_a_counter_of_lmcache_that_is_not_there_is_unknown():
     """OpenTelemetry shows a counter from its first event on: no evictions told is not no evictions."""
-    rows = told("lmcache_mp", LMCACHE_MP)
+    rows = told("lmcache_mp")
     assert not [name for name in rows if name.startswith(("tier_evictions", "tier_errors"))]
 
 
 def test_lmcache_in_workers_knows_no_hits_by_tier():
     """Its hits are a whole; one tier named in the settings has them. Gauges of tiers never used say nothing."""
-    rows = told("lmcache", LMCACHE)
+    rows = told("lmcache")
     assert [name for name in rows if name.startswith("tier_lookup_tokens_total")] == [
         "tier_lookup_tokens_total{tier=unknown,result=hit,origin=unknown,stage=all}"
     ]
     assert tokens(rows, "unknown") == (4096, None)
-    assert tokens(told("lmcache", LMCACHE, tier="dram"), "dram") == (4096, 8192)
+    assert tokens(told("lmcache", tier="dram"), "dram") == (4096, 8192)
     assert rows["tier_resident_bytes{tier=dram}"] == 1500
     assert rows["tier_transfer_bytes_total{tier=remote,operation=write}"] == 3000
     assert rows["stage_gpu_seconds_total{stage=all,phase=kv_wait}"] == 0.5
@@ -227,13 +227,13 @@ def test_lmcache_in_workers_knows_no_hits_by_tier():
 
 def test_the_example_has_its_units_and_leaves_unknown_what_is_not_told():
     """Mebibytes and milliseconds become bytes and seconds; a limit of -1 is none, and no errors told are not 0."""
-    rows = told("kv_exporter", KV_EXPORTER)
+    rows = told("kv_exporter")
     assert tokens(rows, "dram") == (6144, 12288)
     assert tokens(rows, "disk") == (4096, 8192)
     assert rows["tier_transfer_bytes_total{tier=disk,operation=write}"] == 12 << 20
     assert rows["stage_gpu_seconds_total{stage=all,phase=kv_wait}"] == pytest.approx(0.6)
     assert rows["tier_capacity_bytes{tier=dram,state=effective}"] == 96 << 20
-    assert mapped("kv_exporter", KV_EXPORTER).state()["disk"] == {
+    assert mapped("kv_exporter").state()["disk"] == {
         "health": "observed",
         "reason": "nvme",
         "resident_bytes": 12 << 20,
@@ -253,7 +253,7 @@ def test_the_example_has_its_units_and_leaves_unknown_what_is_not_told():
 def test_every_row_has_a_catalogued_name_and_labels(kind):
     """What the agent exports of sources is what stores export, or declared as the agent's own."""
     declared = {metric.name: set(metric.labels) for metric in (*OF_AGENT, *METRICS)}
-    for name, labels in mapped(kind, TEXTS[kind], chunk_bytes=1, tier="dram").rows:
+    for name, labels in mapped(kind, chunk_bytes=1, tier="dram").rows:
         assert {label for label, _ in labels} <= declared[name], name
 
 
@@ -321,7 +321,7 @@ def test_reasons_of_a_source_are_few_plain_words():
 
 def test_a_window_of_a_source_tells_zero_from_unknown():
     """A counter that stood still is 0, one that nobody tells is None; in a store's window both are 0."""
-    reading = Reading("a", "boot", 0.0, mapped("vllm", VLLM).rows)
+    reading = Reading("a", "boot", 0.0, mapped("vllm").rows)
     later = Reading("a", "boot", 15.0, reading.rows)
     disk = next(window for window in windows(reading, later, AT, still=True)[0] if window.tier == "disk")
     assert disk.observed

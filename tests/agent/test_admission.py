@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
 from agent.fakes import after
-from tiertune_agent.records import Histogram, Rates, Target, Window
+from agent.fakes import window as told_of
+from tiertune_agent.records import Histogram, Rates, Target
 from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner
-from tiertune_agent.tuners.base import Current, NoChange, Proposal
+from tiertune_agent.tuners.base import Current, Proposal
 
 MIB = 1 << 20
 TUNER = AdmissionTuner(AdmissionSettings())
@@ -39,10 +40,9 @@ def window(index, tier="remote", *, noise=1.0, **figures):
         "tier_evictions_total{algorithm=lru,reason=room}": f["room"],
     }
     dram = {"tier_evictions_total{algorithm=lru,reason=room}": f["evicted"], "tier_evicted_unused_total": f["once"]}
-    at = after(seconds=15 * index)
     return [
-        Window("host-a", "", "", tier, at, 15.0, {name: value for name, value in values.items() if value}),
-        Window("host-a", "ab", "llama", "dram", at, 15.0, {name: value for name, value in dram.items() if value}),
+        told_of(tier, {name: value for name, value in values.items() if value}, index),
+        told_of("dram", {name: value for name, value in dram.items() if value}, index, namespace="ab"),
     ]
 
 
@@ -99,10 +99,10 @@ def test_a_network_that_costs_more_than_all_fetches_save():
     """Money: what is paid for chunks used once, against everything that fetches saved."""
     dear, cheap = Rates(gpu_hour=2.5, network_gib=0.1), Rates(gpu_hour=2.5, network_gib=0.01)
     assert "is paid for chunks used once" in answer(windows(), rates=dear).reason
-    assert isinstance(answer(windows(), rates=dear), Proposal)
-    assert isinstance(answer(windows(), rates=cheap), NoChange)
-    assert isinstance(answer(windows(saved=500.0), rates=dear), NoChange)
-    assert isinstance(answer(windows(tier="disk"), tier="disk", rates=dear), NoChange)
+    proposal(answer(windows(), rates=dear))
+    no_change(answer(windows(), rates=cheap))
+    no_change(answer(windows(saved=500.0), rates=dear))
+    no_change(answer(windows(tier="disk"), tier="disk", rates=dear))
 
 
 @pytest.mark.parametrize(

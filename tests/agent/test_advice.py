@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
-from agent.fakes import DIGEST, after
-from tiertune_agent.records import OBSERVED, Prospect, StageWindow, Target, Window
+from agent.fakes import DIGEST, after, window
+from tiertune_agent.records import OBSERVED, Prospect, StageWindow, Target
 from tiertune_agent.tuners.advice import FLEET, AdviceSettings, Balance, Routing, Sharing
 from tiertune_agent.tuners.balance import demand
-from tiertune_agent.tuners.base import Current, NoChange, Proposal
+from tiertune_agent.tuners.base import Current, Proposal
 from tiertune_agent.tuners.loading import COMPUTED, LOADED, PREFILL_S, WAIT_S, Loading
 
 GIB = 1 << 30
@@ -84,7 +84,7 @@ def test_a_gain_that_may_be_chance_is_no_advice():
         Prospect(DIGEST, after(seconds=300 * i), 300.0, 100, {NOW: 1.0, f"{NOW}@prefix": 0.2 + 1.4 * (i % 2)})
         for i in range(9)
     ]
-    assert isinstance(Routing(SETTINGS).evaluate([], current(up_and_down)), NoChange)
+    no_change(Routing(SETTINGS).evaluate([], current(up_and_down)))
 
 
 @given(costs=st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10), st.integers(0, 1000)), max_size=10))
@@ -193,10 +193,7 @@ def test_advice_to_move_is_never_followed_by_advice_to_move_back(busy, gpus):
 def loads(*waits_ms):
     """Windows of a source in which requests waited so long for 1000 loaded tokens; 1000 computed ones take 100 ms."""
     told = {OBSERVED: 1.0, LOADED: 1000.0, COMPUTED: 1000.0, PREFILL_S: 0.1}
-    return [
-        Window("engine-a", "", "", "", after(seconds=15 * i), 15.0, {**told, WAIT_S: wait_ms / 1000})
-        for i, wait_ms in enumerate(waits_ms)
-    ]
+    return [window("", {**told, WAIT_S: wait_ms / 1000}, i, store="engine-a") for i, wait_ms in enumerate(waits_ms)]
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,22 @@
 """The HTTP interface tells: documents, charts, metrics, whether it is alive and well."""
 
 import json
-from datetime import timedelta
 
 import pytest
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST, SLOW, START
+from agent.fakes import DIGEST, SLOW, START, remember, window
 from tiertune_agent.catalogue import METRICS
 from tiertune_agent.demo.run import MOST_WINDOWS
-from tiertune_agent.records import Rates, Snapshot, Window
 from tiertune_connector.catalogue import PREFIX
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_fleet_is_told(http, store, rounds):
+def test_the_fleet_is_told(api, rounds):
     """Stores with tiers, counters, tuning; answers of the tuners; incidents; whether frozen."""
     rounds(2)
-    fleet = http.get("/api/v1/fleet").json()
+    fleet = api("fleet")
     (told,) = fleet["stores"]
     assert (told["name"], told["reachable"], told["bypass"]) == ("host-a", True, False)
     assert told["tiers"]["remote"]["health"] == "ok"
@@ -36,64 +34,50 @@ def test_every_document_is_there_from_the_start(http):
         assert json.loads(answer.text), path
 
 
-def test_windows_are_told_for_charts(http, store, rounds):
-    """The last windows of a tier, with the figures that a page draws."""
-    rounds(3)
-    windows = http.get("/api/v1/windows", params={"store": "host-a", "tier": "remote"}).json()["windows"]
-    assert [window["saved_s"] for window in windows] == [pytest.approx(4.0)] * 3
-
-
-def test_a_window_tells_null_for_what_is_counted_elsewhere(http, store, rounds):
+def test_a_window_tells_null_for_what_is_counted_elsewhere(api, rounds):
     """Hits are counted by pool, seconds and fetches by tier; what a store holds of the remote it does not tell."""
     rounds(1)
-    of = {"store": "host-a", "tier": "remote"}
-    (tier,) = http.get("/api/v1/windows", params=of).json()["windows"]
-    (pool,) = http.get("/api/v1/windows", params={**of, "namespace": DIGEST}).json()["windows"]
+    (tier,) = api("windows", store="host-a", tier="remote")["windows"]
+    (pool,) = api("windows", store="host-a", tier="remote", namespace=DIGEST)["windows"]
     assert (tier["hit_tokens"], tier["saved_s"], tier["resident_bytes"]) == (None, pytest.approx(4.0), None)
     assert (pool["hit_tokens"], pool["resident_bytes"]) == (500.0, None)
     assert [pool[name] for name in ("saved_s", "lost_s", "fetched", "recomputed")] == [None] * 4
 
 
-def test_all_windows_of_a_long_demo_are_told(agent, http):
+def test_all_windows_of_a_long_demo_are_told(agent, api):
     """Those of an hour, of two seconds each: the demo counts what is told."""
-    hour = tuple(
-        Window("host-a", "", "", "dram", START - timedelta(seconds=2 * number), 2.0, {}) for number in range(1800)
-    )
-    told = Snapshot("host-a", "http://host-a:7410", "boot", "1", START, {}, {}, {}, hour)
-    agent.history.remember([(told, Rates())])
-    windows = http.get("/api/v1/windows", params={"store": "host-a", "tier": "dram", "limit": MOST_WINDOWS}).json()
-    assert len(windows["windows"]) == 1800
+    remember(agent.history, *(window("dram", {}, -number, 2.0) for number in range(1800)))
+    assert len(api("windows", store="host-a", tier="dram", limit=MOST_WINDOWS)["windows"]) == 1800
 
 
-def test_ledger_and_policies_are_told(http, rounds):
+def test_ledger_and_policies_are_told(api, rounds):
     """Sums by tier with their rows; the policy in force with its revisions."""
     rounds(3)
-    assert http.get("/api/v1/ledger?hours=2").json()["tiers"]["remote"]["saved"] == pytest.approx(12.0)
-    policies = http.get("/api/v1/policies").json()
+    assert api("ledger", hours=2)["tiers"]["remote"]["saved"] == pytest.approx(12.0)
+    policies = api("policies")
     assert policies["policy"]["tuners"]["remote_fetch"]["mode"] == "auto"
     assert policies["problem"] is None
     assert len(policies["revisions"]) == 1
 
 
 @pytest.mark.parametrize("hours", [0.5, 1])
-def test_the_ledger_of_an_hour_has_the_one_that_it_began_in(http, clock, rounds, hours):
+def test_the_ledger_of_an_hour_has_the_one_that_it_began_in(api, clock, rounds, hours):
     """Rows are of whole hours: the last half of one is in its row, and so is what came just before a new one."""
     rounds(3)
     clock.advance(60 * 60 if hours == 1 else 50 * 60)
-    document = http.get("/api/v1/ledger", params={"hours": hours}).json()
+    document = api("ledger", hours=hours)
     assert document["tiers"]["remote"]["saved"] == pytest.approx(12.0)
     assert (document["since"], len({row["hour"] for row in document["ledger"]})) == (START.isoformat(), 1)
     clock.advance(3600)
-    assert http.get("/api/v1/ledger", params={"hours": hours}).json()["tiers"] == {}
+    assert api("ledger", hours=hours)["tiers"] == {}
 
 
-def test_curves_are_told_by_pool(http, store, rounds):
+def test_curves_are_told_by_pool(api, store, rounds):
     """Each pool with what is in force, its points by algorithm and size, and what is to be read of them."""
     rounds(1)
-    for size, hit in ((1 << 30, 300.0), (4 << 30, 400.0)):
-        store.simulate("lru", hit, size)
+    store.larger_pays()
     rounds(1)
-    (told,) = http.get("/api/v1/curves").json()["curves"]
+    (told,) = api("curves")["curves"]
     assert (told["store"], told["namespace"], told["capacity_bytes"], told["algorithm"]) == (
         *("host-a", DIGEST, 1 << 30, "lru"),
     )
@@ -101,34 +85,32 @@ def test_curves_are_told_by_pool(http, store, rounds):
     assert "At 4 GiB lru would have hit 40% instead of 30%" in told["sentence"]
 
 
-def test_what_auto_would_have_done_is_told(http, proposed):
+def test_what_auto_would_have_done_is_told(api, proposed):
     """The wish that waits, with the seconds that it would have won."""
-    told = http.get("/api/v1/auto").json()
+    told = api("auto")
     assert [(one["tuner"], one["to"], one["state"]) for one in told["would"]] == [("remote_fetch", "off", "proposed")]
     assert told["sentence"].startswith("On auto, TierTune would have made 1 change")
 
 
-def test_a_decision_is_told_with_its_counterfactual(http, store, rounds):
+def test_a_decision_is_told_with_its_counterfactual(api, store, rounds):
     """Once judged: before, after and without it, and the doubt."""
     store.bandwidth = SLOW
     rounds(10)
-    told = http.get("/api/v1/decisions/1").json()["compared"]
+    told = api("decisions/1")["compared"]
     assert (told["before"], told["promised"], told["after"]) == (2.0, 1.0, 1.0)
     assert told["without"] == pytest.approx(2.002)
     assert told["windows"] >= 3
 
 
-def test_the_policy_is_told_with_its_lint(http, rounds, policy_file):
+def test_the_policy_is_told_with_its_lint(api, rounds, policy_file):
     """A key without effect has file, line and column; a bad edit is an error with its own."""
     policy_file.write_text(POLICY + "objectives: {ttft_p99: 2s}\n")
     rounds(1)
-    (note,) = http.get("/api/v1/policies").json()["lint"]
+    (note,) = api("policies")["lint"]
     assert (note["level"], note["place"]) == ("note", f"{policy_file}:5:1")
     policy_file.write_text("version: 1\nmode: sometimes\n")
     rounds(1)
-    assert [one["place"] for one in http.get("/api/v1/policies").json()["lint"] if one["level"] == "error"] == [
-        f"{policy_file}:2:7"
-    ]
+    assert [one["place"] for one in api("policies")["lint"] if one["level"] == "error"] == [f"{policy_file}:2:7"]
 
 
 def test_metrics_are_those_of_the_catalogue(http, agent, store, rounds):
@@ -144,11 +126,6 @@ def test_metrics_are_those_of_the_catalogue(http, agent, store, rounds):
     } - {name + "_created" for name in declared} == declared
     assert 'tiertune_agent_decisions_total{state="applied",tuner="remote_fetch"} 1.0' in text
     assert 'tiertune_agent_incidents{kind="store_unreachable"} 1.0' in text
-
-
-def test_it_is_alive(http):
-    """Liveness needs no database."""
-    assert http.get("/healthz").text == "ok\n"
 
 
 def test_alive_is_not_well(agent, http, clock, monkeypatch):

@@ -1,16 +1,15 @@
 """Backtests over recorded history: the policy's own tuners over what happened, and nothing changed."""
 
-import json
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-import httpx
 import pytest
 
-from agent.conftest import POLICY
-from agent.fakes import DIGEST, FAST, SLOW, FakeStore
+from agent.conftest import POLICY, pass_windows
+from agent.fakes import DIGEST, FAST, SLOW, costs
 from tiertune_agent.backtest.run import BacktestError, backtest, record, rehearse
+from tiertune_agent.fields import replaced
 from tiertune_agent.history.database import open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import load
@@ -64,6 +63,7 @@ budgets: {dram: 4GiB}
 tuners: {tier_size: {mode: auto, period: 1m, max_step: 1.0}}
 prices: {gpu_hour: 1, dram_gib_month: 100}
 """
+WORTH = costs({0: 2.0, 1: 1.0, 2: 0.1, 4: 0.1})
 
 
 @pytest.mark.parametrize(
@@ -71,22 +71,17 @@ prices: {gpu_hour: 1, dram_gib_month: 100}
     [(("a", "ab"), 0, 0), (("ab", "a", "ab"), 1, 2), (("ab", "a"), 1, 1)],
     ids=["one joins", "one is away", "one leaves"],
 )
-def test_nothing_grows_while_a_store_is_away(agents, store, clock, judged, *, fleets, wished, made):
+def test_nothing_grows_while_a_store_is_away(agents, store, other, *, clock, judged, fleets, wished, made):
     """As in an agent's rounds; one that is still to join, or has left for good, is not away."""
-    stores = {"a": store, "b": FakeStore(clock, "host-b")}
-    costs = {f"{size << 30}/0/0": cost for size, cost in ((0, 2.0), (1, 1.0), (2, 0.1), (4, 0.1))}
+    stores = {"a": store, "b": other}
     ends = [clock.now()]
     for number, names in enumerate(fleets):
         fleet = [stores[name] for name in names]
         agent = agents(*fleet)
-        agent.leader.leads()
         agent.loop.run_once()
         for _ in range(8):
-            seen = [Prospect(DIGEST, clock.now(), 15.0, 500, costs)] if number >= wished else []
-            clock.advance(15)
-            for each in fleet:
-                each.traffic()
-            agent.loop.run_once()
+            seen = [Prospect(DIGEST, clock.now(), 15.0, 500, WORTH)] if number >= wished else []
+            pass_windows(agent, fleet, clock)
             agent.history.measured.remember_prospects(seen)
         ends.append(clock.now())
         agent.close()
@@ -96,43 +91,29 @@ def test_nothing_grows_while_a_store_is_away(agents, store, clock, judged, *, fl
 
 def test_ghosts_are_those_of_the_size_that_a_pool_had_then(store, rounds, judged, agent):
     """It is four times as large by now: what its ghosts told before is weighed at what it was."""
-    pool, status = {"namespace": DIGEST, "model": "llama"}, store.get_status
-    store.count("tier_capacity_bytes", {"tier": "dram", "state": "effective", **pool}, 1 << 30)
+    pool = {"namespace": DIGEST, "model": "llama"}
+    store.count("tier_capacity_bytes", 1 << 30, tier="dram", state="effective", **pool)
+    effective = f"pools.{DIGEST}.dram.effective.capacity_bytes"
     for size in (1, 4):
         for _ in range(12):
-            store.count("tier_evictions_total", {"tier": "dram", "algorithm": "lru", "reason": "room", **pool}, 5.0)
+            store.count("tier_evictions_total", 5.0, tier="dram", algorithm="lru", reason="room", **pool)
             for algorithm, hit in (("lru", 200), ("arc", 400 if size == 1 else 200), ("s3fifo", 200)):
                 store.simulate(algorithm, hit, size << 30)
             store.simulate("lru", 210, (5 - size) << 30)  # of the curve
             rounds(1)
-        store.count("tier_capacity_bytes", {"tier": "dram", "state": "effective", **pool}, 3 << 30)
-
-        def large(request):
-            told = status(request).json()
-            told["pools"][DIGEST]["dram"]["effective"]["capacity_bytes"] = 4 << 30
-            return httpx.Response(200, json=told)
-
-        store.get_status = large
+        store.count("tier_capacity_bytes", 3 << 30, tier="dram", state="effective", **pool)
+        store.tells("get_status", lambda told: replaced(told, effective, 4 << 30))
     agent.history.close()
     found = judged(POLICY.replace("tuners: {", "tuners: {eviction: {mode: auto, period: 1m}, "))
     assert ("eviction", "lru", "arc") in told(found)
 
 
 @pytest.fixture
-def both(agents, store, clock):
+def both(agents, store, other, clock):
     """The history of an agent of two stores, and what lets a window with traffic of both pass."""
-    stores = store, FakeStore(clock, "host-b")
-    agent = agents(*stores)
-    agent.leader.leads()
+    agent = agents(store, other)
     agent.loop.run_once()
-
-    def window(seconds):
-        clock.advance(seconds)
-        for each in stores:
-            each.traffic()
-        agent.loop.run_once()
-
-    return agent.history, window
+    return agent.history, lambda seconds: pass_windows(agent, (store, other), clock, seconds=seconds)
 
 
 def apart(history, tmp_path, policy, *, later_s, every_s):
@@ -149,10 +130,9 @@ def apart(history, tmp_path, policy, *, later_s, every_s):
 
 def test_windows_that_became_longer_are_no_silence(both, clock, tmp_path):
     """Stores tell at times of their own, so of each the others' last window is nearly as old as its own is long."""
-    costs = {f"{size << 30}/0/0": cost for size, cost in ((0, 2.0), (1, 1.0), (2, 0.1), (4, 0.1))}
     history, window = both
     for seconds in [15] * 12 + [60] * 8:
-        seen = [Prospect(DIGEST, clock.now(), 60.0, 500, costs)] if seconds == 60 else []
+        seen = [Prospect(DIGEST, clock.now(), 60.0, 500, WORTH)] if seconds == 60 else []
         window(seconds)
         history.measured.remember_prospects(seen)
     found = apart(history, tmp_path, BUDGETED, later_s=8.0, every_s=60.0)
@@ -195,7 +175,7 @@ class TestHistory:
         """The wish is told as proposed, and the tuning stays."""
         found = judged(POLICY.replace("mode: auto", "mode: recommend"))
         assert [(one.tuner, one.after) for one in found.would][:1] == [("remote_fetch", "off")]
-        assert {one.state for one in found.would} <= {State.PROPOSED, State.EXPIRED}
+        assert {one.state for one in found.would} <= {"proposed", "expired"}
         assert "would have made 0 changes and proposed 1" in found.sum()
 
     def test_the_calendar_of_the_policy_is_kept(self, judged):
@@ -224,10 +204,9 @@ class TestHistory:
     def test_the_command(self, tiertune, database, tmp_path):
         """The sum and a table for people, the same in --json; exit 0."""
         (tmp_path / "p.yaml").write_text(POLICY)
-        out = tmp_path / "b.json"
-        code, text, _ = tiertune("policy", "backtest", tmp_path / "p.yaml", "--history", database, "--json", out)
+        done, document = tiertune.json("policy", "backtest", tmp_path / "p.yaml", "--history", database)
+        code, text, _ = done
         assert code == 0
-        document = json.loads(out.read_text())
         head, _, rows = text.partition("\n")
         assert head == document["sentences"][0]
         for one in document["would"]:
@@ -258,27 +237,22 @@ class TestWrongInput:
             backtest("sqlite:///none.sqlite", load(here / "p.yaml"), 3600)
 
     @pytest.mark.parametrize(
-        ("arguments", "code", "said"),
+        ("arguments", "said"),
         [
-            ((), 2, "give either --trace and --scenario, or --history"),
-            (("--trace", "lmcache_agents"), 2, "give either"),
-            (("--history", "sqlite:///absent.sqlite"), 2, "database: there is no file absent.sqlite"),
-            (("--history", "nothing"), 2, "no address such as sqlite:///"),
-            (("--history", "sqlite:///absent.sqlite", "--last", "2moons"), 2, "--last: '2moons' is not understood"),
-            (
-                ("--history", "sqlite:///absent.sqlite", "--last", "999999d"),
-                2,
-                "--last: more than nothing, and at most",
-            ),
-            (("--history", "sqlite:///absent.sqlite", "--last", "0s"), 2, "--last: more than nothing"),
-            (("--trace", "lmcache_agents", "--scenario", "s.yaml", "--last", "1h"), 2, "or --history and, if wanted"),
+            ("", "give either --trace and --scenario, or --history"),
+            ("--trace lmcache_agents", "give either"),
+            ("--history sqlite:///absent.sqlite", "database: there is no file absent.sqlite"),
+            ("--history nothing", "no address such as sqlite:///"),
+            ("--history sqlite:///absent.sqlite --last 2moons", "--last: '2moons' is not understood"),
+            ("--history sqlite:///absent.sqlite --last 999999d", "--last: more than nothing, and at most"),
+            ("--history sqlite:///absent.sqlite --last 0s", "--last: more than nothing"),
+            ("--trace lmcache_agents --scenario s.yaml --last 1h", "or --history and, if wanted"),
         ],
     )
-    def test_wrong_arguments_say_what_to_mend(self, tiertune, here, arguments, code, said):
+    def test_wrong_arguments_say_what_to_mend(self, tiertune, here, arguments, said):
         """Wrong input is exit 2, a database that is not there as well, and none is made."""
-        status, _, err = tiertune("policy", "backtest", "p.yaml", *arguments)
-        assert status == code
-        assert said in err
+        status, _, err = tiertune("policy", "backtest", "p.yaml", *arguments.split())
+        assert (status, said in err) == (2, True), err
         assert [path.name for path in here.iterdir() if "absent" in path.name] == []
 
 

@@ -11,13 +11,12 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from starlette.responses import Response
 
-from agent.conftest import POLICY, make_agent, pass_windows
-from agent.fakes import SLOW, START, Clock, FakeStore, fetch
-from agent.test_signing import APPROVE, READ, TUNE
+from agent.conftest import POLICY, pass_windows
+from agent.fakes import SLOW, Clock, FakeStore, fetch, propose
+from agent.test_signing import APPROVE, READ, asking, tokens  # noqa: F401 (fixtures)
 from e2e.servers import app_served, program
-from tiertune_agent.records import State, Target
+from tiertune_agent.records import Target
 from tiertune_agent.run import LOOK_S, Agent
-from tiertune_agent.settings import HttpSettings
 from tiertune_agent.tuners.base import Proposal
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -104,7 +103,7 @@ def proposed(agent, store, rounds, policy_file, page):
     store.bandwidth = SLOW
     rounds(2)
     store.clock.advance(1)  # readers share a look for a second: one from before that is over
-    expect(page.get_by_role("button", name="Approve …")).to_be_visible(timeout=10_000)
+    expect(page.get_by_role("button", name="Approve …")).to_be_visible()
     return page
 
 
@@ -124,29 +123,29 @@ def test_an_approval_changes_the_store_and_a_roll_back_sets_it_back(proposed, ag
     assert fetch(store) == "off"
     confirm(proposed, "Roll back …")
     assert fetch(store) == "on"
-    assert agent.history.decisions.get(1).state == State.ROLLED_BACK
+    assert agent.history.decisions.get(1).state == "rolled_back"
     assert [row["what"] for row in agent.history.journal.audited()] == ["rollback", "approve"]
-    expect(proposed.get_by_text("rolled back", exact=True).first).to_be_visible(timeout=10_000)
+    expect(proposed.get_by_text("rolled back", exact=True).first).to_be_visible()
 
 
 def test_a_rejection_changes_nothing(proposed, agent, store):
     """The decision ends, and the store stays as it was."""
     confirm(proposed, "Reject …")
-    assert agent.history.decisions.get(1).state == State.REJECTED
+    assert agent.history.decisions.get(1).state == "rejected"
     assert (fetch(store), store.tuning["version"]) == ("on", 1)
 
 
 def test_a_freeze_stops_an_approval_and_says_why(proposed, store):
     """Frozen with a reason, an approval is refused in place; lifted, it is made."""
     confirm(proposed, "Freeze …", Reason="release of Friday")
-    expect(proposed.get_by_text("release of Friday").first).to_be_visible(timeout=10_000)
+    expect(proposed.get_by_text("release of Friday").first).to_be_visible()
     proposed.get_by_role("button", name="Approve …").click()
     dialog = proposed.get_by_role("dialog")
     dialog.get_by_role("button", name="Approve").click()
     expect(dialog.get_by_role("alert")).to_contain_text("frozen")
     assert fetch(store) == "on"
     dialog.get_by_role("button", name="Cancel").click()
-    expect(proposed.get_by_role("button", name="Unfreeze")).to_be_visible(timeout=10_000)
+    expect(proposed.get_by_role("button", name="Unfreeze")).to_be_visible()
     confirm(proposed, "Unfreeze")
     confirm(proposed, "Approve …")
     assert fetch(store) == "off"
@@ -155,10 +154,10 @@ def test_a_freeze_stops_an_approval_and_says_why(proposed, store):
 def test_a_bypass_reaches_the_store_and_ends(page, rounds, store):
     """Every store answers miss, and then holds again what it held."""
     rounds(1)
-    expect(page.get_by_role("button", name="Bypass all stores …")).to_be_visible(timeout=10_000)
+    expect(page.get_by_role("button", name="Bypass all stores …")).to_be_visible()
     confirm(page, "Bypass all stores …")
     assert store.tuning["bypass"] is True
-    expect(page.get_by_role("button", name="End bypass …")).to_be_visible(timeout=10_000)
+    expect(page.get_by_role("button", name="End bypass …")).to_be_visible()
     confirm(page, "End bypass …")
     assert store.tuning["bypass"] is False
 
@@ -204,18 +203,17 @@ class TestByKeyboard:
 def test_news_move_neither_the_focus_nor_what_was_scrolled(proposed, agent, clock):
     """A newer decision stands above: the focus stays on its own one's button, a table where it was scrolled to."""
 
-    def propose(tier: str) -> None:
-        wish = Proposal(f"tiers.{tier}.capacity_bytes", 0, 2, f"of {tier}", {"rows": [{"w" * 60: 1, "v" * 60: 2}]})
-        target = Target("host-a", tier)
-        agent.history.decisions.propose("tier_size", target, wish, mode="recommend", version=1, policy=1, now=START)
+    def wish(tier: str) -> None:
+        change = Proposal(f"tiers.{tier}.capacity_bytes", 0, 2, f"of {tier}", {"rows": [{"w" * 60: 1, "v" * 60: 2}]})
+        propose(agent.history, "tier_size", Target("host-a", tier), change)
 
-    propose("dram")
+    wish("dram")
     proposed.set_viewport_size({"width": 500, "height": 800})
     proposed.locator("#evidence-2 > summary").click()
     table = proposed.locator("#evidence-2 .scroll")
     table.evaluate("(one) => (one.scrollLeft = 70)")
     proposed.locator("[data-post='api/v1/decisions/2/approve']").focus()
-    propose("disk")
+    wish("disk")
     expect(proposed.get_by_text("of disk")).to_be_visible()
     expect(proposed.locator("[data-post='api/v1/decisions/2/approve']")).to_be_focused()
     assert table.evaluate("(one) => one.scrollLeft") == 70
@@ -254,8 +252,7 @@ def test_without_scripts_there_are_no_buttons(browser, agent):
 def simulate(store, rounds):
     """Two windows in which a pool of four times the size would have hit more."""
     for _ in range(2):
-        for hit, size in ((300, 1 << 30), (400, 4 << 30)):
-            store.simulate("lru", hit, size)
+        store.larger_pays()
         rounds(1)
 
 
@@ -322,32 +319,20 @@ def test_a_phone_shows_all_of_it(browser, agent, store, rounds, scheme):
 
 
 @pytest.mark.parametrize("width", [750, 1000])
-def test_a_long_name_is_cut_off_nowhere(browser, database, clock, policy_file, width):
+def test_a_long_name_is_cut_off_nowhere(browser, agents, clock, width):
     """As long as a store's may be, without a place to break it."""
     store = FakeStore(clock, "n" * 64)
-    agent = make_agent(database, policy_file, clock, [store])
+    agent = agents(store)
     store.bandwidth = SLOW
     pass_windows(agent, store, clock, 10)
     with serving(agent) as url, opened(browser, url, viewport={"width": width, "height": 800}) as page:
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         expect(page.locator(".answers th", has_text=store.name).first).to_be_visible()
         assert page.evaluate(TOO_WIDE) == []
-    agent.close()
-
-
-@pytest.fixture
-def asking(database, clock, store, policy_file, tmp_path):
-    """An agent that asks for tokens."""
-    (tmp_path / "tokens").write_text(f"read eve {READ}\napprove anna {APPROVE}\ntune ops {TUNE}\n")
-    http = HttpSettings(host="0.0.0.0", port=0, tokens_file=tmp_path / "tokens")
-    agent = make_agent(database, policy_file, clock, [store], http=http)
-    agent.loop.run_once()
-    yield agent
-    agent.close()
 
 
 @pytest.mark.parametrize("below", ["", "/tiertune"])
-def test_a_browser_signs_in_and_commands_as_its_token_may(browser, asking, below):
+def test_a_browser_signs_in_and_commands_as_its_token_may(browser, asking, below):  # noqa: F811
     """Without a token there is a form; one that reads is told what it may not; one that approves may."""
     with serving(asking, below) as url, opened(browser, url) as page:
         for token, allowed in ((READ, False), (APPROVE, True)):

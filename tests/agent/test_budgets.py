@@ -1,23 +1,20 @@
 """The fleet's budgets: what one round spends, what stores that are away may hold, what is given back."""
 
 from dataclasses import replace
-from datetime import timedelta
 
-import httpx
 import pytest
 
-from agent.fakes import DIGEST, FakeStore
+from agent.managed import GIB, World
 from agent.test_actuator import DECISION
 from agent.test_split import host
 from tiertune_agent.changes.round import Round
 from tiertune_agent.policy.budgets import Budgeted, Capacities
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.records import Prospect, State, Target
+from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import NoChange, Proposal
 
 pytestmark = pytest.mark.slow
 
-GIB = 2**30
 FIELD = "tiers.dram.capacity_bytes"
 POLICY = """
 version: 1
@@ -28,38 +25,23 @@ tuners: {{tier_size: {{period: 1m}}, remote_fetch: {{mode: observe}}}}
 """
 
 
-class World:
-    """Four hosts with 1 GiB of DRAM each, one agent, prospects made by the test."""
+class Local(World):
+    """Four hosts, and no remote."""
 
-    def __init__(self, agents, clock, policy_file):
-        self.clock, self.policy_file = clock, policy_file
-        self.stores = [FakeStore(clock, f"host-{index}") for index in range(4)]
+    def __init__(self, *given):
+        super().__init__(*given, hosts="0123")
         for store in self.stores:
             store.health = {"dram": "ok", "disk": "absent", "remote": "absent"}
-        self.agent = agents(*self.stores)
+        self.start()
 
-    def policy(self, budgets, mode="auto"):
-        self.policy_file.write_text(POLICY.format(mode=mode, budgets=budgets))
+    def allow(self, budgets, mode="auto"):
+        self.policy.write_text(POLICY.format(mode=mode, budgets=budgets))
 
     def rounds(self, count):
         """While more DRAM is worth more, up to 4 GiB."""
         for _ in range(count):
-            self.clock.advance(15)
-            sizes = {1: 2.0, 2: 1.5, 4: 0.5}
-            costs = {f"{size * GIB}/0/0": cost for size, cost in sizes.items()}
-            self.agent.history.measured.remember_prospects(
-                [Prospect(DIGEST, self.clock.now() - timedelta(seconds=15), 15.0, 1000, costs)]
-            )
-            for store in self.stores:
-                store.traffic()
-            self.agent.tick()
-
-    def held(self):
-        return [store.tuning["tiers"]["dram"]["capacity_bytes"] / GIB for store in self.stores]
-
-    def answer(self, store):
-        answers = self.agent.history.answers.newest()
-        return next(a["reason"] for a in answers if (a["tuner"], a["store"]) == ("tier_size", store))
+            self.prospects({(1, 0): 2.0, (2, 0): 1.5, (4, 0): 0.5})
+            super().rounds()
 
     def wishes(self):
         return {each.target.store: each for each in self.agent.history.decisions.find()}
@@ -67,78 +49,78 @@ class World:
 
 @pytest.fixture
 def world(agents, clock, policy_file):
-    return World(agents, clock, policy_file)
+    return Local(agents, clock, policy_file)
 
 
 @pytest.mark.parametrize("budgets", ["dram: 6GiB", "total: 6GiB"])
 def test_one_round_spends_a_budget_once(world, budgets):
     """All hosts wish to grow at once: together they get what is left, in whatever round."""
-    world.policy(budgets)
+    world.allow(budgets)
     world.rounds(12)
-    assert sum(world.held()) == 6
-    assert max(world.held()) > 1
-    assert "stays at 1.0 GiB" in world.answer("host-3")
+    assert sum(world.drams()) == 6
+    assert max(world.drams()) > 1
+    assert "stays at 1.0 GiB" in world.answer("dram", "host-3")
 
 
 def test_recommendations_of_one_round_hold_a_budget_together(world):
     """Whoever approves all of them does not overspend."""
-    world.policy("dram: 6GiB", mode="recommend")
+    world.allow("dram: 6GiB", mode="recommend")
     world.rounds(6)
     for wish in world.wishes().values():
         world.agent.changes.approve(wish.id, "ops")
-    assert sum(world.held()) == 6
+    assert sum(world.drams()) == 6
 
 
 def test_a_recommendation_takes_nothing_from_what_acts_by_itself(world):
     """Of stores in several modes those on auto do not wait for approvals."""
-    world.policy("dram: 6GiB", mode="recommend")
-    with world.policy_file.open("a") as file:
+    world.allow("dram: 6GiB", mode="recommend")
+    with world.policy.open("a") as file:
         file.write("overrides: [{match: {store: host-3}, mode: auto}]\n")
     world.rounds(4)
-    assert world.held() == [1, 1, 1, 2.5]
+    assert world.drams() == [1, 1, 1, 2.5]
 
 
 def test_what_is_under_way_is_spent(world):
     """A change has not reached its host yet: nobody else gets these bytes, in its round or in those after."""
-    world.policy("dram: 6GiB")
+    world.allow("dram: 6GiB")
     with world.stores[0].deaf():
         world.rounds(10)
-    assert world.wishes()["host-0"].state == State.APPROVED
-    assert world.held() == [1, 1.5, 1, 1]
+    assert world.wishes()["host-0"].state == "approved"
+    assert world.drams() == [1, 1.5, 1, 1]
     world.rounds(1)
-    assert world.held() == [2.5, 1.5, 1, 1]
+    assert world.drams() == [2.5, 1.5, 1, 1]
 
 
 def test_nothing_grows_while_a_store_is_away(world):
     """What it holds is not there to give; and the answer says who it is. Back again, the others grow."""
-    world.policy("dram: 6GiB")
+    world.allow("dram: 6GiB")
     world.stores[3].up = False
     world.rounds(8)
-    assert world.held() == [1, 1, 1, 1]
-    assert "host-3:7410 did not answer: nobody knows what of budgets.dram is spent" in world.answer("host-0")
+    assert world.drams() == [1, 1, 1, 1]
+    assert "host-3:7410 did not answer: nobody knows what of budgets.dram is spent" in world.answer("dram", "host-0")
     world.stores[3].up = True
     world.rounds(8)
-    assert sum(world.held()) == 6
+    assert sum(world.drams()) == 6
 
 
 def test_without_a_budget_a_store_may_be_away(world):
     """There is nothing to spend."""
-    world.policy("")
+    world.allow("")
     world.stores[3].up = False
     world.rounds(8)
-    assert world.held() == [4, 4, 4, 1]
+    assert world.drams() == [4, 4, 4, 1]
 
 
 def test_what_is_overspent_is_given_back(world):
     """The operator wrote a smaller budget: every host gives back its share in steps, which nothing rolls back."""
     for store in world.stores:
         store.tuning["tiers"]["dram"]["capacity_bytes"] = 4 * GIB
-    world.policy("dram: 6GiB")
+    world.allow("dram: 6GiB")
     world.rounds(14)
-    assert world.held() == [1.5, 1.5, 1.5, 1.5]
+    assert world.drams() == [1.5, 1.5, 1.5, 1.5]
     given = [one for one in world.agent.history.decisions.find() if "budgets.dram is overspent" in one.reason]
     assert len(given) == 8
-    assert {one.state for one in given} == {State.INCONCLUSIVE}
+    assert {one.state for one in given} == {"inconclusive"}
     assert "16.0 GiB of 6.0 GiB: every tier gives back its share" in given[-1].reason
 
 
@@ -189,7 +171,7 @@ def test_what_shrinks_is_free_when_it_was_read_again():
 
 def test_a_refused_change_leaves_its_bytes_to_others(world):
     """A host that lets nobody change it: what it was to have is another one's in the same round."""
-    world.policy("dram: 6GiB")
-    world.stores[0].put_tuning = lambda _: httpx.Response(403, json={"message": "this asks for tune"})
+    world.allow("dram: 6GiB")
+    world.stores[0].answers("put_tuning", 403, json={"message": "this asks for tune"})
     world.rounds(5)
-    assert world.held() == [1, 2.5, 1.5, 1]
+    assert world.drams() == [1, 2.5, 1.5, 1]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
@@ -46,16 +47,15 @@ def test_help_names_the_traces_that_come_along():
 
 @pytest.mark.usefixtures("served")
 class TestDecisions:
-    def test_they_are_listed_and_shown(self, proposed, tiertune, tmp_path):
+    def test_they_are_listed_and_shown(self, proposed, tiertune):
         """A table for people, the documents by --json."""
-        code, out, _ = tiertune("decisions", "list", "--json", tmp_path / "l.json")
-        assert code == 0
-        assert "remote_fetch" in out
-        assert json.loads((tmp_path / "l.json").read_text())["decisions"][0]["to"] == "off"
-        code, out, _ = tiertune("decisions", "show", 1, "--json", tmp_path / "d.json")
-        assert code == 0
-        assert "fetching cost more than recomputing" in " ".join(out.split())
-        assert len(json.loads((tmp_path / "d.json").read_text())["evidence"]["windows"]) >= 2
+        done, document = tiertune.json("decisions", "list")
+        assert (done.returncode, document["decisions"][0]["to"]) == (0, "off")
+        assert "remote_fetch" in done.stdout
+        done, document = tiertune.json("decisions", "show", 1)
+        assert done.returncode == 0
+        assert "fetching cost more than recomputing" in " ".join(done.stdout.split())
+        assert len(document["evidence"]["windows"]) >= 2
 
     def test_an_approval_changes_the_store_once(self, proposed, tiertune, store):
         """Approved: exit 0 and the store changed; again: exit 1 and why."""
@@ -113,32 +113,27 @@ class TestControl:
         assert tiertune("unfreeze")[1] == "lifted 1\n"
         assert agent.operators.frozen() == ""
 
-    def test_the_audit_is_listed(self, served, tiertune, tmp_path):
+    def test_the_audit_is_listed(self, served, tiertune):
         """Newest first, as many as asked for; what somebody wrote is shown as it is; empty is told."""
         assert "no commands" in tiertune("audit")[1]
         tiertune("freeze", "--reason", "[bold]release[/bold]")
         tiertune("unfreeze")
-        code, out, _ = tiertune("audit", "--json", tmp_path / "a.json")
-        assert code == 0
-        assert re.search(r"local +127.0.0.1 +unfreeze(.|\n)*freeze .*\[bold\]release\[/bold\]", out)
-        document = json.loads((tmp_path / "a.json").read_text())
+        done, document = tiertune.json("audit")
+        assert done.returncode == 0
+        assert re.search(r"local +127.0.0.1 +unfreeze(.|\n)*freeze .*\[bold\]release\[/bold\]", done.stdout)
         assert [row["what"] for row in document["audit"]] == ["unfreeze", "freeze"]
         out = tiertune("audit", "--limit", 1)[1]
         assert ("unfreeze" in out, "release" in out) == (True, False)
 
-    def test_what_was_refused_is_audited_as_refused(self, served, proposed, tiertune, tmp_path):
+    def test_what_was_refused_is_audited_as_refused(self, served, proposed, tiertune):
         """With its reason: else it would look as if it had been done."""
         for _ in range(2):
             tiertune("decisions", "approve", 1)
         tiertune("bypass", "on", "--store", "host-z")
-        _, out, _ = tiertune("audit", "--json", tmp_path / "a.json")
-        assert re.findall(r"(?:bypass|approve)(?:, refused)?", out) == [
-            "bypass, refused",
-            "approve, refused",
-            "approve",
-        ]
-        rows = json.loads((tmp_path / "a.json").read_text())["audit"]
-        assert [row["detail"].get("refused") for row in rows] == [
+        done, document = tiertune.json("audit")
+        told = re.findall(r"(?:bypass|approve)(?:, refused)?", done.stdout)
+        assert told == ["bypass, refused", "approve, refused", "approve"]
+        assert [row["detail"].get("refused") for row in document["audit"]] == [
             "no store is called host-z; known are host-a",
             "decision 1 is applied, not proposed",
             None,
@@ -185,29 +180,29 @@ class TestControl:
         assert calls == [("http://host-a:7410/v1/bypass", {"on": True})]
 
     @pytest.mark.parametrize(
-        ("arguments", "code", "said"),
+        ("command", "said"),
         [
-            (("bypass", "maybe"), 2, "write on or off, not 'maybe'"),
-            (("bypass", "on", "--store", "host-z"), 2, "no store is called host-z; known are host-a"),
-            (("bypass", "on", "--store", "gopher://x"), 2, "--store: write the store's address as http://host:port"),
-            (("bypass", "on", "--store", "http://"), 2, "--store: write the store's address as http://host:port"),
-            (("unfreeze", "--agent", "http://"), 2, "--agent: write the agent's address as http://host:port"),
-            (("flush", "--agent", ""), 2, "--agent: write the agent's address as http://host:port"),
-            (("flush", "--namespace", "abc"), 2, "'abc' is no digest"),
-            (("flush", "--tenant", ""), 2, "'' is no digest"),
-            (("flush", "--epoch", "-1"), 2, "--epoch"),
-            (("unfreeze", "--agent", "http://127.0.0.1:9"), 1, "no agent answers at http://127.0.0.1:9"),
-            (("freeze",), 2, "Missing option"),
-            (("audit", "--limit", "0"), 2, "--limit"),
-            (("decisions", "list", "--state", "gone"), 2, "state: Input should be 'proposed', 'approved'"),
+            ("bypass maybe", "write on or off, not 'maybe'"),
+            ("bypass on --store host-z", "no store is called host-z; known are host-a"),
+            ("bypass on --store gopher://x", "--store: write the store's address as http://host:port"),
+            ("bypass on --store http://", "--store: write the store's address as http://host:port"),
+            ("unfreeze --agent http://", "--agent: write the agent's address as http://host:port"),
+            ("flush --agent ''", "--agent: write the agent's address as http://host:port"),
+            ("flush --namespace abc", "'abc' is no digest"),
+            ("flush --tenant ''", "'' is no digest"),
+            ("flush --epoch -1", "--epoch"),
+            ("unfreeze --agent http://127.0.0.1:9", "no agent answers at http://127.0.0.1:9"),
+            ("freeze", "Missing option"),
+            ("audit --limit 0", "--limit"),
+            ("decisions list --state gone", "state: Input should be 'proposed', 'approved'"),
         ],
     )
     @pytest.mark.usefixtures("served")
-    def test_wrong_commands_say_what_to_mend(self, tiertune, agent, arguments, code, said):
+    def test_wrong_commands_say_what_to_mend(self, tiertune, agent, command, said):
         """Wrong input is exit 2, a failure exit 1; always one message."""
         agent.tick()
-        status, _, err = tiertune(*arguments)
-        assert status == code
+        status, _, err = tiertune(*shlex.split(command))
+        assert status == (1 if "no agent answers" in said else 2)
         assert said in err
         assert "Traceback" not in err
 
@@ -222,7 +217,7 @@ class TestControl:
         """What the store remarks is told; where no store knows it, exit 1 and no word of a store that kept silent."""
         rounds(1)
         remark = "no namespace of epoch 7 is known here"
-        store.post_flush = lambda _request: httpx.Response(200, json={"dram": 0}, headers={REMARK: remark})
+        store.answers("post_flush", 200, json={"dram": 0}, headers={REMARK: remark})
         status, out, err = tiertune("flush", "--epoch", 7)
         assert (status, out) == (1, f"host-a: flushed 0 in dram; {remark}\n")
         assert err == "no store knows epoch 7: nothing was dropped in stores\n"

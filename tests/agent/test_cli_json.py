@@ -49,15 +49,13 @@ def test_only_processes_are_left_out():
 
 
 @pytest.fixture
-def written(tiertune, tmp_path):
-    """Runs a command with --json: exit status, document, standard output, and that without --json."""
+def written(tiertune):
+    """Runs a command with --json, and without: all else is the same."""
 
     def run(*words):
-        plain = tiertune(*words)
-        path = tmp_path / "told.json"
-        done = tiertune(*words, "--json", path)
-        assert plain == done
-        return done, json.loads(path.read_text())
+        plain, told = tiertune(*words), tiertune.json(*words)
+        assert plain == told[0]
+        return told
 
     return run
 
@@ -72,7 +70,7 @@ class TestPolicyCheck:
         assert (done.returncode, document) == (0, {"file": str(path), "good": True})
         assert done.stdout == f"{note['place']}: note: {note['message']}\n{path}: good\n"
         assert (note["level"], note["place"]) == ("note", f"{path}:2:1")
-        assert note["message"] == "objectives: no tuner aims at an objective in this version"
+        assert "no tuner aims at an objective" in note["message"]
 
     def test_every_error_with_its_place(self, written, tmp_path):
         """Exit 2, and the document is there all the same."""
@@ -104,12 +102,11 @@ class TestPolicySchema:
 
 def test_db_upgrade(tiertune, tmp_path):
     """From which revision to which; none before the first, and again, nothing is left to do."""
-    url, path = f"sqlite:///{tmp_path}/h.sqlite", tmp_path / "told.json"
-    told = []
+    url, told = f"sqlite:///{tmp_path}/h.sqlite", []
     for was in ("was empty, now", "already"):
-        code, out, _ = tiertune("db", "upgrade", "--database", url, "--json", path)
-        assert (code, f"{was} at revision" in out) == (0, True)
-        told.append(json.loads(path.read_text()))
+        done, document = tiertune.json("db", "upgrade", "--database", url)
+        assert (done.returncode, f"{was} at revision" in done.stdout) == (0, True)
+        told.append(document)
     assert {path.name for path in tmp_path.iterdir()} == {"h.sqlite", "told.json"}
     assert [(one["database"], one["before"]) for one in told] == [(url, None), (url, told[0]["after"])]
     assert told[0]["after"] == told[1]["after"]
@@ -120,9 +117,7 @@ def test_dashboards_preview(tiertune, tmp_path, monkeypatch):
     monkeypatch.setattr(
         prometheus, "Prometheus", lambda _: FakePrometheus([({"capacity_bytes": "1"}, [1.0, 2.0])]).source()
     )
-    path = tmp_path / "told.json"
-    done = tiertune("dashboards", "preview", "--out", tmp_path / "pages", "--json", path)
-    document = json.loads(path.read_text())
+    done, document = tiertune.json("dashboards", "preview", "--out", tmp_path / "pages")
     assert (done.returncode, document["url"]) == (0, None)
     assert [one["file"] for one in document["pages"]] == [line.partition(": ")[0] for line in done.stdout.splitlines()]
     assert all(0 < one["with_data"] <= one["panels"] for one in document["pages"])

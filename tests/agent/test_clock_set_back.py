@@ -2,13 +2,12 @@
 
 from datetime import timedelta
 
-import httpx
 import pytest
 
-from agent.conftest import looks_of, make_agent, pass_windows, told
+from agent.conftest import looks_of, pass_windows, survey_of, told, views_of
 from agent.fakes import FAST, SLOW, Clock, FakeStore, fetch, transport
 from agent.sources import VLLM, FakeSource
-from tiertune_agent.changes.survey import HOUR, Hours, Survey, TierWindows
+from tiertune_agent.changes.survey import HOUR, Hours
 from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.stores import Collector
@@ -17,28 +16,26 @@ from tiertune_agent.credentials import Access
 from tiertune_agent.incidents.seen import SeenWindows
 from tiertune_agent.records import Target
 from tiertune_agent.run import SetBack
-from tiertune_agent.web.views import Views
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_clock_that_was_set_back_makes_no_tuner_wait(agents, clock, store):
+def test_a_clock_that_was_set_back_makes_no_tuner_wait(agent, clock, rounds):
     """Tuners are asked again at once, not when the hour has come again."""
-    agent = agents()
-    agent.loop.run_once()
-    pass_windows(agent, store, clock, 3)
+    rounds(3)
     clock.advance(-3600)
-    pass_windows(agent, store, clock, 3)
+    rounds(3)
     asked = {answer["tuner"]: answer["at"] for answer in agent.history.answers.newest()}
     assert asked["remote_fetch"] == clock.now().isoformat()
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_was_changed_at_an_hour_that_lies_ahead_can_be_changed_again(agents, clock, store, restarted):
+def test_what_was_changed_at_an_hour_that_lies_ahead_can_be_changed_again(
+    agents, agent, clock, *, store, rounds, restarted
+):
     """What was counted since the clock was set back came after the change."""
-    agent = agents()
     store.bandwidth = SLOW
-    pass_windows(agent, store, clock, 8)
+    rounds(8)
     assert fetch(store) == "off"
     assert told(agent)[-1][-1] == "kept"
     clock.advance(-3600)
@@ -46,52 +43,47 @@ def test_what_was_changed_at_an_hour_that_lies_ahead_can_be_changed_again(agents
         agents.end()
         agent = agents()
     store.bandwidth = FAST
-    pass_windows(agent, store, clock, 1)
+    rounds(1, by=agent)
     assert fetch(store) == "off"
-    pass_windows(agent, store, clock, 2)
+    rounds(2, by=agent)
     assert fetch(store) == "on"
 
 
-def test_page_and_api_show_what_is_counted_now(agents, clock, store):
+def test_page_and_api_show_what_is_counted_now(agent, clock, rounds):
     """Windows of hours that lie ahead were counted before the clock was set back: they are not the last ones."""
-    agent = agents()
-    agent.loop.run_once()
     looks = looks_of(agent, clock)
-    pass_windows(agent, store, clock, 4)
+    rounds(4)
     assert looks.seen().stores["host-a"].sums.prompt_tokens == 40_000
     clock.advance(-3600)
     assert looks.seen().stores["host-a"].windows == []
-    pass_windows(agent, store, clock, 3, requests=20)
+    rounds(3, 20)
     for each in (looks, looks_of(agent, clock)):
         assert each.seen().stores["host-a"].sums.prompt_tokens == 60_000
-    views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+    views = views_of(agent, clock)
     starts = [one["start"] for one in views.windows("host-a", "remote", "", 3)["windows"]]
     assert starts == [(clock.now() - timedelta(seconds=15 * back)).isoformat() for back in (2, 1)]
 
 
-def test_a_store_that_does_not_answer_is_not_shown_as_one_that_does(agents, clock, store):
+def test_a_store_that_does_not_answer_is_not_shown_as_one_that_does(agent, clock, store, rounds):
     """Though it was heard at an hour that lies ahead."""
-    agent = agents()
-    agent.loop.run_once()
-    views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+    views = views_of(agent, clock)
     assert views.fleet()["stores"][0]["reachable"]
     store.up = False
     clock.advance(-3600)
-    pass_windows(agent, store, clock, 4)
+    rounds(4)
     assert not views.fleet()["stores"][0]["reachable"]
 
 
-def test_what_was_under_way_does_not_wait_for_its_hour_to_come_again(agents, clock, store):
+def test_what_was_under_way_does_not_wait_for_its_hour_to_come_again(agent, clock, store, rounds):
     """The store is away for longer than the change is good for: nobody knows how long, so it is not made."""
-    agent = agents()
-    pass_windows(agent, store, clock, 2)
+    rounds(2)
     store.bandwidth, handle = SLOW, store.put_tuning
-    store.put_tuning = lambda _: httpx.Response(503, json={"message": "not now"})
-    pass_windows(agent, store, clock, 2)
+    store.answers("put_tuning", 503, json={"message": "not now"})
+    rounds(2)
     assert told(agent)[-1][-1] == "approved"
     clock.advance(-3600)
     store.put_tuning = handle
-    pass_windows(agent, store, clock, 1)
+    rounds(1)
     (decision,) = agent.history.decisions.find()
     assert (str(decision.state), fetch(store)) == ("expired", "on")
     assert "it did not reach the store in time" in decision.reason
@@ -134,49 +126,47 @@ def test_a_clock_that_was_set_back_is_noticed_once():
 DAY, YEAR = timedelta(days=1).total_seconds(), timedelta(days=365).total_seconds()
 
 
-def test_a_soak_that_begins_at_an_hour_that_lies_ahead_begins_anew(agents, clock, store):
+def test_a_soak_that_begins_at_an_hour_that_lies_ahead_begins_anew(agent, clock, store, rounds):
     """It holds up no other change of its pool for a day, and has its verdict by what was counted since."""
-    agent = agents()
-    pass_windows(agent, store, clock, 2)
+    rounds(2)
     clock.advance(DAY)
     store.bandwidth = SLOW
-    pass_windows(agent, store, clock, 3)
+    rounds(3)
     assert told(agent)[-1][-1] == "soaking"
     clock.advance(-DAY)
-    pass_windows(agent, store, clock, 1)
+    rounds(1)
     (decision,) = agent.history.decisions.find()
     assert (decision.applied_at, decision.soak_until) == (clock.now(), clock.now() + timedelta(minutes=1))
-    pass_windows(agent, store, clock, 4)
+    rounds(4)
     assert told(agent)[-1][-1] == "kept"
 
 
-def test_verdicts_are_found_after_hours_that_lie_ahead_were_summed_up(agents, clock, store):
+def test_verdicts_are_found_after_hours_that_lie_ahead_were_summed_up(agent, clock, store, rounds):
     """Of what was counted since windows are read, though all hours of now seem to be summed up."""
-    agent = agents()
     clock.advance(YEAR)
-    pass_windows(agent, store, clock, 2)
+    rounds(2)
     clock.advance(2 * 3600)
     assert agent.history.retention.sum_up(clock.now())
     clock.advance(-YEAR - 2 * 3600)
     store.bandwidth = SLOW
-    pass_windows(agent, store, clock, 10)
+    rounds(10)
     (decision,) = agent.history.decisions.find()
     assert (decision.state, agent.history.verdicts.of(decision.id)[0]["evidence"]["windows"]) == ("kept", 4)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_was_measured_at_an_hour_that_lies_ahead_tells_nothing_of_now(agents, clock, store, restarted):
+def test_what_was_measured_at_an_hour_that_lies_ahead_tells_nothing_of_now(agents, agent, clock, rounds, restarted):
     """Neither tuners nor detectors read it, for a year."""
-    agent, began = agents(), clock.now()
+    began = clock.now()
     clock.advance(YEAR)
-    pass_windows(agent, store, clock, 30)
+    rounds(30)
     clock.advance(-YEAR)
     if restarted:
         agents.end()
         agent = agents()
-    pass_windows(agent, store, clock, 3)
+    rounds(3, by=agent)
     target = Target("host-a", "remote")
-    survey = Survey(agent.history, clock.now(), Hours(), TierWindows(agent.history), ["host-a"])
+    survey = survey_of(agent, clock.now())
     seen = SeenWindows(agent.history, clock.now)
     clock.advance(15)
     (snapshot,) = agent.collector.collect()
@@ -192,38 +182,33 @@ def test_what_was_measured_at_an_hour_that_lies_ahead_tells_nothing_of_now(agent
         assert all(began <= window.start <= clock.now() for window in read)
 
 
-def test_nothing_is_dropped_by_a_clock_that_is_ahead(database, policy_file, clock, caplog):
+def test_nothing_is_dropped_by_a_clock_that_is_ahead(agents, store, clock, caplog):
     """The stores' clocks tell that it is; when it was set back, what is old goes as ever."""
     mine = Clock()
-    store = FakeStore(clock)
-    agent = make_agent(database, policy_file, mine, [store])
+    agent = agents(now=mine.now)
 
     def windows():
         return len(agent.history.measured.store_windows("host-a", clock.now() - timedelta(days=1)))
 
     def passes(hours):
-        for one in (clock, mine):
-            one.advance(3600 * hours)
-        store.traffic()
-        agent.loop.run_once()
+        mine.advance(3600 * hours)
+        pass_windows(agent, store, clock, seconds=3600 * hours)
 
-    try:
-        for _ in range(5):
-            passes(1)
-        before = windows()
-        mine.advance(YEAR)
+    def tidied():
+        agent.sum_up()
+        agent.prune()
+        return windows()
+
+    for _ in range(5):
         passes(1)
-        agent.sum_up()
-        agent.prune()
-        assert windows() > before > 0
-        assert "nothing is pruned: the clock is 31536000 s ahead of every store's" in caplog.text
-        mine.advance(-YEAR)
-        passes(6)
-        agent.sum_up()
-        agent.prune()
-        assert 0 < windows() < before
-    finally:
-        agent.close()
+    before = windows()
+    mine.advance(YEAR)
+    passes(1)
+    assert tidied() > before > 0
+    assert "nothing is pruned: the clock is 31536000 s ahead of every store's" in caplog.text
+    mine.advance(-YEAR)
+    passes(6)
+    assert 0 < tidied() < before
 
 
 @pytest.mark.parametrize("leap_s", [3600, DAY, -3600])
@@ -231,14 +216,10 @@ def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(clock, leap_s):
     """Of a store on the agent's own host, which is set with it, what was counted is the next window's."""
     store, source, steady = FakeStore(clock), FakeSource("engine-a", "vllm", VLLM), Clock()
     roster = Roster([StoreAddress(url="http://host-a:7410")], now=clock.now)
-    collector = Collector(
-        roster, clock.now, Access(transport=transport(store)), steady_s=lambda: steady.now().timestamp()
-    )
-    observer = Observer(
-        [ObservedSource.model_validate(source.settings)],
-        clock.now,
-        Access(transport=transport(source)),
-        steady_s=lambda: steady.now().timestamp(),
+    sources = [ObservedSource.model_validate(source.settings)]
+    collector, observer = (
+        kind(of, clock.now, Access(transport=transport(one)), steady_s=lambda: steady.now().timestamp())
+        for kind, of, one in ((Collector, roster, store), (Observer, sources, source))
     )
 
     def passes(leap_s=0.0):

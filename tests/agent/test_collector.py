@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fakes import DIGEST, START, FakeStore, transport
+from agent.fakes import DIGEST, START, transport, window
 from tiertune_agent.collector.counters import parse, totals, windows
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.stores import KEPT_S, Collector, Trouble
 from tiertune_agent.collector.targets import StoreAddress
 from tiertune_agent.credentials import Access
-from tiertune_agent.records import Histogram, Snapshot, Window, series
+from tiertune_agent.records import Histogram, Snapshot, series
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.httpd.listening import Listening
 
@@ -32,6 +32,11 @@ def lookups(*rows):
     return table("tier_lookup_tokens_total", "tier result origin namespace model", *rows)
 
 
+def hits(count, tier="dram", namespace=DIGEST):
+    """Of a pool, that were found by who stored them."""
+    return [tier, "hit", "self", namespace, "llama", count]
+
+
 def between(before, after, **later):
     return windows(reading(before), reading(after, **{"time_s": 1015.0, **later}), START)
 
@@ -46,13 +51,13 @@ SERIES = st.dictionaries(
 @given(SERIES, NAMES, st.dictionaries(TEXTS, TEXTS, max_size=2))
 def test_series_are_found_by_name_and_labels(values, name, labels):
     """As a look through all of them finds them, in their order, whatever other windows have."""
-    window = Window("host-a", "", "", "dram", START, 15.0, values)
+    told = window("dram", values)
     wanted = {f"{label}={text}" for label, text in labels.items()}
     found = [(key, value) for key, value in values.items() if key.partition("{")[0] == name]
     inner = {key: key.partition("{")[2].rstrip("}").split(",") for key, _ in found}
-    assert window.matching(name, **labels) == [value for key, value in found if wanted <= set(inner[key])]
+    assert told.matching(name, **labels) == [value for key, value in found if wanted <= set(inner[key])]
     counts = [(name, tuple(inner[key]), value) for key, value in found if not isinstance(value, Histogram)]
-    assert list(window.each(name)) == counts
+    assert list(told.each(name)) == counts
 
 
 def test_a_connection_is_kept_from_window_to_window():
@@ -65,9 +70,9 @@ class TestDifferences:
     def test_counters_are_split_by_tier_and_pool(self):
         """Each tier of each namespace gets its window; other labels stay with the counter."""
         counted, _ = between(
-            lookups(["dram", "hit", "self", DIGEST, "llama", 10.0], ["dram", "miss", "", DIGEST, "llama", 5.0]),
+            lookups(hits(10.0), ["dram", "miss", "", DIGEST, "llama", 5.0]),
             lookups(
-                ["dram", "hit", "self", DIGEST, "llama", 30.0],
+                hits(30.0),
                 ["dram", "miss", "", DIGEST, "llama", 5.0],
                 ["remote", "hit", "other_host", DIGEST, "llama", 7.0],
             ),
@@ -104,17 +109,11 @@ class TestDifferences:
     def test_a_new_boot_counts_from_zero(self):
         """After a restart everything counted since belongs to the window."""
         (window,), _ = between(
-            lookups(["dram", "hit", "self", DIGEST, "m", 100.0]),
-            lookups(["dram", "hit", "self", DIGEST, "m", 30.0]),
+            lookups(hits(100.0)),
+            lookups(hits(30.0)),
             boot_id="b2",
         )
         assert window.total("tier_lookup_tokens_total") == 30.0
-
-    def test_stages_have_windows_of_their_own(self):
-        """GPU seconds and tokens of one stage and phase are one row."""
-        seconds = table("stage_gpu_seconds_total", "stage phase", ["all", "prefill", 3.0])
-        _, stages = between({}, seconds | table("stage_tokens_total", "stage phase", ["all", "prefill", 900.0]))
-        assert [(s.stage, s.phase, s.gpu_seconds, s.tokens) for s in stages] == [("all", "prefill", 3.0, 900.0)]
 
     def test_waiting_for_chunks_is_a_phase_of_its_stage(self):
         """Every phase that a store counts becomes a row, and their seconds add up to the counter's growth."""
@@ -154,11 +153,11 @@ class TestDifferences:
     def test_windows_add_up_to_the_counters(self, steps):
         """Over any sequence of growth and restarts, the windows sum to all that was ever counted."""
         value, boot, total, summed = 0, 0, 0, 0.0
-        before = reading(lookups(["dram", "hit", "self", DIGEST, "m", 0.0]), boot_id="0")
+        before = reading(lookups(hits(0.0)), boot_id="0")
         for index, (restart, growth) in enumerate(steps, start=1):
             boot, value = (boot + 1, 0) if restart else (boot, value)
             value, total = value + growth, total + growth
-            row = ["dram", "hit", "self", DIGEST, "m", float(value)]
+            row = hits(float(value))
             after = reading(lookups(row), time_s=1000.0 + 15 * index, boot_id=str(boot))
             counted, _ = windows(before, after, START)
             summed += sum(window.total("tier_lookup_tokens_total") for window in counted)
@@ -168,7 +167,7 @@ class TestDifferences:
 
 def test_what_the_page_shows_of_a_tier_is_of_all_its_pools():
     """Its hits add up; what is not shown, or of no tier, does not count, and what has no row is 0 or unknown."""
-    told = lookups(["dram", "hit", "self", "a", "m", 3.0], ["dram", "hit", "self", "b", "m", 4.0])
+    told = lookups(hits(3.0, namespace="a"), hits(4.0, namespace="b"))
     more = lookups(["dram", "miss", "", "a", "m", 9.0], ["", "hit", "", "a", "m", 9.0])
     told["tier_lookup_tokens_total"]["rows"] += more["tier_lookup_tokens_total"]["rows"]
     for unknown in (0.0, None):
@@ -178,10 +177,6 @@ def test_what_the_page_shows_of_a_tier_is_of_all_its_pools():
 
 
 class TestStores:
-    @pytest.fixture
-    def other(self, clock):
-        return FakeStore(clock, "host-b")
-
     @pytest.fixture
     def collector(self, clock, store, other):
         stores = [StoreAddress(url=f"http://{each.name}:7410") for each in (store, other)]
@@ -198,18 +193,13 @@ class TestStores:
         clock.advance(15)
         store.traffic(requests=3)
         second = collector.collect()[0]
-        remote = next(w for w in second.windows if (w.tier, w.namespace) == ("remote", ""))
-        assert remote.total("gate_candidate_requests_total") == 3.0
+        assert self.requests(second) == (15.0, 3.0)
         assert second.tuning["version"] == 1
 
-    def test_a_vanished_store_is_trouble_and_the_others_go_on(self, collector, clock, store):
-        """A store that does not answer is told as such, by its name, and holds up nobody."""
-        collector.collect()
-        clock.advance(15)
-        store.up = False
-        trouble, other = collector.collect()
-        assert (trouble.kind, trouble.store) == ("store_unreachable", "host-a")
-        assert other.store == "host-b"
+    def requests(self, snapshot):
+        """Seconds of the remote's window, and requests that found chunks there."""
+        remote = next(w for w in snapshot.windows if w.tier == "remote" and not w.namespace)
+        return remote.seconds, remote.total("gate_candidate_requests_total")
 
     def test_what_passed_while_a_store_was_away_is_counted_later(self, collector, clock, store):
         """The window after an absence is longer, and nothing of it is lost."""
@@ -220,8 +210,7 @@ class TestStores:
         collector.collect()
         store.up = True
         clock.advance(15)
-        window = next(w for w in collector.collect()[0].windows if w.tier == "remote" and not w.namespace)
-        assert (window.seconds, window.total("gate_candidate_requests_total")) == (30.0, 5.0)
+        assert self.requests(collector.collect()[0]) == (30.0, 5.0)
 
     def test_a_clock_that_stands_still_is_stale(self, collector):
         """Counters with the same time as before make no window."""
@@ -235,31 +224,18 @@ class TestStores:
     def test_what_passed_while_a_clock_was_set_is_counted_later(self, collector, clock, store, seconds):
         """The answer itself is stale, and nothing of it is lost; nor is there rent for a day that never was."""
         collector.collect()
-        told = store.get_counters
-
-        def set_(request):
-            document = json.loads(told(request).content)
-            return httpx.Response(200, json=document | {"time_s": document["time_s"] + seconds})
-
-        store.get_counters = set_
+        store.tells("get_counters", lambda told: told | {"time_s": told["time_s"] + seconds})
         store.traffic(requests=5)
         clock.advance(15)
         assert collector.collect()[0].kind == "stale_counters"
         store.traffic(requests=2)
         clock.advance(15)
-        window = next(w for w in collector.collect()[0].windows if w.tier == "remote" and not w.namespace)
-        assert (window.seconds, window.total("gate_candidate_requests_total")) == (15.0, 7.0)
+        assert self.requests(collector.collect()[0]) == (15.0, 7.0)
 
     def test_a_clock_years_ahead_is_told_though_the_agents_went_back(self, collector, clock, store):
         """No window is as long, and none can begin before there were years."""
         collector.collect()
-        told = store.get_counters
-
-        def ahead(request):
-            document = json.loads(told(request).content)
-            return httpx.Response(200, json=document | {"time_s": 1e12})
-
-        store.get_counters = ahead
+        store.tells("get_counters", lambda told: told | {"time_s": 1e12})
         clock.advance(-20)
         assert [getattr(answer, "kind", "") for answer in collector.collect()] == ["stale_counters", "stale_counters"]
 
@@ -296,13 +272,7 @@ class TestStores:
     )
     def test_an_answer_of_another_shape_is_trouble(self, collector, store, where, field, value):
         """It names the place, and reaches nobody who would stumble over it: the other stores are tuned."""
-        told = getattr(store, f"get_{where}")
-
-        def odd(request):
-            answer = told(request)
-            return httpx.Response(200, json=json.loads(answer.content) | {field: value}, headers=answer.headers)
-
-        setattr(store, f"get_{where}", odd)
+        store.tells(f"get_{where}", lambda told: told | {field: value})
         first, second = collector.collect()
         assert (first.kind, second.store) == ("store_nonsense", "host-b")
         assert f"{where}.{field}" in first.message
@@ -321,26 +291,24 @@ class TestStores:
         """Labels are text and values numbers, or no database takes them, nor those of any store with them."""
         document = json.loads(store.get_counters(None).content)
         document["metrics"]["x_total"] = table
-        store.get_counters = lambda _: httpx.Response(200, text=json.dumps(document))
+        store.answers("get_counters", 200, text=json.dumps(document))
         assert [getattr(answer, "kind", "") for answer in collector.collect()] == ["store_nonsense", ""]
 
     def test_what_a_later_version_tells_besides_is_none(self, collector, store):
         """Keys that this one does not know, wherever they stand, and what is null."""
-        told = store.get_status
 
-        def more(request):
-            document = json.loads(told(request).content)
-            document["tiers"]["remote"] |= {"later": [1], "capacity_bytes": None}
-            document["pools"][DIGEST] |= {"later": {}, "prefill": None, "disk": {"later": 1}}
-            return httpx.Response(200, json=document | {"later": 3})
+        def more(told):
+            told["tiers"]["remote"] |= {"later": [1], "capacity_bytes": None}
+            told["pools"][DIGEST] |= {"later": {}, "prefill": None, "disk": {"later": 1}}
+            return told | {"later": 3}
 
-        store.get_status = more
+        store.tells("get_status", more)
         store.tuning |= {"later": 3, "pools": {DIGEST: {"dram": {"capacity_bytes": None, "later": "x"}}}}
         assert isinstance(collector.collect()[0], Snapshot)
 
     def test_an_error_status_is_trouble(self, collector, store):
         """A store that answers 500 is as good as away."""
-        store.get_status = lambda _request: httpx.Response(500)
+        store.answers("get_status", 500)
         assert collector.collect()[0].kind == "store_unreachable"
 
     def test_two_stores_of_one_name_are_trouble(self, collector, other):

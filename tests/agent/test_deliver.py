@@ -5,10 +5,9 @@ import threading
 import httpx
 import pytest
 
-from agent.fakes import FakeStore, transport
+from agent.conftest import pass_windows
+from agent.fakes import FakeStore
 from tiertune_agent.changes.operators import Caller
-from tiertune_agent.run import Agent
-from tiertune_agent.settings import AgentSettings
 
 pytestmark = pytest.mark.slow
 
@@ -114,19 +113,16 @@ def test_a_store_that_came_back_under_another_name_hears_it(agents, store):
     agent.operators.bypass(CALLER, True, None)
     store.up, store.name = True, "host-a-again"
     store.restart()
-    for _ in range(2):
-        store.clock.advance(15)
-        agent.tick()
+    pass_windows(agent, store, store.clock, 2, tick=True)
     assert store.bypass
     assert agent.history.wishes.of(["http://host-a:7410"]) == {}
     assert [(one.name, one.pending_bypass) for one in agent.history.stores()] == [("host-a-again", None)]
 
 
-def test_a_bypass_of_all_holds_for_those_to_come(database, policy_file, clock, listed):
+def test_a_bypass_of_all_holds_for_those_to_come(agents, clock, listed):
     """A new store hears that it is on; one that was away for the lifting hears of that when it is back."""
     away, *_ = stores = [FakeStore(clock, name) for name in ("away", "there", "new")]
-    settings = AgentSettings(database=database, stores_file=listed("away", "there"), policy=policy_file)
-    agent = Agent(settings, now=clock.now, transport=transport(*stores))
+    agent = agents(*stores, stores=(), stores_file=listed("away", "there"))
 
     def bypass(on, *names):
         agent.operators.bypass(CALLER, on, None)
@@ -142,4 +138,3 @@ def test_a_bypass_of_all_holds_for_those_to_come(database, policy_file, clock, l
     bypass(False, "there", "away")
     assert not any(store.bypass for store in stores)
     assert agent.history.wishes.of(["fleet"]) == {}
-    agent.close()

@@ -180,10 +180,12 @@ def _done(value):
     return future
 
 
-def serve_one(client, tmp_path):
+def serve_one(client, tmp_path, *, warm=False):
     """A player serves one prompt of four chunks; what it counted, and how many seconds it prefilled."""
     fake, tally = FakeTime(), Tally(tmp_path / "tally")
     player = Player(client, job(), tally, clock=fake.clock, sleep=fake.sleep)
+    if warm:
+        player.warm_up()
     player.serve(Prompt("r", chunk_keys([1, 2, 3, 4], "s"), 4 * CHUNK_TOKENS + 10, 0.0))
     return Tally(tmp_path / "tally").read(), fake.now
 
@@ -219,15 +221,12 @@ def test_a_player_recomputes_what_came_too_late_and_says_so(tmp_path):
 @pytest.mark.parametrize(("bytes_per_s", "gate"), [(1e12, {"fetch": 1, "won": 1}), (1.0, {"recompute": 1})])
 def test_a_request_counts_once_however_many_tiers_have_its_chunks(tmp_path, bytes_per_s, gate):
     """Two tiers report what their gates did with one request, which is one fetch, or none."""
-    client, tally = FakeClient(held=2), Tally(tmp_path / "tally")
+    client = FakeClient(held=2)
     client.tiers, slow = ["remote", "disk"], FetchEstimate(0.0, 0.0, bytes_per_s)
     client.costs = {"remote": slow, "disk": slow}
-    fake = FakeTime()
-    player = Player(client, job(), tally, clock=fake.clock, sleep=fake.sleep)
-    player.warm_up()
-    player.serve(Prompt("r", chunk_keys([1, 2, 3, 4], "s"), 4 * CHUNK_TOKENS + 10, 0.0))
+    counts, _ = serve_one(client, tmp_path, warm=True)
     assert [report.tier for report in client.reports] == ["remote", "disk"]
-    told = Figures(counted=tally.read()).document()
+    told = Figures(counted=counts).document()
     assert told["gate"] == dict.fromkeys(Tally.GATE, 0) | gate
     assert told["requests"] == 1
 
@@ -242,11 +241,15 @@ def throttled(rate):
     return fake, tier
 
 
+def read(tier, key=b"k"):
+    return tier.read(NAMESPACE, key, memoryview(bytearray(CHUNK_BYTES)))
+
+
 def test_a_slow_link_takes_the_time_that_its_bandwidth_says():
     """One write and one read of a chunk at a chunk per second take a second each."""
     fake, tier = throttled(rate=CHUNK_BYTES)
     assert fake.now == pytest.approx(1.0)
-    assert tier.read(NAMESPACE, b"k", memoryview(bytearray(CHUNK_BYTES)))[0] is Outcome.OK
+    assert read(tier)[0] is Outcome.OK
     assert fake.now == pytest.approx(2.0)
 
 
@@ -256,18 +259,18 @@ def test_transfers_of_one_direction_wait_for_each_other():
     rests = []
     tier._sleep = rests.append  # both begin now: nobody lets the time pass
     for _ in range(2):
-        tier.read(NAMESPACE, b"k", memoryview(bytearray(CHUNK_BYTES)))
+        read(tier)
     assert rests == pytest.approx([1.0, 2.0])
 
 
 def test_a_fast_link_and_an_absent_chunk_cost_nothing():
     """Without a bound nobody sleeps; with one, what moves no payload does not wait."""
     fake, tier = throttled(rate=0)
-    tier.read(NAMESPACE, b"k", memoryview(bytearray(CHUNK_BYTES)))
+    read(tier)
     assert fake.now == 0
     fake, tier = throttled(rate=CHUNK_BYTES)
     before = fake.now
-    assert tier.read(NAMESPACE, b"absent", memoryview(bytearray(CHUNK_BYTES)))[0] is Outcome.MISS
+    assert read(tier, b"absent")[0] is Outcome.MISS
     assert tier.present(NAMESPACE, [b"k"]) == (Outcome.OK, 1)
     assert fake.now == before
 

@@ -1,7 +1,5 @@
 """What stores were commanded past the agent has its row in the audit, once."""
 
-import json
-from contextlib import closing
 from unittest.mock import Mock
 
 import httpx
@@ -10,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.conftest import both_backends as backend  # noqa: F401
+from agent.conftest import pass_windows
 from agent.fakes import START
 from connector.stores import running, short_folder
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.collector.direct_commands import AGENT, MOST, entries
 from tiertune_agent.history.database import DatabaseError
-from tiertune_agent.run import Agent, utc_now
-from tiertune_agent.settings import AgentSettings
+from tiertune_agent.run import utc_now
 
 pytestmark = pytest.mark.slow
 
@@ -35,24 +33,15 @@ ROW = {name: WRITE[name] for name in ("at", "who", "what", "detail")} | {"from":
 @pytest.fixture
 def write(store):
     """The store was commanded: its status tells it from now on."""
-    writes, answer = [], store.get_status
-
-    def status(request):
-        return httpx.Response(200, content=json.dumps({**answer(request).json(), "writes": writes}))
-
-    store.get_status = status
+    writes = []
+    store.tells("get_status", lambda told: told | {"writes": writes})
     return lambda **fields: writes.append(WRITE | fields)
 
 
 @pytest.fixture
-def window(clock):
+def window(store, clock):
     """A round of an agent, in a window of its own."""
-
-    def run(agent):
-        clock.advance(15)
-        agent.loop.run_once()
-
-    return run
+    return lambda agent: pass_windows(agent, store, clock)
 
 
 def test_a_command_past_the_agent_has_its_row_once(agents, window, write):
@@ -130,27 +119,28 @@ def test_whatever_a_store_tells_raises_nothing(told):
     assert len(list(entries("host-a", [told, WRITE]))) >= 1
 
 
-def test_a_real_store_bypassed_without_an_agent(database, policy_file):
+def test_a_real_store_bypassed_without_an_agent(agents):
     """By hand while no agent runs: the row is there when one is back; what the agent commands leaves one, its own."""
     with short_folder() as home, running(home) as process:
         httpx.post(process.address + "/v1/bypass", json={"on": True}, trust_env=False).raise_for_status()
-        stores = [{"url": process.address, "name": "host-a"}]
-        settings = AgentSettings(database=database, stores=stores, policy=policy_file)
+
+        def successor():
+            agents.end()
+            agent = agents(real=True, now=utc_now, stores=[{"url": process.address, "name": "host-a"}])
+            agent.tick()
+            return agent
+
         for _ in range(2):
-            with closing(Agent(settings, now=utc_now)) as agent:
-                agent.tick()
-                agent.tick()
-                assert agent.history.stores()[0].tuning["bypass"] is True
-                (row,) = agent.history.journal.audited()
-                assert (row["who"], row["from"], row["what"]) == ("local", "store host-a, 127.0.0.1", "bypass")
-        with closing(Agent(settings, now=utc_now)) as agent:
+            agent = successor()
             agent.tick()
-            assert agent.operators.bypass(Caller("anna", "10.0.0.9"), False, None)["stores"] == {"host-a": "ok"}
-            agent.operators.flush(Caller("anna", "10.0.0.9"), {})
-        with closing(Agent(settings, now=utc_now)) as agent:
-            agent.tick()
-            assert [(row["who"], row["what"]) for row in agent.history.journal.audited()] == [
-                ("anna", "flush"),
-                ("anna", "bypass"),
-                ("local", "bypass"),
-            ]
+            assert agent.history.stores()[0].tuning["bypass"] is True
+            (row,) = agent.history.journal.audited()
+            assert (row["who"], row["from"], row["what"]) == ("local", "store host-a, 127.0.0.1", "bypass")
+        agent = successor()
+        assert agent.operators.bypass(Caller("anna", "10.0.0.9"), False, None)["stores"] == {"host-a": "ok"}
+        agent.operators.flush(Caller("anna", "10.0.0.9"), {})
+        assert [(row["who"], row["what"]) for row in successor().history.journal.audited()] == [
+            ("anna", "flush"),
+            ("anna", "bypass"),
+            ("local", "bypass"),
+        ]

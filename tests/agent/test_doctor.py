@@ -2,15 +2,16 @@
 
 import itertools
 import json
+from datetime import timedelta
 from threading import Barrier
 from unittest.mock import Mock
 
 import httpx
 import pytest
 import redis
-from starlette.testclient import TestClient
 
-from agent.fakes import SLOW, START
+from agent.conftest import client_of
+from agent.fakes import SLOW, START, Clock
 from agent.sources import VLLM
 from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.credentials import Access, access
@@ -49,7 +50,7 @@ def test_servers_that_are_away_take_no_longer_than_one(monkeypatch):
 @pytest.fixture
 def network(agent, store):
     """Hosts ``agent``, ``host-a`` and ``engine``; others are away."""
-    api = TestClient(agent.app, base_url="http://127.0.0.1")
+    api = client_of(agent)
 
     def engine(request):
         if request.url.path == "/version":
@@ -151,7 +152,7 @@ class TestGathering:
     def test_a_store_that_wants_a_token_is_not_checked(self, look, rounds, store):
         """The store is well. A token helps where settings name the store: to the agent's list none is shown."""
         rounds(2)
-        store.get_status = lambda _request: httpx.Response(401, json={"message": "no"})
+        store.answers("get_status", 401, json={"message": "no"})
         for asked, mend in ((look(agent=AGENT), "--config"), (look(stores={STORE: ""}), "TIERTUNE_TOKEN_FILE")):
             assert names(asked) == set()
             assert any("it asks for a token" in why and mend in why for why in asked.unknown)
@@ -199,12 +200,11 @@ class TestGathering:
         assert {host for host, token in shown if token} == {"mine"}
         assert "host-a" in {host for host, _ in shown}
 
-    def test_what_an_operator_left_behind_is_found(self, look, rounds, agent, store, policy_file):
+    def test_what_an_operator_left_behind_is_found(self, look, api, rounds, store, policy_file):
         """A freeze without an end, a bypass, an edit of the policy that is none, a dead remote."""
         rounds(2)
-        api = TestClient(agent.app, base_url="http://127.0.0.1")
-        assert api.post("/api/v1/freeze", json={"reason": "release"}).status_code == 200
-        assert api.post("/api/v1/bypass", json={"on": True}).status_code == 200
+        assert api("freeze", {"reason": "release"})["frozen"]
+        assert api("bypass", {"on": True})["stores"] == {"host-a": "ok"}
         policy_file.write_text("version: 1\nmode: aotu\n")
         store.health["remote"] = "dead"
         rounds(1)
@@ -214,9 +214,7 @@ class TestGathering:
     def test_a_clock_that_went_off_is_found(self, look, rounds, store, clock):
         """An hour ahead of the agent's."""
         rounds(2)
-        other = type(clock)(clock.now())
-        other.advance(3600)
-        store.clock = other
+        store.clock = Clock(clock.now() + timedelta(hours=1))
         found = {one.check: one.wrong for one in findings(look(agent=AGENT))}
         assert "1h 00m ahead of the agent's" in found["clock_skew"]
 

@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
 
+from agent.conftest import client_of
+from agent.fakes import propose
 from agent.sources import VLLM
 from connector.stores import CHUNK_TOKENS, STRIDE, Engine, Http, chain, eventually, running, short_folder
 from e2e.servers import exporter
@@ -16,9 +17,8 @@ from tiertune_agent.demo.throttle import ThrottledTier
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.command import Endpoints, examine
 from tiertune_agent.doctor.gathered import Reader
-from tiertune_agent.records import State, Target
-from tiertune_agent.run import Agent, utc_now
-from tiertune_agent.settings import AgentSettings
+from tiertune_agent.records import Target
+from tiertune_agent.run import utc_now
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.protocol.messages import PrefillLine, TierReport
 from tiertune_connector.tiers import dram
@@ -103,29 +103,22 @@ def test_slow_storage(home):
         assert "the 64 tokens that a request finds in remote on average take 2000 ms" in told["remote_slow"].wrong
 
 
-def test_a_knob_without_effect(home, database, policy_file, monkeypatch):
+def test_a_knob_without_effect(home, agents, monkeypatch):
     """A store is given more DRAM than its host has memory: it takes the change, and stays as small as it was."""
     late = [timedelta()]
     with running(home, dram=16 * STRIDE) as process, Engine(process.server.path):
         pools = process.store.dram.pools
         eventually(lambda: sum(pool.provisioned for pool in pools.values()) == 16)
         monkeypatch.setattr(dram, "new_segment", no_memory)
-        settings = AgentSettings(database=database, stores=[{"url": process.address}], policy=policy_file)
-        agent = Agent(settings, now=lambda: utc_now() + late[0])
-        try:
-            agent.leader.leads()
-            agent.tick()
-            wish = Proposal("tiers.dram.capacity_bytes", 16 * STRIDE, 64 * STRIDE, "more would pay")
-            decision = agent.history.decisions.propose(
-                "tier_size", Target("host-a", "dram"), wish, mode="suggest", version=1, policy=1, now=utc_now()
-            )
-            assert agent.changes.approve(decision.id, "ops").state == State.APPLIED
-            assert "knob_without_effect" not in told_of(agent)
-            late[0] = timedelta(minutes=3)
-            wrong = told_of(agent)["knob_without_effect"]
-            assert (wrong.where, wrong.wrong.partition(", ")[2]) == ("host-a", "effective are 320.0 KiB")
-        finally:
-            agent.close()
+        agent = agents(real=True, now=lambda: utc_now() + late[0], stores=[{"url": process.address}])
+        agent.tick()
+        wish = Proposal("tiers.dram.capacity_bytes", 16 * STRIDE, 64 * STRIDE, "more would pay")
+        decision = propose(agent.history, "tier_size", Target("host-a", "dram"), wish, at=utc_now())
+        assert agent.changes.approve(decision.id, "ops").state == "applied"
+        assert "knob_without_effect" not in told_of(agent)
+        late[0] = timedelta(minutes=3)
+        wrong = told_of(agent)["knob_without_effect"]
+        assert (wrong.where, wrong.wrong.partition(", ")[2]) == ("host-a", "effective are 320.0 KiB")
 
 
 def no_memory(*_):
@@ -135,7 +128,7 @@ def no_memory(*_):
 def told_of(agent):
     """What the doctor finds by the agent's API after another round, and at its stores."""
     agent.tick()
-    api, store = TestClient(agent.app, base_url="http://127.0.0.1"), httpx.Client(trust_env=False)
+    api, store = client_of(agent), httpx.Client(trust_env=False)
 
     def handle(request):
         if request.url.host != "agent":

@@ -10,10 +10,10 @@ from agent.doctor_cases import (
     CASES,
     ONE,
     OTHER,
-    VERSION,
     agent,
     client,
     dropped,
+    facts,
     heard,
     labelled,
     slow_remote,
@@ -29,14 +29,14 @@ from tiertune_agent.changes.prospects import NONSENSE
 from tiertune_agent.collector.roster import FILE_PROBLEM, NAME_PROBLEM
 from tiertune_agent.doctor.checks import CHECKS, checks_of, findings, of_traffic
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR, INCIDENTS, OF_SOURCES
-from tiertune_agent.doctor.facts import AllFacts, Clock, DatabaseFacts, StoreFacts
+from tiertune_agent.doctor.facts import Clock, DatabaseFacts, StoreFacts
 from tiertune_agent.doctor.report import healthy
 from tiertune_agent.incidents.detectors import DETECTORS
 from tiertune_agent.incidents.watch import TROUBLES
 
 
-def of(name, facts):
-    return [finding for finding in findings(facts) if finding.check == name]
+def of(name, told):
+    return [finding for finding in findings(told) if finding.check == name]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -59,7 +59,6 @@ def test_what_is_healthy_is_not_found(name):
 def test_every_check_has_a_case():
     """Those of incidents are the agent's, and have their own test."""
     assert {check.name for check in CHECKS} == CASES.keys() | INCIDENTS.keys() | ALSO_LOOKED_FOR.keys()
-    assert len(CASES) >= 15
 
 
 @pytest.mark.parametrize("kind", [*INCIDENTS, *ALSO_LOOKED_FOR])
@@ -77,7 +76,7 @@ def test_an_incident_of_an_observed_source_is_told_with_the_mend_of_a_source(kin
     met = heard("engine-a", observed="vllm")
     for told in ({"stores": [met]}, {"unheard": {"stores": [], "sources": ["engine-a"]}}):
         incident = {"kind": kind, "store": "engine-a", "message": "as it was"}
-        (found,) = findings(AllFacts(VERSION, agent=agent(incident, **told)))
+        (found,) = findings(facts(agent=agent(incident, **told)))
         assert found.mend == OF_SOURCES[kind]
 
 
@@ -139,7 +138,7 @@ def test_what_a_check_saw_the_incident_does_not_repeat():
     """A dead remote is one finding, though the agent has an incident of it; that of another store is told."""
     dead = [{"kind": "tier_dead", "store": name, "message": "remote: away"} for name in ("host-a", "host-b")]
     here = store(tiers=tiers(remote={"health": "dead", "reason": "timeout"}))
-    found = findings(AllFacts(VERSION, agent=agent(*dead), stores=[here]))
+    found = findings(facts(agent=agent(*dead), stores=[here]))
     assert [(one.where, one.wrong) for one in found] == [
         ("host-a", "remote is dead: timeout"),
         ("host-b", "remote: away"),
@@ -149,17 +148,15 @@ def test_what_a_check_saw_the_incident_does_not_repeat():
 def test_a_store_that_nobody_reached_is_one_finding():
     """The agent calls it by host and port, the doctor by its address."""
     gone = {"kind": "store_unreachable", "store": "host-a:7410", "message": "m"}
-    facts = AllFacts(VERSION, agent=agent(gone), stores=[StoreFacts("http://host-a:7410", problem="timed out")])
-    assert len(findings(facts)) == 1
+    told = facts(agent=agent(gone), stores=[StoreFacts("http://host-a:7410", problem="timed out")])
+    assert len(findings(told)) == 1
 
 
 def test_errors_come_first_and_notes_fail_nothing():
     """A deployment with nothing but a note is healthy."""
     note = CASES["gpus_unseen"][0]
     assert healthy(findings(note))
-    both = AllFacts(
-        VERSION, stores=[*note.stores, store("host-b", tiers=tiers(disk={"health": "dead", "reason": "io"}))]
-    )
+    both = facts(stores=[*note.stores, store("host-b", tiers=tiers(disk={"health": "dead", "reason": "io"}))])
     assert [one.severity for one in findings(both)] == ["error", "note"]
     assert not healthy(findings(both))
 
@@ -187,7 +184,7 @@ def test_namespaces_of_an_older_store_differ_in_something():
         store(name, clients=[client("e", digest)], namespaces={}, pools={digest: pool})
         for name, digest in (("host-a", ONE), ("host-b", OTHER))
     ]
-    (found,) = findings(AllFacts(VERSION, stores=old))
+    (found,) = findings(facts(stores=old))
     assert "do not tell" in found.wrong
 
 
@@ -198,8 +195,8 @@ def test_engines_of_different_models_may_differ():
 
 def test_an_unsalted_request_counts_where_tenants_have_quotas():
     """One is enough: nobody's quota pays for it."""
-    facts = with_store(("requests_total", {"salted": "no"}, 1.0), tuning={"tenants": {"ab": {"quota_bytes": 1}}})
-    (found,) = of("unsalted_traffic", facts)
+    told = with_store(("requests_total", {"salted": "no"}, 1.0), tuning={"tenants": {"ab": {"quota_bytes": 1}}})
+    (found,) = of("unsalted_traffic", told)
     assert "1 of 1 request had no salt, while quotas are set for 1 tenant" in found.wrong
 
 
@@ -226,7 +223,7 @@ def test_a_full_tier_is_mended_by_room_and_not_by_a_faster_way():
 
 def test_a_newer_database_is_not_to_be_upgraded():
     """This version cannot: the one that wrote it is to be run."""
-    (found,) = findings(AllFacts(VERSION, database=DatabaseFacts("sqlite:///a", have="0012", newest="0007")))
+    (found,) = findings(facts(database=DatabaseFacts("sqlite:///a", have="0012", newest="0007")))
     assert found.mend == "run the TierTune that wrote it: it is newer than this one"
 
 
@@ -240,7 +237,7 @@ def test_without_an_agent_clocks_are_compared_with_this_host():
 def test_a_capacity_of_nothing_that_the_agent_hears_of_is_left_to_it():
     """It knows whether it decided so, and has an incident where it did not."""
     nothing = {"tiers": {"dram": {"capacity_bytes": 0}}}
-    assert findings(AllFacts(VERSION, agent=agent(stores=[heard()]), stores=[store(tuning=nothing)])) == []
+    assert findings(facts(agent=agent(stores=[heard()]), stores=[store(tuning=nothing)])) == []
 
 
 def test_what_is_of_no_store_is_told_of_the_agent():

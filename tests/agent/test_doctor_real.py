@@ -1,6 +1,5 @@
 """The doctor gathers its facts from settings files, real storage, a real Redis and real stores."""
 
-import json
 import signal
 
 import pytest
@@ -62,12 +61,11 @@ class TestFiles:
         assert tiertune("db", "upgrade", "--database", bare)[0] == 0
         newest = sql(bare, "select version_num from alembic_version")[0][0]
         sql(bare, "update alembic_version set version_num = '0001'")
-        code, out, _ = tiertune("doctor", "--config", tmp_path / "a.yaml", "--json", tmp_path / "d.json")
-        told = {one["check"]: one for one in json.loads((tmp_path / "d.json").read_text())["findings"]}
-        assert code == 1
-        assert told["database"]["mend"] == "tiertune db upgrade --config FILE"
-        assert f"this version needs {newest}" in told["database"]["wrong"]
-        assert "schema is at revision 0001" in " ".join(out.split())
+        done, document = tiertune.json("doctor", "--config", tmp_path / "a.yaml")
+        (told,) = (one for one in document["findings"] if one["check"] == "database")
+        assert (done.returncode, told["mend"]) == (1, "tiertune db upgrade --config FILE")
+        assert f"this version needs {newest}" in told["wrong"]
+        assert "schema is at revision 0001" in " ".join(done.stdout.split())
         assert sql(bare, "select version_num from alembic_version") == [("0001",)]
 
     @pytest.mark.parametrize(("everywhere", "here"), [("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")])
@@ -93,39 +91,44 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (("--storage", "gopher://x"), "--storage: expected a redis://"),
-            (("--storage", "file:///", "--chunk", "many"), "--chunk: 'many' is not understood"),
-            (("--storage", "file:///nowhere-at-all", "--model", "gpt"), "--model: unknown name 'gpt'"),
-            (("--storage", "file:///", "--gpu", "abacus"), "--gpu: unknown name 'abacus'"),
-            (("--storage", "file:///", "--chunk", "0"), "--chunk: at least 64.0 KiB"),
-            (("--storage", "file:///", "--chunk", "4KiB"), "less tells no bandwidth"),
-            (("--storage", "file:///", "--chunk", "100TiB"), "at most 4.0 GiB"),
-            (("--agent", "nonsense"), "--agent: write the agent's address as http://host:port"),
-            (("--engine", "engine:8000"), "write an engine's address as http://host:port"),
-            (("--engine", "http://user:word@engine:8000"), "no user and no password"),
-            (("--config", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+            ("--storage gopher://x", "--storage: expected a redis://"),
+            ("--storage file:/// --chunk many", "--chunk: 'many' is not understood"),
+            ("--storage file:///nowhere-at-all --model gpt", "--model: unknown name 'gpt'"),
+            ("--storage file:/// --gpu abacus", "--gpu: unknown name 'abacus'"),
+            ("--storage file:/// --chunk 0", "--chunk: at least 64.0 KiB"),
+            ("--storage file:/// --chunk 4KiB", "less tells no bandwidth"),
+            ("--storage file:/// --chunk 100TiB", "at most 4.0 GiB"),
+            ("--agent nonsense", "--agent: write the agent's address as http://host:port"),
+            ("--engine engine:8000", "write an engine's address as http://host:port"),
+            ("--engine http://user:word@engine:8000", "no user and no password"),
+            ("--config nowhere.yaml", "nowhere.yaml: cannot be read"),
         ],
     )
     def test_wrong_usage_is_exit_2(self, tiertune, arguments, said):
         """One message that says what to mend."""
-        code, _, err = tiertune("doctor", *arguments)
+        code, _, err = tiertune("doctor", *arguments.split())
         assert (code, said in err) == (2, True), err
+
+
+def measured(tiertune, url, *more):
+    """What is told of a storage, and the exit status."""
+    done, document = tiertune.json("doctor", "--storage", url, "--chunk", "2MiB", "--chunks", 2, *more)
+    told = document["storage"]
+    assert (done.stderr, told["problem"]) == ("", "")
+    assert told["bytes_per_s"] > 0
+    assert "break-even" in done.stdout
+    return told, done.returncode
 
 
 class TestStorage:
     def test_a_folder_is_measured_and_left_as_it_was(self, tiertune, tmp_path):
         """Latency, bandwidth and the break-even; exit 0 where fetching wins, and nothing stays behind."""
         (tmp_path / "tier").mkdir()
-        code, out, err = tiertune(
-            *("doctor", "--storage", f"file://{tmp_path}/tier", "--chunk", "1MiB", "--chunks", 2),
-            *("--model", "llama-3-8b", "--gpu", "a10", "--prompt-tokens", 1, "--json", tmp_path / "d.json"),
+        told, code = measured(
+            *(tiertune, f"file://{tmp_path}/tier", "--model", "llama-3-8b", "--gpu", "a10", "--prompt-tokens", 1)
         )
-        told = json.loads((tmp_path / "d.json").read_text())["storage"]
-        assert (err, told["problem"]) == ("", "")
-        assert told["bytes_per_s"] > 0
         assert told["latency_s"] > 0
         assert code == int(told["fetch_s"] >= told["recompute_s"])
-        assert "break-even" in out
         assert list((tmp_path / "tier").iterdir()) == []
 
     def test_a_folder_that_is_away_is_found(self, tiertune, tmp_path):
@@ -146,17 +149,11 @@ class TestStorage:
 
 
 @pytest.mark.real
-def test_a_redis_is_measured_and_left_as_it_was(tiertune, tmp_path):
+def test_a_redis_is_measured_and_left_as_it_was(tiertune):
     """The tier of a store itself: its chunks, by its windows; other keys stay as they are."""
     with redis_server() as server:
-        code, out, err = tiertune(
-            "doctor", "--storage", server.url, "--chunk", "2MiB", "--chunks", 2, "--json", tmp_path / "d.json"
-        )
-        told = json.loads((tmp_path / "d.json").read_text())["storage"]
-        assert (err, told["problem"]) == ("", "")
-        assert told["bytes_per_s"] > 0
+        _, code = measured(tiertune, server.url)
         assert code in (0, 1)
-        assert "break-even" in out
         with redis.Redis(port=server.port) as raw:
             assert raw.dbsize() == 0
 
@@ -173,7 +170,7 @@ def test_a_redis_without_its_password_is_told_where_to_give_it(tiertune, monkeyp
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_a_real_fleet_with_a_stopped_redis_and_two_seeds(tiertune, tmp_path):
+def test_a_real_fleet_with_a_stopped_redis_and_two_seeds(tiertune):
     """Two stores on one Redis, an engine at each with another PYTHONHASHSEED; then Redis hangs: all of it is named."""
     with short_folder() as one, short_folder() as two, redis_server(policy="noeviction") as server:
         remote = f'remote: {{url: "{server.url}", timeout: 3s, probe_every: 0.2s}}\n'
@@ -194,9 +191,8 @@ def test_a_real_fleet_with_a_stopped_redis_and_two_seeds(tiertune, tmp_path):
                 assert clients[-1].connect()
 
             def told():
-                code = tiertune("doctor", *files, "--json", tmp_path / "d.json")[0]
-                found = json.loads((tmp_path / "d.json").read_text())["findings"]
-                return code, {finding["check"]: finding for finding in found}
+                done, document = tiertune.json("doctor", *files)
+                return done.returncode, {finding["check"]: finding for finding in document["findings"]}
 
             code, found = told()
             assert code == 1

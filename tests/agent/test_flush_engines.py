@@ -1,18 +1,16 @@
 """A flush reaches what engines keep by themselves: first the engines, then the stores, acknowledged one by one."""
 
-import json
 from dataclasses import replace
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
 
+from agent.conftest import client_of
 from agent.engine_server import fake_engine
 from agent.test_cli import served  # noqa: F401 (a fixture)
 from tiertune_agent.credentials import Access
 from tiertune_agent.engines import BUSY, NO_ENDPOINT, PATIENCE_S, Engines, shown
 from tiertune_agent.records import Rates
-from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.documents import DocumentError, parse_yaml
 
@@ -93,7 +91,7 @@ class TestAgent:
         return []
 
     @pytest.fixture
-    def api(self, database, policy_file, clock, store, calls):
+    def api(self, agents, store, calls):
         """An agent with one store and two engines, all of which note when they are called."""
 
         def handle(request):
@@ -102,16 +100,8 @@ class TestAgent:
                 return httpx.Response(200, json={"success": True})
             return store.handle(request)
 
-        settings = AgentSettings(
-            database=database,
-            stores=[{"url": f"http://{store.name}:7410"}],
-            policy=policy_file,
-            engines=["http://engine-0:8000", "http://engine-1:8000"],
-        )
-        agent = Agent(settings, now=clock.now, transport=httpx.MockTransport(handle))
-        agent.leader.leads()
-        yield TestClient(agent.app, base_url="http://127.0.0.1")
-        agent.close()
+        engines = ["http://engine-0:8000", "http://engine-1:8000"]
+        return client_of(agents(store, engines=engines, network=httpx.MockTransport(handle)))
 
     def test_engines_come_before_stores(self, api, calls):
         """What an engine still had would be stored again in a store that is empty."""
@@ -135,7 +125,7 @@ class TestAgent:
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_commands_reach_both_of_two_stores_that_have_one_name(database, policy_file, clock, store, turned):
+def test_commands_reach_both_of_two_stores_that_have_one_name(agents, clock, store, turned):
     """One is misnamed, and an incident says so: until it is mended, it is flushed and bypassed all the same."""
     calls = []
 
@@ -144,17 +134,14 @@ def test_commands_reach_both_of_two_stores_that_have_one_name(database, policy_f
         return store.handle(request)
 
     stores = [{"url": "http://other:7410"}, {"url": f"http://{store.name}:7410", "name": store.name}]
-    settings = AgentSettings(database=database, stores=stores[::-1] if turned else stores, policy=policy_file)
-    agent = Agent(settings, now=clock.now, transport=httpx.MockTransport(handle))
-    agent.leader.leads()
+    agent = agents(stores=stores[::-1] if turned else stores, network=httpx.MockTransport(handle))
     agent.loop.run_once()
     if turned:  # the other one is known, and the first does not answer
         clock.advance(15)
         agent.history.remember([(replace(agent.collector.collect()[0], url="http://other:7410"), Rates())])
     calls.clear()
-    api = TestClient(agent.app, base_url="http://127.0.0.1")
+    api = client_of(agent)
     flushed, bypassed = api.post("/api/v1/flush", json={}).json(), api.post("/api/v1/bypass", json={"on": True}).json()
-    agent.close()
     assert sorted(calls) == sorted(
         f"{host}/v1/{what}" for host in (store.name, "other") for what in ("bypass", "flush")
     )
@@ -165,32 +152,30 @@ def test_commands_reach_both_of_two_stores_that_have_one_name(database, policy_f
 
 def test_an_agent_that_knows_no_engines_refuses(agent):
     """Nothing is flushed by halves: 404 says what the settings lack."""
-    answer = TestClient(agent.app, base_url="http://127.0.0.1").post("/api/v1/flush", json={"engines": True})
+    answer = client_of(agent).post("/api/v1/flush", json={"engines": True})
     assert answer.status_code == 404
     assert "name no engines" in answer.json()["detail"]
 
 
 class TestCommand:
-    def test_an_engine_that_is_named_is_emptied_before_the_stores(self, served, tiertune, rounds, tmp_path):  # noqa: F811
+    def test_an_engine_that_is_named_is_emptied_before_the_stores(self, served, tiertune, rounds):  # noqa: F811
         """By the command line itself; both acknowledge: exit 0."""
         rounds(1)
         with fake_engine() as engine:
-            code, out, _ = tiertune("flush", "--engine", engine.url, "--json", tmp_path / "f.json")
-            assert (code, engine.resets) == (0, ["reset_external=true"])
-            assert f"{engine.url}: its caches are empty" in out
-            assert "host-a: flushed 7 in dram, 3 in remote" in out
-            assert json.loads((tmp_path / "f.json").read_text())["complete"] is True
+            done, document = tiertune.json("flush", "--engine", engine.url)
+        assert (done.returncode, document["complete"], engine.resets) == (0, True, ["reset_external=true"])
+        assert f"{engine.url}: its caches are empty" in done.stdout
+        assert "host-a: flushed 7 in dram, 3 in remote" in done.stdout
 
-    def test_one_that_does_not_acknowledge_is_exit_1(self, served, tiertune, rounds, tmp_path):  # noqa: F811
+    def test_one_that_does_not_acknowledge_is_exit_1(self, served, tiertune, rounds):  # noqa: F811
         """The stores are flushed all the same."""
         rounds(1)
         with fake_engine(dev_mode=False) as engine:
-            code, out, err = tiertune("flush", "--engine", engine.url, "--json", tmp_path / "f.json")
-        assert code == 1
-        assert "VLLM_SERVER_DEV_MODE=1" in out
-        assert "host-a: flushed" in out
-        assert "not all stores and engines acknowledged" in err
-        assert json.loads((tmp_path / "f.json").read_text())["complete"] is False
+            done, document = tiertune.json("flush", "--engine", engine.url)
+        assert (done.returncode, document["complete"]) == (1, False)
+        assert "VLLM_SERVER_DEV_MODE=1" in done.stdout
+        assert "host-a: flushed" in done.stdout
+        assert "not all stores and engines acknowledged" in done.stderr
 
     @pytest.mark.parametrize("wrong", [("--namespace", "abc"), ("--tenant", "AB" * 16), ("--epoch", "-1")])
     def test_a_wrong_digest_empties_no_engine(self, served, tiertune, wrong):  # noqa: F811

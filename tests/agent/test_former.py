@@ -7,10 +7,8 @@ from types import FunctionType, ModuleType
 import httpx
 import pytest
 
-from agent.fakes import DIGEST, SLOW, FakeStore, transport
+from agent.fakes import DIGEST, SLOW, FakeStore
 from tiertune_agent.collector.sampling import SEED
-from tiertune_agent.run import Agent
-from tiertune_agent.settings import AgentSettings
 
 pytestmark = pytest.mark.slow
 
@@ -93,13 +91,10 @@ def stores(clock):
 
 
 @pytest.fixture
-def agent(database, stores, listed, clock, policy_file):
+def agent(agents, stores, listed, policy_file):
     """It finds its stores in the list."""
     policy_file.write_text(AUTO)
-    settings = AgentSettings(database=database, stores_file=listed("host-a", "host-b"), policy=policy_file)
-    made = Agent(settings, now=clock.now, transport=transport(*stores))
-    yield made
-    made.close()
+    return agents(*stores, stores=(), stores_file=listed("host-a", "host-b"))
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_what_protects_requests_does_not_wait_for_the_budget():
     off = proposal(guard(PROTECTS, AUTO, spent))
     assert off.reason.startswith("it costs; the budget of 2 changes per hour is spent, and holds up nothing that prot")
     for wish in (replace(PROTECTS, before="off", after="on"), WISH):
-        assert isinstance(guard(wish, AUTO, spent), NoChange)
+        no_change(guard(wish, AUTO, spent))
     assert guard(PROTECTS, AUTO, NOW) is PROTECTS
 
 
@@ -103,7 +103,7 @@ def test_few_requests_are_no_evidence_in_any_mode(mode):
     """A wish that rests on too few requests is refused; one that does not rest on requests is not."""
     rules = Rules(mode=mode, min_requests=101, changes_per_hour=9)
     no_change(guard(WISH, rules, NOW), "100 requests, the guard asks for 101")
-    assert isinstance(guard(Proposal("f", "off", "on", "probes say so"), rules, NOW), Proposal)
+    proposal(guard(Proposal("f", "off", "on", "probes say so"), rules, NOW))
 
 
 def sized(before, after, recent=NOW, **rules):
@@ -259,12 +259,12 @@ def test_what_was_rolled_back_waits_longer_each_time(times, held):
     refused = no_change(sized(120, 300, undone(times, held - 60), **rules))
     told = "once" if times == 1 else f"{times} times"
     assert f"the same change was undone or refused {told}: not tried again for another 1m" in refused.reason
-    assert isinstance(sized(120, 300, undone(times, held), **rules), Proposal)
+    proposal(sized(120, 300, undone(times, held), **rules))
 
 
 def test_only_the_same_change_is_remembered():
     """The other way, or another value, is another change."""
     rules = {"hold_off": 600.0}
-    assert isinstance(sized(120, 80, undone(1, 10), **rules), Proposal)
+    proposal(sized(120, 80, undone(1, 10), **rules))
     eviction = Recent(START, undone=[Made(WISH.field, "off", "on", START)])
     assert guard(WISH, AUTO, eviction) is WISH

@@ -6,29 +6,29 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import DIGEST, START, after, histogram, remote_window, snapshot
+from agent.fakes import DIGEST, START, after, histogram, remember, remote_window, window
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
-from tiertune_agent.records import Rates, StageWindow, Window
+from tiertune_agent.records import Rates, StageWindow
 
 
 class TestWindows:
     def test_windows_come_back_as_they_were(self, history):
         """Figures, histograms and aware UTC times survive the database, oldest first."""
-        windows = [remote_window(i, requests=i, fetch=0.1) for i in range(3)]
-        dram = Window("host-a", DIGEST, "llama", "dram", START, 15.0, {"tier_evicted_idle_seconds": histogram(1, 0, 2)})
-        history.remember([(snapshot(*windows, dram), Rates())])
-        assert history.measured.windows("host-a", tier="remote") == windows
-        assert history.measured.windows("host-a", tier="remote", limit=1) == windows[-1:]
-        assert history.measured.windows("host-a", tier="dram", namespace=DIGEST) == [dram]
-        assert history.measured.windows("host-b", tier="remote") == []
-        assert history.measured.windows("host-a", tier="remote")[0].start.tzinfo is UTC
+        windows, read = [remote_window(i, requests=i, fetch=0.1) for i in range(3)], history.measured.windows
+        dram = window("dram", {"tier_evicted_idle_seconds": histogram(1, 0, 2)}, namespace=DIGEST, model="llama")
+        remember(history, *windows, dram)
+        assert read("host-a", tier="remote") == windows
+        assert read("host-a", tier="remote", limit=1) == windows[-1:]
+        assert read("host-a", tier="dram", namespace=DIGEST) == [dram]
+        assert read("host-b", tier="remote") == []
+        assert read("host-a", tier="remote")[0].start.tzinfo is UTC
         assert len(history.measured.store_windows("host-a", after(seconds=15))) == 2
 
     def test_bytes_are_whole(self, history, database, sql):
         """For those who read the tables themselves; seconds and rates are as measured."""
         values = {"tier_resident_bytes": 16711680.0, "gate_candidate_bytes_total{tier=remote}": 5.0}
         values |= {"saved_seconds_total": 2.0, "fetch_estimate_bytes_per_second": 4.0}
-        history.remember([(snapshot(Window("host-a", DIGEST, "demo", "remote", START, 15.0, values)), Rates())])
+        remember(history, window("remote", values, namespace=DIGEST))
         ((told,),) = sql(database, "select counters from windows")
         told = json.loads(told) if isinstance(told, str) else told
         assert {name: type(value) for name, value in told.items()} == {
@@ -38,32 +38,27 @@ class TestWindows:
     def test_a_time_of_another_zone_is_the_same_moment(self, history):
         """What goes in at +02:00 comes out in UTC; a time without a zone is refused."""
         there = START.astimezone(timezone(timedelta(hours=2)))
-        history.remember([(snapshot(at=there), Rates())])
+        remember(history, at=there)
         assert history.stores()[0].last_seen == START
         assert history.stores()[0].last_seen.tzinfo is UTC
         with pytest.raises(Exception, match="a time without a zone"):
             history.journal.tell_incidents({("x", ""): "y"}, datetime(2025, 1, 1))  # noqa: DTZ001
 
-    def test_stages_are_kept(self, history, database, sql):
-        """Stage windows land in their table."""
-        stage = StageWindow("host-a", "all", "prefill", "", START, 15.0, 3.5, 700.0)
-        history.remember([(snapshot(stages=(stage,)), Rates())])
-        told = "stage, phase, gpu_seconds, tokens"
-        assert sql(database, f"select {told} from stage_windows") == [("all", "prefill", 3.5, 700.0)]
-
-    def test_gpus_are_kept(self, history, database, sql):
+    def test_stages_and_gpus_are_kept(self, history, database, sql):
         """What a GPU told lands beside the phases of its stage."""
-        gpu = StageWindow("host-a", "all", "", "GPU-1", START, 15.0, 0.0, 0.0, 0.75, 30 << 30, 50 << 30, 350.5, 5000.0)
-        history.remember([(snapshot(stages=(gpu,)), Rates())])
-        told = "gpu, utilization, memory_used_bytes, memory_free_bytes, power_watts, energy_joules"
-        rows = sql(database, f"select {told} from stage_windows")
-        assert rows == [("GPU-1", 0.75, 30 << 30, 50 << 30, 350.5, 5000.0)]
+        figures = (0.75, 30 << 30, 50 << 30, 350.5, 5000.0)
+        stage = StageWindow("host-a", "all", "prefill", "", START, 15.0, 3.5, 700.0)
+        gpu = StageWindow("host-a", "all", "", "GPU-1", START, 15.0, 0.0, 0.0, *figures)
+        remember(history, stages=(stage, gpu))
+        told = "utilization, memory_used_bytes, memory_free_bytes, power_watts, energy_joules"
+        rows = sql(database, f"select stage, phase, gpu, gpu_seconds, tokens, {told} from stage_windows order by gpu")
+        assert rows == [("all", "prefill", "", 3.5, 700.0, *[None] * 5), ("all", "", "GPU-1", 0.0, 0.0, *figures)]
 
     def test_pruning_keeps_the_last_candidates(self, history):
         """Old windows go; the last ones with candidates stay, however old, for they tell what a fetch is worth."""
         idle = [remote_window(i) for i in range(30, 60)]
         asked = [remote_window(i, requests=1, recompute=1.0) for i in range(KEPT_CANDIDATE_WINDOWS + 5)]
-        history.remember([(snapshot(*asked, *idle), Rates())])
+        remember(history, *asked, *idle)
         history.retention.sum_up(after(days=2))
         assert history.retention.prune(after(days=2), timedelta(days=1)) == 35
         assert history.measured.candidate_windows("host-a", "remote") == asked[5:]
@@ -71,8 +66,8 @@ class TestWindows:
 
     def test_a_store_is_one_row(self, history):
         """Seen again, a store's row is renewed; when it was first seen stays."""
-        history.remember([(snapshot(boot_id="b1"), Rates())])
-        history.remember([(snapshot(boot_id="b2", at=after(hours=1)), Rates())])
+        remember(history, boot_id="b1")
+        remember(history, boot_id="b2", at=after(hours=1))
         (store,) = history.stores()
         assert (store.boot_id, store.first_seen, store.last_seen) == ("b2", START, after(hours=1))
 
@@ -87,13 +82,13 @@ class TestLedger:
             "tier_transfer_bytes_total{operation=load}": 2.0**30,
         }
         windows = [
-            Window("host-a", "", "", "remote", START, 15.0, {**held, "tier_resident_bytes": 2.0**30}),
-            Window("host-a", "", "", "remote", after(seconds=15), 45.0, {"tier_resident_bytes": 3 * 2.0**30}),
-            Window("host-a", "", "", "remote", after(hours=1), 15.0, {"saved_seconds_total": 1.0}),
-            Window("host-a", "", "", "", START, 15.0, {"clients": 2.0}),
+            window("remote", {**held, "tier_resident_bytes": 2.0**30}),
+            window("remote", {"tier_resident_bytes": 3 * 2.0**30}, after(seconds=15), 45.0),
+            window("remote", {"saved_seconds_total": 1.0}, after(hours=1)),
+            window("", {"clients": 2.0}),
         ]
-        for window in windows:
-            history.remember([(snapshot(window), rates)])
+        for each in windows:
+            remember(history, each, rates=rates)
         first, second = history.ledger.rows(START)
         assert (first["seconds"], first["saved"], first["lost"]) == (60.0, 30.0, 5.0)
         assert first["bytes"] == round(2.5 * 2**30)

@@ -8,10 +8,11 @@ import pytest
 from sqlalchemy import event
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import DIGEST, START, after, remote_window, snapshot
+from agent.fakes import DIGEST, START, after, remember, remote_window, snapshot, window
+from agent.fakes import propose as proposed
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.retention import FORTNIGHT
-from tiertune_agent.records import FLEET, OBSERVED, Made, Prospect, Rates, State, Target, Window
+from tiertune_agent.records import FLEET, OBSERVED, Made, Prospect, Rates, State, Target
 from tiertune_agent.tuners.base import NoChange, Proposal
 
 TARGET = Target("host-a", "remote", models=("llama",))
@@ -19,85 +20,104 @@ TARGET = Target("host-a", "remote", models=("llama",))
 WISH = Proposal("tiers.remote.fetch", "on", "off", "it costs", {"windows": [1, 2]}, requests=9)
 
 
-class TestDecisions:
-    def propose(self, history, wish=WISH, mode="recommend", at=START):
-        return history.decisions.propose("remote_fetch", TARGET, wish, mode=mode, version=3, policy=1, now=at)
+def propose(history, wish=WISH, at=START):
+    return proposed(history, "remote_fetch", TARGET, wish, at=at)
 
-    def test_a_decision_comes_back_as_it_was(self, history):
+
+@pytest.fixture
+def decisions(history):
+    return history.decisions
+
+
+@pytest.fixture
+def journal(history):
+    return history.journal
+
+
+@pytest.fixture
+def heard(decisions):
+    """What an observer of decisions is told from now on."""
+    told = []
+    decisions.observer = lambda tuner, state: told.append((tuner, state))
+    return told
+
+
+class TestDecisions:
+    def test_a_decision_comes_back_as_it_was(self, history, decisions):
         """Target, values, evidence, versions and times survive the database."""
-        decision = self.propose(history)
-        assert history.decisions.get(decision.id) == decision
+        decision = propose(history)
+        assert decisions.get(decision.id) == decision
         assert decision.target == TARGET
-        assert (decision.before, decision.after, decision.state) == ("on", "off", State.PROPOSED)
+        assert (decision.before, decision.after, decision.state) == ("on", "off", "proposed")
         assert decision.evidence == {"windows": [1, 2]}
         assert decision.document()["from"] == "on"
 
-    def test_the_same_wish_again_renews_its_row(self, history):
+    def test_the_same_wish_again_renews_its_row(self, history, decisions):
         """A repeated wish is one decision with newer evidence; another wish supersedes it."""
-        first = self.propose(history)
-        again = self.propose(history, Proposal("tiers.remote.fetch", "on", "off", "it still costs"))
+        first = propose(history)
+        again = propose(history, Proposal("tiers.remote.fetch", "on", "off", "it still costs"))
         assert (again.id, again.reason) == (first.id, "it still costs")
-        other = self.propose(history, Proposal("tiers.remote.fetch", "on", "maybe", "other"))
+        other = propose(history, Proposal("tiers.remote.fetch", "on", "maybe", "other"))
         assert other.id != first.id
-        assert history.decisions.get(first.id).state == State.EXPIRED
+        assert decisions.get(first.id).state == "expired"
 
-    def test_a_wish_that_is_gone_expires(self, history):
+    def test_a_wish_that_is_gone_expires(self, history, decisions):
         """A proposal that its tuner no longer makes cannot be approved any more."""
-        decision = self.propose(history)
-        history.decisions.expire(decision, "it pays again", now=START)
-        gone = history.decisions.get(decision.id)
-        assert gone.state == State.EXPIRED
+        decision = propose(history)
+        decisions.expire(decision, "it pays again", now=START)
+        gone = decisions.get(decision.id)
+        assert gone.state == "expired"
         assert gone.reason.endswith("no longer wished: it pays again")
 
-    def test_a_decision_moves_once(self, history):
+    def test_a_decision_moves_once(self, history, decisions, heard):
         """Of two who move the same decision, one succeeds; the other changes nothing."""
-        decision, heard = self.propose(history), []
-        history.decisions.observer = lambda tuner, state: heard.append((tuner, state))
-        assert history.decisions.move(decision, State.APPROVED, now=START).state == State.APPROVED
-        assert history.decisions.move(decision, State.REJECTED, now=START) is None
-        assert history.decisions.get(decision.id).state == State.APPROVED
-        assert heard == [("remote_fetch", State.APPROVED)]
+        decision = propose(history)
+        heard.clear()
+        assert decisions.move(decision, State.APPROVED, now=START).state == State.APPROVED
+        assert decisions.move(decision, State.REJECTED, now=START) is None
+        assert decisions.get(decision.id).state == "approved"
+        assert heard == [("remote_fetch", "approved")]
 
     @pytest.mark.parametrize("wish", [WISH, Proposal("tiers.remote.fetch", "on", "maybe", "other")])
-    def test_what_somebody_moves_in_the_moment_of_a_new_look_stays_moved(self, history, wish):
+    def test_what_somebody_moves_in_the_moment_of_a_new_look_stays_moved(self, history, decisions, heard, wish):
         """Approved between reading and renewing, or superseding: the row is as the approval left it."""
-        decision, heard = self.propose(history), []
-        history.decisions.observer = lambda *told: heard.append(told)
-        with meanwhile(history, "decisions", lambda: history.decisions.move(decision, State.APPROVED, now=START)):
-            assert self.propose(history, wish, at=after(minutes=1)) is None
-        moved = history.decisions.get(decision.id)
-        assert (moved.state, moved.reason, moved.updated_at) == (State.APPROVED, "it costs", START)
-        assert heard == [("remote_fetch", State.APPROVED)]
-        assert len(history.decisions.find()) == 1
+        decision = propose(history)
+        heard.clear()
+        with meanwhile(history, "decisions", lambda: decisions.move(decision, State.APPROVED, now=START)):
+            assert propose(history, wish, at=after(minutes=1)) is None
+        moved = decisions.get(decision.id)
+        assert (moved.state, moved.reason, moved.updated_at) == ("approved", "it costs", START)
+        assert heard == [("remote_fetch", "approved")]
+        assert len(decisions.find()) == 1
 
-    def test_why_something_is_under_way_is_told_until_it_ends(self, history):
+    def test_why_something_is_under_way_is_told_until_it_ends(self, history, decisions):
         """The last reason; none is told of what has ended, nor of what somebody else has ended meanwhile."""
-        decision = history.decisions.move(self.propose(history), State.APPROVED, now=START)
+        decision = decisions.move(propose(history), State.APPROVED, now=START)
         for why in ("no answer", "no route", "no route"):
-            waiting = history.decisions.wait(decision, why)
+            waiting = decisions.wait(decision, why)
         assert (waiting.waits, waiting.document()["waits"]) == ("no route", "no route")
-        assert history.decisions.get(decision.id) == waiting
-        ended = history.decisions.move(waiting, State.APPLIED, now=START)
+        assert decisions.get(decision.id) == waiting
+        ended = decisions.move(waiting, State.APPLIED, now=START)
         assert (ended.waits, ended.document()["waits"]) == ("", None)
-        wished = history.decisions.undo(ended, {"by": "ops"})
-        assert history.decisions.wait(wished, "no answer").waits == "no answer"
-        history.decisions.judge(wished, State.APPLIED, "it cannot be", {}, START, undo=None)
-        history.decisions.wait(wished, "no route")
-        assert history.decisions.get(decision.id).waits == ""
+        wished = decisions.undo(ended, {"by": "ops"})
+        assert decisions.wait(wished, "no answer").waits == "no answer"
+        decisions.judge(wished, State.APPLIED, "it cannot be", {}, START, undo=None)
+        decisions.wait(wished, "no route")
+        assert decisions.get(decision.id).waits == ""
 
-    def test_changes_are_counted_by_when_they_were_applied(self, history):
+    def test_changes_are_counted_by_when_they_were_applied(self, history, decisions):
         """The last change of a target, and how many a store saw, come from decisions that did change it."""
         for hours in (0, 1, 2):
-            decision = self.propose(history, Proposal("tiers.remote.fetch", "on", f"off{hours}", ""))
+            decision = propose(history, Proposal("tiers.remote.fetch", "on", f"off{hours}", ""))
             if hours < 2:
                 at = after(hours=hours)
-                history.decisions.move(decision, State.APPLIED, now=at, applied_at=at)
+                decisions.move(decision, State.APPLIED, now=at, applied_at=at)
         last = Made("tiers.remote.fetch", "on", "off1", after(hours=1))
         assert history.changed.last(["host-a"]) == {place("remote_fetch", TARGET): last}
         assert history.changed.last(["host-b"]) == history.changed.undone(START, ["host-b"]) == {}
         assert history.changed.count(after(minutes=30), last.at) == {"host-a": 1}
 
-    def test_a_split_is_the_last_change_of_all_that_it_moves(self, history):
+    def test_a_split_is_the_last_change_of_all_that_it_moves(self, history, decisions):
         """Of a host that was changed by itself since, that is the last one."""
         size = Proposal("tiers.dram.capacity_bytes", 1, 2, "", {"goal": 3})
         steps = [
@@ -105,9 +125,9 @@ class TestDecisions:
         ]
 
         def change(target, at, **evidence):
-            wish, told = replace(size, evidence={"goal": 3, **evidence}), {"mode": "auto", "version": 1, "policy": None}
-            one = history.decisions.propose("tier_size", target, wish, now=at, **told)
-            history.decisions.move(one, State.APPLIED, now=at, applied_at=at)
+            wish = replace(size, evidence={"goal": 3, **evidence})
+            one = proposed(history, "tier_size", target, wish, mode="auto", at=at)
+            decisions.move(one, State.APPLIED, now=at, applied_at=at)
 
         host, fleet, later = Target("host-a", "dram"), Target("fleet", "dram"), after(hours=1)
         change(host, START)
@@ -119,47 +139,46 @@ class TestDecisions:
         own = Made(size.field, 1, 2, later + timedelta(hours=1), 3)
         assert history.changed.last(["host-a"]) == {place("tier_size", host): own, **others}
 
-    def test_what_is_switched_off_within_its_soak_was_wrong_to_go_on(self, history):
+    def test_what_is_switched_off_within_its_soak_was_wrong_to_go_on(self, history, decisions):
         """It is remembered as undone when it was; neither the switch-off itself, nor what had its verdict first."""
         at = [START + timedelta(minutes=minute) for minute in range(6)]
 
         def switch(before, after, when):
             wish = Proposal(WISH.field, before, after, "")
-            return history.decisions.move(self.propose(history, wish), State.APPLIED, now=when, applied_at=when)
+            return decisions.move(propose(history, wish), State.APPLIED, now=when, applied_at=when)
 
         off, on = switch("on", "off", at[0]), switch("off", "on", at[1])
-        history.decisions.judge(off, State.INCONCLUSIVE, "superseded", {}, at[1])
+        decisions.judge(off, State.INCONCLUSIVE, "superseded", {}, at[1])
         assert history.changed.undone(START, ["host-a"]) == {}
         switch("on", "off", at[2])
-        history.decisions.judge(on, State.INCONCLUSIVE, "superseded", {}, at[2])
+        decisions.judge(on, State.INCONCLUSIVE, "superseded", {}, at[2])
         undone = {("host-a", "remote", ""): [Made(WISH.field, "off", "on", at[2])]}
         assert history.changed.undone(START, ["host-a"]) == undone
         judged = switch("off", "on", at[3])
-        history.decisions.judge(judged, State.INCONCLUSIVE, "not clear", {}, at[4])
+        decisions.judge(judged, State.INCONCLUSIVE, "not clear", {}, at[4])
         switch("on", "off", at[5])
         assert history.changed.undone(START, ["host-a"]) == undone
         assert history.changed.undone(at[3], ["host-a"]) == {}
 
-    def test_of_refused_switch_offs_the_newest_is_remembered(self, history):
+    def test_of_refused_switch_offs_the_newest_is_remembered(self, history, decisions):
         """An expired token must not hold off what protects requests for ever longer; of other refusals all count."""
         at = [START + timedelta(minutes=minute) for minute in range(3)]
         for before, to in (("on", "off"), ("off", "on")):
             for moment in at:
-                made = self.propose(history, Proposal(WISH.field, before, to, ""))
-                history.decisions.move(made, State.FAILED, now=moment)
+                made = propose(history, Proposal(WISH.field, before, to, ""))
+                decisions.move(made, State.FAILED, now=moment)
         (undone,) = history.changed.undone(START, ["host-a"]).values()
         assert sorted((made.before, made.at) for made in undone) == [("off", when) for when in at] + [("on", at[2])]
 
-    def test_a_verdict_is_a_row_and_a_state(self, history):
+    def test_a_verdict_is_a_row_and_a_state(self, history, decisions, heard):
         """Judged once, a decision carries its verdict and is not judged again."""
-        decision = history.decisions.move(self.propose(history), State.APPLIED, now=START, applied_at=START)
-        heard = []
-        history.decisions.observer = lambda tuner, state: heard.append((tuner, state))
-        history.decisions.judge(decision, State.KEPT, "good", {"gains": [1.0]}, START)
-        history.decisions.judge(decision, State.INCONCLUSIVE, "late", {}, START)
-        assert heard == [("remote_fetch", State.KEPT)]
+        decision = decisions.move(propose(history), State.APPLIED, now=START, applied_at=START)
+        heard.clear()
+        decisions.judge(decision, State.KEPT, "good", {"gains": [1.0]}, START)
+        decisions.judge(decision, State.INCONCLUSIVE, "late", {}, START)
+        assert heard == [("remote_fetch", "kept")]
         assert [verdict["verdict"] for verdict in history.verdicts.of(decision.id)] == ["kept"]
-        assert history.decisions.get(decision.id).state == State.KEPT
+        assert decisions.get(decision.id).state == "kept"
 
     def test_the_newest_answer_is_kept_also_when_it_is_no_change(self, history):
         """One row per tuner and target, holding the last sentence; a fortnight later its target is gone."""
@@ -208,7 +227,7 @@ def meanwhile(history, table, act):
 class TestTheRest:
     def test_a_bypass_that_is_wished_while_another_is_acknowledged_stays(self, history):
         """Off, commanded in the very moment in which on is acknowledged, is still to be told."""
-        history.remember([(snapshot(tuning={"version": 1, "bypass": False}), Rates())])
+        remember(history, tuning={"version": 1, "bypass": False})
         history.wish_bypass("host-a", on=True)
         with meanwhile(history, "stores", lambda: history.wish_bypass("host-a", on=False)):
             history.acknowledge_bypass("host-a", on=True)
@@ -217,48 +236,48 @@ class TestTheRest:
         history.acknowledge_bypass("host-a", on=False)
         assert history.stores()[0].pending_bypass is None
 
-    def test_an_incident_is_opened_once_and_closed(self, history):
+    def test_an_incident_is_opened_once_and_closed(self, journal):
         """Repeated trouble renews the open incident; after it closed, new trouble is a new one."""
         for minute, message, number in ((0, "refused", 1), (1, "timeout", 1), (2, "", 0), (3, "again", 1)):
             told = {("store_unreachable", "host-a"): message}
-            history.journal.tell_incidents(told, after(minutes=minute))
-            assert history.journal.open_incidents() == {"store_unreachable": number}
-        newest, oldest = history.journal.incidents()
+            journal.tell_incidents(told, after(minutes=minute))
+            assert journal.open_incidents() == {"store_unreachable": number}
+        newest, oldest = journal.incidents()
         assert (newest["message"], newest["closed_at"]) == ("again", None)
         assert (oldest["message"], oldest["last_seen"]) == ("timeout", "2025-03-05T12:01:00+00:00")
 
-    def test_every_open_incident_is_told_however_many_there_are(self, history):
+    def test_every_open_incident_is_told_however_many_there_are(self, journal):
         """The oldest may be the one that matters; of those that are over the newest 100 less what is open."""
         away = {("store_unreachable", f"host-{number}"): "refused" for number in range(150)}
-        history.journal.tell_incidents({("tier_dead", "host-0"): "gone"}, START)
-        history.journal.tell_incidents(away, START)
-        told = history.journal.incidents()
+        journal.tell_incidents({("tier_dead", "host-0"): "gone"}, START)
+        journal.tell_incidents(away, START)
+        told = journal.incidents()
         assert (len(told), told[-1]["kind"]) == (151, "tier_dead")
-        history.journal.tell_incidents(dict.fromkeys(list(away)[:120], ""), START)
-        told = history.journal.incidents()
+        journal.tell_incidents(dict.fromkeys(list(away)[:120], ""), START)
+        told = journal.incidents()
         assert [one["closed_at"] is None for one in told] == [True] * 31 + [False] * 69
 
-    def test_the_log_tells_what_opens_and_closes_and_in_one_line_each(self, history, caplog):
+    def test_the_log_tells_what_opens_and_closes_and_in_one_line_each(self, journal, caplog):
         """Not what goes on; a message that others wrote forges no line."""
         caplog.set_level("INFO", "tiertune_agent")
         for message in ("refused\nby whom", "still refused", "", ""):
-            history.journal.tell_incidents({("store_unreachable", "host-a"): message}, START)
+            journal.tell_incidents({("store_unreachable", "host-a"): message}, START)
         assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
             ("WARNING", "incident store_unreachable 'host-a' opened: 'refused\\nby whom'"),
             ("INFO", "incident store_unreachable 'host-a' closed"),
         ]
 
-    def test_what_is_named_no_more_is_done_with_and_a_store_that_moved_goes_on(self, history):
+    def test_what_is_named_no_more_is_done_with_and_a_store_that_moved_goes_on(self, history, decisions):
         """Former stores are not shown, nor wished anything of; what is remembered of them stays, and counts once."""
-        history.remember([(snapshot(remote_window(0, requests=1, fetch=0.1)), Rates())])
+        remember(history, remote_window(0, requests=1, fetch=0.1))
         history.wish_bypass("host-a", on=True)
-        made = history.decisions.propose("remote_fetch", TARGET, WISH, mode="recommend", version=1, policy=1, now=START)
+        made = propose(history)
         history.named = lambda: {"http://elsewhere:7410"}
         assert history.stores() == []
         history.leave_out((), START)
-        assert history.decisions.get(made.id).state == State.EXPIRED
+        assert decisions.get(made.id).state == "expired"
         assert history.retention.sum_up(after(hours=2))
-        history.remember([(snapshot(url="http://elsewhere:7410"), Rates())])
+        remember(history, url="http://elsewhere:7410")
         (store,) = history.stores()
         assert (store.name, store.pending_bypass) == ("host-a", True)
         assert not history.retention.sum_up(after(hours=2))
@@ -274,10 +293,10 @@ class TestTheRest:
     def test_where_another_store_answers_the_former_one_is_no_more(self, history):
         """An address that is used again has one store: that which answers; the other one may come back elsewhere."""
         history.named = lambda: {"http://host-a:7410", "http://host-b:7410"}
-        history.remember([(snapshot(), Rates())])
-        history.remember([(snapshot(store="host-z"), Rates())])
+        remember(history)
+        remember(history, store="host-z")
         assert [(one.name, one.url) for one in history.stores()] == [("host-z", "http://host-a:7410")]
-        history.remember([(snapshot(url="http://host-b:7410"), Rates())])
+        remember(history, url="http://host-b:7410")
         assert [one.name for one in history.stores()] == ["host-a", "host-z"]
 
     def test_two_sources_at_one_address_are_both_there(self, history):
@@ -287,34 +306,34 @@ class TestTheRest:
         history.remember([(seen["b"], Rates())])
         assert [one.url for one in history.stores()] == ["http://e/metrics"] * 2
 
-    def test_a_freeze_ends_by_time_or_by_command(self, history):
+    def test_a_freeze_ends_by_time_or_by_command(self, journal):
         """The longest freeze in force counts; unfreeze lifts all of them."""
-        history.journal.freeze("release", "ops", START, after(hours=1))
-        history.journal.freeze("audit", "ops", START, None)
-        assert history.journal.frozen(START).reason == "audit"
-        assert history.journal.unfreeze(after(minutes=1)) == 2
-        assert history.journal.frozen(after(minutes=2)) is None
-        history.journal.freeze("short", "ops", START, after(minutes=5))
-        assert history.journal.frozen(after(minutes=5)) is None
+        journal.freeze("release", "ops", START, after(hours=1))
+        journal.freeze("audit", "ops", START, None)
+        assert journal.frozen(START).reason == "audit"
+        assert journal.unfreeze(after(minutes=1)) == 2
+        assert journal.frozen(after(minutes=2)) is None
+        journal.freeze("short", "ops", START, after(minutes=5))
+        assert journal.frozen(after(minutes=5)) is None
 
-    def test_a_freeze_holds_and_is_lifted_though_the_clock_went_back(self, history):
+    def test_a_freeze_holds_and_is_lifted_though_the_clock_went_back(self, journal):
         """Set right, or that of an agent that took over."""
-        history.journal.freeze("release", "ops", START, None)
-        assert history.journal.frozen(START - timedelta(minutes=1)).reason == "release"
-        assert history.journal.unfreeze(START - timedelta(minutes=1)) == 1
-        assert history.journal.frozen(after(minutes=1)) is None
+        journal.freeze("release", "ops", START, None)
+        assert journal.frozen(START - timedelta(minutes=1)).reason == "release"
+        assert journal.unfreeze(START - timedelta(minutes=1)) == 1
+        assert journal.frozen(after(minutes=1)) is None
 
-    def test_a_policy_revision_is_a_row_per_text(self, history):
+    def test_a_policy_revision_is_a_row_per_text(self, journal):
         """The same text is the same revision; a change, also back to an earlier text, is a new one."""
-        numbers = [history.journal.policy_revision(digest, "p.yaml", digest, START) for digest in ("a", "a", "b", "a")]
+        numbers = [journal.policy_revision(digest, "p.yaml", digest, START) for digest in ("a", "a", "b", "a")]
         assert numbers[0] == numbers[1] != numbers[2] != numbers[3] != numbers[0]
-        assert len(history.journal.policy_revisions()) == 3
+        assert len(journal.policy_revisions()) == 3
 
-    def test_what_a_store_calls_itself_is_cut(self, history):
+    def test_what_a_store_calls_itself_is_cut(self, history, journal):
         """A model's path may be longer than a name, or hold a zero: the window is kept, and found again."""
-        told = Window("host-a\0", DIGEST, "m" * 4000, "remote", START, 15.0, {"clients": 1.0})
-        history.remember([(snapshot(told), Rates())])
+        told = window("remote", {"clients": 1.0}, namespace=DIGEST, model="m" * 4000, store="host-a\0")
+        remember(history, told)
         (kept,) = history.measured.windows("host-a", tier="remote", namespace=DIGEST)
         assert (kept.store, kept.model, kept.values) == ("host-a", "m" * 255, told.values)
-        history.journal.audit("ops\0", "127.0.0.1", "freeze", {"reason": "a\0b"}, START)
-        assert history.journal.audited()[0]["who"] == "ops"
+        journal.audit("ops\0", "127.0.0.1", "freeze", {"reason": "a\0b"}, START)
+        assert journal.audited()[0]["who"] == "ops"

@@ -5,12 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from agent.conftest import EVICTION, POLICY, answer, made
+from agent.conftest import EVICTION, POLICY, answer, made, survey_of
 from agent.fakes import DIGEST, FAST, SLOW, START, fetch
 from tiertune_agent.changes.control import Refused, Unknown
-from tiertune_agent.changes.survey import Hours, Survey, TierWindows
-from tiertune_agent.fields import replaced
-from tiertune_agent.records import FLEET, Prospect, State, Target
+from tiertune_agent.records import FLEET, Prospect, Target
 from tiertune_connector.whatif.chain import Shape
 
 pytestmark = pytest.mark.slow
@@ -20,8 +18,30 @@ FLOOR = "tiers.remote.min_fetch_tokens"
 POOL = {"namespace": DIGEST, "model": "llama"}
 
 
+def now_of(agent, decision):
+    return agent.history.decisions.get(decision.id)
+
+
 def state(agent, decision):
-    return agent.history.decisions.get(decision.id).state
+    return now_of(agent, decision).state
+
+
+def stands(agent, store, decision):
+    """Its state, and the version of the store's tuning."""
+    return state(agent, decision), store.tuning["version"]
+
+
+def eviction(store):
+    return store.tuning["pools"][DIGEST]["dram"]["eviction"]
+
+
+@pytest.fixture
+def worse(arc, soak, store):
+    """The change, which its ghosts call worse; but its store did not hear that it is to be set back."""
+    soak(3, 600, 500)
+    with store.deaf():
+        soak(1, 600, 500)
+    return arc
 
 
 def verdict(agent, decision):
@@ -39,32 +59,32 @@ class TestByItself:
     def test_a_better_ghost_keeps(self, agent, arc, soak):
         """After the soak a change whose ghost missed less is kept, with the figures of both."""
         soak(3, 500, 600)
-        assert state(agent, arc) == State.SOAKING
+        assert state(agent, arc) == "soaking"
         soak(1, 500, 600)
-        assert state(agent, arc) == State.KEPT
+        assert state(agent, arc) == "kept"
         assert verdict(agent, arc)["reason"].startswith("missed share of the prompts: 0.39")
 
     def test_a_worse_ghost_rolls_back(self, agent, store, arc, soak):
         """A change whose ghost missed more is undone, recorded with its evidence, and the store is as before."""
         soak(4, 600, 500)
-        assert state(agent, arc) == State.ROLLED_BACK
-        assert store.tuning["pools"][DIGEST]["dram"]["eviction"] == "lru"
+        assert state(agent, arc) == "rolled_back"
+        assert eviction(store) == "lru"
         assert store.tuning["version"] == 3
         row = verdict(agent, arc)
         assert (row["verdict"], row["evidence"]["windows"]) == ("rolled_back", 4)
-        assert agent.history.decisions.get(arc.id).document()["rolled_back_by"] == "verdict"
+        assert now_of(agent, arc).document()["rolled_back_by"] == "verdict"
 
     def test_no_difference_is_an_answer(self, agent, store, arc, soak):
         """Equal ghosts: inconclusive, and the change stays."""
         for _ in range(4):
             soak(1, 500, 500)
-        assert state(agent, arc) == State.INCONCLUSIVE
+        assert state(agent, arc) == "inconclusive"
         assert store.tuning["version"] == 2
 
     def test_without_figures_it_soaks_twice_as_long(self, agent, arc, rounds):
         """Too few windows with ghosts: the soak goes on once for its length, and ends inconclusive."""
         rounds(7)
-        assert state(agent, arc) == State.SOAKING
+        assert state(agent, arc) == "soaking"
         rounds(1)
         assert verdict(agent, arc)["reason"] == "0 windows told anything, 3 are needed"
 
@@ -85,14 +105,14 @@ class TestByItself:
         store.tuning = {**store.tuning, "admission": {"disk": "always", "remote": "always"}}
         store.held = {slower: {"capacity_bytes": GIB} for slower in ("disk", "remote")}
         for _ in range(2):
-            store.count("tier_evictions_total", {"tier": "dram", **POOL}, (GIB >> 20) / 40)
+            store.count("tier_evictions_total", (GIB >> 20) / 40, tier="dram", **POOL)
             for slower in ("disk", "remote"):
-                store.count("tier_transfer_bytes_total", {"tier": slower, "operation": "write"}, GIB / 40)
+                store.count("tier_transfer_bytes_total", GIB / 40, tier=slower, operation="write")
             rounds(1)
         namespace = DIGEST if field == EVICTION else ""
         decision = made(agent, store, field, before, after, {"shape": "1/0/0"}, namespace=namespace, tier=tier)
         rounds(1)
-        found = agent.history.decisions.get(decision.id)
+        found = now_of(agent, decision)
         assert found.soak_until - found.applied_at == timedelta(minutes=minutes)
 
     def test_a_recommended_change_is_not_undone_by_itself(self, agent, store, auto, rounds, soak):
@@ -101,17 +121,17 @@ class TestByItself:
         decision = made(agent, store, EVICTION, "lru", "arc", mode="recommend", namespace=DIGEST)
         agent.changes.approve(decision.id, "ops")
         soak(4, 600, 500)
-        assert state(agent, decision) == State.INCONCLUSIVE
+        assert state(agent, decision) == "inconclusive"
         told = f"not rolled back by itself in mode recommend: roll back decision {decision.id}"
         assert told in verdict(agent, decision)["reason"]
         assert store.tuning["version"] == 2
 
     def test_what_somebody_changed_meanwhile_is_left_alone(self, agent, store, arc, soak):
         """A value that is no longer ours is not set back."""
-        store.tuning = {**replaced(store.tuning, EVICTION, "s3fifo"), "version": 3}
+        store.by_hand(EVICTION, "s3fifo")
         soak(4, 600, 500)
         assert "somebody changed it within the soak" in verdict(agent, arc)["reason"]
-        assert store.tuning["pools"][DIGEST]["dram"]["eviction"] == "s3fifo"
+        assert eviction(store) == "s3fifo"
 
     def test_changed_in_the_very_moment_of_the_rollback(self, agent, store, arc, soak):
         """Seen only when the rollback reads the tuning: nothing is sent, and the verdict says why."""
@@ -121,70 +141,61 @@ class TestByItself:
         def meddling(request):
             answer = handle(request)
             if request.url.path == "/v1/tuning" and store.tuning["version"] == 2:
-                store.tuning = {**replaced(store.tuning, EVICTION, "s3fifo"), "version": 3}
+                store.by_hand(EVICTION, "s3fifo")
             return answer
 
         store.handle = meddling
         soak(1, 600, 500)
-        assert state(agent, arc) == State.INCONCLUSIVE
+        assert state(agent, arc) == "inconclusive"
         assert "it is not rolled back" in verdict(agent, arc)["reason"]
-        assert agent.history.decisions.get(arc.id).undo is None
-        assert store.tuning["pools"][DIGEST]["dram"]["eviction"] == "s3fifo"
+        assert now_of(agent, arc).undo is None
+        assert eviction(store) == "s3fifo"
 
     def test_frozen_it_goes_on_soaking(self, agent, store, clock, arc, soak):
         """A freeze holds rollbacks too; lifted, the verdict comes."""
         agent.history.journal.freeze("release", "ops", clock.now(), None)
         soak(6, 600, 500)
-        assert (state(agent, arc), store.tuning["version"]) == (State.SOAKING, 2)
-        told = agent.history.decisions.get(arc.id).waits
+        assert stands(agent, store, arc) == ("soaking", 2)
+        told = now_of(agent, arc).waits
         assert told == "its verdict is to roll it back; frozen: by ops: release"
         agent.history.journal.unfreeze(clock.now())
         soak(1, 600, 500)
-        assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
+        assert stands(agent, store, arc) == ("rolled_back", 3)
 
-    def test_a_freeze_holds_a_rollback_that_is_under_way_but_not_a_person(self, agent, store, clock, arc, soak):
+    def test_a_freeze_holds_a_rollback_that_is_under_way_but_not_a_person(self, agent, store, clock, worse, soak):
         """It says what it waits for; who rolls the decision back by hand is obeyed at once."""
-        soak(3, 600, 500)
-        with store.deaf():
-            soak(1, 600, 500)
         agent.history.journal.freeze("release", "ops", clock.now(), None)
         soak(2, 600, 500)
-        held = agent.history.decisions.get(arc.id)
-        assert (held.state, held.waits, store.tuning["version"]) == (State.SOAKING, "frozen: by ops: release", 2)
-        assert agent.changes.rollback(arc.id, "anna").state == State.ROLLED_BACK
-        assert (store.tuning["version"], verdict(agent, arc)["reason"]) == (3, "rolled back by anna")
-        assert agent.history.decisions.get(arc.id).waits == ""
+        held = now_of(agent, worse)
+        assert (held.state, held.waits, store.tuning["version"]) == ("soaking", "frozen: by ops: release", 2)
+        assert agent.changes.rollback(worse.id, "anna").state == "rolled_back"
+        assert (store.tuning["version"], verdict(agent, worse)["reason"]) == (3, "rolled back by anna")
+        assert now_of(agent, worse).waits == ""
 
-    def test_a_store_that_is_away_is_rolled_back_when_it_returns(self, agent, store, arc, soak, rounds):
+    def test_a_store_that_is_away_is_rolled_back_when_it_returns(self, agent, store, worse, rounds):
         """The wish to roll back outlives a store that does not answer."""
-        soak(3, 600, 500)
-        with store.deaf():
-            soak(1, 600, 500)
-        assert state(agent, arc) == State.SOAKING
+        assert state(agent, worse) == "soaking"
         rounds(1)
-        assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
+        assert stands(agent, store, worse) == ("rolled_back", 3)
 
     def test_a_store_that_stays_away_is_judged_no_more(self, agent, store, clock, arc):
         """A day after the soak, which begins though nobody knows what it holds; until then it may come back."""
         store.up = False
         agent.tick()
-        until = agent.history.decisions.get(arc.id).soak_until + timedelta(days=1)
-        for left, ends in ((timedelta(seconds=1), State.SOAKING), (timedelta(0), State.INCONCLUSIVE)):
+        until = now_of(agent, arc).soak_until + timedelta(days=1)
+        for left, ends in ((timedelta(seconds=1), "soaking"), (timedelta(0), "inconclusive")):
             clock.advance((until - left - clock.now()).total_seconds())
             agent.tick()
             assert state(agent, arc) == ends
         assert verdict(agent, arc)["reason"] == "the store has been away since the soak"
 
-    def test_it_is_not_rolled_back_where_the_policy_forbids_it_by_then(self, agent, store, arc, soak, no_auto):
+    def test_it_is_not_rolled_back_where_the_policy_forbids_it_by_then(self, agent, store, worse, soak, no_auto):
         """The mode was left while the store was away: its value stays, the verdict says why, a person may do it."""
-        soak(3, 600, 500)
-        with store.deaf():
-            soak(1, 600, 500)
         no_auto()
         soak(1, 600, 500)
-        assert (state(agent, arc), store.tuning["version"]) == (State.INCONCLUSIVE, 2)
-        assert verdict(agent, arc)["reason"].endswith("not rolled back: the policy's mode is recommend by now")
-        assert agent.changes.rollback(arc.id, "anna").state == State.ROLLED_BACK
+        assert stands(agent, store, worse) == ("inconclusive", 2)
+        assert verdict(agent, worse)["reason"].endswith("not rolled back: the policy's mode is recommend by now")
+        assert agent.changes.rollback(worse.id, "anna").state == "rolled_back"
         assert store.tuning["version"] == 3
 
     def test_a_rollback_that_was_made_is_told_whatever_the_policy_says_by_then(self, agent, store, arc, soak, no_auto):
@@ -192,23 +203,20 @@ class TestByItself:
         soak(3, 600, 500)
         store.lose_answers = True
         soak(1, 600, 500)
-        assert state(agent, arc) == State.SOAKING
+        assert state(agent, arc) == "soaking"
         no_auto()
         soak(1, 600, 500)
-        assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
+        assert stands(agent, store, arc) == ("rolled_back", 3)
 
-    def test_a_dry_run_in_between_forgets_no_rollback(self, agents, store, arc, soak, rounds):
+    def test_a_dry_run_in_between_forgets_no_rollback(self, agents, store, worse, rounds):
         """It sets nothing back, and leaves the wish to the agent that comes after it."""
-        soak(3, 600, 500)
-        with store.deaf():
-            soak(1, 600, 500)
         agents.end()
         dry = agents(dry_run=True)
         rounds(2, by=dry)
-        assert (state(dry, arc), store.tuning["version"]) == (State.SOAKING, 2)
+        assert stands(dry, store, worse) == ("soaking", 2)
         agents.end()
         rounds(1, by=agents())
-        assert (state(dry, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
+        assert stands(dry, store, worse) == ("rolled_back", 3)
 
     def test_what_lies_ahead_is_not_of_the_time_since_the_change(self, agent, store, clock, auto, soak):
         """Windows of before a clock was set back bear later hours than the change, and are no evidence on it."""
@@ -217,23 +225,21 @@ class TestByItself:
         soak(1, 600, 500)
         decision = made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
         soak(4, 500, 600)
-        assert (state(agent, decision), verdict(agent, decision)["evidence"]["windows"]) == (State.KEPT, 4)
+        assert (state(agent, decision), verdict(agent, decision)["evidence"]["windows"]) == ("kept", 4)
 
 
 class TestWithoutGhosts:
     def test_a_floor_over_fetches_that_paid_is_set_back(self, agent, store, auto, rounds):
         """The hour before the change is its evidence: short fetches gained, so the floor is lowered again."""
         for index in range(4):
-            store.count("gate_candidate_requests_total", {"tier": "remote"}, 10)
-            store.count("gate_candidate_seconds_total", {"tier": "remote", "kind": "recompute"}, 10.0)
-            store.count("gate_length_requests_total", {"tier": "remote", "tokens": "0"}, 5)
-            store.count(
-                "gate_length_seconds_total", {"tier": "remote", "tokens": "0", "result": "saved"}, 2.0 + index / 10
-            )
+            store.count("gate_candidate_requests_total", 10, tier="remote")
+            store.count("gate_candidate_seconds_total", 10.0, tier="remote", kind="recompute")
+            store.count("gate_length_requests_total", 5, tier="remote", tokens="0")
+            store.count("gate_length_seconds_total", 2.0 + index / 10, tier="remote", tokens="0", result="saved")
             rounds(1)
         decision = made(agent, store, FLOOR, 0, 1024, tuner="gate_settings", tier="remote")
         rounds(5)
-        assert state(agent, decision) == State.ROLLED_BACK
+        assert state(agent, decision) == "rolled_back"
         assert store.tuning["tiers"]["remote"]["min_fetch_tokens"] == 0
 
     def test_an_admission_that_finds_less_is_set_back(self, agent, store, auto, rounds):
@@ -242,19 +248,18 @@ class TestWithoutGhosts:
 
         def pass_by(windows, found):
             for index in range(windows):
-                store.count("prompt_tokens_total", {"stage": "all", **POOL}, 1e9 + index)
-                store.count("gate_candidate_requests_total", {"tier": "remote"}, 10)
-                store.count("gate_candidate_tokens_total", {"tier": "remote"}, found * 1e6)
-                store.count("gate_candidate_bytes_total", {"tier": "remote"}, found * 1e9)
-                store.count("gate_candidate_seconds_total", {"tier": "remote", "kind": "recompute"}, found * 1e3)
-                store.count("saved_seconds_total", {"tier": "remote"}, found * 500)
+                store.count("prompt_tokens_total", 1e9 + index, stage="all", **POOL)
+                counts = {"gate_candidate_requests_total": 10, "gate_candidate_tokens_total": found * 1e6}
+                counts |= {"gate_candidate_bytes_total": found * 1e9, "saved_seconds_total": found * 500}
+                store.counts(counts, tier="remote")
+                store.count("gate_candidate_seconds_total", found * 1e3, tier="remote", kind="recompute")
                 rounds(1)
 
         pass_by(8, 600)
         decision = made(agent, store, "admission.remote", "always", "second_access", tuner="admission", tier="remote")
         pass_by(3, 1200)
         pass_by(5, 300)
-        assert state(agent, decision) == State.ROLLED_BACK
+        assert state(agent, decision) == "rolled_back"
         assert "not of the same requests" in verdict(agent, decision)["reason"]
         assert store.tuning["admission"]["remote"] == "always"
 
@@ -263,20 +268,18 @@ class TestWithoutGhosts:
         rounds(1)
         decision = made(agent, store, "tiers.remote.holdout", 0.0, 0.05, tuner="holdout", tier="remote")
         rounds(1)
-        assert state(agent, decision) == State.KEPT
+        assert state(agent, decision) == "kept"
         assert verdict(agent, decision)["reason"].startswith("an experiment")
 
 
 class TestMemory:
-    def test_during_a_soak_the_pool_is_left_alone(self, agent, store, arc, rounds):
+    def test_during_a_soak_the_pool_is_left_alone(self, agent, arc):
         """Another change of the same pool, or of its tier, waits; one of another tier does not."""
-        survey = Survey(agent.history, START, Hours(), TierWindows(agent.history), ["host-a"])
-        assert survey.watched(Target("host-a", "dram", DIGEST)).id == arc.id
-        assert survey.watched(Target("host-a", "dram")).id == arc.id
-        assert survey.watched(Target(FLEET, "dram")).id == arc.id
-        assert survey.watched(Target("host-a", "dram", "cd" * 16)) is None
-        assert survey.watched(Target("host-b", "dram", DIGEST)) is None
-        assert survey.watched(Target("host-a", "disk")) is None
+        watched = survey_of(agent, START).watched
+        for target in (Target("host-a", "dram", DIGEST), Target("host-a", "dram"), Target(FLEET, "dram")):
+            assert watched(target).id == arc.id
+        for target in (("host-a", "dram", "cd" * 16), ("host-b", "dram", DIGEST), ("host-a", "disk")):
+            assert watched(Target(*target)) is None
 
     def test_what_was_rolled_back_is_not_tried_again_soon(self, agent, store, rounds, policy_file):
         """A wrong switch is rolled back; the same evidence again is refused for twice the soak, and says so."""
@@ -327,7 +330,7 @@ class TestMemory:
         store.bandwidth = SLOW
         rounds(2)
         assert [d.after for d in agent.history.decisions.find()] == ["off", "on", "off"]
-        survey = Survey(agent.history, store.clock.now(), Hours(), TierWindows(agent.history), ["host-a"])
+        survey = survey_of(agent, store.clock.now())
         assert survey.undone(Target("host-a", "remote")) == ()
 
     def test_sizes_are_judged_by_prospects(self, agent, store, clock, auto, rounds):
@@ -341,7 +344,7 @@ class TestMemory:
             costs = {str(before): 1.0 + index / 10, str(after): 1.3 + index / 9}
             agent.history.measured.remember_prospects([Prospect(DIGEST, clock.now(), 15.0, 50, costs)])
             rounds(1)
-        assert state(agent, decision) == State.ROLLED_BACK
+        assert state(agent, decision) == "rolled_back"
         assert store.tuning["tiers"]["dram"]["capacity_bytes"] == GIB
 
 
@@ -350,8 +353,8 @@ class TestByCommand:
         """By number, once; it is recorded who did."""
         soak(4, 500, 600)
         rolled = agent.changes.rollback(arc.id, "ops")
-        assert (rolled.state, rolled.undo["by"]) == (State.ROLLED_BACK, "ops")
-        assert store.tuning["pools"][DIGEST]["dram"]["eviction"] == "lru"
+        assert (rolled.state, rolled.undo["by"]) == ("rolled_back", "ops")
+        assert eviction(store) == "lru"
         assert [v["verdict"] for v in agent.history.verdicts.of(arc.id)] == ["kept", "rolled_back"]
         with pytest.raises(Refused, match="is rolled_back: there is nothing to roll back"):
             agent.changes.rollback(arc.id, "ops")
@@ -368,7 +371,7 @@ class TestByCommand:
     def test_a_later_value_is_not_overwritten(self, agent, store, arc, soak):
         """The field has another value by now: refused, and the decision stays what it was."""
         soak(4, 500, 600)
-        store.tuning = {**replaced(store.tuning, EVICTION, "s3fifo"), "version": 3}
+        store.by_hand(EVICTION, "s3fifo")
         with pytest.raises(Refused, match="has changed since: it is s3fifo"):
             agent.changes.rollback(arc.id, "ops")
-        assert state(agent, arc) == State.KEPT
+        assert state(agent, arc) == "kept"

@@ -5,16 +5,15 @@ from datetime import timedelta
 
 import pytest
 import redis
-from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.conftest import POLICY
-from agent.fakes import DIGEST, START, FakeStore, after
+from agent.conftest import POLICY, client_of, pass_windows
+from agent.fakes import DIGEST, START, FakeStore, window
 from agent.test_published import samples
 from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.history.ledger import add_up
-from tiertune_agent.records import Rates, Window
+from tiertune_agent.records import Rates
 from tiertune_agent.remote.server import RedisServer, ServerMemory
 from tiertune_agent.verdicts.holdout import GROUPS, measured, sums
 from tiertune_agent.verdicts.ledger import entry
@@ -56,14 +55,8 @@ def fleet(agents, clock, holds):
     def make(*, named=True):
         return agents(*stores, remote={"url": [ONE, OTHER]} if named else None)
 
-    def pass_by(agent, windows):
-        for _ in range(windows):
-            clock.advance(15)
-            for store in stores:
-                store.traffic()
-            agent.tick()
-
-    make.stores, make.pass_by = stores, pass_by
+    make.stores = stores
+    make.pass_by = lambda agent, windows: pass_windows(agent, stores, clock, windows, tick=True)
     return make
 
 
@@ -82,8 +75,8 @@ def money(agent):
     return found
 
 
-def book(rows, window):
-    add_up(rows, [(window, entry(window, RATES))], {})
+def book(rows, one):
+    add_up(rows, [(one, entry(one, RATES))], {})
 
 
 def reading(at_s, boot, counters):
@@ -113,8 +106,8 @@ def test_the_hours_add_up_to_the_counters(steps):
         counted = [total + amount for total, amount in zip(counted, amounts[:3], strict=True)]
         rent += amounts[3] / GIB * (0.25 + 2 * 0.5) * seconds / 3600
         after = reading(at.timestamp(), f"boot-{boot}", totals)
-        for window in windows(before, after, at)[0]:
-            book(rows, window)
+        for one in windows(before, after, at)[0]:
+            book(rows, one)
         before = after
     rows = list(rows.values())
     assert sum(row.saved or 0.0 for row in rows) == pytest.approx(counted[0])
@@ -126,15 +119,6 @@ def test_the_hours_add_up_to_the_counters(steps):
     assert all(row.hour.minute == 0 for row in rows)
 
 
-def test_bytes_held_are_their_mean_over_the_time():
-    """However long each window is, equally long ones too."""
-    rows = {}
-    for at_s, seconds, told, mean in ((0, 15.0, 100.0, 100), (15, 15.0, 300.0, 200), (30, 30.0, 400.0, 300)):
-        values = {"tier_resident_bytes": told}
-        book(rows, Window("host-a", DIGEST, "", "dram", after(seconds=at_s), seconds, values))
-        assert [(row.bytes, row.seconds) for row in rows.values()] == [(mean, at_s + seconds)]
-
-
 def held(index, requests, each_s, *, slower=2.0, fetched=None):
     """A window with ``requests`` in both groups; those held out take ``slower`` times ``each_s`` per 1000 tokens."""
     values = {}
@@ -143,7 +127,7 @@ def held(index, requests, each_s, *, slower=2.0, fetched=None):
         figures |= {"tokens2": 1e6, "seconds_tokens": 1000 * seconds}
         for name, value in figures.items():
             values[f"holdout_sums_total{{group={group},sum={name}}}"] = count * value
-    return Window("host-a", "", "", "remote", after(seconds=15 * index), 15.0, values)
+    return window("remote", values, index)
 
 
 def test_what_a_holdout_measured_is_that_of_the_whole_hour():
@@ -195,11 +179,11 @@ def hold_out(store, rounds, policy_file, share):
     assert store.tuning["tiers"]["remote"]["holdout"] == share
 
 
-def count_held(store, rounds, window):
+def count_held(store, rounds, told):
     """In the store, for a round."""
-    for name, value in window.values.items():
+    for name, value in told.values.items():
         labels = dict(part.split("=") for part in name.partition("{")[2].rstrip("}").split(","))
-        store.count("holdout_sums_total", {"tier": "remote", **labels}, value)
+        store.count("holdout_sums_total", value, tier="remote", **labels)
     rounds(1)
 
 
@@ -217,7 +201,7 @@ def count_held(store, rounds, window):
 )
 def test_rent_that_nobody_tells_is_unknown_and_not_nothing(told, rates, rent, remains):
     """What a remote holds is told by a store that bounds its part, or once for the fleet; else no money is known."""
-    booked = entry(Window("host-a", "", "", "remote", START, 3600.0, {"saved_seconds_total": 3600.0, **told}), rates)
+    booked = entry(window("remote", {"saved_seconds_total": 3600.0, **told}, seconds=3600.0), rates)
     assert (booked.amounts["rent"], booked.money) == (rent, remains)
 
 
@@ -239,7 +223,7 @@ def test_what_is_booked_in_another_row_is_not_nothing_here(tier, namespace, told
     So is what nobody counts: traffic of DRAM, bytes that engines hold.
     """
     rates = replace(RATES, remote_apart=True)
-    booked = entry(Window("host-a", namespace, "", tier, START, 3600.0, told), rates)
+    booked = entry(window(tier, told, seconds=3600.0, namespace=namespace), rates)
     assert (booked.saved, booked.lost, booked.bytes, booked.transferred, booked.money) == known
 
 
@@ -281,19 +265,19 @@ def test_while_the_redis_is_away_nobody_knows_what_it_costs(fleet, holds, clock)
     assert all(row["money"] is None and row["saved"] > 0 for row in of_remote(agent).values())
     assert agent.history.ledger.account(START)["remote"]["money"] is None
     assert money(agent) == {}
-    with TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
+    with client_of(agent) as http:
         assert "without remote: nobody tells what is held there" in http.get("/").text
     holds |= {ONE: 1 << 40, OTHER: 0}
     fleet.pass_by(agent, 1)
     assert of_remote(agent)["fleet"]["seconds"] == 15.0
     assert set(money(agent)) == {"fleet", "host-a", "host-b"}
-    with TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
+    with client_of(agent) as http:
         assert "without remote" not in http.get("/").text
 
 
 def test_a_redis_that_the_agent_was_not_told_of_has_no_known_rent(fleet):
     """Stores that share a directory tell their parts of it; that one says nothing is no zero."""
-    fleet.stores[1].count("tier_resident_bytes", {"tier": "remote", "namespace": "", "model": ""}, 4 * GIB)
+    fleet.stores[1].count("tier_resident_bytes", 4 * GIB, tier="remote", namespace="", model="")
     agent = fleet(named=False)
     fleet.pass_by(agent, 3)
     rows = of_remote(agent)

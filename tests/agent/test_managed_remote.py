@@ -12,7 +12,7 @@ from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import load
-from tiertune_agent.records import FLEET, State, Target
+from tiertune_agent.records import FLEET, Target
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.documents import DocumentError, place_of
 
@@ -23,7 +23,7 @@ ALONE = POLICY.replace("total: 4GiB", "remote: 16GiB")
 
 def test_maxmemory_changed_by_hand_is_told(world):
     """Expected and found; the split that follows from it is another matter."""
-    world.policy.write_text(POLICY.replace("mode: auto", "mode: observe"))
+    world.edit(("mode: auto", "mode: observe"))
     world.raw.config_set("maxmemory", GIB)
     world.rounds()
     told = world.incidents()["tuning_drift", FLEET]
@@ -35,7 +35,7 @@ def test_maxmemory_changed_by_hand_is_told(world):
 
 def test_what_is_above_the_budget_is_given_back_in_steps(world):
     """The operator wrote a smaller total: the remote shrinks, by half of itself at most."""
-    world.policy.write_text(POLICY.replace("4GiB", "2560MiB"))
+    world.edit(("4GiB", "2560MiB"))
     world.rounds()
     assert world.split() == ([1, 1], 1)
     world.rounds()
@@ -56,7 +56,7 @@ def test_what_was_moved_by_itself_holds_up_a_split_of_it(world, alone, moved, to
     world.sampled(alone)
     assert world.split() == moved
     world.rounds(14)
-    world.policy.write_text(POLICY.replace("4GiB", total).replace("hold_off: 1m", "hold_off: 5m"))
+    world.edit(("4GiB", total), ("hold_off: 1m", "hold_off: 5m"))
     world.sampled(wished)
     assert world.split() == moved
     assert "held off for another " in world.answer("dram")
@@ -100,7 +100,7 @@ def test_a_policy_that_evicts_no_chunk_is_mended(world):
 
 def test_what_is_not_managed_is_not_touched(world):
     """manage off: no maxmemory changes, hosts are sized by themselves, wishes for the remote are withdrawn."""
-    world.policy.write_text(POLICY.replace("manage: true", "manage: false"))
+    world.edit(("manage: true", "manage: false"))
     world.prospects(MORE_DRAM)
     world.raw.config_set("maxmemory", 2 * GIB + 1)
     world.rounds(2)
@@ -113,14 +113,13 @@ def test_what_is_under_way_stops_at_a_remote_that_is_managed_no_more(world):
     """A host is away when a verdict sets a split back; when it returns manage is off: nothing is touched, and told."""
     world.sampled(MORE_DRAM)
     with world.stores[1].deaf():
-        for cost in (2.0, 2.01, 2.02, 2.03, 2.02, 2.01):
-            world.sampled({(1, 2): 1.0, (1.5, 1): cost})
+        world.becomes_worse()
     (made,) = world.decisions()
     assert made.undo["by"] == "verdict"
-    world.policy.write_text(POLICY.replace("manage: true", "manage: false"))
+    world.edit(("manage: true", "manage: false"))
     world.rounds()
     (made,) = world.decisions()
-    assert (made.state, made.undo) == (State.INCONCLUSIVE, None)
+    assert (made.state, made.undo) == ("inconclusive", None)
     (verdict,) = world.agent.history.verdicts.of(made.id)
     assert "the policy's remote.manage is off by now" in verdict["reason"]
     assert world.remote() == 1
@@ -129,12 +128,12 @@ def test_what_is_under_way_stops_at_a_remote_that_is_managed_no_more(world):
 def test_what_soaks_at_a_remote_that_is_managed_no_more_holds_up_no_host(world):
     """manage is off before a split is judged: when its soak is over it has its verdict, and hosts are sized."""
     world.sampled(MORE_DRAM)
-    world.policy.write_text(POLICY.replace("manage: true", "manage: false").replace("total: 4GiB", "dram: 4GiB"))
+    world.edit(("manage: true", "manage: false"), ("total: 4GiB", "dram: 4GiB"))
     for _ in range(6):
         world.sampled({(1.5, 1): 10.0, (2, 1): 0.1})
     split, *sized = world.decisions()
     (verdict,) = world.agent.history.verdicts.of(split.id)
-    assert (split.state, verdict["reason"]) == (State.INCONCLUSIVE, "the remote is not managed any more")
+    assert (split.state, verdict["reason"]) == ("inconclusive", "the remote is not managed any more")
     assert world.drams() == [2, 2]
     assert {each.target.store for each in sized} == {"host-a", "host-b"}
 
@@ -173,9 +172,9 @@ def test_managing_what_the_settings_do_not_name_is_refused(world):
     place = f"{world.policy}:{place_of(POLICY, 'remote.manage')}"
     with pytest.raises(DocumentError, match=f"^{re.escape(place)}: .* name no remote"):
         world.start()
-    world.policy.write_text(POLICY.replace("manage: true", "manage: false"))
+    world.edit(("manage: true", "manage: false"))
     world.start()
-    world.policy.write_text(POLICY)
+    world.edit()
     world.rounds()
     assert "name no remote" in world.incidents()["remote_unmanaged", FLEET]
 
@@ -183,11 +182,11 @@ def test_managing_what_the_settings_do_not_name_is_refused(world):
 def test_managing_a_redis_that_refuses_is_an_incident_until_it_permits(world):
     """By an edit of the policy, while the agent runs; a restart would refuse to start with the same words."""
     world.raw.execute_command("ACL", "SETUSER", "default", "-config|set")
-    world.policy.write_text(POLICY.replace("manage: true", "manage: false"))
+    world.edit(("manage: true", "manage: false"))
     world.start()
     world.rounds()
     assert world.incidents() == {}
-    world.policy.write_text(POLICY)
+    world.edit()
     world.sampled(MORE_DRAM)
     assert f"{world.url} refuses CONFIG: " in world.incidents()["remote_unmanaged", FLEET]
     assert world.decisions() == []
@@ -202,7 +201,7 @@ def test_a_redis_that_permits_no_more_is_an_incident_after_the_change_that_it_re
     world.raw.execute_command("ACL", "SETUSER", "default", "-config|set")
     for _ in range(12):
         world.sampled(MORE_DRAM)
-    assert [made.state for made in world.decisions()] == [State.FAILED]
+    assert [made.state for made in world.decisions()] == ["failed"]
     assert f"{world.url} refuses CONFIG: " in world.incidents()["remote_unmanaged", FLEET]
     world.raw.execute_command("ACL", "SETUSER", "default", "+config|set")
     world.rounds()
@@ -221,9 +220,9 @@ def test_a_backtest_splits_as_was_split(world, tmp_path):
 
 def test_a_backtest_tells_of_a_remote_that_nobody_managed(world, tmp_path):
     """Without a remote in the history a policy that manages one is tested without its sizes, and says so."""
-    world.policy.write_text(POLICY.replace("manage: true", "manage: false"))
+    world.edit(("manage: true", "manage: false"))
     world.rounds(2)
-    world.policy.write_text(POLICY)
+    world.edit()
     found = rehearsed(world, tmp_path)
     assert list(found.would) == []
     assert any("of which the history tells nothing" in note for note in found.notes())

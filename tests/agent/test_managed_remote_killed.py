@@ -2,11 +2,10 @@
 
 from contextlib import contextmanager
 
-import httpx
 import pytest
 
 from agent.fuses import Fuse
-from agent.managed import GIB, MORE_DRAM
+from agent.managed import AFTER, BEFORE, GIB, MORE_DRAM
 
 
 class SplitFuse(Fuse):
@@ -74,7 +73,7 @@ def test_a_split_is_made_once_whenever_it_is_killed(world, step):
     with killed(world, step) as (fuse, run):
         run(3)
     assert fuse.blown is (step < SPLIT_STEPS)
-    assert world.split() == ([1.5, 1.5], 1)
+    assert world.split() == AFTER
     assert [store.tuning["version"] for store in world.stores] == [2, 2]
     assert fuse.set == [("maxmemory", GIB)]
     assert [str(each.state) for each in world.decisions()] in (["applied"], ["soaking"])
@@ -84,12 +83,12 @@ def test_a_split_is_made_once_whenever_it_is_killed(world, step):
 @pytest.mark.parametrize("step", range(1, REFUSED_STEPS + 1))
 def test_a_refused_split_is_undone_once_whenever_it_is_killed(world, step):
     """A host refuses, and the agent is killed anywhere around that: nothing stays made, nothing is made twice."""
-    world.stores[1].put_tuning = lambda _: httpx.Response(422, json={"field": "tiers", "message": "no room"})
+    world.stores[1].answers("put_tuning", 422, json={"field": "tiers", "message": "no room"})
     world.prospects(MORE_DRAM)
     with killed(world, step) as (fuse, run):
         run(3)
     assert fuse.blown is (step < REFUSED_STEPS)
-    assert world.split() == ([1, 1], 2)
+    assert world.split() == BEFORE
     assert fuse.set == [("maxmemory", GIB), ("maxmemory", 2 * GIB)]
     assert [str(each.state) for each in world.decisions()] == ["failed"]
 
@@ -107,7 +106,7 @@ def test_a_rollback_of_a_split_is_made_once_whenever_it_is_killed(world, step):
             fuse.follow(world.start())
         run(2)
     assert fuse.blown is (step < ROLLBACK_STEPS)
-    assert world.split() == ([1, 1], 2)
+    assert world.split() == BEFORE
     assert [store.tuning["version"] for store in world.stores] == [3, 3]
     assert fuse.set == [("maxmemory", 2 * GIB)]
     assert [str(each.state) for each in world.decisions()] == ["rolled_back"]

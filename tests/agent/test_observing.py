@@ -3,28 +3,21 @@
 from unittest.mock import Mock
 
 import pytest
-from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.fakes import SLOW, FakeStore
+from agent.fakes import SLOW, fetch
 from agent.observed import grow
 from agent.sources import LMCACHE, FakeSource
 from tiertune_agent.backtest.run import backtest
 from tiertune_agent.policy.document import load
-from tiertune_agent.records import State
 
 WAITED = "vllm:kv_offload_lookup_async_delay_seconds_sum"
 
 
-@pytest.fixture
-def world(observing):
-    return observing
-
-
-def test_a_backtest_tunes_it_no_more_than_an_agent_does(world, database, tmp_path, clock):
+def test_a_backtest_tunes_it_no_more_than_an_agent_does(observing, database, tmp_path, store):
     """Nothing of it can be set: over a history with stores and sources only the stores are tuned."""
-    store, cache = FakeStore(clock), FakeSource("cache-a", "lmcache", LMCACHE)
-    one = world(cache, stores=[store])
+    cache = FakeSource("cache-a", "lmcache", LMCACHE)
+    one = observing(cache, stores=[store])
     one.pass_windows(6, store.traffic)
     one.agent.history.close()
     found = backtest(database, load(tmp_path / "policy.yaml"), 3600)
@@ -32,9 +25,9 @@ def test_a_backtest_tunes_it_no_more_than_an_agent_does(world, database, tmp_pat
     assert {answer["store"] for answer in found.answers} == {"host-a", "fleet"}
 
 
-def test_its_windows_are_those_of_its_counters(world, vllm):
+def test_its_windows_are_those_of_its_counters(observing, vllm):
     """Between two readings 512 tokens were found on the disk: one window says so, and what nobody tells is null."""
-    one = world(vllm)
+    one = observing(vllm)
 
     def traffic():
         grow(vllm, "vllm:prompt_tokens_total", 1024)
@@ -48,9 +41,9 @@ def test_its_windows_are_those_of_its_counters(world, vllm):
     assert quiet["hit_tokens"] == 0
 
 
-def test_the_ledger_has_what_is_told_and_null_for_the_rest(world, vllm, lmcache):
+def test_the_ledger_has_what_is_told_and_null_for_the_rest(observing, vllm, lmcache):
     """Bytes where they are told; no seconds, and so no net money, nor costs that would look like a loss."""
-    one = world(vllm, lmcache)
+    one = observing(vllm, lmcache)
     one.pass_windows(3)
     document = one.get("/api/v1/ledger").json()
     rows = {(row["store"], row["tier"]): row for row in document["ledger"]}
@@ -62,9 +55,9 @@ def test_the_ledger_has_what_is_told_and_null_for_the_rest(world, vllm, lmcache)
     assert "tiertune_agent_money_total{" not in one.get("/metrics").text
 
 
-def test_the_page_shows_what_is_unknown_as_such(world, vllm, lmcache):
+def test_the_page_shows_what_is_unknown_as_such(observing, vllm, lmcache):
     """Dashes for seconds, words for what is not told; no version of a tuning, no switch of a fetch."""
-    one = world(vllm, lmcache)
+    one = observing(vllm, lmcache)
     one.pass_windows(2)
     page = one.get("/").text
     assert "2 sources are observed" in page
@@ -81,10 +74,9 @@ def test_the_page_shows_what_is_unknown_as_such(world, vllm, lmcache):
     assert fleet["cache-a"]["tiers"]["dram"]["capacity_bytes"] == 100663296
 
 
-def test_stores_and_sources_stand_side_by_side(world, vllm, clock):
+def test_stores_and_sources_stand_side_by_side(observing, vllm, store):
     """A store is tuned as ever; its figures are zero where nothing was counted, the source's are unknown."""
-    store = FakeStore(clock)
-    one = world(vllm, stores=(store,))
+    one = observing(vllm, stores=(store,))
     one.pass_windows(3, store.traffic)
     assert [known.store for known in one.agent.loop.collector.collect()] == ["host-a"]
     assert "One store shares KV chunks" in one.get("/").text
@@ -93,24 +85,23 @@ def test_stores_and_sources_stand_side_by_side(world, vllm, clock):
     assert [a["tuner"] for a in one.agent.history.answers.newest() if a["store"] == "engine-a"] == ["loading"]
 
 
-def test_what_goes_wrong_with_a_source_stops_no_tuning(world, vllm, clock, monkeypatch):
+def test_what_goes_wrong_with_a_source_stops_no_tuning(observing, vllm, store, monkeypatch):
     """Its part of a round comes last: a store whose fetches lose is switched off all the same."""
-    store = FakeStore(clock, bandwidth=SLOW)
-    one = world(vllm, stores=(store,))
+    store.bandwidth = SLOW
+    one = observing(vllm, stores=(store,))
     monkeypatch.setattr(one.agent.observing, "look", Mock(side_effect=RuntimeError("a source that nobody thought of")))
     for _ in range(4):
         with pytest.raises(RuntimeError):
             one.pass_windows(1, store.traffic)
-    assert store.tuning["tiers"]["remote"]["fetch"] == "off"
+    assert fetch(store) == "off"
 
 
-def test_a_source_is_only_ever_read(world, vllm, lmcache, clock):
+def test_a_source_is_only_ever_read(observing, vllm, lmcache, store):
     """On auto, frozen and unfrozen, bypassed, flushed, with proposals approved: nothing but GET reaches a source."""
-    store = FakeStore(clock)
-    one = world(vllm, lmcache, stores=(store,))
+    one = observing(vllm, lmcache, stores=(store,))
     _lose(vllm)
     one.pass_windows(12, lambda: _lose(vllm))
-    http = TestClient(one.agent.app, base_url="http://localhost")
+    http = one.http
     for path, body in (
         ("bypass", {"on": True}),
         ("bypass", {"on": True, "store": "engine-a"}),
@@ -125,9 +116,9 @@ def test_a_source_is_only_ever_read(world, vllm, lmcache, clock):
     assert http.post("/api/v1/bypass", json={"on": True, "store": "engine-a"}).status_code == 404
 
 
-def test_no_decision_can_be_made_at_a_source(world, vllm):
+def test_no_decision_can_be_made_at_a_source(observing, vllm):
     """Even one that somebody wrote by hand finds nobody to apply it to."""
-    one = world(vllm)
+    one = observing(vllm)
     assert one.agent._client("engine-a") is None
 
 
@@ -141,30 +132,29 @@ def _lose(vllm):
     grow(vllm, "vllm:request_prefill_kv_computed_tokens_sum", 1000 * requests)
 
 
-def test_loading_that_loses_is_advised_against(world, vllm):
+def test_loading_that_loses_is_advised_against(observing, vllm):
     """Requests wait ten times as long for loaded tokens as computing takes: recommended, and nobody can apply it."""
-    one = world(vllm)
+    one = observing(vllm)
     one.pass_windows(9, lambda: _lose(vllm))
     (decision,) = one.agent.history.decisions.find()
     assert (decision.tuner, decision.field, decision.after) == ("loading", "advice.loading", "recompute")
-    assert (decision.state, decision.mode, decision.target.store) == (State.PROPOSED, "recommend", "engine-a")
+    assert (decision.state, decision.mode, decision.target.store) == ("proposed", "recommend", "engine-a")
     assert "requests waited 1,000 ms for 1000 loaded tokens, and 100 ms for 1000 computed ones" in decision.reason
-    refused = TestClient(one.agent.app, base_url="http://localhost").post(f"/api/v1/decisions/{decision.id}/approve")
-    assert refused.status_code == 409
+    assert one.http.post(f"/api/v1/decisions/{decision.id}/approve").status_code == 409
 
 
-def test_what_is_not_told_is_advised_on_by_nobody(world, lmcache):
+def test_what_is_not_told_is_advised_on_by_nobody(observing, lmcache):
     """LMCache tells no prefill: the answer says that too little is known."""
-    one = world(lmcache)
+    one = observing(lmcache)
     one.pass_windows(6)
     (answer,) = one.agent.history.answers.newest()
     assert (answer["tuner"], answer["change"]) == ("loading", False)
     assert "not enough data" in answer["reason"]
 
 
-def test_the_agent_exports_what_it_mapped_as_stores_do(world, vllm, lmcache):
+def test_the_agent_exports_what_it_mapped_as_stores_do(observing, vllm, lmcache):
     """Valid text, one family per name, the source as label store; nothing of what is unknown, or when it stands by."""
-    one = world(vllm, lmcache)
+    one = observing(vllm, lmcache)
     one.agent.metrics.set("tier_resident_bytes", 5, "remote")
     text = one.get("/metrics").text
     families = list(text_string_to_metric_families(text))
@@ -190,13 +180,13 @@ def test_the_agent_exports_what_it_mapped_as_stores_do(world, vllm, lmcache):
 @pytest.mark.parametrize(
     ("observe", "said"),
     [
-        ([{"name": "a", "url": "http://a:1", "kind": "vllm"}], "http://host:port/metrics"),
-        ([{"name": "a", "url": "http://u:p@a:1/metrics", "kind": "vllm"}], "no user and no password"),
-        ([{"name": "a", "url": "ftp://a/metrics", "kind": "vllm"}], "http://host:port/metrics"),
-        ([{"name": "a", "url": "http://a:1/metrics", "kind": "sglang"}], "kind"),
-        ([{"name": "fleet", "url": "http://a:1/metrics", "kind": "vllm"}], "stands for the whole fleet"),
-        ([{"name": "a", "url": "http://a:1/metrics", "kind": "vllm"}] * 2, "a is named twice"),
-        ([{"name": "a", "url": "http://a:1/metrics", "kind": "lmcache", "chunk_bytes": 0}], "chunk_bytes"),
+        ([{"url": "http://a:1"}], "http://host:port/metrics"),
+        ([{"url": "http://u:p@a:1/metrics"}], "no user and no password"),
+        ([{"url": "ftp://a/metrics"}], "http://host:port/metrics"),
+        ([{"kind": "sglang"}], "kind"),
+        ([{"name": "fleet"}], "stands for the whole fleet"),
+        ([{}, {}], "a is named twice"),
+        ([{"kind": "lmcache", "chunk_bytes": 0}], "chunk_bytes"),
         ([], "at least one store"),
     ],
 )
@@ -204,7 +194,8 @@ def test_bad_settings_are_told_and_end_with_2(tiertune, tmp_path, observe, said)
     """The place and what to write; the command ends with 2."""
     import yaml
 
-    (tmp_path / "agent.yaml").write_text(yaml.safe_dump({"observe": observe}))
+    sound = {"name": "a", "url": "http://a:1/metrics", "kind": "vllm"}
+    (tmp_path / "agent.yaml").write_text(yaml.safe_dump({"observe": [sound | wrong for wrong in observe]}))
     ended = tiertune("agent", "run", "--config", tmp_path / "agent.yaml")
     assert ended.returncode == 2
     assert said in ended.stderr

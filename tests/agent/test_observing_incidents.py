@@ -1,9 +1,7 @@
 """What goes wrong at a source is told: a tier that is dead or unused, a source that is silent, stale or another."""
 
-import httpx
 import pytest
 
-from agent.fakes import FakeStore
 from agent.observed import grow
 from agent.sources import LMCACHE, LMCACHE_MP, FakeSource, without
 
@@ -15,14 +13,9 @@ TRIED, STORED = (
 )
 
 
-@pytest.fixture
-def world(observing):
-    return observing
-
-
-def test_a_tier_that_stores_nothing_is_dead(world, lmcache):
+def test_a_tier_that_stores_nothing_is_dead(observing, lmcache):
     """Chunks are submitted to L2 and none arrives: told in minutes, and over when one arrives again."""
-    one = world(lmcache)
+    one = observing(lmcache)
 
     def lost():
         grow(lmcache, TRIED, 15)
@@ -38,18 +31,18 @@ def test_a_tier_that_stores_nothing_is_dead(world, lmcache):
     assert one.open() == {}
 
 
-def test_a_primary_without_room_is_dead(world, vllm):
+def test_a_primary_without_room_is_dead(observing, vllm):
     """Every allocation fails, as with a host tier smaller than a prompt: nothing is stored."""
-    one = world(vllm)
+    one = observing(vllm)
     failed = "vllm:kv_offload_allocation_failure_total"
     vllm.set(failed, 0.0, engine="0")
     one.pass_windows(4, lambda: grow(vllm, failed, 12))
     assert one.open()["tier_dead", "engine-a"].startswith("staging (host memory of the connector) is dead")
 
 
-def test_a_tier_that_is_written_and_never_read_is_unused(world, vllm):
+def test_a_tier_that_is_written_and_never_read_is_unused(observing, vllm):
     """In ten minutes a disk was written and gave nothing back; one read ends it."""
-    one = world(vllm)
+    one = observing(vllm)
     written = "vllm:kv_offload_tiering_write_bytes_total"
     one.pass_windows(12, lambda: grow(vllm, written, 1e6), seconds=60)
     assert "disk is dead weight: 11.4 MiB were written in" in one.open()["tier_unused", "engine-a"]
@@ -57,17 +50,17 @@ def test_a_tier_that_is_written_and_never_read_is_unused(world, vllm):
     assert one.open() == {}
 
 
-def test_a_tier_of_which_no_reads_are_told_is_not_called_unused(world):
+def test_a_tier_of_which_no_reads_are_told_is_not_called_unused(observing):
     """Unknown is not nothing: LMCache within the engine tells no hits of its host tier."""
     source = FakeSource("engine-b", "lmcache", LMCACHE)
-    one = world(source)
+    one = observing(source)
     one.pass_windows(12, lambda: grow(source, "lmcache:local_cpu_evict_keys_count_total", 30), seconds=60)
     assert one.open() == {}
 
 
-def test_a_silent_source_is_an_incident_and_has_no_old_figures(world, vllm):
+def test_a_silent_source_is_an_incident_and_has_no_old_figures(observing, vllm):
     """Its series end on the agent's metrics; back again, the incident is over and the gap is one window."""
-    one = world(vllm)
+    one = observing(vllm)
     one.pass_windows(1)
     assert 'store="engine-a"' in one.get("/metrics").text
     vllm.up = False
@@ -80,9 +73,9 @@ def test_a_silent_source_is_an_incident_and_has_no_old_figures(world, vllm):
     assert one.agent.history.measured.windows("engine-a", tier="disk")[-1].seconds == 30
 
 
-def test_a_source_that_repeats_itself_is_stale(world, vllm):
+def test_a_source_that_repeats_itself_is_stale(observing, vllm):
     """An answer costs its process CPU time: four that are the same to the byte are one old answer."""
-    one = world(vllm)
+    one = observing(vllm)
     one.pass_windows(2)
     assert one.open() == {}
     one.pass_windows(1)
@@ -91,9 +84,9 @@ def test_a_source_that_repeats_itself_is_stale(world, vllm):
     assert one.open() == {}
 
 
-def test_a_source_is_observed_on_after_the_agents_clock_was_set_back(world, vllm):
+def test_a_source_is_observed_on_after_the_agents_clock_was_set_back(observing, vllm):
     """An incident for a window; what was counted meanwhile is in the next one."""
-    one = world(vllm)
+    one = observing(vllm)
 
     def traffic():
         grow(vllm, "process_cpu_seconds_total", 0.1)
@@ -109,17 +102,17 @@ def test_a_source_is_observed_on_after_the_agents_clock_was_set_back(world, vllm
 
 
 @pytest.mark.parametrize("text", ["<html>welcome</html>", LMCACHE_MP, 'vllm:prompt_tokens_total{engine="0" x\n'])
-def test_what_is_not_such_metrics_is_told(world, vllm, text):
+def test_what_is_not_such_metrics_is_told(observing, vllm, text):
     """A page, another program's metrics, half a line: an incident, and no figures."""
-    one = world(vllm)
+    one = observing(vllm)
     vllm.text = text
     one.pass_windows(1)
     assert set(one.open()) == {("store_nonsense", "engine-a")}
 
 
-def test_a_restarted_engine_counts_from_zero(world, vllm):
+def test_a_restarted_engine_counts_from_zero(observing, vllm):
     """Another start time is another boot: all that it counted since is new."""
-    one = world(vllm)
+    one = observing(vllm)
     one.pass_windows(1)
     vllm.set("process_start_time_seconds", 1795289999.0)
     vllm.text = without(vllm.text, "vllm:prompt_tokens_total")
@@ -129,17 +122,17 @@ def test_a_restarted_engine_counts_from_zero(world, vllm):
     assert last.total("prompt_tokens_total") == 30000
 
 
-def test_an_address_shared_by_several_processes_is_told(world, vllm):
+def test_an_address_shared_by_several_processes_is_told(observing, vllm):
     """A load balancer in front makes counters jump: an older process than before is an incident, not a restart."""
-    one = world(vllm)
+    one = observing(vllm)
     vllm.set("process_start_time_seconds", 1.0)
     one.pass_windows(1)
     assert "several share the address" in one.open()["store_nonsense", "engine-a"]
 
 
-def test_an_older_process_that_stays_is_the_one_that_stands_there(world, vllm):
+def test_an_older_process_that_stays_is_the_one_that_stands_there(observing, vllm):
     """Its host's clock was set right, or the address given back to the former pod: counted from then on."""
-    one = world(vllm)
+    one = observing(vllm)
     vllm.set("process_start_time_seconds", 1.0)
     for turn in range(5):
         assert (("store_nonsense", "engine-a") in one.open()) == (turn in (1, 2, 3)), turn
@@ -149,18 +142,18 @@ def test_an_older_process_that_stays_is_the_one_that_stands_there(world, vllm):
     assert last.total("prompt_tokens_total") == 100
 
 
-def test_processes_in_turns_stay_an_incident(world, vllm):
+def test_processes_in_turns_stay_an_incident(observing, vllm):
     """However long: what the older one tells is never counted."""
-    one = world(vllm)
+    one = observing(vllm)
     for turn in range(12):
         vllm.set("process_start_time_seconds", 1.0 + turn % 2)
         one.pass_windows(1)
     assert "several share the address" in one.open()["store_nonsense", "engine-a"]
 
 
-def test_a_process_that_comes_back_after_an_older_one_is_not_counted_from_its_beginning(world, vllm):
+def test_a_process_that_comes_back_after_an_older_one_is_not_counted_from_its_beginning(observing, vllm):
     """An address that is balanced over two: what the newer one had counted before is not counted again."""
-    one = world(vllm)
+    one = observing(vllm)
     one.pass_windows(1)
     newer = vllm.text
     for turn in range(4):
@@ -176,24 +169,20 @@ def test_a_process_that_comes_back_after_an_older_one_is_not_counted_from_its_be
     assert sum(window.total("prompt_tokens_total") or 0 for window in windows) == 7
 
 
-def test_a_store_keeps_its_name(world, vllm, clock):
+def test_a_store_keeps_its_name(observing, vllm, other):
     """A source that is called as a store calls itself is left out, and told."""
-    store = FakeStore(clock, name="host-b")
-    told = store.get_counters
-    store.get_counters = lambda request: httpx.Response(200, json={**told(request).json(), "store": "engine-a"})
-    one = world(vllm, stores=(store,))
+    other.tells("get_counters", lambda told: told | {"store": "engine-a"})
+    one = observing(vllm, stores=(other,))
     one.pass_windows(1)
     assert set(one.open()) == {("duplicate_store", "http://engine-a:8000/metrics")}
     assert one.agent.history.store("engine-a").url == "http://host-b:7410"
 
 
-def test_a_source_whose_name_a_store_takes_is_exported_no_more(world, vllm, clock):
+def test_a_source_whose_name_a_store_takes_is_exported_no_more(observing, vllm, other):
     """Prometheus would have the store's figures beside the source's last ones, under one name."""
-    store = FakeStore(clock, name="host-b")
-    one = world(vllm, stores=(store,))
+    one = observing(vllm, stores=(other,))
     one.pass_windows(1)
     assert 'store="engine-a"' in one.get("/metrics").text
-    told = store.get_counters
-    store.get_counters = lambda request: httpx.Response(200, json={**told(request).json(), "store": "engine-a"})
+    other.tells("get_counters", lambda told: told | {"store": "engine-a"})
     one.pass_windows(1)
     assert 'tiertune_prompt_tokens_total{stage="all",store="engine-a"}' not in one.get("/metrics").text

@@ -3,17 +3,14 @@
 import re
 
 import pytest
-from fastapi.testclient import TestClient
 
-from agent.conftest import POLICY, pass_windows
-from agent.fakes import DIGEST, SLOW, START, FakeStore
+from agent.conftest import POLICY, client_of, pass_windows
+from agent.fakes import DIGEST, SLOW, START, propose
 from agent.html import Page
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import AgentFacts, AllFacts
-from tiertune_agent.history.measured import Measured
-from tiertune_agent.records import State, Target
+from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Proposal
-from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.overview import overview
 from tiertune_agent.web.text import NOTHING
 
@@ -53,8 +50,8 @@ class TestWhatItTells:
         pool = {"stage": "decode", "namespace": DIGEST, "model": "llama"}
         agent.loop.run_once()
         clock.advance(15)
-        store.count("prompt_tokens_total", pool, 1000.0)
-        store.count("tier_lookup_tokens_total", {"tier": "dram", "result": "miss", "origin": "", **pool}, 1000.0)
+        store.count("prompt_tokens_total", 1000.0, **pool)
+        store.count("tier_lookup_tokens_total", 1000.0, tier="dram", result="miss", origin="", **pool)
         agent.loop.run_once()
         told = look().text
         assert "no traffic" not in told
@@ -63,11 +60,11 @@ class TestWhatItTells:
     def test_no_prompt_is_found_more_than_whole(self, look, agent, store, clock):
         """One that was looked up before the first window may be found in it."""
         pool = {"stage": "all", "namespace": DIGEST, "model": "llama"}
-        store.count("prompt_tokens_total", pool, 1000.0)
+        store.count("prompt_tokens_total", 1000.0, **pool)
         agent.loop.run_once()
         clock.advance(15)
-        store.count("prompt_tokens_total", pool, 400.0)
-        store.count("tier_lookup_tokens_total", {"tier": "dram", "result": "hit", "origin": "self", **pool}, 900.0)
+        store.count("prompt_tokens_total", 400.0, **pool)
+        store.count("tier_lookup_tokens_total", 900.0, tier="dram", result="hit", origin="self", **pool)
         agent.loop.run_once()
         assert "Prompt tokens found in tiers 100.0% 400 of 400 in the last 15 min" in look().text
 
@@ -75,19 +72,17 @@ class TestWhatItTells:
         """Two hundred hours of a GPU at 2.5 each."""
         agent.loop.run_once()
         clock.advance(15)
-        store.count("saved_seconds_total", {"tier": "dram"}, 200 * 3600.0)
+        store.count("saved_seconds_total", 200 * 3600.0, tier="dram")
         agent.loop.run_once()
         assert "worth 500 at the policy's prices" in look().text
 
-    def test_what_waits_is_what_somebody_can_approve_however_much_it_is(self, look, agent, clock):
+    def test_what_waits_is_what_somebody_can_approve_however_much_it_is(self, look, agent):
         """All that is only recommended, with its buttons; nothing of what is only observed, or is advice."""
         agent.loop.run_once()
 
         def wish(number, mode, field="pools.{}.dram.eviction"):
             proposal = Proposal(field.format(f"{number:032x}"), "lru", "arc", "better")
-            target = Target("host-a", "dram", f"{number:032x}")
-            made = {"mode": mode, "version": 1, "policy": 1, "now": clock.now()}
-            agent.history.decisions.propose("eviction", target, proposal, **made)
+            propose(agent.history, "eviction", Target("host-a", "dram", f"{number:032x}"), proposal, mode=mode)
 
         for number in range(30):
             wish(number, "recommend")
@@ -102,11 +97,10 @@ class TestWhatItTells:
         """Fetching is shown as off for as long as it was, and as on since."""
         agent.loop.run_once()
         wish = Proposal("tiers.remote.fetch", "on", "off", "it loses")
-        made = {"mode": "recommend", "version": 1, "policy": 1, "now": clock.now()}
-        agent.history.decisions.propose("remote_fetch", Target("host-a", "remote"), wish, **made)
+        propose(agent.history, "remote_fetch", Target("host-a", "remote"), wish, at=clock.now())
         agent.changes.approve(1, "me")
         pass_windows(agent, store, clock, 4)
-        assert agent.changes.rollback(1, "me").state == State.ROLLED_BACK
+        assert agent.changes.rollback(1, "me").state == "rolled_back"
         pass_windows(agent, store, clock, 8)
         page = look()
         assert "fetching from the remote tier is on" in page.text
@@ -180,8 +174,7 @@ class TestWhatItTells:
         """What waits for approval names the command; the sentence at the top counts it."""
         wish = Proposal("tiers.dram.capacity_bytes", 8 << 30, 6 << 30, "it held at most 4.8 GiB")
         agent.loop.run_once()
-        target = Target("host-a", "dram")
-        history.decisions.propose("tier_size", target, wish, mode="recommend", version=1, policy=1, now=START)
+        propose(history, "tier_size", Target("host-a", "dram"), wish)
         told = look().text
         assert "8.0 GiB → 6.0 GiB proposed" in told
         assert "tiertune decisions approve 1" in told
@@ -190,52 +183,51 @@ class TestWhatItTells:
     def test_the_gate_sets_predicted_against_actual(self, look, agent, store, rounds):
         """Requests by decision and outcome, the refusals' reasons, and mean seconds per request."""
         rounds(1)
-        store.count("gate_requests_total", {"tier": "remote", "decision": "fetch", "reason": "cheaper"}, 8)
-        store.count("gate_requests_total", {"tier": "remote", "decision": "recompute", "reason": "too_short"}, 3)
-        store.count("gate_outcomes_total", {"tier": "remote", "outcome": "won"}, 7)
-        store.count("gate_outcomes_total", {"tier": "remote", "outcome": "late"}, 1)
+        store.count("gate_requests_total", 8, tier="remote", decision="fetch", reason="cheaper")
+        store.count("gate_requests_total", 3, tier="remote", decision="recompute", reason="too_short")
+        store.count("gate_outcomes_total", 7, tier="remote", outcome="won")
+        store.count("gate_outcomes_total", 1, tier="remote", outcome="late")
         rounds(1)
         assert f"remote 8 3 3 too short {NOTHING} {NOTHING} {NOTHING} 7 0 1" in look().text
 
-    def test_a_silent_store_is_named(self, look, agents, agent, clock):
+    def test_a_silent_store_is_named(self, look, agents, agent, *, store, other, clock):
         """A store that no longer answers heads the page, and its tiers count as unknown."""
-        stores = FakeStore(clock), FakeStore(clock, "host-b")
-        agent.leader.resign()
+        agents.end()
         agent.history.named = None  # its page tells of all that another one leads
-        agent = agents(*stores)
+        agent = agents(store, other)
         agent.loop.run_once()
-        stores[1].up = False
-        for _ in range(4):
-            clock.advance(15)
-            agent.loop.run_once()
+        other.up = False
+        pass_windows(agent, (), clock, 4)
         told = look().text
         assert "host-b does not answer (1 of 2 up)." in told
         assert "unknown the store does not answer (host-b)" in told
         assert "store unreachable host-b" in told
 
-    def test_a_store_of_the_settings_that_never_answered_is_counted(self, agents, agent, clock):
-        """It heads the page, and the API tells of it; of two addresses in the settings one being up is not all."""
-        agent.leader.resign()
-        away = FakeStore(clock, "host-b")
-        away.up = False
-        agent = agents(FakeStore(clock), away)
-        agent.leader.leads()
+    @pytest.fixture
+    def away(self, other):
+        other.up = False
+        return other
+
+    @pytest.fixture
+    def without(self, agents, agent, store, away):
+        """An agent of two stores, of which one has never answered."""
+        agents.end()
+        agent = agents(store, away)
         agent.loop.run_once()
-        with TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000)) as http:
+        return agent
+
+    def test_a_store_of_the_settings_that_never_answered_is_counted(self, without):
+        """It heads the page, and the API tells of it; of two addresses in the settings one being up is not all."""
+        with client_of(without) as http:
             told = Page(http.get("/").text).text
             unheard = http.get("/api/v1/fleet").json()["unheard"]
         assert "Nothing is known of host-b:7410 yet (1 of 2 up)." in told
         assert "Stores 1 of 2 up" in told
         assert unheard == {"stores": ["host-b:7410"], "sources": []}
 
-    def test_a_bypass_of_a_store_that_never_answered_is_told(self, agents, agent, clock):
+    def test_a_bypass_of_a_store_that_never_answered_is_told(self, without, away, clock):
         """At the top of the page, by the API and by the doctor, until the store hears it."""
-        agent.leader.resign()
-        away = FakeStore(clock, "host-b")
-        away.up = False
-        agent = agents(FakeStore(clock), away)
-        agent.loop.run_once()
-        with TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000)) as http:
+        with client_of(without) as http:
 
             def told():
                 fleet = http.get("/api/v1/fleet").json()
@@ -251,8 +243,7 @@ class TestWhatItTells:
             wish = {"name": "host-b:7410", "url": "http://host-b:7410", "on": True}
             assert told() == ([wish], ["host-b:7410"], True)
             away.up = True
-            clock.advance(15)
-            agent.loop.run_once()
+            pass_windows(without, (), clock)
             assert told() == ([], [], False)
         assert away.bypass
 
@@ -262,8 +253,7 @@ class TestWhatItTells:
         agent.loop.run_once()
         http.post("/api/v1/freeze", json={"reason": "launch day", "for": "2h"})
         http.post("/api/v1/bypass", json={"on": True})
-        clock.advance(15)
-        agent.loop.run_once()
+        pass_windows(agent, (), clock)
         told = look().text
         assert "All stores are bypassed: they answer miss, and engines recompute everything." in told
         assert "Frozen: nothing changes until 2025-03-05 14:00 UTC." in told
@@ -277,29 +267,3 @@ class TestWhatItTells:
         assert "policy invalid" in told
         assert "lint: wrong The file as it is now is not in force." in told
         assert re.search(r"error \S+policy.yaml:2:7 mode: ", told)
-
-
-def test_readers_within_a_second_share_a_look(http, agent, history, clock):
-    """A second reader at the same moment costs no second look; a moment later there is a new one."""
-    assert "Waiting" in http.get("/").text
-    agent.loop.run_once()
-    assert "Waiting" in http.get("/").text
-    clock.advance(1)
-    assert "no traffic yet" in http.get("/").text
-
-
-def test_windows_are_read_once_per_answer_of_their_store(http, look, rounds, clock, monkeypatch):
-    """Looks between two answers read no window again; the next answer's windows show, and old ones leave."""
-    reads = []
-    real = Measured.fleet_windows
-    monkeypatch.setattr(Measured, "fleet_windows", lambda *args: reads.extend(args[1]) or real(*args))
-    rounds(2)
-    assert "1.0 k of 20.0 k" in look().text
-    assert "1.0 k of 20.0 k" in look().text
-    assert reads == ["host-a"]
-    rounds(1)
-    assert "1.5 k of 30.0 k" in look().text
-    assert reads == ["host-a"] * 2
-    clock.advance(POINTS * 15)
-    assert "no traffic in the last 15 min" in look().text
-    assert reads == ["host-a"] * 2

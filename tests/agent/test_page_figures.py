@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fakes import DIGEST, START, after, remote_window
-from tiertune_agent.records import Histogram, Window
+from agent.fakes import DIGEST, START, after, remote_window, window
+from tiertune_agent.records import Histogram
 from tiertune_agent.web import figures, headline, text
 from tiertune_agent.web.charts import draw
 from tiertune_agent.web.evidence import SHOWN_ROWS, tables
@@ -29,7 +29,7 @@ SPANS = st.lists(st.tuples(st.floats(0, 800), st.floats(1, 40), st.integers(0, 1
 
 def pool_window(start, seconds, hits):
     name = "tier_lookup_tokens_total{result=hit,origin=self}"
-    return Window("host-a", DIGEST, "llama", "dram", after(seconds=start), seconds, {name: float(hits)})
+    return window("dram", {name: float(hits)}, after(seconds=start), seconds, namespace=DIGEST)
 
 
 def added(windows):
@@ -55,8 +55,7 @@ class TestFigures:
         """A mean over windows is that of all observations, not of the windows."""
         name = "gate_predicted_seconds{kind=fetch}"
         windows = [
-            Window("host-a", "", "", "remote", START, 15.0, {name: Histogram(count, total, {3: count})})
-            for count, total in ((1.0, 4.0), (3.0, 2.0))
+            window("remote", {name: Histogram(count, total, {3: count})}) for count, total in ((1.0, 4.0), (3.0, 2.0))
         ]
         assert figures.gate(added(windows), "remote").predicted_fetch == 1.5
 
@@ -155,53 +154,41 @@ class TestCharts:
         assert sparkline([0.0, 0.0], "hits") is sparkline([7.0], "hits") is None
 
 
+def headed(fleet, modes=None):
+    """The headline of a fleet with traffic."""
+    return headline.headline(FLEET | fleet, modes or {}, traffic=True, waiting=0, switched_off=())
+
+
 class TestWords:
     @pytest.mark.parametrize(
-        ("write", "value", "expected"),
+        ("write", "texts"),
         [
-            (text.count, 950, "950"),
-            (text.count, 12_400, "12.4 k"),
-            (text.count, 3_140_000, "3.1 M"),
-            (text.count, 999_960, "1.0 M"),
-            (text.count, 999.6, "1.0 k"),
-            (text.count, 1e15, "1.0 P"),
-            (text.count, None, text.NOTHING),
-            (text.money, 0.0824, "0.082"),
-            (text.money, -0.00012, "-0.0001"),
-            (text.money, -1.1e-05, "0"),
-            (text.money, 99.6, "100"),
-            (text.money, -1234.6, "-1,235"),
-            (text.seconds, 0.0, "0"),
-            (text.seconds, 0.0042, "4.2 ms"),
-            (text.seconds, 0.0997, "0.10 s"),
-            (text.seconds, -0.35, "−0.35 s"),  # noqa: RUF001
-            (text.seconds, 125, "2m 05s"),
-            (text.signed, 12.0, "+12 s"),
-            (text.signed, -12.0, "−12 s"),  # noqa: RUF001
-            (text.span, 900, "15 min"),
-            (text.span, 876, "15 min"),
-            (text.span, 90, "90 s"),
-            (text.span, 86400, "24 h"),
+            (
+                text.count,
+                {
+                    950: "950",
+                    12_400: "12.4 k",
+                    3_140_000: "3.1 M",
+                    999_960: "1.0 M",
+                    999.6: "1.0 k",
+                    1e15: "1.0 P",
+                    None: text.NOTHING,
+                },
+            ),
+            (text.money, {0.0824: "0.082", -0.00012: "-0.0001", -1.1e-05: "0", 99.6: "100", -1234.6: "-1,235"}),
+            (text.seconds, {0.0: "0", 0.0042: "4.2 ms", 0.0997: "0.10 s", -0.35: "−0.35 s", 125: "2m 05s"}),  # noqa: RUF001
+            (text.signed, {12.0: "+12 s", -12.0: "−12 s"}),  # noqa: RUF001
+            (text.span, {900: "15 min", 876: "15 min", 90: "90 s", 86400: "24 h"}),
         ],
     )
-    def test_figures_are_short(self, write, value, expected):
+    def test_figures_are_short(self, write, texts):
         """Few digits, one unit."""
-        assert write(value) == expected
+        assert {value: write(value) for value in texts} == texts
 
-    @pytest.mark.parametrize(
-        ("seconds", "expected"),
-        [
-            (-3, "just now"),
-            (9, "just now"),
-            (47, "40 s ago"),
-            (100, "1 min ago"),
-            (7300, "2 h ago"),
-            (3e5, "3 days ago"),
-        ],
-    )
-    def test_ages_are_coarse(self, seconds, expected):
+    def test_ages_are_coarse(self):
         """So that a page that refreshes itself does not flicker."""
-        assert text.ago(START, after(seconds=seconds)) == expected
+        texts = {-3: "just now", 9: "just now", 47: "40 s ago", 100: "1 min ago", 7300: "2 h ago", 3e5: "3 days ago"}
+        assert {seconds: text.ago(START, after(seconds=seconds)) for seconds in texts} == texts
 
     def test_a_share_of_nothing_is_a_dash(self):
         """No division by zero, no pretended 0 %."""
@@ -231,8 +218,7 @@ class TestWords:
     def test_what_tuners_set_is_told_whosever_they_are(self, modes, expected):
         """By the modes that it is given, an operator's own tuner among them, in the sentence and in the facts."""
         told = dict(zip(("fetch", "sizes", "what it likes"), modes.split(), strict=True))
-        fleet = {**FLEET, "stores": [STORE]}
-        made = headline.headline(fleet, told, traffic=True, waiting=0, switched_off=())
+        made = headed({"stores": [STORE]}, told)
         (mode,) = (fact.value for fact in made.facts if fact.name == "Mode")
         assert (made.more, mode) == (expected, ", ".join(f"{what} {mode}" for what, mode in told.items()))
 
@@ -247,8 +233,7 @@ class TestWords:
     )
     def test_a_store_that_was_never_heard_counts(self, stores, sources, level, sentence, told):
         """Also with one that was heard, fleet and facts are those of the settings."""
-        fleet = {**FLEET, "stores": [STORE], "unheard": {"stores": stores, "sources": sources}}
-        made = headline.headline(fleet, {"fetch": "auto"}, traffic=True, waiting=0, switched_off=())
+        made = headed({"stores": [STORE], "unheard": {"stores": stores, "sources": sources}})
         assert (made.level, made.sentence.startswith(sentence)) == (level, True), made.sentence
         facts = {fact.name: fact.value for fact in made.facts}
         assert {name: facts.get(name) for name in ("Stores", *told)} == told
@@ -262,8 +247,7 @@ class TestWords:
     )
     def test_who_is_waited_for_is_told(self, stores, sources, sentence):
         """Where none was heard yet: a store if the settings name one, else a source."""
-        fleet = {**FLEET, "unheard": {"stores": stores, "sources": sources}}
-        made = headline.headline(fleet, {}, traffic=False, waiting=0, switched_off=())
+        made = headed({"unheard": {"stores": stores, "sources": sources}})
         assert (made.level, made.sentence) == ("info", sentence)
 
     @pytest.mark.parametrize(
@@ -281,15 +265,15 @@ class TestWords:
             {**STORE, "name": name, "tuning": tuning, "tiers": {"remote": {"health": state}}}
             for name, state in zip("ab", health, strict=True)
         ]
-        made = headline.headline({**FLEET, "stores": stores}, {}, traffic=True, waiting=0, switched_off=())
+        made = headed({"stores": stores})
         assert made.sentence == f"2 stores share KV chunks; {sentence}"
 
     def test_of_stores_that_fell_silent_and_those_that_were_never_heard_both_are_told(self):
         """In one sentence, with the sum of all."""
         silent = {**STORE, "name": "b", "reachable": False}
-        fleet = {**FLEET, "stores": [STORE, silent], "unheard": {"stores": ["c"], "sources": []}}
-        made = headline.headline(fleet, {}, traffic=True, waiting=0, switched_off=())
+        made = headed({"stores": [STORE, silent], "unheard": {"stores": ["c"], "sources": []}})
         assert made.sentence.startswith("b does not answer, and nothing is known of c yet (1 of 3 up). ")
+        assert headed({"stores": [silent]}).sentence.startswith("No store answers")
 
     def test_evidence_of_any_shape_becomes_tables(self):
         """Plain values in one table, each list of objects in its own, with the newest rows; units by name."""

@@ -4,13 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
-from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.conftest import looks_of
-from agent.fakes import START, FakeStore, after, remote_window
-from tiertune_agent.records import Histogram, Target, Window
+from agent.conftest import client_of, looks_of, pass_windows
+from agent.fakes import START, FakeStore, after, propose, remote_window, window
+from tiertune_agent.records import Histogram, Target
 from tiertune_agent.tuners.base import Proposal, TypicalCandidate
 from tiertune_agent.web import charts, figures, look, overview, page
 from tiertune_agent.web.look import POINTS
@@ -82,8 +81,7 @@ class TestRenders:
         rounds(1)
         happened("20.0 k in the last")
         wish = Proposal("tiers.dram.capacity_bytes", 8 << 30, 6 << 30, "it held at most 4.8 GiB")
-        target = Target("host-a", "dram")
-        agent.history.decisions.propose("tier_size", target, wish, mode="recommend", version=1, policy=1, now=START)
+        propose(agent.history, "tier_size", Target("host-a", "dram"), wish)
         happened("it held at most 4.8 GiB")
         agent.history.journal.tell_incidents({("store_unreachable", "host-a"): "connection refused"}, START)
         happened("connection refused")
@@ -99,8 +97,7 @@ class TestRenders:
 class TestDrawings:
     def test_a_look_with_nothing_new_draws_nothing(self, http, rounds, clock, store):
         """Charts are drawn when a window tells something, and not again until the next one does."""
-        for hit, size in ((300, 1 << 30), (400, 4 << 30)):
-            store.simulate("lru", hit, size)
+        store.larger_pays()
         rounds(3)
         first = http.get("/live").text
         drawn = charts.draw.cache_info().misses
@@ -120,18 +117,14 @@ class TestDrawings:
         stores = [FakeStore(clock, f"host-{place}", speed) for place, speed in enumerate(speeds)]
         agent = agents(*stores)
         agent.loop.run_once()
-        for _ in range(4):
-            clock.advance(15)
-            for store in stores:
-                store.traffic(10)
-            agent.loop.run_once()
+        pass_windows(agent, stores, clock, 4)
         shown = overview.overview(looks_of(agent, clock).seen())
         assert [card.told["name"] for card in shown.stores if card.chart] == ["host-1", "host-2"]
         assert [(card.told["name"], card.cost.fetch_s) for card in shown.stores if card.cost] == [
             ("host-0", pytest.approx(0.025)),
             ("host-3", pytest.approx(0.0125)),
         ]
-        with TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
+        with client_of(agent) as http:
             told = http.get("/live").text
         assert "losing; 2 in words" in told
         assert told.count("A typical request:") == 2
@@ -165,18 +158,13 @@ class TestSumsOfStores:
         agent.loop.run_once()
         assert figures.of_all(tuple(one.sums for one in looks.seen().stores.values())).prompt_tokens == 30_000
 
-    def test_a_store_that_tells_nothing_new_is_left_alone(self, agents, agent, clock):
+    def test_a_store_that_tells_nothing_new_is_left_alone(self, agents, store, other, clock):
         """Of two stores one goes silent: its sums are the same object, until its windows are too old."""
         agents.end()
-        stores = FakeStore(clock), FakeStore(clock, "host-b")
-        agent = agents(*stores)
+        agent = agents(store, other)
         looks, seen = looks_of(agent, clock), []
-        for up in (True, True, True, False):
-            clock.advance(15)
-            stores[1].up = up
-            for store in stores:
-                store.traffic(10)
-            agent.loop.run_once()
+        for other.up in (True, True, True, False):
+            pass_windows(agent, (store, other), clock)
             seen.append(looks.seen())
         assert seen[3].stores["host-b"].sums is seen[2].stores["host-b"].sums
         assert seen[3].stores["host-a"].sums is not seen[2].stores["host-a"].sums
@@ -196,9 +184,7 @@ class TestSumsOfStores:
         hits = {
             f"tier_lookup_tokens_total{{result=hit,stage={s}}}": n for s, n in (("prefill", 300.0), ("decode", 900.0))
         }
-        asked, found = (
-            Window("a", "n", "m", tier, START, 15.0, told) for tier, told in (("", prompts), ("dram", hits))
-        )
+        asked, found = (window(tier, told, namespace="n") for tier, told in (("", prompts), ("dram", hits)))
         whole = figures.added(map(figures.sums, (asked, found)))
         assert (whole.found_tokens, whole.prompt_tokens) == (300.0, 900.0)
         assert figures.flow(whole, "dram", step_s=15.0, points=2).hit_tokens == 1200.0, "of what the tier was asked"
@@ -213,7 +199,7 @@ def a_window(number, tier, tokens, kind):
         "gate_requests_total{decision=recompute,reason=too_short}": float(number),
         "gate_actual_seconds{kind=fetch}": Histogram(2.0, float(tokens), {1: 2.0}),
     }
-    return Window(f"host-{number % 3}", "", "", tier, after(seconds=15 * number), 15.0, values)
+    return window(tier, values, number, store=f"host-{number % 3}")
 
 
 WINDOWS = st.lists(

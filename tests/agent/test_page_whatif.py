@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST, SLOW, START
+from agent.fakes import DIGEST, SLOW, START, propose, remember, window
 from agent.html import Page
-from tiertune_agent.records import Prospect, Rates, Snapshot, State, Target, Window, series
+from tiertune_agent.records import Prospect, State, Target, series
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.evidence import Summand
@@ -32,7 +32,7 @@ def told(shares, at=0, asked=1000.0):
         for result, part in (("hit", share), ("miss", 1 - share)):
             labels = {"algorithm": algorithm, "capacity_bytes": str(size), "result": result}
             values[series("whatif_tokens_total", labels.items())] = part * asked
-    return Window("host-a", DIGEST, "llama", "", START + timedelta(seconds=15 * at), 15.0, values)
+    return window("", values, at, namespace=DIGEST, model="llama")
 
 
 def pool(*windows):
@@ -40,7 +40,9 @@ def pool(*windows):
     return found
 
 
-POOL, EVICTION = Target("host-a", "dram", DIGEST), f"pools.{DIGEST}.dram.eviction"
+POOL, DISK = Target("host-a", "dram", DIGEST), Target("host-a", "disk")
+ARC = (f"pools.{DIGEST}.dram.eviction", "lru", "arc")
+ADMIT = ("admission.disk", "always", "second_access")
 LRU = {("lru", GIB // 2): 0.2, ("lru", GIB): 0.33, ("lru", 2 * GIB): 0.4, ("lru", 8 * GIB): 0.41}
 
 
@@ -79,15 +81,14 @@ class TestCurves:
 
     def test_what_is_no_number_is_no_size(self):
         """A store that tells nonsense for a size has no ghosts."""
-        window = told({("lru", "<b>"): 0.5})
-        assert counted(window) is None
+        assert counted(told({("lru", "<b>"): 0.5})) is None
 
     @pytest.mark.parametrize("labels", [{"algorithm": "lru"}, {"capacity_bytes": "9" * 400, "result": "hit"}])
     def test_series_that_no_store_tells_are_left_out(self, labels):
         """Without a size, or with one that is no number of bytes, the others still make their curve."""
-        window = told(LRU)
-        strange = {**window.values, series("whatif_tokens_total", labels.items()): 5.0}
-        assert counted(replace(window, values=strange)) == counted(window)
+        usual = told(LRU)
+        strange = {**usual.values, series("whatif_tokens_total", labels.items()): 5.0}
+        assert counted(replace(usual, values=strange)) == counted(usual)
 
     def test_nothing_is_said_only_where_it_is_certain(self):
         """Windows that differ by far more than the gain tell of no size that it would have brought nothing."""
@@ -157,22 +158,22 @@ def test_bars_are_drawn_to_one_scale():
     assert drawn.label == f"of: {', '.join(drawn.rows)}"
 
 
-def wish(history, tuner, target, change, *, evidence=None, mode="recommend", at=START):
-    proposal = Proposal(*change, "because", evidence or {})
-    return history.decisions.propose(tuner, target, proposal, mode=mode, version=1, policy=1, now=at)
+def wish(history, tuner, target, change, *, evidence=None, at=START):
+    return propose(history, tuner, target, Proposal(*change, "because", evidence or {}), at=at)
 
 
 SIZES = {"shape": str(SMALL), "best": str(LARGE), "seconds_before": 0.45, "seconds_after": 0.4}
 
 
-def resize(history, **options):
-    return wish(history, "tier_size", Target("host-a", "dram"), ("tiers.dram.capacity_bytes", GIB, 2 * GIB), **options)
+def resize(history, store="host-a", evidence=SIZES, **options):
+    change = ("tiers.dram.capacity_bytes", GIB, 2 * GIB)
+    return wish(history, "tier_size", Target(store, "dram"), change, evidence=evidence, **options)
 
 
 class TestCompared:
     def test_a_verdict_on_the_same_requests_has_a_counterfactual(self, history):
         """Before and promised are the proposal's, after and without the verdict's; doubt is two standard errors."""
-        made = replace(resize(history, evidence=SIZES), state=State.KEPT)
+        made = replace(resize(history), state=State.KEPT)
         verdict = compare(
             Trial((0.5, 0.52, 0.51), (0.4, 0.41, 0.42), "seconds to the first token per request"), worse_by=0
         )
@@ -184,7 +185,7 @@ class TestCompared:
 
     def test_what_soaks_is_not_known_yet(self, history):
         """Before and promised are there; after and without come with the verdict."""
-        told = compared(replace(resize(history, evidence=SIZES), state=State.SOAKING, soak_until=START), [])
+        told = compared(replace(resize(history), state=State.SOAKING, soak_until=START), [])
         assert (told.before, told.promised, told.after, told.without) == (0.45, 0.4, None, None)
         assert [row.rpartition(": ")[2] for row in told.chart.rows] == ["0.45", "0.4", "unknown", "unknown"]
         assert "12:00:00 UTC" in told.sentence
@@ -198,10 +199,7 @@ class TestCompared:
     def test_two_spells_have_no_counterfactual(self, history):
         """Nobody simulates what a tier would have held: before is the earlier spell, without is unknown."""
         parts = tuple(Summand(0.8, 1.0) for _ in range(3))
-        target = Target("host-a", "disk")
-        made = replace(
-            wish(history, "admission", target, ("admission.disk", "always", "second_access")), state=State.KEPT
-        )
+        made = replace(wish(history, "admission", DISK, ADMIT), state=State.KEPT)
         verdict = contrast(Spells(parts, parts, "cost of the prompts, without disk being 1"), worse_by=0)
         told = compared(made, [{"evidence": verdict.evidence}])
         assert (told.before, told.after) == (pytest.approx(0.8), pytest.approx(0.8))
@@ -211,12 +209,12 @@ class TestCompared:
     @pytest.mark.parametrize("state", [State.REJECTED, State.EXPIRED, State.FAILED])
     def test_what_was_never_made_is_not_compared(self, history, state):
         """There is nothing after it."""
-        assert compared(replace(resize(history, evidence=SIZES), state=state), []) is None
+        assert compared(replace(resize(history), state=state), []) is None
 
     def test_an_eviction_promises_by_its_rival(self, history):
         """The missed share of the algorithm in force, and of the one that is chosen."""
         rivals = [{"algorithm": "arc", "hits": 0.4, "present": 0.3}]
-        told = compared(wish(history, "eviction", POOL, (EVICTION, "lru", "arc"), evidence={"rivals": rivals}), [])
+        told = compared(wish(history, "eviction", POOL, ARC, evidence={"rivals": rivals}), [])
         assert (told.before, told.promised) == (pytest.approx(0.7), pytest.approx(0.6))
 
 
@@ -224,7 +222,7 @@ def arc_hits_more(store):
     """In the next window ARC hits 400 of 1000 tokens, and LRU 300."""
     store.simulate("lru", 300)
     store.simulate("arc", 400)
-    store.count("gate_candidate_tokens_total", {"tier": "remote"}, 10_000.0)
+    store.count("gate_candidate_tokens_total", 10_000.0, tier="remote")
 
 
 @pytest.fixture(params=[False, True])
@@ -251,7 +249,7 @@ class TestUnmade:
     def test_a_size_wins_what_its_prospects_tell(self, agent, history, clock, rounds, seen):
         """Requests times the difference of both sizes, since it was wished."""
         rounds(1)
-        resize(history, evidence=SIZES, at=clock.now())
+        resize(history, at=clock.now())
         costs = {str(SMALL): 0.5, str(LARGE): 0.4}
         history.measured.remember_prospects(
             [Prospect(DIGEST, clock.now() + timedelta(seconds=k), 1.0, 20, costs) for k in (0, 5)]
@@ -267,12 +265,10 @@ class TestUnmade:
         rounds(1)
         (known,) = history.stores()
         for name in ("host-b", "host-c"):
-            url, boot, status, tuning = f"http://{name}:7410", known.boot_id, known.status, known.tuning
-            history.remember([(Snapshot(name, url, boot, "1", clock.now(), status, tuning, {}, (), ()), Rates())])
+            remember(history, store=name, url=f"http://{name}:7410", status=known.status, at=clock.now())
         agent.history.named = None
         for name in ("host-a", "host-b", "host-c"):
-            change = ("tiers.dram.capacity_bytes", GIB, 2 * GIB)
-            wish(history, "tier_size", Target(name, "dram"), change, evidence=SIZES, at=clock.now())
+            resize(history, name, at=clock.now())
         costs = {str(SMALL): 0.5, str(LARGE): 0.4}
         history.measured.remember_prospects([Prospect(DIGEST, clock.now(), 1.0, 30, costs)])
         clock.advance(60)
@@ -285,12 +281,10 @@ class TestUnmade:
         rounds(1)
         (known,) = history.stores()
         other, status = "cd" * 16, {**known.status, "pools": {"cd" * 16: known.status["pools"][DIGEST]}}
-        told = Snapshot("host-b", "http://host-b:7410", "b", "1", clock.now(), status, known.tuning, {}, (), ())
-        history.remember([(told, Rates())])
+        remember(history, store="host-b", url="http://host-b:7410", status=status, at=clock.now())
         agent.history.named = None
         for name in ("host-a", "host-b"):
-            change = ("tiers.dram.capacity_bytes", GIB, 2 * GIB)
-            wish(history, "tier_size", Target(name, "dram"), change, evidence=SIZES, at=clock.now())
+            resize(history, name, at=clock.now())
         history.measured.remember_prospects(
             Prospect(digest, clock.now(), 1.0, 30, {str(SMALL): 0.5, str(LARGE): large})
             for digest, large in ((DIGEST, 0.4), (other, 0.3))
@@ -303,8 +297,7 @@ class TestUnmade:
         """The page shows twenty; the sentence and the API count all."""
         rounds(1)
         for number in range(25):
-            change = ("tiers.dram.capacity_bytes", GIB, 2 * GIB)
-            wish(history, "tier_size", Target(f"host-{number}", "dram"), change, evidence=SIZES, at=clock.now())
+            resize(history, f"host-{number}", at=clock.now())
         clock.advance(30)
         told = unmade(seen())
         assert (len(told.shown), len(told.document()["would"])) == (20, 25)
@@ -313,7 +306,7 @@ class TestUnmade:
     @pytest.mark.usefixtures("proposed")
     def test_fetches_that_lost_would_have_been_saved(self, store, rounds, seen):
         """What waits to be switched off counts what fetches lost since."""
-        store.count("lost_seconds_total", {"tier": "remote"}, 7.0)
+        store.count("lost_seconds_total", 7.0, tier="remote")
         rounds(2)
         (told,) = unmade(seen()).wishes
         assert (told.decision.tuner, told.won_s) == ("remote_fetch", pytest.approx(7.0))
@@ -322,7 +315,7 @@ class TestUnmade:
         """Tokens beyond those of the present one, at the seconds that requests were predicted to take for one."""
         rounds(1)
         evidence = {"capacity_bytes": GIB}
-        wish(history, "eviction", POOL, (EVICTION, "lru", "arc"), evidence=evidence, at=clock.now())
+        wish(history, "eviction", POOL, ARC, evidence=evidence, at=clock.now())
         for _ in range(2):
             arc_hits_more(store)
             rounds(1)
@@ -334,7 +327,7 @@ class TestUnmade:
         """Ghosts' windows count until the change was made or given up, as others do."""
         rounds(1)
         evidence = {"capacity_bytes": GIB}
-        made = wish(history, "eviction", POOL, (EVICTION, "lru", "arc"), evidence=evidence, at=clock.now())
+        made = wish(history, "eviction", POOL, ARC, evidence=evidence, at=clock.now())
         for number in range(4):
             arc_hits_more(store)
             rounds(1)
@@ -346,13 +339,7 @@ class TestUnmade:
     def test_what_nobody_simulates_is_unknown(self, history, clock, rounds, seen):
         """The sentence says so, and why; the sum does not count it as nothing."""
         rounds(1)
-        wish(
-            history,
-            "admission",
-            Target("host-a", "disk"),
-            ("admission.disk", "always", "second_access"),
-            at=clock.now(),
-        )
+        wish(history, "admission", DISK, ADMIT, at=clock.now())
         clock.advance(30)
         told = unmade(seen())
         assert told.won_s is None
@@ -361,8 +348,7 @@ class TestUnmade:
     def test_what_only_advises_would_have_done_nothing(self, advisory, history, clock, rounds, seen):
         """On auto it is shown as recommend, whatever the key of its settings, and its wishes would wait on auto too."""
         rounds(1)
-        change = ("admission.disk", "always", "second_access")
-        wish(history, "admission", Target("host-a", "disk"), change, at=clock.now())
+        wish(history, "admission", DISK, ADMIT, at=clock.now())
         clock.advance(30)
         look = seen()
         mode, told = "recommend" if advisory else "auto", unmade(look)

@@ -46,6 +46,11 @@ def fleet(**changes):
     return PlannedFleet.model_validate({key: value for key, value in (document | changes).items() if value is not None})
 
 
+def of(**changes):
+    """The plan of that one."""
+    return plan(fleet(**changes))
+
+
 class TestReference:
     @pytest.mark.parametrize("row", ROWS)
     def test_costs_per_token_and_break_even_bandwidths(self, row):
@@ -78,7 +83,7 @@ class TestReference:
     def test_a_codec_divides_the_break_even_bandwidth(self):
         """Four times smaller makes 25 GbE a win for 70B on eight H100."""
         base = {"gpu": "h100x8", "link": {"gbps": 25}, "links": 64}
-        plain, packed = plan(fleet(**base)), plan(fleet(**base, codec_ratio=4))
+        plain, packed = of(**base), of(**base, codec_ratio=4)
         assert packed.break_even.gb_per_s == pytest.approx(plain.break_even.gb_per_s / 4)
         assert "recomputing them" in plain.verdict
         assert (plain.worth, packed.worth) == (False, True)
@@ -109,7 +114,7 @@ class TestHitShares:
     @pytest.mark.parametrize(("share", "replicas"), [(1e-300, 3), (1e-17, 3), (0.5, 10**9)])
     def test_hardly_any_hits_or_any_number_of_replicas_are_told(self, share, replicas, popularity):
         """What rounding leaves is between nothing and what a shared cache hits, and no share is outside."""
-        told = plan(fleet(hit_share=share, replicas=replicas, popularity=popularity))
+        told = of(hit_share=share, replicas=replicas, popularity=popularity)
         assert 0 <= told.compute.isolated_hit_share <= share
         assert 0 <= told.network.fetched_load <= told.network.load
         assert told.compute.shared_load <= told.compute.isolated_load
@@ -145,7 +150,7 @@ class TestVerdict:
     @pytest.mark.parametrize("requests_per_s", [0.3, 0.8, 1.0, 1.5, 2.2])
     def test_those_that_are_left_are_no_busier_and_keep_up(self, requests_per_s):
         """Whatever the fleet's load was without sharing."""
-        told = plan(fleet(requests_per_s=requests_per_s, links=100))
+        told = of(requests_per_s=requests_per_s, links=100)
         left = 16 - floor(told.compute.freed_replicas)
         assert told.compute.shared_load * 16 / left <= min(0.9, told.compute.isolated_load) + 1e-9
 
@@ -167,25 +172,25 @@ class TestVerdict:
     )
     def test_each_reason_against_it_is_told(self, changes, said):
         """One thing wrong is enough, and named."""
-        told = plan(fleet(**changes))
+        told = of(**changes)
         assert not told.worth
         assert said in told.verdict
 
     def test_the_number_of_links_that_it_asks_for_is_enough(self):
         """With as many as told the load is under 1, with one less it is not."""
-        assert plan(fleet(links=5)).network.fetched_load < 1
-        assert plan(fleet(links=4)).network.fetched_load >= 1
+        assert of(links=5).network.fetched_load < 1
+        assert of(links=4).network.fetched_load >= 1
 
     def test_a_full_link_makes_fetches_wait(self):
         """M/D/1: half loaded, a transfer waits for half of one."""
-        told = plan(fleet(links=1, requests_per_s=1))
-        half = plan(fleet(links=1, requests_per_s=0.5 / told.network.fetched_load))
+        told = of(links=1, requests_per_s=1)
+        half = of(links=1, requests_per_s=0.5 / told.network.fetched_load)
         sending_s = half.hit_tokens * 327_680 / 11.25e9
         assert half.network.wait_s == pytest.approx(sending_s / 2)
 
     def test_no_more_replicas_are_freed_than_there_are(self):
         """A fleet that cannot keep up is told so."""
-        told = plan(fleet(replicas=4, requests_per_s=50, links=1000))
+        told = of(replicas=4, requests_per_s=50, links=1000)
         assert told.compute.freed_replicas < 4
         assert "cannot keep up" in told.verdict
 
@@ -202,7 +207,7 @@ class TestPopularity:
 
     def test_equal_is_the_most_that_sharing_wins(self):
         """Where some prompts are asked more often, caches alone hit more of them; the plan says what it assumed."""
-        equal, skewed = (plan(fleet(requests_per_s=0.8, popularity=one)) for one in ("equal", "skewed"))
+        equal, skewed = (of(requests_per_s=0.8, popularity=one) for one in ("equal", "skewed"))
         assert equal.compute.isolated_hit_share < skewed.compute.isolated_hit_share < skewed.compute.shared_hit_share
         assert skewed.money.net < equal.money.net
         assert (equal.popularity, skewed.document()["popularity"]) == ("equal", "skewed")
@@ -230,14 +235,14 @@ GIVEN = {
 def test_every_key_of_a_link_and_a_price_changes_the_plan_or_is_told_as_not_weighed():
     """None is taken without a word."""
     bare = {"link": {"gbps": 99}, "prices": {"gpu_hour": 9}}
-    before = plan(fleet(**bare)).document()
+    before = of(**bare).document()
     assert {part: set(keys) for part, keys in GIVEN.items()} == {
         part: set(type(getattr(fleet(), part)).model_fields) for part in GIVEN
     }
     assert before["unweighed"] == ()
     for part, keys in GIVEN.items():
         for key, value in keys.items():
-            made = plan(fleet(**{**bare, part: {**bare[part], key: value}}))
+            made = of(**{**bare, part: {**bare[part], key: value}})
             changed = {name for name, told in made.document().items() if told != before[name]}
             assert changed == {"unweighed"} if made.unweighed else changed, (part, key)
             assert made.unweighed in {(), (f"{part}.{key}",)}
@@ -304,11 +309,10 @@ def planned(text):
 
 class TestCommand:
     @pytest.mark.parametrize("path", sorted(FLEETS.glob("*.yaml")), ids=lambda path: path.stem)
-    def test_the_examples_are_told_and_written(self, tiertune, path, tmp_path):
+    def test_the_examples_are_told_and_written(self, tiertune, path):
         """The verdict stands under the table, and in --json."""
-        done = tiertune("plan", "--fleet", path, "--json", tmp_path / "plan.json")
+        done, document = tiertune.json("plan", "--fleet", path)
         assert (done.returncode, done.stderr) == (0, "")
-        document = json.loads((tmp_path / "plan.json").read_text())
         assert document["fleet"] == path.stem
         assert done.stdout.endswith(f"\n{document['verdict']}\n")
         assert f"{document['network']['needed_gb_per_s']:.3g} GB/s to fetch every hit" in done.stdout

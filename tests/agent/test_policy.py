@@ -61,74 +61,49 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
         assert rules_for(policy, tuner, "dram", elsewhere={}).mode == "recommend"
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "p.yaml:1:1: the file is empty"),
-        ("version: 2\n", "p.yaml:1:10: version: Input should be 1"),
-        ("mode: auto\n", "p.yaml:1:1: version: Field required"),
-        ("version: 1\nmoed: auto\n", "p.yaml:2:1: moed: unknown key: did you mean mode?"),
-        ("version: 1\nmode: on\n", "p.yaml:2:7: mode: Input should be 'observe', 'recommend' or 'auto'"),
-        ("version: 1\nversion: 1\n", "p.yaml:2:1: version: the key stands here a second time"),
-        (
-            "version: 1\ntuners: {remote_fetch: {min_fetch_tokens: 10000000000}}\n",
-            "p.yaml:2:43: tuners.remote_fetch.min_fetch_tokens: Input should be less than or equal to 2147483648",
-        ),
-        ("version: 1\nprices: {gpu_hour: .inf}\n", "p.yaml:2:20: prices.gpu_hour: Input should be a finite"),
-        (
-            "version: 1\nprices: {gpu_hour: 1e300}\n",
-            "p.yaml:2:20: prices.gpu_hour: Input should be less than or equal to",
-        ),
-        (
-            "version: 1\nprices: {gpu_hour: 1e-300}\n",
-            "p.yaml:2:20: prices.gpu_hour: Input should be 0, or at least 1e-09",
-        ),
-        (
-            "version: 1\ntuners: {eviction: {period: 0s}}\n",
-            "p.yaml:2:29: tuners.eviction.period: Input should be greater",
-        ),
-        ("version: 1\nguard: {soak: 10x}\n", "p.yaml:2:15: guard.soak: '10x' is not understood"),
-        (
-            "version: 1\nguard:\n  freeze:\n  - {from: 18:00, to: '06:00'}\n",
-            "p.yaml:4:12: guard.freeze.0.from: write a time",
-        ),
-        (
-            "version: 1\nguard: {freeze: [{from: '18:00', to: '06:00+02:00'}]}\n",
-            "p.yaml:2:38: guard.freeze.0.to: write a time",
-        ),
-        (
-            "version: 1\nguard: {freeze: [{from: '18:00', to: '06:00', zone: Mars/Base}]}\n",
-            "p.yaml:2:53: guard.freeze.0.zone: no time zone is called 'Mars/Base'",
-        ),
-        (
-            "version: 1\ntuners:\n  tier_size: {min: {dram: 4GiB}, max: {dram: 1GiB}}\n",
-            "p.yaml:3:14: tuners.tier_size: dram: min 4.0 GiB is above max 1.0 GiB",
-        ),
-        (
-            "version: 1\nbudgets: {dram: 1GiB, total: 2GiB}\n",
-            "p.yaml:2:10: budgets: give either total or budgets by tier",
-        ),
-        (
-            "version: 1\ntuners:\n  eviction: {candidates: [lru, fifo]}\n",
-            "p.yaml:3:32: tuners.eviction.candidates.1: Input",
-        ),
-        ("version: 1\noverrides:\n- tuners: {}\n", "p.yaml:3:3: overrides.0.match: Field required"),
-        (
-            "version: 1\noverrides:\n- match: {sotre: a}\n",
-            "p.yaml:3:11: overrides.0.match.sotre: unknown key: did you mean store?",
-        ),
-        (
-            "version: 1\ntuners: {tier_size: {min: {dram: 4GiB}}}\n" + LAID_OVER,
-            "p.yaml:4:1: overrides: entry 0, laid over the rest: tuners.tier_size: ",
-        ),
-        (
-            "version: 1\n" + TWO.format("h*", "*a"),
-            "p.yaml:3:1: overrides: entry 0 and entry 1, laid over the rest: tuners.tier_size: dram: min 2.0 GiB",
-        ),
-        ("version: 1\n  mode: auto\n", "p.yaml:2:7: not YAML: mapping values are not allowed"),
-        ("- 1\n", "p.yaml:1:1: Input should be keys with values"),
-    ],
-)
+MISTAKES = {
+    "": "p.yaml:1:1: the file is empty",
+    "version: 2\n": "p.yaml:1:10: version: Input should be 1",
+    "mode: auto\n": "p.yaml:1:1: version: Field required",
+    "version: 1\nmoed: auto\n": "p.yaml:2:1: moed: unknown key: did you mean mode?",
+    "version: 1\nmode: on\n": "p.yaml:2:7: mode: Input should be 'observe', 'recommend' or 'auto'",
+    "version: 1\nversion: 1\n": "p.yaml:2:1: version: the key stands here a second time",
+    "version: 1\ntuners: {remote_fetch: {min_fetch_tokens: 10000000000}}\n": (
+        "p.yaml:2:43: tuners.remote_fetch.min_fetch_tokens: Input should be less than or equal to 2147483648"
+    ),
+    "version: 1\nprices: {gpu_hour: .inf}\n": "p.yaml:2:20: prices.gpu_hour: Input should be a finite",
+    "version: 1\nprices: {gpu_hour: 1e300}\n": "p.yaml:2:20: prices.gpu_hour: Input should be less than or equal to",
+    "version: 1\nprices: {gpu_hour: 1e-300}\n": "p.yaml:2:20: prices.gpu_hour: Input should be 0, or at least 1e-09",
+    "version: 1\ntuners: {eviction: {period: 0s}}\n": "p.yaml:2:29: tuners.eviction.period: Input should be greater",
+    "version: 1\nguard: {soak: 10x}\n": "p.yaml:2:15: guard.soak: '10x' is not understood",
+    "version: 1\nguard:\n  freeze:\n  - {from: 18:00, to: '06:00'}\n": "p.yaml:4:12: guard.freeze.0.from: write a time",
+    "version: 1\nguard: {freeze: [{from: '18:00', to: '06:00+02:00'}]}\n": (
+        "p.yaml:2:38: guard.freeze.0.to: write a time"
+    ),
+    "version: 1\nguard: {freeze: [{from: '18:00', to: '06:00', zone: Mars/Base}]}\n": (
+        "p.yaml:2:53: guard.freeze.0.zone: no time zone is called 'Mars/Base'"
+    ),
+    "version: 1\ntuners:\n  tier_size: {min: {dram: 4GiB}, max: {dram: 1GiB}}\n": (
+        "p.yaml:3:14: tuners.tier_size: dram: min 4.0 GiB is above max 1.0 GiB"
+    ),
+    "version: 1\nbudgets: {dram: 1GiB, total: 2GiB}\n": "p.yaml:2:10: budgets: give either total or budgets by tier",
+    "version: 1\ntuners:\n  eviction: {candidates: [lru, fifo]}\n": "p.yaml:3:32: tuners.eviction.candidates.1: Input",
+    "version: 1\noverrides:\n- tuners: {}\n": "p.yaml:3:3: overrides.0.match: Field required",
+    "version: 1\noverrides:\n- match: {sotre: a}\n": (
+        "p.yaml:3:11: overrides.0.match.sotre: unknown key: did you mean store?"
+    ),
+    "version: 1\ntuners: {tier_size: {min: {dram: 4GiB}}}\n" + LAID_OVER: (
+        "p.yaml:4:1: overrides: entry 0, laid over the rest: tuners.tier_size: "
+    ),
+    "version: 1\n" + TWO.format("h*", "*a"): (
+        "p.yaml:3:1: overrides: entry 0 and entry 1, laid over the rest: tuners.tier_size: dram: min 2.0 GiB"
+    ),
+    "version: 1\n  mode: auto\n": "p.yaml:2:7: not YAML: mapping values are not allowed",
+    "- 1\n": "p.yaml:1:1: Input should be keys with values",
+}
+
+
+@pytest.mark.parametrize(("text", "said"), MISTAKES.items())
 def test_a_bad_file_is_told_with_its_place(tmp_path, text, said):
     """Every kind of mistake is named with file, line, column and field."""
     assert [p for p in problems(tmp_path, text) if p.startswith(said)]

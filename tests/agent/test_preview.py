@@ -53,10 +53,15 @@ def _good(data):
     return {"status": "success", "data": data}
 
 
+def paged(*panels, rows=(), marks=(), refuses="", name="b"):
+    """The page of these panels, and what it was made of."""
+    board, fake = Board("b", name, name, panels, marks), FakePrometheus(rows, refuses=refuses)
+    return page(board, fake.source(), CHOICE, 15.0), board, fake
+
+
 def shown(panel, rows):
-    board = Board("b", "TierTune: b", "", (panel,), ())
-    fake = FakePrometheus(rows)
-    return page(board, fake.source(), CHOICE, 15.0).panels[0], fake
+    made, _, fake = paged(panel, rows=rows)
+    return made.panels[0], fake
 
 
 def panel(kind="timeseries", expr="up", *, instant=False, **more):
@@ -160,19 +165,16 @@ def test_more_lines_than_find_room_are_counted():
 def test_a_change_is_marked_at_the_time_that_its_value_says():
     """However often it was scraped it is one mark; what happened before is not shown."""
     mark = Mark("Changes", "blue", "changes", "{{store}}: {{change}}", "{{tuner}}")
-    board = Board("b", "b", "", (panel(),), (mark,))
     when = (NOW - 60) * 1000
     rows = [({"store": "host-a", "change": "off", "tuner": "t"}, [1000, when, when])]
-    made = page(board, FakePrometheus(rows).source(), CHOICE, 15.0)
+    made, *_ = paged(panel(), rows=rows, marks=(mark,))
     assert [(one.at, one.title, one.text) for one in made.moments] == [(NOW - 60, "host-a: off", "t")]
     assert made.panels[0].chart.series[-1].tips[0].endswith(" host-a: off (t)")
 
 
 def test_a_panel_without_data_says_so_and_one_that_is_refused_says_why():
     """The others are drawn all the same."""
-    board = Board("b", "b", "", (panel(expr="bad("), panel()), ())
-    fake = FakePrometheus([({"tier": "dram"}, [1, 2])], refuses="bad(")
-    made = page(board, fake.source(), CHOICE, 15.0)
+    made, *_ = paged(panel(expr="bad("), panel(), rows=[({"tier": "dram"}, [1, 2])], refuses="bad(")
     assert "parse error" in made.panels[0].said
     assert made.panels[1].chart
     assert made.with_data == 1
@@ -183,9 +185,8 @@ def test_a_panel_without_data_says_so_and_one_that_is_refused_says_why():
 def test_panels_are_drawn_without_an_annotation_that_is_refused():
     """The page says which one could not be read, and why."""
     marks = tuple(Mark(name, "blue", expr, name, "") for name, expr in (("Steps", "bad("), ("Changes", "good")))
-    fake = FakePrometheus([({"tier": "dram"}, [1, (NOW - 60) * 1000])], refuses="bad(")
-    board = Board("b", "b", "", (panel(),), marks)
-    made = page(board, fake.source(), CHOICE, 15.0)
+    rows = [({"tier": "dram"}, [1, (NOW - 60) * 1000])]
+    made, board, _ = paged(panel(), rows=rows, marks=marks, refuses="bad(")
     assert made.panels[0].chart
     assert [one.title for one in made.moments] == ["Changes"]
     assert "Not marked: Steps: parse error: it is refused" in rendered(made, [board])
@@ -194,8 +195,8 @@ def test_panels_are_drawn_without_an_annotation_that_is_refused():
 @pytest.mark.parametrize("kind", ["timeseries", "stat", "state-timeline", "bargauge"])
 def test_labels_cannot_write_into_the_page(kind):
     """A store's or tenant's name is text, whatever is in it."""
-    board = Board("b", HOSTILE, HOSTILE, (panel(kind, words={1.0: (HOSTILE, "green")}),), ())
-    made = page(board, FakePrometheus([({"tier": HOSTILE}, [1, 1, 2])]).source(), CHOICE, 15.0)
+    drawn = panel(kind, words={1.0: (HOSTILE, "green")})
+    made, board, _ = paged(drawn, rows=[({"tier": HOSTILE}, [1, 1, 2])], name=HOSTILE)
     html = rendered(made, [board])
     assert "<script" not in html
     assert "49" not in html.split("<main>")[0].split("</style>")[1]
@@ -267,10 +268,9 @@ def test_a_choice_stands_in_a_query_as_it_is_written(chosen):
 def test_where_nothing_can_be_written_or_served_is_told(tiertune, tmp_path):
     """Exit 2, before a Prometheus is asked: a file in place of the folder, somebody else's port."""
     (tmp_path / "file").touch()
-    code, _, err = tiertune("dashboards", "preview", "--out", tmp_path / "file")
-    assert (code, err) == (2, f"--out: {tmp_path}/file: is there, and is no directory\n")
-    code, _, err = tiertune("dashboards", "preview", "--out", tmp_path / "file" / "pages")
-    assert (code, err) == (2, f"--out: {tmp_path}/file: is there, and is no directory\n")
+    for out in (tmp_path / "file", tmp_path / "file" / "pages"):
+        code, _, err = tiertune("dashboards", "preview", "--out", out)
+        assert (code, err) == (2, f"--out: {tmp_path}/file: is there, and is no directory\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, out, err = tiertune("dashboards", "preview", "--port", port)

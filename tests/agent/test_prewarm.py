@@ -20,13 +20,6 @@ def engine():
         yield one
 
 
-def prewarm(tiertune, tmp_path, *arguments):
-    """Exit status, the document of --json, and what was said."""
-    path = tmp_path / "warm.json"
-    code, out, err = tiertune("prewarm", *arguments, "--json", path)
-    return code, json.loads(path.read_text()) if path.exists() else None, out + err
-
-
 @pytest.fixture
 def prompts(tmp_path):
     path = tmp_path / "prompts.jsonl"
@@ -34,10 +27,23 @@ def prompts(tmp_path):
     return path
 
 
-def test_every_document_is_computed_once_at_every_engine(tiertune, tmp_path, engine, prompts):
+@pytest.fixture
+def prewarm(tiertune, tmp_path, engine, prompts):
+    """At the engine, unless others are named: exit status, the document of --json, and what was said."""
+
+    def run(file=prompts, *more, urls=None):
+        path = tmp_path / "warm.json"
+        engines = [word for url in urls or [engine.url] for word in ("--engine", url)]
+        code, out, err = tiertune("prewarm", file, *engines, *more, "--json", path)
+        return code, json.loads(path.read_text()) if path.exists() else None, out + err
+
+    return run
+
+
+def test_every_document_is_computed_once_at_every_engine(prewarm, engine):
     """A token each is asked for, of the engine's first model; prompt tokens are counted."""
     with fake_engine() as other:
-        code, told, said = prewarm(tiertune, tmp_path, prompts, "--engine", engine.url, "--engine", other.url)
+        code, told, said = prewarm(urls=[engine.url, other.url])
         assert code == 0
         assert (told["documents"], told["failed"]) == (2, 0)
         for one in (engine, other):
@@ -66,21 +72,18 @@ def test_who_gives_up_waits_for_no_engine(engine, prompts):
             process.kill()
 
 
-def test_what_was_warm_already_is_told(tiertune, tmp_path, engine, prompts):
+def test_what_was_warm_already_is_told(prewarm, engine):
     """Where the engine tells; else the tokens it had stay unknown, not zero."""
-    prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)
-    assert prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)[1]["engines"][engine.url]["cached_tokens"] == 7
-    engine.details = False
-    assert (
-        prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)[1]["engines"][engine.url]["cached_tokens"] is None
-    )
+    prewarm()
+    for engine.details, cached in ((True, 7), (False, None)):
+        assert prewarm()[1]["engines"][engine.url]["cached_tokens"] == cached
 
 
-def test_a_text_is_one_document(tiertune, tmp_path, engine):
+def test_a_text_is_one_document(prewarm, tmp_path, engine):
     """Whatever is no .jsonl, with all its lines; salt and model as named."""
     (tmp_path / "manual.txt").write_text("chapter one\n\nchapter two\n")
-    arguments = (tmp_path / "manual.txt", "--engine", f"{engine.url}/", "--salt", "anna", "--model", "adapter")
-    code, _, said = prewarm(tiertune, tmp_path, *arguments)
+    more, urls = ("--salt", "anna", "--model", "adapter"), [f"{engine.url}/"]
+    code, _, said = prewarm(tmp_path / "manual.txt", *more, urls=urls)
     assert code == 0
     assert f"{engine.url}: 1 document, " in said
     assert [(body["prompt"], body["cache_salt"], body["model"]) for body in engine.asked] == [
@@ -88,19 +91,19 @@ def test_a_text_is_one_document(tiertune, tmp_path, engine):
     ]
 
 
-def test_one_that_fails_stops_none_and_is_exit_1(tiertune, tmp_path, engine, prompts):
+def test_one_that_fails_stops_none_and_is_exit_1(prewarm, engine, prompts):
     """Its line and the engine's own reason are told."""
     engine.longest = 3
-    code, told, said = prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)
+    code, told, said = prewarm()
     assert code == 1
     assert (told["failed"], told["engines"][engine.url]["documents"]) == (1, 1)
     assert f"{prompts}:3: 400: maximum context length is 3 tokens" in said
 
 
-def test_what_an_engine_says_commands_no_terminal(tiertune, tmp_path, engine, prompts):
+def test_what_an_engine_says_commands_no_terminal(prewarm, engine):
     """Its letters are told, and nothing else of them."""
     engine.complete = lambda _: (400, {"error": {"message": "too long\x1b]52;c;cm0gLXJm\x07\x9b2J\rby far"}})
-    code, _, said = prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)
+    code, _, said = prewarm()
     assert (code, {letter for letter in said if not letter.isprintable()}) == (1, {"\n"})
     assert "too long" in said
 
@@ -115,31 +118,31 @@ def test_what_an_engine_says_commands_no_terminal(tiertune, tmp_path, engine, pr
         7,
     ],
 )
-def test_an_engine_that_tells_no_numbers_is_warm_all_the_same(tiertune, tmp_path, engine, prompts, usage):
+def test_an_engine_that_tells_no_numbers_is_warm_all_the_same(prewarm, engine, usage):
     """What it used is unknown then, and another one's documents are counted as ever."""
     engine.complete = lambda _: (200, {"choices": [{"text": "a"}], "usage": usage})
     with fake_engine() as other:
-        code, told, _ = prewarm(tiertune, tmp_path, prompts, "--engine", engine.url, "--engine", other.url)
+        code, told, _ = prewarm(urls=[engine.url, other.url])
     odd = {"documents": 2, "prompt_tokens": 0, "cached_tokens": None, "failures": []}
     assert (code, told["engines"][engine.url], told["engines"][other.url]["prompt_tokens"]) == (0, odd, 7)
 
 
 @pytest.mark.parametrize("models", [{"data": {"id": "llama"}}, {"data": 3}, {"data": ["llama"]}, {"data": []}])
-def test_an_engine_that_names_no_model_is_told_of(tiertune, tmp_path, engine, prompts, models):
+def test_an_engine_that_names_no_model_is_told_of(prewarm, engine, models):
     """However it says so."""
     engine.models = models
-    assert f"{engine.url} names no model" in prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)[2]
+    assert f"{engine.url} names no model" in prewarm()[2]
 
 
-def test_the_hundredth_line_is_told_as_a_number(tiertune, tmp_path, engine):
+def test_the_hundredth_line_is_told_as_a_number(prewarm, tmp_path, engine):
     """Not as the emoji that a terminal's library takes ``:100:`` for."""
     engine.longest = 3
     path = tmp_path / "many.jsonl"
     path.write_text(99 * "\n" + '{"token_ids": [1, 2, 3, 4]}\n')
-    assert f"{path}:100: 400: " in prewarm(tiertune, tmp_path, path, "--engine", engine.url)[2]
+    assert f"{path}:100: 400: " in prewarm(path)[2]
 
 
-def test_no_more_are_under_way_than_allowed(tiertune, tmp_path, engine):
+def test_no_more_are_under_way_than_allowed(prewarm, tmp_path, engine):
     """Eight documents, two at a time: the engine never has a third."""
     (tmp_path / "many.jsonl").write_text("".join(f'{{"token_ids": [{number}]}}\n' for number in range(8)))
     engine.gate.clear()
@@ -150,31 +153,31 @@ def test_no_more_are_under_way_than_allowed(tiertune, tmp_path, engine):
 
     helper = threading.Thread(target=release)
     helper.start()
-    code, told, _ = prewarm(tiertune, tmp_path, tmp_path / "many.jsonl", "--engine", engine.url, "--concurrency", 2)
+    code, told, _ = prewarm(tmp_path / "many.jsonl", "--concurrency", 2)
     helper.join()
     assert (code, told["engines"][engine.url]["documents"], engine.most_at_once) == (0, 8, 2)
 
 
-def test_an_engine_with_a_key_is_shown_it(tiertune, tmp_path, engine, prompts, monkeypatch):
+def test_an_engine_with_a_key_is_shown_it(prewarm, engine, monkeypatch):
     """From the environment; without it the refusal is told."""
     engine.key = "s3cret-of-the-engine"
-    code, _, said = prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)
+    code, _, said = prewarm()
     assert (code, "401: Unauthorized" in said) == (1, True)
     monkeypatch.setenv("TIERTUNE_ENGINE_KEY", engine.key)
-    assert prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)[0] == 0
+    assert prewarm()[0] == 0
 
 
-def test_an_engine_that_is_not_there_keeps_no_other_cold(tiertune, tmp_path, engine, prompts):
+def test_an_engine_that_is_not_there_keeps_no_other_cold(prewarm, engine):
     """Its documents have failed, the others' are warm, and the result tells both."""
-    code, told, said = prewarm(tiertune, tmp_path, prompts, "--engine", "http://127.0.0.1:9", "--engine", engine.url)
+    code, told, said = prewarm(urls=["http://127.0.0.1:9", engine.url])
     assert (code, told["failed"], len(engine.asked)) == (1, 2, 2)
     assert told["engines"][engine.url]["documents"] == 2
     assert "no engine answers at http://127.0.0.1:9" in said
 
 
-def test_nobody_there_is_exit_1(tiertune, tmp_path, prompts):
+def test_nobody_there_is_exit_1(prewarm):
     """With the address."""
-    code, told, said = prewarm(tiertune, tmp_path, prompts, "--engine", "http://127.0.0.1:9")
+    code, told, said = prewarm(urls=["http://127.0.0.1:9"])
     assert (code, told) == (1, None)
     assert "no engine answers at http://127.0.0.1:9" in said
 
@@ -205,13 +208,13 @@ def test_a_text_may_hold_what_else_ends_a_line(tmp_path):
     assert [one.prompt for one in documents(tmp_path / "d.jsonl")] == ["a\u2028b\u0085c", "d"]
 
 
-def test_wrong_usage_is_exit_2(tiertune, tmp_path, engine, prompts):
+def test_wrong_usage_is_exit_2(prewarm, tmp_path, engine):
     """A file that is none; an address that is none; an empty text."""
     (tmp_path / "empty.txt").write_text(" \n")
-    for arguments in (
-        (tmp_path / "gone.txt", "--engine", engine.url),
-        (prompts, "--engine", "engine:8000"),
-        (tmp_path / "empty.txt", "--engine", engine.url),
+    for wrong in (
+        prewarm(tmp_path / "gone.txt"),
+        prewarm(urls=["engine:8000"]),
+        prewarm(tmp_path / "empty.txt"),
     ):
-        assert prewarm(tiertune, tmp_path, *arguments)[0] == 2
+        assert wrong[0] == 2
     assert engine.asked == []

@@ -1,16 +1,14 @@
 """A bar tells how far long work has come: on standard error, and only where that is a terminal."""
 
-import json
 import re
 import sys
 
 import pytest
 
 from agent.engine_server import fake_engine
-from replay.files import ROOT, columns, write_trace
+from replay.files import SCENARIO, columns, write_trace
 from tiertune_agent.terminal.progress import bar
 
-SCENARIO = ROOT / "policies" / "scenarios" / "slice-8b-two-hosts.yaml"
 FULL = re.compile(r"(?<!\d)(\d+)/\1(?!\d)")
 """All steps are done."""
 
@@ -52,15 +50,15 @@ NAMES = ("curve", "replay", "backtest", "doctor", "prewarm")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_terminal_sees_how_far_it_is(tiertune, terminal, calls, tmp_path, name):
+def test_a_terminal_sees_how_far_it_is(tiertune, terminal, calls, name):
     """To its end, on standard error alone: what is printed and written is as ever."""
     terminal()
-    done = tiertune(*calls[name], "--json", tmp_path / "told.json")
+    done, document = tiertune.json(*calls[name])
     assert FULL.search(done.stderr), done.stderr
     assert "\x1b" not in done.stdout
     assert "━" not in done.stdout
     assert done.stdout
-    assert json.loads((tmp_path / "told.json").read_text())
+    assert document
 
 
 @pytest.mark.parametrize("name", NAMES)

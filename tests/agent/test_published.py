@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.fakes import SLOW, START, after
+from agent.conftest import client_of, pass_windows
+from agent.fakes import SLOW, START, after, window
 from agent.test_actuator import DECISION
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.published import Published, changes
-from tiertune_agent.records import Rates, State, Window, sum_known
+from tiertune_agent.records import Rates, State, sum_known
 
 FETCH = replace(
     DECISION,
@@ -41,7 +41,7 @@ def test_a_change_is_told_with_the_moment_at_which_the_store_had_it():
 @pytest.mark.parametrize("state", sorted({*State} - {State.APPLIED, State.SOAKING, State.KEPT, State.ROLLED_BACK}))
 def test_what_was_not_changed_is_no_change(state):
     """Only an inconclusive verdict leaves a change behind: wishes and failures change nothing."""
-    assert (changes([replace(FETCH, state=state)]) == {}) is (state != State.INCONCLUSIVE)
+    assert (changes([replace(FETCH, state=state)]) == {}) is (state != "inconclusive")
 
 
 def test_a_roll_back_is_a_second_change_the_other_way():
@@ -82,24 +82,21 @@ def test_money_is_counted_by_kind_and_never_falls():
     """Worth and cost stand apart, so that each is a counter; a store's nonsense takes nothing away."""
     metrics, gib = AgentMetrics(), 2.0**30
     values = {"saved_seconds_total": 7200.0, "lost_seconds_total": 3600.0, "tier_transfer_bytes_total": 2 * gib}
-    window = Window("host-a", "", "", "remote", START, 1800.0, {**values, "tier_resident_bytes": 4 * gib})
+    remote = window("remote", {**values, "tier_resident_bytes": 4 * gib}, seconds=1800.0)
     rates = Rates(gpu_hour=2.0, gib_hour={"remote": 0.5}, network_gib=0.25)
-    Published(metrics).booked([window, replace(window, tier="")], rates)
+    Published(metrics).booked([remote, replace(remote, tier="")], rates)
     told = {labels["kind"]: value for labels, value in samples(metrics, "tiertune_agent_money_total")}
     assert told == {"saved": 4.0, "lost": 2.0, "rent": 1.0, "network": 0.5}
-    Published(metrics).booked([replace(window, values={"saved_seconds_total": -1e9})], rates)
+    Published(metrics).booked([replace(remote, values={"saved_seconds_total": -1e9})], rates)
     assert dict(told) == {labels["kind"]: value for labels, value in samples(metrics, "tiertune_agent_money_total")}
 
 
 def test_a_running_agent_tells_its_change_and_the_ledgers_money(agent, store, rounds, clock):
     """The change carries the agent's clock; the counters' difference is the money of the ledger's rows."""
-    store.count("tier_resident_bytes", {"tier": "remote", "namespace": "", "model": ""}, 2.0**30)
+    store.count("tier_resident_bytes", 2.0**30, tier="remote", namespace="", model="")
     rounds(2)
     store.bandwidth = SLOW
-    for _ in range(3):
-        clock.advance(15)
-        store.traffic(10)
-        agent.tick()
+    pass_windows(agent, store, clock, 3, tick=True)
     made = [one for one in agent.history.decisions.find() if one.applied_at]
     ((labels, at),) = samples(agent.metrics, "tiertune_agent_change_timestamp_seconds")
     assert (labels["store"], labels["setting"], labels["change"]) == ("host-a", "fetch", "off")
@@ -109,7 +106,7 @@ def test_a_running_agent_tells_its_change_and_the_ledgers_money(agent, store, ro
     rows = agent.history.ledger.rows(START)
     assert rows
     assert told == pytest.approx(sum_known(row["money"] for row in rows))
-    with TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
+    with client_of(agent) as http:
         assert "tiertune_agent_change_timestamp_seconds{" in http.get("/metrics").text
 
 
@@ -119,10 +116,7 @@ def test_the_leader_alone_tells_changes(agents, store, clock):
     for agent in (leader, second):
         agent.tick()
     store.bandwidth = SLOW
-    for _ in range(4):
-        clock.advance(15)
-        store.traffic(10)
-        leader.tick()
+    pass_windows(leader, store, clock, 4, tick=True)
     told = samples(leader.metrics, "tiertune_agent_change_timestamp_seconds")
     assert told
     assert samples(second.metrics, "tiertune_agent_change_timestamp_seconds") == []

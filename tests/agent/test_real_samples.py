@@ -8,8 +8,7 @@ import pytest
 
 from agent.whatif_fleet import exact_cost
 from connector.stores import running
-from tiertune_agent.run import Agent, utc_now
-from tiertune_agent.settings import AgentSettings
+from tiertune_agent.run import utc_now
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import PrefillLine
@@ -31,13 +30,9 @@ def stores(tmp_path):
 
 
 @pytest.fixture
-def agent(stores, database, policy_file):
+def agent(agents, stores, policy_file):
     policy_file.write_text(POLICY)
-    settings = AgentSettings(database=database, stores=[{"url": store.address} for store in stores], policy=policy_file)
-    made = Agent(settings, now=utc_now)
-    assert made.leader.leads()
-    yield made
-    made.close()
+    return agents(real=True, now=utc_now, stores=[{"url": store.address} for store in stores])
 
 
 @pytest.fixture

@@ -6,16 +6,13 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from fastapi.testclient import TestClient
 
-from agent.conftest import POLICY
+from agent.conftest import POLICY, client_of
 from agent.fakes import Clock
 from agent.test_actuator import DECISION
 from connector.stores import Http, counted, eventually, running
 from tiertune_agent.changes.operators import Caller
-from tiertune_agent.records import State
-from tiertune_agent.run import Agent, utc_now
-from tiertune_agent.settings import AgentSettings
+from tiertune_agent.run import utc_now
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace, tenant_digest
 from tiertune_connector.protocol.messages import StepReport, TierReport
@@ -44,14 +41,11 @@ def clock():
 
 
 @pytest.fixture
-def agent(process, database, policy_file, clock):
+def agent(agents, process, policy_file):
     policy_file.write_text(POLICY.replace("period: 15s", "period: 1ms"))
-    settings = AgentSettings(database=database, stores=[{"url": process.address, "name": "host-a"}], policy=policy_file)
-    made = Agent(settings, now=clock.now)
-    made.leader.leads()
+    made = agents(real=True, stores=[{"url": process.address, "name": "host-a"}])
     made.loop.run_once()
-    yield made
-    made.close()
+    return made
 
 
 @pytest.fixture
@@ -115,7 +109,7 @@ def test_metrics_of_the_agent_name_no_tenant(process, agent, player):
     """It has the quotas by their digests, and an incident of the traffic: the kind is told, and not whose it is."""
     salt = "acme-corporation"
     tenant = tenant_digest(salt, b"key of the fleet")
-    with closing(Http(process.address)) as store, TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
+    with closing(Http(process.address)) as store, client_of(agent) as http:
         assert store.retune(tenants={tenant.hex(): {"quota_bytes": 1 << 20}}).status_code == 200
         for number in range(20):
             player.lookup(f"s{number}", [b"k" * 32], prompt_tokens=256, tenant=tenant).result(5)
@@ -134,7 +128,7 @@ def test_the_stores_refusal_is_the_reason(agent):
     version = agent.history.stores()[0].tuning["version"]
     wrong = replace(DECISION, field="tiers.dram.capacity_bytes", after=-1, expected_version=version)
     outcome = agent.changes._actuator.apply(wrong)
-    assert outcome.state == State.FAILED
+    assert outcome.state == "failed"
     assert outcome.reason.startswith("the store refused: tiers.dram.capacity_bytes: ")
 
 
@@ -143,7 +137,7 @@ def test_a_change_is_applied_once_and_survives_a_restart(process, agent, tmp_pat
     wanted = replace(DECISION, expected_version=agent.history.stores()[0].tuning["version"])
     first = agent.changes._actuator.apply(wanted)
     again = agent.changes._actuator.resume(wanted, late="")
-    assert (first.state, again.state, first.version) == (State.APPLIED, State.APPLIED, again.version)
+    assert (first.state, again.state, first.version) == ("applied", "applied", again.version)
     process.stop()
     with running(tmp_path, remote=remote(tmp_path)) as successor:
         assert successor.store.tuning.tiers.remote.fetch == "off"

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
-from agent.fakes import START, remote_window
+from agent.fakes import START, by_length, remote_window
 from tiertune_agent.records import Target
-from tiertune_agent.tuners.base import Current, NoChange, Proposal, TypicalCandidate
+from tiertune_agent.tuners.base import Current, Proposal, TypicalCandidate
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings, asked, typical_candidate
 from tiertune_connector.cost import Reason
@@ -134,8 +134,8 @@ def test_only_windows_since_the_last_change_count():
     """What was seen before the last change is no evidence against the new state."""
     changed = START + timedelta(seconds=15 * 3)
     windows = [slow(index) for index in range(5)]
-    assert isinstance(TUNER.evaluate(windows, current("on")), Proposal)
-    assert isinstance(TUNER.evaluate(windows, current("on", changed)), NoChange)
+    proposal(TUNER.evaluate(windows, current("on")))
+    no_change(TUNER.evaluate(windows, current("on", changed)))
 
 
 @given(
@@ -187,36 +187,31 @@ def test_who_could_not_tell_what_recomputing_takes_makes_it_no_cheaper():
     assert found == TypicalCandidate(10, 1e8, 0.5)
 
 
-def by_length(index, **gained):
+def lengths(index, **gained):
     """A window in which ten fetches of each class gained (or lost) so many seconds; ``t1024=-3.0``."""
-    window = remote_window(index, requests=10 * len(gained), fetch=1.0, recompute=1.0)
-    values, total = dict(window.values), sum(gained.values())
-    values["saved_seconds_total" if total > 0 else "lost_seconds_total"] = abs(total)
-    for name, seconds in gained.items():
-        tokens = name.removeprefix("t")
-        values[f"gate_length_requests_total{{tokens={tokens}}}"] = 10.0
-        result = "saved" if seconds > 0 else "lost"
-        values[f"gate_length_seconds_total{{tokens={tokens},result={result}}}"] = abs(seconds) * (1 + 0.01 * index)
-    return replace(window, values=values)
+    total = sum(gained.values())
+    figures = {"requests": 10 * len(gained), "saved" if total > 0 else "lost": abs(total)}
+    a_little_more = {name: seconds * (1 + 0.01 * index) for name, seconds in gained.items()}
+    return by_length(remote_window(index, fetch=1.0, recompute=1.0, **figures), 10.0, **a_little_more)
 
 
 def test_where_only_short_fetches_lose_a_floor_is_enough():
     """Fetching loses in sum, but long fetches pay: it is not switched off, and the floor that does it is told."""
-    windows = [by_length(i, t0=-9.0, t1024=-3.0, t4096=5.0, t16384=1.0) for i in range(4)]
+    windows = [lengths(i, t0=-9.0, t1024=-3.0, t4096=5.0, t16384=1.0) for i in range(4)]
     answer = no_change(TUNER.evaluate(windows, current("on")))
     assert "stays on, a floor is enough: 80 fetches under 4096 tokens lost" in answer.reason
-    every = [by_length(i, t0=-9.0, t1024=-3.0, t4096=-5.0, t16384=-1.0) for i in range(4)]
-    assert isinstance(TUNER.evaluate(every, current("on")), Proposal)
+    every = [lengths(i, t0=-9.0, t1024=-3.0, t4096=-5.0, t16384=-1.0) for i in range(4)]
+    proposal(TUNER.evaluate(every, current("on")))
 
 
 @pytest.mark.parametrize(
     "windows",
     [
-        [by_length(i, t0=-1.0, t1024=5.0) for i in range(2)],
-        [by_length(i, t0=-1.0 if i % 3 else 0.5, t1024=5.0) for i in range(9)],
-        [by_length(i, t0=1.0, t1024=-5.0) for i in range(4)],
-        [by_length(i, t0=-1.0) for i in range(4)],
-        [by_length(i, t0=-1.0, t1024=5.0 if i % 2 else -5.5) for i in range(4)],
+        [lengths(i, t0=-1.0, t1024=5.0) for i in range(2)],
+        [lengths(i, t0=-1.0 if i % 3 else 0.5, t1024=5.0) for i in range(9)],
+        [lengths(i, t0=1.0, t1024=-5.0) for i in range(4)],
+        [lengths(i, t0=-1.0) for i in range(4)],
+        [lengths(i, t0=-1.0, t1024=5.0 if i % 2 else -5.5) for i in range(4)],
     ],
     ids=["too few", "not in a row", "long ones lose", "one class", "long ones may lose"],
 )
@@ -236,7 +231,7 @@ def test_a_streak_that_may_be_chance_changes_nothing():
 @given(states=st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=3, max_size=8))
 def test_a_floor_is_never_set_under_fetches_that_pay(states):
     """What a floor keeps from being fetched has lost in sum, what it lets through has gained."""
-    windows = [by_length(i, t0=short, t4096=long) for i, (short, long) in enumerate(states) if short and long]
+    windows = [lengths(i, t0=short, t4096=long) for i, (short, long) in enumerate(states) if short and long]
     found = losing_lengths(windows, 3)
     if found is not None:
         assert found.tokens == 4096

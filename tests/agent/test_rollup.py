@@ -7,21 +7,20 @@ import pytest
 from sqlalchemy import event
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import DIGEST, START, after, histogram, snapshot
+from agent.fakes import DIGEST, START, after, histogram
+from agent.fakes import remember as remembered
+from agent.fakes import window as told_of
 from tiertune_agent.history import measured
 from tiertune_agent.history.retention import FORTNIGHT, YEAR
 from tiertune_agent.history.rollup import DAY
-from tiertune_agent.records import Rates, Window, series
 
-FREE = Rates(0.0, {}, 0.0)
-HIT = series("tier_lookup_tokens_total", (("result", "hit"),))
+HIT = "tier_lookup_tokens_total{result=hit}"
 AGE, TOOK = "fetch_estimate_age_seconds", "gate_actual_seconds"
 WEEK = timedelta(days=7)
 
 
 def window(at, tokens=1.0, *, age=2.0, seconds=15.0, tier="remote", namespace=""):
-    values = {HIT: tokens, AGE: age, TOOK: histogram(1, 2)}
-    return Window("host-a", namespace, "", tier, at, seconds, values)
+    return told_of(tier, {HIT: tokens, AGE: age, TOOK: histogram(1, 2)}, at, seconds, namespace=namespace)
 
 
 def every(minutes, until):
@@ -29,14 +28,14 @@ def every(minutes, until):
     return [after(minutes=each) for each in range(0, int((until - START) / timedelta(minutes=1)), minutes)]
 
 
-def remember(history, windows, at=None):
+def remember(history, *windows, at=None):
     """As told when the last of them was over."""
-    history.remember([(snapshot(*windows, at=at or max(each.start for each in windows) + timedelta(seconds=15)), FREE)])
+    remembered(history, *windows, at=at or max(each.start for each in windows) + timedelta(seconds=15))
 
 
 def fill(history, minutes, until):
     """A window every so many minutes."""
-    remember(history, [window(at) for at in every(minutes, until)])
+    remember(history, *(window(at) for at in every(minutes, until)))
 
 
 def told(history, since=START):
@@ -47,13 +46,13 @@ def told(history, since=START):
 def test_an_hour_adds_up_to_its_windows(history):
     """Counters and histograms add up, gauges are means; each tier and pool for itself."""
     times = every(10, after(hours=2))
-    remember(history, [window(at, index, age=index) for index, at in enumerate(times)])
+    remember(history, *(window(at, index, age=index) for index, at in enumerate(times)))
     for pool in (DIGEST, "cd" * 16):
-        remember(history, [window(at, 100.0, tier="dram", namespace=pool) for at in times])
+        remember(history, *(window(at, 100.0, tier="dram", namespace=pool) for at in times))
     assert history.retention.sum_up(after(hours=3)) == 2
     assert history.retention.sum_up(after(hours=3)) == 0
     later = after(days=2)
-    remember(history, [window(later, 7.0, seconds=30.0)])
+    remember(history, window(later, 7.0, seconds=30.0))
     assert history.retention.sum_up(later + timedelta(hours=2)) == 1
     first, second, last = told(history)
     assert [each.start for each in (first, second, last)] == [START, after(hours=1), later]
@@ -67,7 +66,7 @@ def test_an_hour_adds_up_to_its_windows(history):
 
 def test_an_hour_waits_for_its_last_window(history):
     """It is summed up once, when its last window has been told."""
-    remember(history, [window(after(minutes=each)) for each in (0, 59)])
+    remember(history, window(START), window(after(minutes=59)))
     for minutes in (30, 60, 64):
         assert history.retention.sum_up(after(minutes=minutes)) == 0
     assert history.retention.sum_up(after(minutes=65)) == 1
@@ -76,7 +75,7 @@ def test_an_hour_waits_for_its_last_window(history):
 def test_less_than_a_day_is_told_in_detail(history):
     """A soak is weighed window by window, summed up or not."""
     times = every(30, after(hours=20))
-    remember(history, [window(at) for at in times])
+    remember(history, *map(window, times))
     history.retention.sum_up(after(hours=30))
     assert [each.start for each in told(history)] == times
 
@@ -93,7 +92,7 @@ def test_a_week_is_read_in_hours(history, monkeypatch):
     """168 hours, of however many windows; before they are summed up, the latest windows alone."""
     monkeypatch.setattr(measured, "MOST_WINDOWS", 200)
     times = every(30, START + WEEK)
-    remember(history, [window(at) for at in times])
+    remember(history, *map(window, times))
     lately = told(history)
     assert [each.start for each in lately] == times[-200:]
     now = START + WEEK
@@ -105,9 +104,9 @@ def test_a_week_is_read_in_hours(history, monkeypatch):
 
 def test_a_window_that_comes_while_its_hour_is_summed_up_is_in_it(history):
     """A round and the summing up begin at the same moment, and the store was away: one of them has it."""
-    remember(history, [window(START)])
+    remember(history, window(START))
     late = window(after(minutes=30), 5.0, seconds=2400.0)
-    coming = threading.Thread(target=remember, args=(history, [late], after(minutes=70)))
+    coming = threading.Thread(target=remember, args=(history, late), kwargs={"at": after(minutes=70)})
 
     def meanwhile(_connection, _cursor, statement, *_rest):
         if statement.startswith("INSERT INTO hours") and coming.ident is None:
@@ -118,7 +117,7 @@ def test_a_window_that_comes_while_its_hour_is_summed_up_is_in_it(history):
     assert history.retention.sum_up(after(hours=2)) == 1
     coming.join()
     later = after(days=2)
-    remember(history, [window(later)])
+    remember(history, window(later))
     history.retention.sum_up(later + timedelta(hours=2))
     assert told(history)[0].values[HIT] == 6.0
 
@@ -126,13 +125,13 @@ def test_a_window_that_comes_while_its_hour_is_summed_up_is_in_it(history):
 def test_a_window_that_comes_late_is_added_to_its_hour(history):
     """Of a store that was away: hours that are summed up already take it in, also those that had none of its tier."""
     now = after(hours=3)
-    remember(history, [window(START), window(after(hours=2))])
+    remember(history, window(START), window(after(hours=2)))
     assert history.retention.sum_up(now + timedelta(hours=1)) == 2
     late = after(minutes=30)
-    remember(history, [window(late, 5.0, seconds=7200.0), window(late, 6.0, tier="dram")], at=now)
+    remember(history, window(late, 5.0, seconds=7200.0), window(late, 6.0, tier="dram"), at=now)
     assert history.retention.sum_up(now + timedelta(hours=1)) == 0
     later = after(days=2)
-    remember(history, [window(later)])
+    remember(history, window(later))
     assert history.retention.sum_up(later + timedelta(hours=2)) == 1
     first, *_ = hours = told(history)
     assert [(each.start, each.values[HIT], each.seconds) for each in hours] == [
@@ -144,10 +143,10 @@ def test_a_window_that_comes_late_is_added_to_its_hour(history):
 
 def test_gauges_are_means_over_the_seconds(history):
     """A late window weighs what it covers, and not as much as all before it; so does an hour in its day."""
-    remember(history, [window(after(minutes=each), age=2.0, seconds=60.0) for each in range(54)])
-    remember(history, [window(after(hours=1), age=10.0, seconds=60.0)])
+    remember(history, *(window(after(minutes=each), age=2.0, seconds=60.0) for each in range(54)))
+    remember(history, window(after(hours=1), age=10.0, seconds=60.0))
     assert history.retention.sum_up(after(hours=3)) == 2
-    remember(history, [window(after(minutes=54), age=12.0, seconds=360.0)])
+    remember(history, window(after(minutes=54), age=12.0, seconds=360.0))
     now = START + FORTNIGHT + timedelta(days=2)
     first, second = told(history, START - DAY)
     assert (first.seconds, first.gauge(AGE), second.gauge(AGE)) == (3600.0, 3.0, 10.0)
@@ -158,12 +157,9 @@ def test_gauges_are_means_over_the_seconds(history):
 
 def test_a_gauge_that_stays_the_same_is_its_mean_to_the_bit(history):
     """Bytes stay whole, however uneven the windows are."""
-    capacity, at = series("tier_capacity_bytes", (("state", "effective"),)), START
-    odd = [
-        Window("host-a", "", "", "dram", at + timedelta(minutes=each), 15.0 + each / 7, {capacity: float(3 << 40)})
-        for each in range(40)
-    ]
-    remember(history, odd)
+    capacity = "tier_capacity_bytes{state=effective}"
+    odd = (told_of("dram", {capacity: float(3 << 40)}, after(minutes=n), 15.0 + n / 7) for n in range(40))
+    remember(history, *odd)
     assert history.retention.sum_up(after(days=2)) == 1
     (hour,) = history.measured.windows_since("host-a", START - DAY, tier="dram")
     assert hour.values[capacity] == 3 << 40
@@ -194,7 +190,7 @@ def explained(connection, asked):
 
 def test_pruning_reads_no_table_whole(history):
     """Each store's rows go by themselves: those of a large fleet, kept for weeks, would take longer than any may."""
-    remember(history, [window(START)])
+    remember(history, window(START))
     asked, engine = asked_of(history), history._engine
     history.retention.prune(after(days=4), DAY)
     deletes = [each for each in asked if each[0].startswith("DELETE") and "answers" not in each[0]]
@@ -255,7 +251,7 @@ def test_old_hours_are_days(history):
 )
 def test_what_a_round_asks_has_an_index(history, ask, index):
     """No question of a round, of a judge or of a review reads a whole table."""
-    remember(history, [window(START)])
+    remember(history, window(START))
     asked = asked_of(history)
     ask(history)
     queries = [each for each in asked if each[0].startswith("SELECT")]

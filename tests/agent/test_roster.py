@@ -5,14 +5,13 @@ import socket
 import httpx
 import pytest
 
-from agent.conftest import POLICY
-from agent.fakes import START, FakeStore, transport, urls
+from agent.conftest import pass_windows
+from agent.fakes import START, FakeStore, propose, urls, wrong
 from tiertune_agent.changes.actuator import HttpActuator
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.collector.roster import FILE_PROBLEM, Roster
 from tiertune_agent.collector.targets import StoreAddress
-from tiertune_agent.records import State, Target
-from tiertune_agent.run import Agent
+from tiertune_agent.records import Target
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.documents import DocumentError
@@ -105,34 +104,16 @@ class TestSettings:
 
 class TestAgent:
     @pytest.fixture
-    def other(self, clock):
-        return FakeStore(clock, "host-b")
-
-    @pytest.fixture
-    def make(self, database, policy_file, clock, store, other):
+    def make(self, agents, store, other):
         """An agent that leads, over the two fake stores as far as it finds them."""
-        made = []
-
-        def agent(network=None, **settings):
-            settings = AgentSettings(database=database, policy=policy_file, **settings)
-            made.append(Agent(settings, now=clock.now, transport=network or transport(store, other)))
-            made[-1].leader.leads()
-            return made[-1]
-
-        policy_file.write_text(POLICY)
-        yield agent
-        for agent in made:
-            agent.close()
+        return lambda network=None, **settings: agents(store, other, stores=(), network=network, **settings)
 
     @pytest.fixture
     def listed(self, make, file):
         return make(stores_file=file)
 
     def round(self, agent, clock, *stores):
-        clock.advance(15)
-        for store in stores:
-            store.traffic()
-        agent.loop.run_once()
+        pass_windows(agent, stores, clock)
 
     def names(self, agent):
         return [store.name for store in agent.history.stores()]
@@ -147,22 +128,22 @@ class TestAgent:
         assert listed.operators.bypass(OPS, True, None)["stores"] == {"host-a": "ok", "host-b": "ok"}
         store.up = False
         self.round(listed, clock, other)
-        assert listed.history.journal.open_incidents() == {"store_unreachable": 1}
+        assert wrong(listed) == ["store_unreachable"]
         file.write_text(listing("host-b"))
         self.round(listed, clock, other)
         assert self.names(listed) == ["host-b"]
-        assert listed.history.journal.open_incidents() == {"store_unreachable": 0}
+        assert wrong(listed) == []
         assert listed.operators.bypass(OPS, False, None)["stores"] == {"host-b": "ok"}
 
     def test_a_bad_edit_is_an_incident(self, listed, clock, file, store):
         """The stores of the last good one go on being tuned."""
         file.write_text("stores: [host-a]\n")
         self.round(listed, clock, store)
-        assert listed.history.journal.open_incidents() == {FILE_PROBLEM: 1}
+        assert wrong(listed) == [FILE_PROBLEM]
         assert self.names(listed) == ["host-a"]
         file.write_text(listing("host-a"))
         self.round(listed, clock, store)
-        assert listed.history.journal.open_incidents() == {FILE_PROBLEM: 0}
+        assert wrong(listed) == []
 
     @pytest.fixture
     def found(self, monkeypatch):
@@ -199,7 +180,7 @@ class TestAgent:
         assert (record.name, record.url) == ("host-a", "http://10.0.0.2:7410")
         self.round(agent, clock, store)
         assert dict(agent.collector.addresses) == {"http://10.0.0.2:7410": "10.0.0.2:7410"}
-        assert not any(agent.history.journal.open_incidents().values())
+        assert wrong(agent) == []
 
     def test_one_that_stands_by_knows_the_stores_too(self, listed, make, clock, file, store):
         """Its page tells those that it would lead."""
@@ -231,7 +212,7 @@ class TestAgent:
         agent.collector.look()
         assert [trouble.gone for trouble in agent.collector.collect()] == [True]
         self.round(agent, clock)
-        assert agent.history.journal.open_incidents() == {"store_unreachable": 1}
+        assert wrong(agent) == ["store_unreachable"]
 
     def test_who_starts_while_a_name_is_not_resolved_ends_nothing(self, make, clock, store, found):
         """Nobody knows yet who is none of the fleet's any more: wishes and proposals wait, and no flush is complete."""
@@ -239,19 +220,18 @@ class TestAgent:
         network = httpx.MockTransport(store.handle)
         before = make(network, **settings)
         self.round(before, clock, store)
-        proposal = Proposal("tiers.remote.fetch", "on", "off", "because", {})
-        made = {"mode": "recommend", "version": store.tuning["version"], "policy": 1}
-        made = before.changes.take("remote_fetch", Target("host-a", "remote"), proposal, **made)
+        wish = Proposal("tiers.remote.fetch", "on", "off", "because")
+        made = propose(before.history, "remote_fetch", Target("host-a", "remote"), wish)
         before.history.wishes.keep("http://10.0.0.1:7410", on=True)
         before.leader.resign()
         found.append(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))
         agent = make(network, **settings)
         self.round(agent, clock)
-        assert agent.history.decisions.get(made.id).state == State.PROPOSED
+        assert agent.history.decisions.get(made.id).state == "proposed"
         assert agent.history.wishes.of(["http://10.0.0.1:7410"]) == {"http://10.0.0.1:7410": True}
         assert not agent.operators.flush(OPS, {})["complete"]
         told = HttpActuator(lambda _: None, lambda: agent.collector.roster.unknown).undo(made)
-        assert (told.state, "stores is not resolved" in told.reason) == (State.APPROVED, True)
+        assert (told.state, "stores is not resolved" in told.reason) == ("approved", True)
         found.append(["10.0.0.2"])
         self.round(agent, clock, store)
         assert agent.history.wishes.of(["http://10.0.0.1:7410"]) == {}
@@ -261,9 +241,9 @@ class TestAgent:
         self.round(listed, clock, store)
         store.up = False
         self.round(listed, clock)
-        assert listed.history.journal.open_incidents() == {"store_unreachable": 1}
+        assert wrong(listed) == ["store_unreachable"]
         store.up, store.name = True, "host-z"
         self.round(listed, clock, store)
         self.round(listed, clock, store)
         assert self.names(listed) == ["host-z"]
-        assert listed.history.journal.open_incidents() == {"store_unreachable": 0}
+        assert wrong(listed) == []

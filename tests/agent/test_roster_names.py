@@ -31,9 +31,15 @@ def names():
 
 
 @pytest.fixture
-def found(clock, names):
+def find(clock):
+    """Makes a list of those that a name has, as one resolves it."""
+    return lambda resolve, *listed: Roster(listed, names=["http://stores:7410"], now=clock.now, resolve=resolve)
+
+
+@pytest.fixture
+def found(find, names):
     """By a name alone."""
-    return Roster(names=["http://stores:7410"], now=clock.now, resolve=names)
+    return find(names)
 
 
 class TestName:
@@ -84,16 +90,7 @@ class TestName:
         found.look()
         assert found.problems()[NAME_PROBLEM] == ""
 
-    def test_an_agent_starts_though_its_name_is_not_resolved_yet(self, clock, names):
-        """With no stores at first."""
-        addresses, names.answer = names.answer, socket.gaierror(socket.EAI_AGAIN, "Temporary failure")
-        roster = Roster(names=["http://stores:7410"], now=clock.now, resolve=names)
-        assert not roster.stores
-        names.answer = addresses
-        assert roster.look()
-        assert list(roster.stores) == urls("10.0.0.1", "10.0.0.2")
-
-    def test_a_resolver_that_hangs_holds_up_no_round_and_is_asked_once(self, clock, monkeypatch):
+    def test_a_resolver_that_hangs_holds_up_no_round_and_is_asked_once(self, find, monkeypatch):
         """What it answers late is taken at the look after."""
         monkeypatch.setattr(roster_module, "LATE_S", 0.01)
         answered, asked = Event(), []
@@ -103,7 +100,7 @@ class TestName:
             assert answered.wait(30)
             return ["10.0.0.1"]
 
-        roster = Roster(names=["http://stores:7410"], now=clock.now, resolve=slow)
+        roster = find(slow)
         roster.look()
         assert roster.problems()[NAME_PROBLEM].startswith("stores: no resolver answered within")
         answered.set()
@@ -130,19 +127,18 @@ class TestName:
         names.answer = ("10.0.0.3",)
         assert found.look()
 
-    def test_a_name_is_unknown_until_it_is_resolved(self, clock, names):
-        """Later it may fail: then it is known whom it had."""
+    def test_a_name_is_unknown_until_it_is_resolved(self, find, names):
+        """An agent starts all the same, with no stores at first. Later it may fail: then it is known whom it had."""
         addresses, names.answer = names.answer, socket.gaierror(socket.EAI_AGAIN, "Temporary failure")
-        roster = Roster(names=["http://stores:7410"], now=clock.now, resolve=names)
-        assert roster.unknown == ["stores"]
+        roster = find(names)
+        assert (roster.unknown, roster.stores) == (["stores"], {})
         for names.answer in (addresses, socket.gaierror(socket.EAI_AGAIN, "Temporary failure")):
             roster.look()
-            assert roster.unknown == []
+            assert (roster.unknown, list(roster.stores)) == ([], urls(*addresses))
 
-    def test_a_listed_address_is_no_found_one(self, clock, names):
+    def test_a_listed_address_is_no_found_one(self, find, clock, names):
         """It stays when the name has it no more."""
-        listed = [StoreAddress(url="http://10.0.0.1:7410", name="a")]
-        roster = Roster(listed, names=["http://stores:7410"], now=clock.now, resolve=names)
+        roster = find(names, StoreAddress(url="http://10.0.0.1:7410", name="a"))
         names.answer = ()
         clock.advance(HOUR_S)
         assert roster.look()

@@ -44,50 +44,35 @@ def test_postgresql_is_an_address_and_its_password_a_file(written, tmp_path):
     assert "secret" not in repr(settings)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("stores: []\n", ":1:1: name at least one store in stores, or one source in observe"),
-        ("stores: [{url: 'host-a:7410'}]\n", ":1:16: stores.0.url: write a store's address as http://host:port"),
-        ("stores: [{url: 'http://a:1/v1'}]\n", ":1:16: stores.0.url: write a store's address as http://host:port"),
-        ("stores: [{url: 'http://a:1?x=y'}]\n", ":1:16: stores.0.url: write a store's address as http://host:port"),
-        (
-            "stores: [{url: 'http://u:secret@a:1'}]\n",
-            ":1:16: stores.0.url: no user and no password in an address: a token stands in stores_token_file",
-        ),
-        ("stores: [{url: 'http://a:99999'}]\n", ":1:16: stores.0.url: a port is a number from 1 to 65535"),
-        ("stores: [{url: 'http://a:port'}]\n", ":1:16: stores.0.url: a port is a number from 1 to 65535"),
-        ("stores: [{url: 'http://a:1'}, {url: 'http://a:1/'}]\n", ":1:9: stores: http://a:1 is named twice"),
-        (
-            "stores: [{name: a, url: 'http://a:1'}, {name: a, url: 'http://b:1'}]\n",
-            ":1:9: stores: a is named twice",
-        ),
-        (
-            "stores: [{url: 'http://a:1'}]\nhttp: {host: 0.0.0.0}\n",
-            ":2:7: http: 0.0.0.0 is no loopback",
-        ),
-        (
-            "stores: [{url: 'http://a:1'}]\ndatabase: mysql://x/y\n",
-            ":2:11: database: write sqlite:///path, or postgresql",
-        ),
-        ("stores: [{url: 'http://a:1'}]\ndatabase: postgresql://x\n", ":2:11: database: name the database: postgresql"),
-        (
-            "stores: [{url: 'http://a:1'}]\ndatabase: 'postgresql://x/y?password=z'\n",
-            ":2:11: database: no password among the parameters",
-        ),
-        ("stores: [{url: 'http://a:1'}]\nwindow: 0s\n", ":2:9: window: Input should be greater than or equal to 0.5"),
-        (
-            "stores: [{url: 'http://a:1', name: fleet}]\n",
-            ":1:36: stores.0.name: fleet stands for the whole fleet: choose another name",
-        ),
-        (
-            "stores: [{url: 'http://a:1'}]\nkeep: 1h\n",
-            ":2:7: keep: Input should be greater than or equal to 21600 seconds",
-        ),
-        ("stores: {url: 'http://a:1'}\n", ":1:9: stores: Input should be a list"),
-        ("stores: [{url: 'http://a:1', nmae: x}]\n", ":1:30: stores.0.nmae: unknown key: did you mean name?"),
-    ],
-)
+MISTAKES = {
+    "stores: []\n": ":1:1: name at least one store in stores, or one source in observe",
+    "stores: [{url: 'host-a:7410'}]\n": ":1:16: stores.0.url: write a store's address as http://host:port",
+    "stores: [{url: 'http://a:1/v1'}]\n": ":1:16: stores.0.url: write a store's address as http://host:port",
+    "stores: [{url: 'http://a:1?x=y'}]\n": ":1:16: stores.0.url: write a store's address as http://host:port",
+    "stores: [{url: 'http://u:secret@a:1'}]\n": (
+        ":1:16: stores.0.url: no user and no password in an address: a token stands in stores_token_file"
+    ),
+    "stores: [{url: 'http://a:99999'}]\n": ":1:16: stores.0.url: a port is a number from 1 to 65535",
+    "stores: [{url: 'http://a:port'}]\n": ":1:16: stores.0.url: a port is a number from 1 to 65535",
+    "stores: [{url: 'http://a:1'}, {url: 'http://a:1/'}]\n": ":1:9: stores: http://a:1 is named twice",
+    "stores: [{name: a, url: 'http://a:1'}, {name: a, url: 'http://b:1'}]\n": ":1:9: stores: a is named twice",
+    "stores: [{url: 'http://a:1'}]\nhttp: {host: 0.0.0.0}\n": ":2:7: http: 0.0.0.0 is no loopback",
+    "stores: [{url: 'http://a:1'}]\ndatabase: mysql://x/y\n": ":2:11: database: write sqlite:///path, or postgresql",
+    "stores: [{url: 'http://a:1'}]\ndatabase: postgresql://x\n": ":2:11: database: name the database: postgresql",
+    "stores: [{url: 'http://a:1'}]\ndatabase: 'postgresql://x/y?password=z'\n": (
+        ":2:11: database: no password among the parameters"
+    ),
+    "stores: [{url: 'http://a:1'}]\nwindow: 0s\n": ":2:9: window: Input should be greater than or equal to 0.5",
+    "stores: [{url: 'http://a:1', name: fleet}]\n": (
+        ":1:36: stores.0.name: fleet stands for the whole fleet: choose another name"
+    ),
+    "stores: [{url: 'http://a:1'}]\nkeep: 1h\n": ":2:7: keep: Input should be greater than or equal to 21600 seconds",
+    "stores: {url: 'http://a:1'}\n": ":1:9: stores: Input should be a list",
+    "stores: [{url: 'http://a:1', nmae: x}]\n": ":1:30: stores.0.nmae: unknown key: did you mean name?",
+}
+
+
+@pytest.mark.parametrize(("text", "said"), MISTAKES.items())
 def test_a_bad_file_is_told_with_its_place(written, text, said):
     """Every kind of mistake is named with file, line, column and field."""
     with pytest.raises(DocumentError) as caught:

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from agent.fakes import START
-from tiertune_agent.records import Snapshot, Window
+from agent.fakes import START, gib, window
+from tiertune_agent.records import Snapshot
 from tiertune_agent.whatif.shapes import Grid, Split, grid, median_shape, remote_bytes
 from tiertune_agent.whatif.terms import KnownCosts, mean_prompt
 from tiertune_connector.cost import ModelShape, PrefillCost
@@ -25,10 +25,6 @@ def snapshot(store="a", *, dram=GIB, disk=0, remote=None, windows=(), pool=None,
     return Snapshot(store, f"http://{store}", "b", "1", START, status, tuning, {}, tuple(windows))
 
 
-def window(tier, **values):
-    return Window("a", "", "", tier, START, 15.0, values)
-
-
 # -- shapes
 
 
@@ -36,7 +32,7 @@ def test_the_present_shape_is_that_of_the_median_host():
     """One host that is larger does not stand for all; the remote is one."""
     redis = {"health": "ok", "capacity_bytes": 5 * GIB, "resident_bytes": 1}
     fleet = [snapshot(dram=size * GIB, disk=GIB, remote=redis) for size in (1, 1, 9)]
-    assert median_shape(fleet) == Shape(GIB, GIB, 5 * GIB)
+    assert median_shape(fleet) == gib(1, 5, 1)
 
 
 def test_a_remote_without_a_bound_has_a_size_that_stands_still():
@@ -59,45 +55,45 @@ def test_parts_of_a_directory_add_up():
 
 def test_a_grid_varies_one_tier_at_a_time():
     """Present, none, and from an eighth to four times, of each local tier that there is; and no remote."""
-    now = Shape(8 * GIB, 16 * GIB, 32 * GIB)
+    now = gib(8, 32, 16)
     shapes = grid(now, ("dram", "disk"))
     assert len(shapes) == len(set(shapes)) == 7 + 6 + 1
     assert {shape.dram // GIB for shape in shapes if (shape.disk, shape.remote) == (now.disk, now.remote)} == {
         0, 1, 2, 4, 8, 16, 32,
     }  # fmt: skip
-    assert Shape(8 * GIB, 16 * GIB, 0) in shapes
-    assert all(shape.disk == 0 for shape in grid(Shape(GIB, 0, GIB), ("dram",)))
+    assert gib(8, disk=16) in shapes
+    assert all(shape.disk == 0 for shape in grid(gib(1, 1), ("dram",)))
 
 
 def test_a_tier_that_was_sized_away_can_come_back():
     """At zero the larger sizes are parts and multiples of a gibibyte."""
-    assert GIB in {shape.dram for shape in grid(Shape(0, 0, GIB), ("dram",))}
+    assert GIB in {shape.dram for shape in grid(gib(0, 1), ("dram",))}
 
 
 def test_the_grid_stands_still_while_sizes_stay_within_it():
     """Prospects before and after a change name the same shapes; beyond its ends there is a new one."""
     kept = Grid()
-    first = kept.around(Shape(8 * GIB, 0, GIB), ("dram",))
-    assert kept.around(Shape(4 * GIB, 0, GIB), ("dram",)) is first
-    assert kept.around(Shape(0, 0, GIB), ("dram",)) is first
-    wider = kept.around(Shape(64 * GIB, 0, GIB), ("dram",))
+    first = kept.around(gib(8, 1), ("dram",))
+    assert kept.around(gib(4, 1), ("dram",)) is first
+    assert kept.around(gib(0, 1), ("dram",)) is first
+    wider = kept.around(gib(64, 1), ("dram",))
     assert wider != first
-    assert Shape(256 * GIB, 0, GIB) in wider
+    assert gib(256, 1) in wider
 
 
 @pytest.mark.parametrize(("size", "sizes"), [(32, (4, 8, 16, 32, 64, 128)), (1, (0.125, 0.25, 0.5, 1, 2, 4))])
 def test_the_end_of_a_grid_is_not_the_end_of_growing_and_shrinking(size, sizes):
     """At the largest and the smallest size simulated there is a new grid, which is then left as it is."""
     kept = Grid()
-    first = kept.around(Shape(8 * GIB, 0, GIB), ("dram",))
+    first = kept.around(gib(8, 1), ("dram",))
     assert size * GIB in (first[-1].dram, min(shape.dram for shape in first if shape.dram))
-    now = Shape(size * GIB, 0, GIB)
+    now = gib(size, 1)
     beyond = kept.around(now, ("dram",))
     assert {shape.dram / GIB for shape in beyond} == {0, *sizes}
     assert kept.around(now, ("dram",)) is beyond
 
 
-MOVED = Shape(16 * GIB, 64 * GIB, 32 * GIB)
+MOVED = gib(16, 32, 64)
 
 
 @pytest.mark.parametrize(
@@ -120,15 +116,15 @@ def test_another_size_of_one_tier_leaves_the_others_theirs(tiers, split, now):
 def test_a_size_between_those_simulated_is_simulated_itself():
     """A step of the way, or a bound of the policy: what stands is weighed by what it costs, not by its neighbour."""
     kept = Grid()
-    kept.around(Shape(8 * GIB, 0, 0), ("dram",))
-    assert Shape(12 * GIB, 0, 0) in kept.around(Shape(12 * GIB, 0, 0), ("dram",))
+    kept.around(gib(8), ("dram",))
+    assert gib(12) in kept.around(gib(12), ("dram",))
 
 
 def test_a_remote_of_another_size_leaves_dram_its_sizes():
     """Somebody else's Redis was made smaller: no size of it is varied, and DRAM is weighed beside the new one."""
     kept = Grid()
-    kept.around(Shape(8 * GIB, 0, 64 * GIB), ("dram",))
-    shapes = kept.around(Shape(8 * GIB, 0, 24 * GIB), ("dram",))
+    kept.around(gib(8, 64), ("dram",))
+    shapes = kept.around(gib(8, 24), ("dram",))
     assert len({shape.dram for shape in shapes if shape.remote == 24 * GIB}) == 7
 
 
@@ -174,7 +170,7 @@ def test_engines_without_a_line_are_priced_by_their_gates():
     known = KnownCosts()
     assert known.terms(snapshot(), "n") is None
     gates = {"gate_candidate_seconds_total{kind=recompute}": 3.0, "gate_candidate_tokens_total": 1500.0}
-    told = snapshot(windows=[window("remote", **gates)])
+    told = snapshot(windows=[window("remote", gates)])
     known.hear(told)
     assert known.terms(told, "n").prefill_s(10) == pytest.approx(160 * 0.002)
 
@@ -183,7 +179,7 @@ def test_fetches_are_priced_by_the_last_estimates():
     """They stay known through rounds that tell nothing; a remote never measured is never worth a fetch."""
     known = KnownCosts()
     gauges = {"fetch_estimate_t0_seconds": 0.01, "fetch_estimate_bytes_per_second": 1e6}
-    told = snapshot(pool=POOL | {"prefill": LINE}, windows=[window("disk", **gauges)], margin=1.5)
+    told = snapshot(pool=POOL | {"prefill": LINE}, windows=[window("disk", gauges)], margin=1.5)
     known.hear(told)
     later = snapshot(pool=POOL | {"prefill": LINE}, margin=1.5)
     known.hear(later)
@@ -195,7 +191,7 @@ def test_fetches_are_priced_by_the_last_estimates():
 
 def prompts(namespace, requests, tokens):
     values = {"requests_total{salted=no}": requests, "prompt_tokens_total{stage=all}": tokens}
-    return Window("a", namespace, "m", "", START, 15.0, values)
+    return window("", values, namespace=namespace)
 
 
 def test_a_prompt_of_mean_length_stands_for_candidates_that_nobody_saw():

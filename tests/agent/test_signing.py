@@ -9,7 +9,6 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from agent.conftest import make_agent
 from connector.stores import running
 from e2e.redis_servers import Certificates, certificates
 from tiertune_agent import client as command
@@ -18,8 +17,8 @@ from tiertune_agent.changes.operators import Caller
 from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, access
 from tiertune_agent.doctor.command import Endpoints, examine
 from tiertune_agent.network import http_client
-from tiertune_agent.run import Agent, utc_now
-from tiertune_agent.settings import AgentSettings, HttpSettings
+from tiertune_agent.run import utc_now
+from tiertune_agent.settings import HttpSettings
 from tiertune_agent.terminal.options import InputError
 from tiertune_agent.web.bodies import MOST_BYTES
 from tiertune_agent.web.signing import COOKIE, LAST_S, Sessions
@@ -42,18 +41,16 @@ def tokens(tmp_path):
 
 
 @pytest.fixture
-def agent(database, clock, store, policy_file, tokens):
-    """Of an agent that other hosts reach."""
-    http = HttpSettings(host="0.0.0.0", port=0, tokens_file=tokens)
-    made = make_agent(database, policy_file, clock, [store], http=http)
+def asking(agents, tokens):
+    """An agent that other hosts reach: it asks for tokens."""
+    made = agents(http=HttpSettings(host="0.0.0.0", port=0, tokens_file=tokens))
     made.loop.run_once()
-    yield made
-    made.close()
+    return made
 
 
 @pytest.fixture
-def browser(agent):
-    with TestClient(agent.served, base_url=f"http://{AWAY}", client=("10.0.0.7", 5000), follow_redirects=False) as http:
+def browser(asking):
+    with TestClient(asking.served, f"http://{AWAY}", client=("10.0.0.7", 5000), follow_redirects=False) as http:
         yield http
 
 
@@ -160,15 +157,14 @@ def test_a_session_ends_with_its_time_and_with_its_token(tokens):
     assert sessions.holder(first) is None
 
 
-def test_on_loopback_reading_stays_free(database, clock, store, policy_file, tokens):
+def test_on_loopback_reading_stays_free(agents, tokens):
     """Where tokens are set, commands ask for one also there; a foreign page's name for this host is none of ours."""
-    agent = make_agent(database, policy_file, clock, [store], http=HttpSettings(port=0, tokens_file=tokens))
+    agent = agents(http=HttpSettings(port=0, tokens_file=tokens))
     with TestClient(agent.served, base_url="http://127.0.0.1", client=("127.0.0.1", 5000)) as http:
         assert http.get("/api/v1/fleet").status_code == 200
         assert http.get("/api/v1/fleet", headers={"Host": "rebound.example"}).status_code == 400
         assert http.post("/api/v1/unfreeze").status_code == 401
         assert http.post("/api/v1/unfreeze", headers=bearer(APPROVE)).status_code == 200
-    agent.close()
 
 
 # -- what the agent and the command line show
@@ -226,21 +222,31 @@ def encrypted(tmp_path, tokens):
         yield Encrypted(process, process.address.replace("0.0.0.0", "localhost"), files)
 
 
-def test_a_command_shows_the_token_that_the_environment_names(monkeypatch, tmp_path, encrypted):
+@pytest.fixture
+def token(tmp_path):
+    """A file with one that tunes."""
+    (tmp_path / "token").write_text(TUNE)
+    return tmp_path / "token"
+
+
+def test_a_command_shows_the_token_that_the_environment_names(monkeypatch, token, encrypted):
     """Straight to a store over HTTPS: refused without a token, or with a wrong one; messages name what to mend."""
+
+    def call():
+        return command.call("POST", encrypted.url, "/v1/bypass", {"on": True})
+
     monkeypatch.setenv(CA_FILE, str(encrypted.files.ca))
     with pytest.raises(InputError, match=TOKEN_FILE):
-        command.call("POST", encrypted.url, "/v1/bypass", {"on": True})
-    (tmp_path / "old-token").write_text("w" * 20)
-    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "old-token"))
-    with pytest.raises(InputError, match=r"refuses the token in .*old-token$"):
-        command.call("POST", encrypted.url, "/v1/bypass", {"on": True})
-    (tmp_path / "token").write_text(TUNE)
-    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
-    assert command.call("POST", encrypted.url, "/v1/bypass", {"on": True})["bypass"] is True
+        call()
+    monkeypatch.setenv(TOKEN_FILE, str(token))
+    token.write_text("w" * 20)
+    with pytest.raises(InputError, match=r"refuses the token in .*token$"):
+        call()
+    token.write_text(TUNE)
+    assert call()["bypass"] is True
     monkeypatch.delenv(CA_FILE)
     with pytest.raises(command.CallError, match=rf"certificate.*{CA_FILE}"):
-        command.call("POST", encrypted.url, "/v1/bypass", {"on": False})
+        call()
 
 
 def test_an_authority_that_the_system_trusts_is_trusted_unless_another_is_named(monkeypatch, encrypted):
@@ -278,34 +284,22 @@ def test_a_certificate_that_is_exchanged_is_served_at_the_next_connection(encryp
     assert served() != was
 
 
-def test_an_agent_reads_and_tunes_stores_that_ask(database, policy_file, tmp_path, encrypted):
+def test_an_agent_reads_and_tunes_stores_that_ask(agents, token, encrypted):
     """Over HTTPS with a token: counters, samples and commands; without one the store counts as unreachable."""
-    (tmp_path / "token").write_text(TUNE)
-    settings = AgentSettings(
-        database=database,
-        stores=[{"url": encrypted.url, "name": "host-a"}],
-        policy=policy_file,
-        stores_token_file=tmp_path / "token",
-        stores_ca_file=encrypted.files.ca,
-    )
-    agent = Agent(settings, now=utc_now)
-    agent.leader.leads()
+    stores = {"stores": [{"url": encrypted.url, "name": "host-a"}], "stores_ca_file": encrypted.files.ca}
+    agent = agents(real=True, now=utc_now, stores_token_file=token, **stores)
     agent.loop.run_once()
     assert [record.name for record in agent.history.stores()] == ["host-a"]
     assert agent.operators.bypass(Caller("ops", ""), True, None)["stores"] == {"host-a": "ok"}
     assert encrypted.process.store.tuning.bypass
-    agent.close()
-    alone = Agent(settings.model_copy(update={"stores_token_file": None}), now=utc_now)
-    (trouble,) = alone.collector.collect()
+    (trouble,) = agents(real=True, now=utc_now, **stores).collector.collect()
     assert trouble.kind == "store_unreachable"
-    alone.close()
 
 
-def test_commands_trust_engines_as_the_rest_but_show_them_no_token(monkeypatch, tmp_path, tiertune, encrypted):
+def test_commands_trust_engines_as_the_rest_but_show_them_no_token(monkeypatch, token, tiertune, encrypted):
     """What answers here, a store in place of an engine, is reached by its authority, and is shown no token."""
-    (tmp_path / "token").write_text(TUNE)
     monkeypatch.setenv(CA_FILE, str(encrypted.files.ca))
-    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
+    monkeypatch.setenv(TOKEN_FILE, str(token))
     monkeypatch.setattr(command, "call", lambda *_, **__: {"stores": {}, "complete": True})
     (found,) = examine(Endpoints(engines=[encrypted.url])).engines
     assert "401" in found.problem
@@ -315,16 +309,9 @@ def test_commands_trust_engines_as_the_rest_but_show_them_no_token(monkeypatch, 
     assert (flushed.returncode, flushed.stdout) == (1, f"{encrypted.url}: answered 401\n")
 
 
-def test_an_agent_trusts_sources_as_stores_but_shows_them_no_token(database, tmp_path, encrypted):
+def test_an_agent_trusts_sources_as_stores_but_shows_them_no_token(agents, token, encrypted):
     """Who signed stores' certificates may have signed a source's; the token is for stores alone."""
-    (tmp_path / "token").write_text(TUNE)
-    settings = AgentSettings(
-        database=database,
-        observe=[{"name": "engine-a", "url": f"{encrypted.url}/metrics", "kind": "vllm"}],
-        stores_token_file=tmp_path / "token",
-        stores_ca_file=encrypted.files.ca,
-    )
-    agent = Agent(settings, now=utc_now)
+    source = {"name": "engine-a", "url": f"{encrypted.url}/metrics", "kind": "vllm"}
+    agent = agents(real=True, now=utc_now, observe=[source], stores_token_file=token, stores_ca_file=encrypted.files.ca)
     (trouble,) = agent.observing.collect(())
     assert trouble.message.endswith("it answers 401 Unauthorized")
-    agent.close()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.fakes import START
+from agent.fakes import START, gib
 from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.round import Round
 from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field
@@ -19,7 +19,6 @@ from tiertune_agent.tuners.remote_policy import RemotePolicy
 from tiertune_agent.tuners.tier_size import candidates
 from tiertune_agent.verdicts.soak import slowest
 from tiertune_agent.whatif.shapes import Grid, Split, grid, median_shape
-from tiertune_connector.whatif.chain import Shape
 
 GIB = 2**30
 
@@ -155,7 +154,7 @@ def test_without_a_budget_the_remote_is_sized_alone():
 
 def test_a_managed_remote_is_simulated_at_other_sizes():
     """The grid varies the remote alone; so there is something to choose from."""
-    now = Shape(8 * GIB, 0, 32 * GIB)
+    now = gib(8, 32)
     shapes = grid(now, ("dram", "remote"))
     alone = [shape.remote // GIB for shape in shapes if (shape.dram, shape.disk) == (now.dram, now.disk)]
     assert alone == [0, 4, 8, 16, 32, 64, 128]
@@ -177,17 +176,17 @@ def test_a_remote_that_was_emptied_can_come_back():
     """Its maxmemory of one byte is a size of none, and larger ones are simulated."""
     told = {"tiers": {"remote": {"health": "ok", "capacity_bytes": 1}}}
     fleet = [replace(host("host-a", 8 * GIB), status=told)]
-    assert median_shape(fleet) == Shape(8 * GIB, 0, 0)
+    assert median_shape(fleet) == gib(8)
     assert any(shape.remote >= GIB for shape in grid(median_shape(fleet), ("dram", "remote")))
 
 
 def test_a_split_budget_is_simulated_by_its_splits():
     """Every other size of DRAM has the rest of the budget as its remote; a new budget is a new grid."""
-    now, split, kept = Shape(8 * GIB, 0, 16 * GIB), Split(32 * GIB, 2), Grid()
+    now, split, kept = gib(8, 16), Split(32 * GIB, 2), Grid()
     shapes = kept.around(now, ("dram", "remote"), split)
     assert all(2 * shape.dram + shape.remote == split.budget for shape in shapes if shape.remote)
     assert {shape.remote / split.budget for shape in shapes} >= {0.0, 0.5}
-    assert kept.around(Shape(10 * GIB, 0, 12 * GIB), ("dram", "remote"), split) is shapes
+    assert kept.around(gib(10, 12), ("dram", "remote"), split) is shapes
     assert kept.around(now, ("dram", "remote"), Split(64 * GIB, 2)) is not shapes
 
 

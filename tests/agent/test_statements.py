@@ -1,11 +1,12 @@
 """How many SQL statements a round takes: what a fleet has in common is asked once, not once for every store."""
 
 from contextlib import contextmanager
+from shutil import copy
 
 import pytest
 from sqlalchemy import event
 
-from agent.conftest import make_agent
+from agent.conftest import make_agent, pass_windows
 from agent.fakes import SLOW, FakeStore
 from tiertune_agent.records import State
 
@@ -22,20 +23,15 @@ def statements(tmp_path, clock, policy_file, database):
 
     def count(number, change=lambda _stores: None, rounds=6):
         stores = [FakeStore(clock, f"host-{index}") for index in range(number)]
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "agent.sqlite").write_bytes((tmp_path / "agent.sqlite").read_bytes())
-        agent = make_agent(f"sqlite:///{folder / 'agent.sqlite'}", policy_file, clock, stores)
+        file = tmp_path / f"{number}.sqlite"
+        copy(tmp_path / "agent.sqlite", file)
+        agent = make_agent(f"sqlite:///{file}", policy_file, clock.now, stores)
         made.append(agent)
         change(stores)
+        pass_windows(agent, stores, clock, rounds - 1, tick=True)
         heard = []
-        for _ in range(rounds):
-            clock.advance(15)
-            for store in stores:
-                store.traffic(10)
-            heard.clear()
-            with listening(agent, heard):
-                agent.tick()
+        with listening(agent, heard):
+            pass_windows(agent, stores, clock, tick=True)
         assert "job_errors_total{" not in agent.metrics.render().decode()
         return heard, agent
 

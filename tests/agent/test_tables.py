@@ -24,6 +24,14 @@ DECISION = {
 COMMAND = {"at": "2026-03-05T12:00:07+00:00", "who": "op", "from": "[::1]", "what": "freeze", "detail": WRITTEN}
 
 
+def printed(table, width=200):
+    """What a terminal of so many columns shows."""
+    console = Console(width=width)
+    with console.capture() as shown:
+        console.print(table)
+    return shown.get()
+
+
 @pytest.mark.parametrize(
     ("table", "told"),
     [
@@ -34,20 +42,15 @@ COMMAND = {"at": "2026-03-05T12:00:07+00:00", "who": "op", "from": "[::1]", "wha
 )
 def test_what_stands_in_brackets_is_no_markup(table, told):
     """An operator's reason, an address, the text of an error."""
-    console = Console(width=200)
-    with console.capture() as shown:
-        console.print(table)
+    shown = printed(table)
     for each in told:
-        assert each in shown.get()
+        assert each in shown
 
 
 def test_a_decision_is_shown_with_units_and_without_what_has_not_come_yet():
     """As in the list; a split of several tiers stays the document that it is."""
-    console = Console(width=200)
-    with console.capture() as shown:
-        console.print(decision_table({**DECISION, "waits": None, "verdicts": [], "approved_by": "", "version": 0}))
-        console.print(decision_table({**DECISION, "from": {"dram": 1}, "to": {"dram": 2}}))
-    told = shown.get()
+    bare = {**DECISION, "waits": None, "verdicts": [], "approved_by": "", "version": 0}
+    told = printed(decision_table(bare)) + printed(decision_table({**DECISION, "from": {"dram": 1}, "to": {"dram": 2}}))
     assert "4.0 GiB" in told
     assert "4294967296" not in told
     assert "version" in told
@@ -69,10 +72,7 @@ def test_a_finding_commands_no_terminal(capsys):
 @pytest.mark.parametrize("store", ["host-a", "a-name-of-a-store-as-long-as-one-may-be-0123456789-0123456789-abc"])
 def test_a_narrow_terminal_shows_all_of_a_decision(width, store):
     """Its id, which a command needs, and every letter of its sentence, which has lines of its own."""
-    console = Console(width=width)
-    with console.capture() as shown:
-        console.print(decisions_table([{**DECISION, "id": 4711, "store": store}]))
-    lines = shown.get().splitlines()
+    lines = printed(decisions_table([{**DECISION, "id": 4711, "store": store}]), width).splitlines()
     assert all(len(line) <= width for line in lines)
     (row,) = (place for place, line in enumerate(lines) if line.split()[0] == "4711")
     below, at = (lines[row:], lines[0].index("reason")) if width >= WIDE else (lines[row + 1 :], 4)
@@ -82,10 +82,8 @@ def test_a_narrow_terminal_shows_all_of_a_decision(width, store):
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_no_decisions_are_told_as_such(width):
-    console = Console(width=width)
-    with console.capture() as shown:
-        console.print(decisions_table([]))
-    assert shown.get() == "no decisions\n"
+    """In a word, not as an empty table."""
+    assert printed(decisions_table([]), width) == "no decisions\n"
 
 
 def test_the_number_of_a_line_is_no_emoji(capsys):

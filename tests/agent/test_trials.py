@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from agent.fakes import DIGEST, START, after, remote_window
+from agent.fakes import DIGEST, START, after, by_length, gib, remote_window, window
 from agent.test_actuator import DECISION
-from tiertune_agent.records import Histogram, Prospect, Rates, State, Target, Window
+from tiertune_agent.records import Histogram, Prospect, Rates, Target
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.verdicts.soak import LONGEST_S, fill_seconds, soak_seconds
 from tiertune_agent.verdicts.trials import (
@@ -44,20 +44,20 @@ def outcomes(*saved):
 
 
 def pool(index, values, tier="", seconds=15.0):
-    return Window("host-a", DIGEST, "llama", tier, after(seconds=index * seconds), seconds, values)
+    return window(tier, values, index, seconds, namespace=DIGEST)
 
 
 @pytest.mark.parametrize(
     ("decision", "soak", "state"),
     [
-        (DECISION, probes(1e8, 1.1e8, 0.9e8, 1e8), State.KEPT),
-        (DECISION, probes(1e9, 1e9, 1e9), State.ROLLED_BACK),
-        (DECISION, probes(1e8, 1e9, 1e8, 1e9), State.INCONCLUSIVE),
-        (DECISION, probes(1e8, 1e8), State.INCONCLUSIVE),
-        (ON, outcomes(3, 2.8, 3.1), State.KEPT),
-        (ON, outcomes(-3, -2.8, -3.1), State.ROLLED_BACK),
-        (ON, outcomes(3, -3, 2), State.INCONCLUSIVE),
-        (ON, [], State.INCONCLUSIVE),
+        (DECISION, probes(1e8, 1.1e8, 0.9e8, 1e8), "kept"),
+        (DECISION, probes(1e9, 1e9, 1e9), "rolled_back"),
+        (DECISION, probes(1e8, 1e9, 1e8, 1e9), "inconclusive"),
+        (DECISION, probes(1e8, 1e8), "inconclusive"),
+        (ON, outcomes(3, 2.8, 3.1), "kept"),
+        (ON, outcomes(-3, -2.8, -3.1), "rolled_back"),
+        (ON, outcomes(3, -3, 2), "inconclusive"),
+        (ON, [], "inconclusive"),
     ],
 )
 def test_fetching_is_tried_against_recomputing(decision, soak, state):
@@ -69,7 +69,7 @@ def test_what_the_gate_refuses_is_no_fault_of_fetching():
     """Switched on, and the gate lets nobody fetch at the predicted cost: not worse, so it is not switched off again."""
     refused = [remote_window(i, requests=5, fetch=9 + i / 10, recompute=4) for i in range(5)]
     verdict = compare(fetch_trial("on", refused, TYPICAL), worse_by=0.02)
-    assert (verdict.state, verdict.evidence["after"]) == (State.INCONCLUSIVE, 1.0)
+    assert (verdict.state, verdict.evidence["after"]) == ("inconclusive", 1.0)
 
 
 def test_a_loss_is_told_as_costing_more():
@@ -87,21 +87,15 @@ def test_a_holdout_is_believed_before_predictions():
         "holdout_sums_total{group=held,sum=seconds}": 1.0,
         "holdout_sums_total{group=held,sum=tokens}": 1000.0,
     }
-    windows = [replace(window, values={**window.values, **sums}) for window in outcomes(3, 3, 3)]
+    windows = [replace(one, values={**one.values, **sums}) for one in outcomes(3, 3, 3)]
     trial = fetch_trial("on", windows, TYPICAL)
     assert (trial.before, trial.after) == ((0.001,) * 3, (0.008,) * 3)
-    assert compare(trial, worse_by=0.02).state == State.ROLLED_BACK
+    assert compare(trial, worse_by=0.02).state == "rolled_back"
 
 
-def by_length(index, **gained):
+def lengths(index, **gained):
     """A window in which ten fetches of each class gained so many seconds, of 100 s to recompute all candidates."""
-    values = {**remote_window(index, requests=99, fetch=1, recompute=1).values}
-    values["gate_candidate_seconds_total{kind=recompute}"] = 100.0
-    for name, seconds in gained.items():
-        tokens, result = name.removeprefix("t"), "saved" if seconds > 0 else "lost"
-        values[f"gate_length_requests_total{{tokens={tokens}}}"] = 10.0
-        values[f"gate_length_seconds_total{{tokens={tokens},result={result}}}"] = abs(seconds)
-    return replace(remote_window(index), values=values)
+    return by_length(remote_window(index, requests=99, fetch=1, recompute=100), 10.0, **gained)
 
 
 GAIN, LOSS, NOISE = (9.0, 11.0, 10.0, 12.0), (-9.0, -11.0, -10.0, -12.0), (9.0, -11.0, 10.0, -9.0)
@@ -110,27 +104,27 @@ GAIN, LOSS, NOISE = (9.0, 11.0, 10.0, 12.0), (-9.0, -11.0, -10.0, -12.0), (9.0, 
 @pytest.mark.parametrize(
     ("before", "after", "gained", "state"),
     [
-        (0, 4096, LOSS, State.KEPT),
-        (0, 4096, GAIN, State.ROLLED_BACK),
-        (0, 4096, NOISE, State.INCONCLUSIVE),
-        (4096, 0, GAIN, State.KEPT),
-        (4096, 0, LOSS, State.ROLLED_BACK),
-        (4096, 0, NOISE, State.INCONCLUSIVE),
-        (0, 4096, LOSS[:2], State.INCONCLUSIVE),
+        (0, 4096, LOSS, "kept"),
+        (0, 4096, GAIN, "rolled_back"),
+        (0, 4096, NOISE, "inconclusive"),
+        (4096, 0, GAIN, "kept"),
+        (4096, 0, LOSS, "rolled_back"),
+        (4096, 0, NOISE, "inconclusive"),
+        (0, 4096, LOSS[:2], "inconclusive"),
     ],
 )
 def test_a_floor_is_tried_by_the_fetches_between_the_two(before, after, gained, state):
     """Raised over fetches that lost or lowered to ones that gain it is right; what longer ones do is not counted."""
-    windows = [by_length(i, t1024=each, t4096=-5 * each) for i, each in enumerate(gained)]
+    windows = [lengths(i, t1024=each, t4096=-5 * each) for i, each in enumerate(gained)]
     assert compare(floor_trial(before, after, windows), worse_by=0.02).state == state
 
 
 def test_a_floor_is_weighed_against_all_that_could_be_fetched():
     """A hundredth of the cost is less than what the guard allows, and windows without such fetches tell nothing."""
-    windows = [by_length(i, t0=each / 10) for i, each in enumerate(GAIN)]
-    verdict = compare(floor_trial(0, 1024, [*windows, by_length(9, t1024=5.0)]), worse_by=0.02)
-    assert (verdict.state, verdict.evidence["windows"]) == (State.INCONCLUSIVE, 4)
-    late = by_length(10, t0=5.0)  # its candidates were of the window before
+    windows = [lengths(i, t0=each / 10) for i, each in enumerate(GAIN)]
+    verdict = compare(floor_trial(0, 1024, [*windows, lengths(9, t1024=5.0)]), worse_by=0.02)
+    assert (verdict.state, verdict.evidence["windows"]) == ("inconclusive", 4)
+    late = lengths(10, t0=5.0)  # its candidates were of the window before
     late.values["gate_candidate_seconds_total{kind=recompute}"] = 0.0
     assert floor_trial(0, 1024, [*windows, late]) == floor_trial(0, 1024, windows)
     assert (
@@ -158,10 +152,9 @@ def traffic(before, after, *, spread=0.1, seed=1, tier="remote"):
             "tier_transfer_bytes_total{operation=write}": GIB * written * much,
             "tier_operation_seconds{operation=write,outcome=ok}": Histogram(written * much, 0.1, {}),
         }
-        at = START + timedelta(seconds=15 * index)
         windows += [
-            Window("host-a", "", "", tier, at, 15.0, values),
-            Window("host-a", DIGEST, "llama", "", at, 15.0, {"prompt_tokens_total{stage=all}": 1e6 * much}),
+            window(tier, values, index),
+            pool(index, {"prompt_tokens_total{stage=all}": 1e6 * much}),
         ]
     return windows
 
@@ -173,12 +166,12 @@ def admitted(windows, *, tier="remote", rates=None):
 @pytest.mark.parametrize(
     ("before", "after", "spread", "rates", "state"),
     [
-        ((100, 200), (60, 50), 0.1, Rates(3.6), State.ROLLED_BACK),
-        ((100, 200), (140, 50), 0.1, Rates(3.6), State.KEPT),
-        ((100, 200), (101, 50), 0.9, Rates(3.6), State.INCONCLUSIVE),
-        ((100, 200), (99.5, 50), 0.01, Rates(3.6), State.INCONCLUSIVE),
-        ((100, 200), (60, 50), 0.1, Rates(3.6, network_gib=0.001), State.KEPT),
-        ((100, 200), (60, 50), 0.1, Rates(36.0, network_gib=0.001), State.ROLLED_BACK),
+        ((100, 200), (60, 50), 0.1, Rates(3.6), "rolled_back"),
+        ((100, 200), (140, 50), 0.1, Rates(3.6), "kept"),
+        ((100, 200), (101, 50), 0.9, Rates(3.6), "inconclusive"),
+        ((100, 200), (99.5, 50), 0.01, Rates(3.6), "inconclusive"),
+        ((100, 200), (60, 50), 0.1, Rates(3.6, network_gib=0.001), "kept"),
+        ((100, 200), (60, 50), 0.1, Rates(36.0, network_gib=0.001), "rolled_back"),
     ],
     ids=["fewer found", "more found", "noise", "under what the guard allows", "the network costs more", "GPUs do"],
 )
@@ -192,23 +185,22 @@ def test_an_admission_is_tried_by_what_is_found_and_what_is_written(before, afte
 def test_a_network_is_paid_for_by_the_remote_alone():
     """The same traffic on disk: fewer bytes found are fewer bytes found, whatever the network costs."""
     trial = admitted(traffic((100, 200), (60, 50), tier="disk"), tier="disk", rates=Rates(3.6, network_gib=0.001))
-    assert contrast(trial, worse_by=0.02).state == State.ROLLED_BACK
+    assert contrast(trial, worse_by=0.02).state == "rolled_back"
+
+
+def counted(one):
+    """Its values but for histograms."""
+    return [(name, value) for name, value in one.values.items() if not isinstance(value, Histogram)]
 
 
 def test_more_traffic_and_a_faster_link_are_no_better_admission():
     """Twice the requests, each byte found saving twice as much: nothing that the admission did."""
     windows = traffic((100, 200), (100, 200))
     faster = [
-        replace(
-            window,
-            values={
-                name: value if isinstance(value, Histogram) else value * (4 if name.startswith("saved") else 2)
-                for name, value in window.values.items()
-            },
-        )
-        for window in windows[80:]
+        replace(one, values={name: value * (4 if name.startswith("saved") else 2) for name, value in counted(one)})
+        for one in windows[80:]
     ]
-    assert contrast(admitted([*windows[:80], *faster]), worse_by=0.0).state == State.INCONCLUSIVE
+    assert contrast(admitted([*windows[:80], *faster]), worse_by=0.0).state == "inconclusive"
 
 
 def test_what_passed_is_told_with_the_verdict():
@@ -222,17 +214,17 @@ def test_what_passed_is_told_with_the_verdict():
 def test_an_admission_of_a_tier_where_nothing_was_found_stays_open():
     """Without a fetch nobody knows what a token costs: too few windows, no error."""
     verdict = contrast(admitted(traffic((0, 200), (0, 50))), worse_by=0.02)
-    assert verdict.state == State.INCONCLUSIVE
+    assert verdict.state == "inconclusive"
     assert verdict.reason.startswith("0 windows of the shorter spell")
 
 
 def test_a_holdout_is_an_experiment():
     """It is kept with the reason; what else the policy sets stays without a verdict."""
     held = unweighed(replace(DECISION, field="tiers.remote.holdout", before=0.0, after=0.05))
-    assert held.state == State.KEPT
+    assert held.state == "kept"
     assert held.reason.startswith("an experiment, and no setting with a better value: 5.0% of the requests")
     margin = unweighed(replace(DECISION, field="tiers.remote.margin"))
-    assert (margin.state, margin.reason) == (State.INCONCLUSIVE, "there is nothing to weigh tiers.remote.margin by")
+    assert (margin.state, margin.reason) == ("inconclusive", "there is nothing to weigh tiers.remote.margin by")
 
 
 def ghosts(index, **hits):
@@ -283,7 +275,7 @@ def test_an_idle_namespace_weighs_what_it_asks():
     trial = size_trial(seen, HALF, FULL)
     assert trial.weights == (5003.0,) * 8
     verdict = compare(trial, worse_by=0.02)
-    assert verdict.state == State.KEPT
+    assert verdict.state == "kept"
     assert verdict.evidence["after"] == pytest.approx(0.953, abs=0.002)
 
 
@@ -306,9 +298,9 @@ def test_a_shape_between_those_simulated_costs_in_between():
 
 def test_the_nearest_shapes_are_those_that_differ_least_by_their_own_size():
     """Four times the DRAM is another tier; a remote half as large again, or two fifths smaller, is about the same."""
-    costs = {Shape(GIB, 0, 60 * GIB): 1.0, Shape(4 * GIB, 0, 100 * GIB): 9.0, Shape(GIB, 0, 150 * GIB): 2.0}
+    costs = {gib(1, 60): 1.0, gib(4, 100): 9.0, gib(1, 150): 2.0}
     told = Prospect(DIGEST, START, 60.0, 10, {str(shape): cost for shape, cost in costs.items()})
-    assert cost_of(told, Shape(GIB, 0, 100 * GIB)) == pytest.approx((1.0 / 3 + 2.0 * 2 / 5) / (1 / 3 + 2 / 5))
+    assert cost_of(told, gib(1, 100)) == pytest.approx((1.0 / 3 + 2.0 * 2 / 5) / (1 / 3 + 2 / 5))
 
 
 def test_what_each_decision_is_measured_by():
@@ -346,9 +338,7 @@ def test_neighbouring_windows_are_weighed_together():
 def test_a_slower_tier_fills_by_what_is_written():
     """100 bytes in 30 s fill 1000 in 300 s."""
     written = {"tier_transfer_bytes_total{operation=write}": 50.0, "tier_transfer_bytes_total{operation=read}": 9e9}
-    windows = [remote_window(0), remote_window(1)]
-    windows = [replace(window, values=written) for window in windows]
-    assert fill_seconds(windows, 1000.0, {}) == 300.0
+    assert fill_seconds([window("remote", written, at) for at in (0, 1)], 1000.0, {}) == 300.0
 
 
 def test_a_window_that_came_late_is_as_long_as_it_is():
@@ -381,9 +371,9 @@ def test_a_soak_is_at_least_one_fill_time():
 
 def test_a_host_unlike_the_others_stays_between_the_two_shapes():
     """A host that ends beyond where the fleet was to go is compared with that: no tier is of a negative size."""
-    before, best = Shape(10 * GIB, 0, 5 * GIB), Shape(20 * GIB, 0, 0)
+    before, best = gib(10, 5), gib(20)
     evidence = {"shape": str(before), "best": str(best)}
     field, target = "tiers.dram.capacity_bytes", Target("a", "dram")
     decision = replace(DECISION, field=field, target=target, before=10 * GIB, after=30 * GIB, evidence=evidence)
-    assert shapes(decision) == (before, Shape(30 * GIB, 0, 0))
-    assert shapes(replace(decision, after=GIB))[1] == Shape(GIB, 0, 5 * GIB)
+    assert shapes(decision) == (before, gib(30))
+    assert shapes(replace(decision, after=GIB))[1] == gib(1, 5)

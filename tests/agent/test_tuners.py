@@ -6,11 +6,11 @@ from math import sqrt
 import pytest
 
 from agent.answers import proposal
-from agent.fakes import START, after, histogram
+from agent.fakes import START, after, by_length, histogram, remote_window, window
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.changes.survey import unbroken
 from tiertune_agent.incidents.detectors import median
-from tiertune_agent.records import Target, Window
+from tiertune_agent.records import Target
 from tiertune_agent.tuners.admission import AdmissionTuner
 from tiertune_agent.tuners.base import (
     Current,
@@ -66,12 +66,7 @@ def test_a_tuner_that_no_policy_has_settings_for_is_refused(monkeypatch):
 
 def lengths(index, short, long):
     """A window with fetches of two classes of lengths that gained so many seconds."""
-    values = {}
-    for tokens, gained in ((0, short), (4096, long)):
-        result = "saved" if gained > 0 else "lost"
-        values[f"gate_length_requests_total{{tokens={tokens}}}"] = 300.0
-        values[f"gate_length_seconds_total{{tokens={tokens},result={result}}}"] = abs(gained)
-    return Window("host-a", "", "", "remote", after(seconds=15 * index), 15.0, values)
+    return by_length(remote_window(index), 300.0, t0=short, t4096=long)
 
 
 def floor(windows, now=0, policy=0, changed_at=None):
@@ -94,7 +89,7 @@ def test_the_floor_rises_where_short_fetches_lose():
 
 def test_a_floor_above_the_policys_is_tried_again_after_a_day():
     """Nobody sees whether what is not fetched would pay by now; a floor set by hand is none of the policy's."""
-    quiet = [Window("host-a", "", "", "remote", after(seconds=15 * i), 15.0, {}) for i in range(4)]
+    quiet = [remote_window(i) for i in range(4)]
     assert "the floor stays at 4096 tokens" in floor(quiet, now=4096, changed_at=START - timedelta(hours=1)).reason
     assert "the floor stays at 4096 tokens" in floor([], now=4096, changed_at=START).reason
     for changed_at in (None, START - timedelta(days=2)):
@@ -114,17 +109,15 @@ def test_a_floor_above_the_policys_is_tried_again_after_a_day():
 )
 def test_windows_in_a_row_have_no_gap(starts, until, left):
     """What came before a gap, or too long ago, is no evidence about now."""
-    windows = [Window("s", "", "", "dram", after(seconds=start), 15.0, {}) for start in starts]
+    windows = [window("dram", {}, after(seconds=start)) for start in starts]
     run = unbroken(windows, after(seconds=until))
-    assert [(window.start - START).total_seconds() for window in run] == left
+    assert [(each.start - START).total_seconds() for each in run] == left
 
 
 def test_the_median_of_a_histogram_is_its_middle_bucket():
     """Over several windows, the bucket that holds the middle observation; none without observations."""
     name = "tier_evicted_idle_seconds"
-    windows = [
-        Window("s", "", "", "dram", START, 15.0, {name: histogram(*counts)}) for counts in ((3, 0, 0), (0, 1, 9))
-    ]
+    windows = [window("dram", {name: histogram(*counts)}) for counts in ((3, 0, 0), (0, 1, 9))]
     assert median(windows, name) == BY_NAME[name].buckets[2]
     assert median(windows[:1], name) == BY_NAME[name].buckets[0]
     assert median([], name) is None

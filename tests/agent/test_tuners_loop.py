@@ -2,12 +2,12 @@
 
 from datetime import timedelta
 
-import httpx
 import pytest
 
 from agent.conftest import POLICY, pass_windows
-from agent.fakes import DIGEST, START, FakeStore
+from agent.fakes import DIGEST, START, costs, fetch
 from tiertune_agent.changes.control import Refused
+from tiertune_agent.fields import replaced
 from tiertune_agent.records import Prospect, State
 
 pytestmark = pytest.mark.slow
@@ -20,16 +20,13 @@ def test_a_pool_changes_its_algorithm_when_the_ghosts_say_so(agent, store, round
     """Ghosts that the store counts without a tier are read with the pool's windows; on auto the store is changed."""
     policy_file.write_text(POLICY.replace("tuners: {", "tuners: {eviction: {mode: auto, period: 1m}, "))
     for index in range(9):
-        asked = 1e4 + 10 * index
-        store.count("tier_evictions_total", {"tier": "dram", "algorithm": "lru", "reason": "room", **POOL}, 5.0)
-        for algorithm, share in (("lru", 0.2), ("arc", 0.4), ("s3fifo", 0.3)):
-            labels = {"algorithm": algorithm, "capacity_bytes": str(1 << 30)}
-            store.count("whatif_tokens_total", {**labels, "result": "hit", **POOL}, asked * share)
-            store.count("whatif_tokens_total", {**labels, "result": "miss", **POOL}, asked * (1 - share))
+        store.count("tier_evictions_total", 5.0, tier="dram", algorithm="lru", reason="room", **POOL)
+        for algorithm, hit in (("lru", 200), ("arc", 400), ("s3fifo", 300)):
+            store.simulate(algorithm, hit + index)
         rounds(1)
     assert store.tuning["pools"][DIGEST]["dram"]["eviction"] == "arc"
     (decision,) = agent.history.decisions.find()
-    assert "arc would hit 40.0% of the tokens against 20.0% of lru, +20.00 points" in decision.reason
+    assert "arc would hit 40.1% of the tokens against 20.1% of lru, +20.00 points" in decision.reason
 
 
 @pytest.mark.parametrize(("bandwidth", "ends"), [(1e9, "on"), (1e8, "off")])
@@ -37,20 +34,14 @@ def test_fetching_that_no_history_knows_of_goes_on_by_the_prompts_of_late(agents
     """Off, in a new database: no request can find chunks there, so its prompts at the engines' own line decide."""
     store.tuning["tiers"]["remote"]["fetch"], store.bandwidth = "off", bandwidth
     line = {"overhead_s": 0.0, "seconds_per_flop": 5e-4, "params": 0.5, "layers": 0, "width": 0, "step_tokens": 0}
-    status = store.get_status
-
-    def with_line(request):
-        told = status(request).json()
-        told["pools"][DIGEST] |= {"chunk_tokens": 16, "prefill": line}
-        return httpx.Response(200, json=told)
-
-    store.get_status, agent = with_line, agents()
+    more, agent = {"chunk_tokens": 16, "prefill": line}, agents()
+    store.tells("get_status", lambda told: replaced(told, f"pools.{DIGEST}", told["pools"][DIGEST] | more))
     for requests in (0, 0, 0, 10):
-        store.count("requests_total", {"salted": "no", **POOL}, requests)
+        store.count("requests_total", requests, salted="no", **POOL)
         pass_windows(agent, store, clock, 1, requests)
         told = next(one["reason"] for one in agent.history.answers.newest() if one["tuner"] == "remote_fetch")
         assert requests or "nobody told what computing one takes" in told or "no window has passed" in told
-    assert store.tuning["tiers"]["remote"]["fetch"] == ends
+    assert fetch(store) == ends
     assert "a mean prompt (62.0 MiB; none was found there yet) would take" in told
 
 
@@ -73,38 +64,31 @@ def test_a_size_is_chosen_from_what_the_policy_allows(agent, store, rounds, poli
     most_gib, end_gib = most_and_end_gib
     sized = f"tuners: {{tier_size: {{mode: auto, period: 5m, max: {{dram: {most_gib}GiB}}}}, "
     policy_file.write_text(POLICY.replace("tuners: {", sized) + "prices: {gpu_hour: 1, dram_gib_month: 100}\n")
-    costs = {f"{size << 30}/0/0": 0.1 if size == 8 else 1.0 for size in (0, 1, 2, 4, 8)}
+    told = costs({0: 1.0, 1: 1.0, 2: 1.0, 4: 1.0, 8: 0.1})
     now = store.clock.now()
-    seen = [Prospect(DIGEST, now - timedelta(seconds=75 * index), 75.0, 500, costs) for index in range(5)]
+    seen = [Prospect(DIGEST, now - timedelta(seconds=75 * index), 75.0, 500, told) for index in range(5)]
     agent.history.measured.remember_prospects(seen[::-1])
     rounds(5)
     assert store.tuning["tiers"]["dram"]["capacity_bytes"] == end_gib * (1 << 30)
 
 
 @pytest.mark.parametrize("before", [{}, {DIGEST: {"model": "", "disk": {"effective": {"capacity_bytes": 1 << 30}}}}])
-def test_a_host_is_sized_for_the_models_that_it_serves(agents, store, clock, policy_file, before):
+def test_a_host_is_sized_for_the_models_that_it_serves(agents, store, other, *, clock, policy_file, before):
     """One model would be quicker with 4 GiB, the other gains nothing: each host follows its own.
 
     Also where its disk still holds what it served ``before`` a restart.
     """
-    other, qwen = FakeStore(clock, "host-b"), "cd" * 16
-    status = other.get_status
-
-    def of_qwen(request):
-        told = status(request).json()
-        return httpx.Response(200, json={**told, "pools": before | {qwen: told["pools"][DIGEST]}})
-
-    other.get_status = of_qwen
+    qwen = "cd" * 16
+    other.tells("get_status", lambda told: told | {"pools": before | {qwen: told["pools"][DIGEST]}})
     sized = "tuners: {tier_size: {mode: auto, period: 5m, max_step: 1.0}, "
     policy_file.write_text(POLICY.replace("tuners: {", sized) + "prices: {gpu_hour: 1, dram_gib_month: 100}\n")
     agent, now = agents(store, other), clock.now()
-    quick = {f"{size << 30}/0/0": cost for size, cost in ((0, 2.0), (1, 1.0), (2, 0.7), (4, 0.1))}
+    quick = costs({0: 2.0, 1: 1.0, 2: 0.7, 4: 0.1})
     agent.history.measured.remember_prospects(
-        Prospect(digest, now - timedelta(seconds=75 * index), 75.0, 500, costs)
+        Prospect(digest, now - timedelta(seconds=75 * index), 75.0, 500, told)
         for index in range(5, 0, -1)
-        for digest, costs in ((DIGEST, quick), (qwen, dict.fromkeys(quick, 1.0)))
+        for digest, told in ((DIGEST, quick), (qwen, dict.fromkeys(quick, 1.0)))
     )
-    agent.leader.leads()
     for _ in range(2):
         agent.loop.run_once()
         clock.advance(15)
@@ -112,14 +96,13 @@ def test_a_host_is_sized_for_the_models_that_it_serves(agents, store, clock, pol
 
 
 @pytest.fixture
-def advised(agents, clock, store):
+def advised(agents, store, other):
     """An agent over two stores whose samples say that routing by prefix would halve the time to the first token."""
-    agent = agents(store, FakeStore(clock, "host-b"))
+    agent = agents(store, other)
     agent.history.measured.remember_prospects(
         Prospect(DIGEST, START - timedelta(seconds=300 * index), 300.0, 200, {NOW: 1.0, f"{NOW}@prefix": 0.5})
         for index in range(5)
     )
-    agent.leader.leads()
     agent.loop.run_once()
     return agent
 
@@ -127,7 +110,7 @@ def advised(agents, clock, store):
 def test_advice_is_one_proposal_of_the_fleet(advised):
     """Two stores, one row; it stays a proposal, and there is an answer for everything else that was asked."""
     (decision,) = [each for each in advised.history.decisions.find() if each.tuner == "routing"]
-    assert (decision.state, decision.target.store) == (State.PROPOSED, "fleet")
+    assert (decision.state, decision.target.store) == ("proposed", "fleet")
     assert (decision.field, decision.before, decision.after) == ("advice.routing", "as it is", "by prefix")
     assert "would cut the mean time to the first token by 50.0%" in decision.reason
     answers = {answer["tuner"]: answer["reason"] for answer in advised.history.answers.newest()}
@@ -140,5 +123,5 @@ def test_advice_cannot_be_approved_but_rejected(advised):
     (decision,) = [each for each in advised.history.decisions.find() if each.tuner == "routing"]
     with pytest.raises(Refused, match="is advice: routing is not TierTune's to change; follow it by hand, or reject"):
         advised.changes.approve(decision.id, "local")
-    assert advised.history.decisions.get(decision.id).state == State.PROPOSED
-    assert advised.changes.reject(decision.id, "local").state == State.REJECTED
+    assert advised.history.decisions.get(decision.id).state == "proposed"
+    assert advised.changes.reject(decision.id, "local").state == "rejected"

@@ -1,20 +1,19 @@
 """Samples of several stores become what the fleet's requests would have cost under other sizes of its tiers."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from agent.whatif_fleet import CHUNK_BYTES, CHUNK_TOKENS, DIGEST, Fleet, Host, conversations, exact_cost
+from agent.whatif_fleet import CHUNK_TOKENS, DIGEST, NOW, Fleet, Host, begun, conversations, exact_cost, exact_rest
 from tiertune_connector.keys import Namespace
 from tiertune_connector.whatif.chain import Shape
 
 
 def test_prospects_are_those_of_an_exact_simulation():
     """Two hosts, every chunk sampled: each size's cost per request is what following all chunks gives."""
-    fleet, requests = Fleet(), list(conversations(600))
-    fleet.round()
-    fleet.play(requests)
-    (prospect,) = fleet.round()
+    fleet, requests = begun(600)
+    (prospect,) = fleet.told(requests)
     assert (prospect.namespace, prospect.requests) == (DIGEST, 600)
     shapes = [Shape.parse(name) for name in prospect.costs if "@" not in name]
     assert len(shapes) >= 8
@@ -25,16 +24,13 @@ def test_prospects_are_those_of_an_exact_simulation():
 
 def test_rounds_add_up_to_the_same():
     """Prospects of several rounds, weighted by their requests, are the one of all: the ghosts stay warm."""
-    fleet, requests = Fleet(), list(conversations(600))
-    fleet.round()
+    fleet, requests = begun(600)
     told = []
     for start in range(0, 600, 100):
-        fleet.play(requests[start : start + 100])
-        told += fleet.round()
+        told += fleet.told(requests[start : start + 100])
     assert [prospect.requests for prospect in told] == [100] * 6
-    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
-    mean = sum(prospect.costs[str(now)] for prospect in told) / 6
-    assert mean == pytest.approx(exact_cost(requests, now, 2))
+    mean = sum(prospect.costs[str(NOW)] for prospect in told) / 6
+    assert mean == pytest.approx(exact_cost(requests, NOW, 2))
 
 
 def test_stores_clocks_need_not_agree():
@@ -45,16 +41,14 @@ def test_stores_clocks_need_not_agree():
         fleet = Fleet()
         fleet.hosts[1].skew_s = skew_s
         fleet.round()
-        fleet.play(requests)
-        costs.append(fleet.round()[0].costs)
+        costs.append(fleet.told(requests)[0].costs)
     assert costs[0] == pytest.approx(costs[1])
 
 
 def costs(fleet, requests):
     """Of each simulated shape what the requests would cost, which are played in one round."""
     fleet.round()
-    fleet.play(requests)
-    (prospect,) = fleet.round()
+    (prospect,) = fleet.told(requests)
     told = [(Shape.parse(name), cost) for name, cost in prospect.costs.items() if "@" not in name]
     assert len(told) > 5
     return told
@@ -108,11 +102,9 @@ def test_what_only_a_disk_remembers_sets_no_ghosts_up_anew():
         for host in fleet.hosts:
             host.snapshot = partial(told, host)
         fleet.round()
-        fleet.play(requests[:200])
-        fleet.round()
+        fleet.told(requests[:200])
         restarted.update(without_dram)
-        fleet.play(requests[200:])
-        (prospect,) = fleet.round()
+        (prospect,) = fleet.told(requests[200:])
         return prospect.costs
 
     assert costs("host-0") == costs()
@@ -139,18 +131,14 @@ def test_sizes_are_priced_with_lru_whatever_the_pools_have():
 
 def test_a_new_size_outside_of_the_grid_makes_a_new_one_that_is_warm():
     """The requests of late are played again: the first prospect of the new sizes is not that of empty tiers."""
-    fleet, requests = Fleet(), list(conversations(600))
-    fleet.round()
-    fleet.play(requests[:400])
-    fleet.round()
+    fleet, requests = begun(600)
+    fleet.told(requests[:400])
     for host in fleet.hosts:
-        host.dram = 9 * 40 * CHUNK_BYTES
+        host.dram *= 9
     fleet.round()
-    fleet.play(requests[400:])
-    (prospect,) = fleet.round()
-    new = Shape(9 * 40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
-    whole = exact_cost(requests, new, 2) * 600 - exact_cost(requests[:400], new, 2) * 400
-    assert prospect.costs[str(new)] == pytest.approx(whole / 200)
+    (prospect,) = fleet.told(requests[400:])
+    new = replace(NOW, dram=9 * NOW.dram)
+    assert prospect.costs[str(new)] == pytest.approx(exact_rest(requests[:400], requests[400:], new))
 
 
 @pytest.mark.parametrize("told", [{"health": "dead"}, {"health": "ok", "capacity_bytes": None, "resident_bytes": None}])
@@ -159,8 +147,7 @@ def test_a_remote_that_does_not_answer_keeps_its_size(told):
     fleet, prospects = Fleet(), []
     fleet.round()
     for seed in range(3):
-        fleet.play(conversations(100, seed=seed))
-        prospects += fleet.round()
+        prospects += fleet.told(conversations(100, seed=seed))
         for host in fleet.hosts:
             host.remote_told = told if seed == 0 else None
     assert [set(each.costs) for each in prospects] == [set(prospects[0].costs)] * 3

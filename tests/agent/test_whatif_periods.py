@@ -5,14 +5,13 @@ from datetime import timedelta
 import pytest
 
 from agent.fakes import START
-from agent.whatif_fleet import CHUNK_BYTES, CHUNK_TOKENS, DIGEST, Fleet, chain, conversations, exact_cost
+from agent.whatif_fleet import CHUNK_BYTES, CHUNK_TOKENS, DIGEST, NOW, Fleet, begun, chain, conversations, exact_rest
 from tiertune_agent.records import Target, ended
 from tiertune_agent.tuners.base import Current
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_connector.keys import Namespace
 from tiertune_connector.sessions.session import Session
-from tiertune_connector.whatif.chain import Shape
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +31,7 @@ def test_a_prospect_is_of_a_whole_period():
 
 def test_another_agents_time_has_no_prospect_of_this_one():
     """After it led again, what came meanwhile is played and not told: the next prospect is of what comes then."""
-    fleet, requests = Fleet(), list(conversations(600))
-    fleet.round()
+    fleet, requests = begun(600)
     fleet.play(requests[:300])
     fleet.service.resume()
     assert fleet.round() == []
@@ -42,18 +40,14 @@ def test_another_agents_time_has_no_prospect_of_this_one():
 
 def tells_the_rest(fleet, requests):
     """The next prospect is that of the requests from the 300th on, in ghosts that saw those before."""
-    fleet.play(requests[300:])
-    (prospect,) = fleet.round()
+    (prospect,) = fleet.told(requests[300:])
     assert prospect.requests == 300
-    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
-    whole, first = (exact_cost(some, now, 2) * len(some) for some in (requests, requests[:300]))
-    assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
+    assert prospect.costs[str(NOW)] == pytest.approx(exact_rest(requests[:300], requests[300:], NOW))
 
 
 def test_what_an_agent_finds_when_it_starts_has_no_prospect():
     """The one before may have told of it: it warms the ghosts, and is not the newest traffic."""
-    fleet, requests = Fleet(), list(conversations(600))
-    fleet.round()
+    fleet, requests = begun(600)
     fleet.play(requests[:300])
     fleet.restart()
     assert fleet.round() == []
@@ -77,8 +71,7 @@ def test_a_namespace_that_nobody_asks_for_is_forgotten_after_a_day():
     """Its ghosts and requests, though its stores still name it; when it comes again it begins anew."""
     fleet = Fleet(1)
     fleet.round()
-    fleet.play(conversations(200, hosts=1))
-    fleet.round()
+    fleet.told(conversations(200, hosts=1))
     (known,) = fleet.service._namespaces.values()
     assert known.logged
     fleet.round(seconds=86000)
@@ -86,16 +79,14 @@ def test_a_namespace_that_nobody_asks_for_is_forgotten_after_a_day():
     fleet.round(seconds=500)
     fleet.round()
     assert not fleet.service._namespaces[DIGEST].logged
-    fleet.play(conversations(200, hosts=1, seed=1))
-    assert fleet.round()
+    assert fleet.told(conversations(200, hosts=1, seed=1))
 
 
 def test_a_host_that_left_is_forgotten_after_a_day():
     """What it held in the miniature fleets goes, too: hosts that come and go all day would add up."""
     fleet = Fleet(2)
     fleet.round()
-    fleet.play(conversations(200))
-    fleet.round()
+    fleet.told(conversations(200))
     (known,) = fleet.service._namespaces.values()
     simulated = known.ghosts._fleets.values()
     assert set.union(*(set(each._hosts) for each in simulated)) == {"host-0", "host-1"}
@@ -129,8 +120,7 @@ def test_an_agent_that_restarts_weighs_sizes_after_half_a_period():
 
     def look(times, seed):
         for index in range(times):
-            fleet.play(list(conversations(20, seed=100 * seed + index)))
-            told.extend(fleet.round())
+            told.extend(fleet.told(conversations(20, seed=100 * seed + index)))
 
     def asked():
         tuning = {"tiers": {"dram": {"capacity_bytes": fleet.hosts[0].dram}}}
@@ -159,8 +149,7 @@ def test_a_namespace_that_comes_between_two_questions_waits_a_round():
     """Its samples are there, but the store's state was told before: the others' prospects come all the same."""
     fleet = Fleet(1)
     (host,) = fleet.hosts
-    fleet.play(conversations(50, hosts=1))
-    fleet.round()
+    fleet.told(conversations(50, hosts=1))
     other = Session("d", "e", "all", Namespace(model="new", chunk_tokens=CHUNK_TOKENS), CHUNK_BYTES, CHUNK_TOKENS)
     host.observer.attach(other)
     host.observer.seen(other, chain(("new", 1)), CHUNK_TOKENS)

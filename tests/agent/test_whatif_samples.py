@@ -5,25 +5,21 @@ import re
 
 import pytest
 
-from agent.whatif_fleet import CHUNK_BYTES, Fleet, conversations, exact_cost
+from agent.whatif_fleet import NOW, Fleet, begun, conversations, exact_cost
 from tiertune_agent.collector.samples import PAGES_S
 from tiertune_connector.sampling.observer import Sampling
-from tiertune_connector.whatif.chain import Shape
 
 pytestmark = pytest.mark.slow
 
 
 def test_samples_that_were_pushed_out_are_counted():
     """The ring is bounded; what was missed is told, and the prospect is of all requests by ratio."""
-    fleet, requests = Fleet(hosts=1), list(conversations(5000, hosts=1))
-    fleet.round()
-    fleet.play(requests)
-    (prospect,) = fleet.round()
+    fleet, requests = begun(5000, hosts=1)
+    (prospect,) = fleet.told(requests)
     chunks = sum(len(keys) for _, keys in requests)
     assert fleet.reader.missed == chunks - 32_768 > 0
     assert prospect.requests == 5000
-    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
-    assert prospect.costs[str(now)] == pytest.approx(exact_cost(requests, now, 1), rel=0.1)
+    assert prospect.costs[str(NOW)] == pytest.approx(exact_cost(requests, NOW, 1), rel=0.1)
     fleet.round()
     assert fleet.reader.missed == chunks - 32_768
 
@@ -40,8 +36,7 @@ def test_a_store_that_is_new_is_asked_once():
 
 def test_a_store_that_is_slow_is_read_on_in_the_next_round():
     """Its samples come page by page: not all of them hold a round up, and none is lost."""
-    fleet, requests = Fleet(hosts=1), list(conversations(3000, hosts=1))
-    fleet.round()
+    fleet, requests = begun(3000, hosts=1)
     fleet.play(requests)
     host, asked = fleet.hosts[0], []
     read = host.samples
@@ -67,26 +62,22 @@ def test_samples_that_were_cleared_on_purpose_are_not_missed():
     observer = fleet.hosts[0].observer
     for version, rate in ((50, 0.5), (51, 1.0)):
         observer.adopt(Sampling(0, rate, (), version))
-    fleet.play(conversations(200, hosts=1, seed=1))
-    fleet.round()
+    fleet.told(conversations(200, hosts=1, seed=1))
     assert fleet.reader.missed == 0
     many = list(conversations(5000, hosts=1))
     observer.adopt(Sampling(0, 0.5, (), 60))
     observer.adopt(Sampling(0, 1.0, (), 61))
-    fleet.play(many)
-    fleet.round()
+    fleet.told(many)
     assert fleet.reader.missed == sum(len(keys) for _, keys in many) - 32_768
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[]", '{"boot_id": "b"}'])
 def test_nonsense_is_counted_and_told_until_it_makes_sense(text):
     """The store is left out, the others go on; a store that is merely away tells nothing."""
-    fleet, requests = Fleet(), list(conversations(100))
-    fleet.round()
+    fleet, requests = begun(100)
     sound = fleet.hosts[1].samples
     fleet.hosts[1].samples = lambda _since: text
-    fleet.play(requests)
-    assert [prospect.requests for prospect in fleet.round()] == [sum(host == 0 for host, _ in requests)]
+    assert fleet.counts(requests) == [sum(host == 0 for host, _ in requests)]
     fleet.round()
     told = fleet.service.nonsense
     assert (list(told), told["host-1"].times) == (["host-1"], 2)
@@ -126,12 +117,10 @@ def test_nonsense_is_told_of_a_store_by_its_name_of_now():
 )
 def test_absurd_numbers_of_one_store_are_nonsense(where, value):
     """What no prompt has, and no database holds: that store is left out, the others have their prospect."""
-    fleet, requests = Fleet(), list(conversations(100))
-    fleet.round()
+    fleet, requests = begun(100)
     sound = fleet.hosts[1].samples
     fleet.hosts[1].samples = lambda since: re.sub(f'"{where}": [^,}}]*', f'"{where}": {value}', sound(since))
-    fleet.play(requests)
-    assert [prospect.requests for prospect in fleet.round()] == [sum(host == 0 for host, _ in requests)]
+    assert fleet.counts(requests) == [sum(host == 0 for host, _ in requests)]
     assert list(fleet.service.nonsense) == ["host-1"]
 
 
@@ -149,8 +138,7 @@ def test_a_store_need_not_tell_what_is_not_read():
 
     fleet.hosts[0].samples = bare
     fleet.round()
-    fleet.play(requests)
-    assert [prospect.requests for prospect in fleet.round()] == [100]
+    assert fleet.counts(requests) == [100]
     assert fleet.service.nonsense == {}
 
 
@@ -158,8 +146,7 @@ def test_a_store_that_restarts_is_read_from_its_beginning():
     """Its numbers begin at 0 again; what came since the boot is all there."""
     fleet = Fleet(hosts=1)
     fleet.round()
-    fleet.play(list(conversations(50, hosts=1)))
-    fleet.round()
+    fleet.told(conversations(50, hosts=1))
     fleet.now_s += 1
     host, asked = fleet.hosts[0], []
     host.boot()
@@ -167,8 +154,7 @@ def test_a_store_that_restarts_is_read_from_its_beginning():
     host.samples = lambda since: asked.append(since) or read(since)
     fleet.round()  # the first answer of a boot: it is told how to sample
     assert asked[1:] == [0]
-    fleet.play(list(conversations(80, hosts=1)))
-    assert [prospect.requests for prospect in fleet.round()] == [80]
+    assert fleet.counts(conversations(80, hosts=1)) == [80]
     assert fleet.reader.missed == 0
 
 
@@ -176,25 +162,22 @@ def test_a_namespace_that_a_store_forgot_and_serves_again_is_counted_anew():
     """Its totals begin at 0 again, though the store was not started anew."""
     fleet = Fleet(hosts=1)
     fleet.round()
-    fleet.play(list(conversations(80, hosts=1)))
-    assert [prospect.requests for prospect in fleet.round()] == [80]
+    assert fleet.counts(conversations(80, hosts=1)) == [80]
     observer, session = fleet.hosts[0].observer, fleet.hosts[0].session
     observer.forget(session.digest)
     observer.attach(session)
-    fleet.play(list(conversations(50, hosts=1)))
-    assert [prospect.requests for prospect in fleet.round()] == [50]
+    assert fleet.counts(conversations(50, hosts=1)) == [50]
 
 
 def test_a_store_that_is_away_holds_nobody_up():
     """The others' requests count; its own are there when it is back."""
-    fleet, requests = Fleet(), list(conversations(200))
-    fleet.round()
+    fleet, requests = begun(200)
     fleet.play(requests)
     at_zero = sum(host == 0 for host, _ in requests)
     fleet.hosts[1].up = False
-    assert [prospect.requests for prospect in fleet.round()] == [at_zero]
+    assert fleet.counts() == [at_zero]
     fleet.hosts[1].up = True
-    assert [prospect.requests for prospect in fleet.round()] == [200 - at_zero]
+    assert fleet.counts() == [200 - at_zero]
 
 
 def test_nothing_is_told_before_costs_are_known():
@@ -203,5 +186,4 @@ def test_nothing_is_told_before_costs_are_known():
     for host in fleet.hosts:
         host.prefill = None
     fleet.round()
-    fleet.play(list(conversations(50)))
-    assert fleet.round() == []
+    assert fleet.told(conversations(50)) == []

@@ -6,7 +6,7 @@ from threading import Barrier
 import pytest
 
 from agent.fakes import START, after
-from agent.whatif_fleet import CHUNK_BYTES, Fleet, chain, exact_cost, many
+from agent.whatif_fleet import CHUNK_BYTES, Fleet, chain, exact_cost, exact_rest, many
 from tiertune_agent.collector.samples import Answer, Header
 from tiertune_agent.collector.sampling import GHOST_KEYS, Handout, hot_set
 from tiertune_agent.whatif.fleet import Pace
@@ -19,56 +19,48 @@ def test_a_large_fleet_is_sampled_and_its_prospects_are_near():
     fleet = Fleet(dram=16_000, remote=32_000)
     warm, requests = list(many(3000, people=300, seed=1)), list(many(5000, people=3000, seed=2))
     fleet.round()
-    fleet.play(warm)
-    fleet.round()
+    fleet.told(warm)
     assert fleet.handout.current.rate == 0.125
     assert set(chain("s0", "s1", "s2")) <= set(fleet.handout.current.hot)
-    fleet.play(requests)
-    (prospect,) = fleet.round()
+    (prospect,) = fleet.told(requests)
     shapes = sorted(Shape.parse(name) for name in prospect.costs if "@" not in name)
-    every = warm + requests
     for shape in (shape for shape in shapes if shape.dram):
-        whole = exact_cost(every, shape, 2) * len(every) - exact_cost(warm, shape, 2) * len(warm)
-        assert prospect.costs[str(shape)] == pytest.approx(whole / len(requests), rel=0.05), shape
+        assert prospect.costs[str(shape)] == pytest.approx(exact_rest(warm, requests, shape), rel=0.05), shape
+
+
+def answer(rate=1.0, candidates=None):
+    """Of a store that samples at this rate."""
+    return Answer("a", "http://a", Header("b", 0, rate, 0, 7, 0, 0, 0.0, {}, candidates or {}), [], {}, 0)
+
+
+def paced(told, chunks):
+    """Rates that are handed out, after so many chunks in each round."""
+    handout, pace, rates = Handout(lambda _: None), Pace(), []
+    for index, each in enumerate(chunks):
+        at = after(seconds=15 * index)
+        pace.add(each, at)
+        handout.round([told], at, chunks=100.0, chunks_per_s=pace.per_s)
+        rates.append(handout.current.rate)
+    return rates
 
 
 def test_a_busy_fleet_is_sampled_less():
     """About a thousand samples a second, by powers of two, and not for a burst; what is nearly right stays."""
-    handout, pace = Handout(lambda _: None), Pace()
-    answer = Answer("a", "http://a", Header("b", 0, 1.0, 0, 0, 0, 0, 0.0, {}, {}), [], {}, 0)
-    rates = []
-    for index, chunks in enumerate((0, 135_000, 135_000, 0, 270_000, 360_000, 0, 0, 0, 0, 0, 0, 0)):
-        at = after(seconds=15 * index)
-        pace.add(chunks, at)
-        handout.round([answer], at, chunks=100.0, chunks_per_s=pace.per_s)
-        rates.append(handout.current.rate)
-    assert rates == [1.0] * 4 + [0.0625] * 8 + [1.0]
+    assert paced(answer(), [0, 135_000, 135_000, 0, 270_000, 360_000, *[0] * 7]) == [1.0] * 4 + [0.0625] * 8 + [1.0]
 
 
 def test_a_busy_fleet_is_sampled_no_more_after_the_agent_started_anew():
     """It goes on with what the stores have until it knows how busy they are: they keep what they sampled."""
-    busy = Answer("a", "http://a", Header("b", 0, 0.0625, 0, 7, 0, 0, 0.0, {}, {}), [], {}, 0)
-    handout, pace, rates = Handout(lambda _: None), Pace(), []
-    for index in range(6):
-        at = after(seconds=15 * index)
-        pace.add(135_000, at)
-        handout.round([busy], at, chunks=100.0, chunks_per_s=pace.per_s)
-        rates.append(handout.current.rate)
-    assert rates == [0.0625] * 6
-    for index in range(6, 14):
-        at = after(seconds=15 * index)
-        pace.add(0, at)
-        handout.round([busy], at, chunks=100.0, chunks_per_s=pace.per_s)
-    assert handout.current.rate == 1.0
+    rates = paced(answer(0.0625), [135_000] * 6 + [0] * 8)
+    assert (rates[:6], rates[-1]) == ([0.0625] * 6, 1.0)
 
 
 @pytest.mark.parametrize("told", [1 / 16, 1 / 8, 1 / 4])
 def test_an_agent_that_starts_anew_leaves_a_rate_that_is_nearly_right(told):
     """A store that is given another one forgets what it sampled."""
-    store = Answer("a", "http://a", Header("b", 0, told, 0, 7, 0, 0, 0.0, {}, {}), [], {}, 0)
     for pace in (None, 1.0):
         handout = Handout(lambda _: None)
-        handout.round([store], START, chunks=8.0 * GHOST_KEYS, chunks_per_s=pace)
+        handout.round([answer(told)], START, chunks=8.0 * GHOST_KEYS, chunks_per_s=pace)
         assert handout.current.rate == told
 
 
@@ -78,27 +70,24 @@ def test_a_lower_rate_keeps_the_ghosts_warm():
     fleet = Fleet(dram=2_000, remote=6_000)
     first, then = list(many(3000, people=200, seed=3)), list(many(3000, people=200, seed=3))
     fleet.round()
-    fleet.play(first)
-    fleet.round()
+    fleet.told(first)
     assert fleet.handout.current.rate == 0.5
     for host in fleet.hosts:
         host.remote = 60_000 * CHUNK_BYTES
     fleet.round()
     assert fleet.handout.current.rate == 0.125
-    fleet.play(then)
-    (prospect,) = fleet.round()
+    (prospect,) = fleet.told(then)
     now = Shape(2_000 * CHUNK_BYTES, 0, 60_000 * CHUNK_BYTES)
-    whole = exact_cost(first + then, now, 2) * 6000 - exact_cost(first, now, 2) * 3000
-    assert prospect.costs[str(now)] == pytest.approx(whole / 3000, rel=0.35)
-    assert exact_cost(then, now, 2) > 2 * whole / 3000, "empty tiers would cost far more"
+    warm = exact_rest(first, then, now)
+    assert prospect.costs[str(now)] == pytest.approx(warm, rel=0.35)
+    assert exact_cost(then, now, 2) > 2 * warm, "empty tiers would cost far more"
 
 
 def test_a_hot_set_reaches_every_store_once():
     """One version for the fleet; a store that agrees is not told again, one that started anew is."""
     fleet = Fleet(dram=16_000, remote=32_000)
     fleet.round()
-    fleet.play(list(many(2000, people=300)))
-    fleet.round()
+    fleet.told(many(2000, people=300))
     versions = {host.observer.sampling for host in fleet.hosts}
     assert len(versions) == 1
     assert versions.pop().hot
@@ -120,8 +109,7 @@ def test_a_clock_that_was_set_back_holds_up_no_sampling():
     assert pace.per_s == 100.0
     handout = Handout(lambda _: None)
     for at, key in ((START, b"a"), (START - timedelta(days=1), b"b")):
-        header = Header("b", 0, 1.0, 0, 0, 0, 0, 0.0, {}, {"n": {key: 1}})
-        handout.round([Answer("a", "http://a", header, [], {}, 0)], at, chunks=1e9, chunks_per_s=0.0)
+        handout.round([answer(candidates={"n": {key: 1}})], at, chunks=1e9, chunks_per_s=0.0)
     assert handout.current.hot == (b"b",)
 
 

@@ -7,20 +7,24 @@ from datetime import timedelta
 import httpx
 import numpy as np
 
-from agent.fakes import START
+from agent.fakes import START, snapshot, window
 from tiertune_agent.collector.samples import SampleReader
 from tiertune_agent.collector.sampling import Handout
-from tiertune_agent.records import Snapshot, Window
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_connector.keys import Namespace
 from tiertune_connector.sampling.observer import Observer, Sampling, StaleError
 from tiertune_connector.sessions.session import Session
+from tiertune_connector.whatif.chain import Shape
 
 CHUNK_TOKENS, CHUNK_BYTES = 16, 1000
 TOKEN_S, FETCH = 0.001, {"dram": (0.0, 1e-7), "remote": (0.004, 1e-6)}
 NAMESPACE = Namespace(model="llama", chunk_tokens=CHUNK_TOKENS)
 DIGEST = NAMESPACE.digest
 PREFILL = {"overhead_s": 0.01, "seconds_per_flop": TOKEN_S, "params": 0.5, "layers": 0, "width": 0, "step_tokens": 0}
+
+
+NOW = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
+"""What hosts have if nothing else is said."""
 
 
 class Host:
@@ -64,16 +68,13 @@ class Host:
                 "dram": {"effective": {"capacity_bytes": self.dram, "eviction": "lru"}}}  # fmt: skip
         remote = {"health": "ok", "capacity_bytes": self.remote} if self.remote else {"health": "absent"}
         gauges = [
-            Window(self.name, "", "", tier, at, 15.0, {
-                "fetch_estimate_t0_seconds": first_s, "fetch_estimate_bytes_per_second": 1 / byte_s,
-            })
+            window(tier, {"fetch_estimate_t0_seconds": first_s, "fetch_estimate_bytes_per_second": 1 / byte_s}, at)
             for tier, (first_s, byte_s) in FETCH.items()
-        ]  # fmt: skip
-        return Snapshot(
-            store=self.name, url=self.url, boot_id=self.boot_id, version="1", at=at,
+        ]
+        return snapshot(
+            *gauges, store=self.name, url=self.url, boot_id=self.boot_id, at=at,
             status={"pools": {self.namespace.digest: pool}, "tiers": {"remote": self.remote_told or remote}},
             tuning={"tiers": {"dram": {"capacity_bytes": self.dram}, "remote": {"margin": 1.0}}},
-            totals={}, windows=tuple(gauges),
         )  # fmt: skip
 
 
@@ -105,6 +106,22 @@ class Fleet:
         at = START + timedelta(seconds=self.now_s - START.timestamp())
         up = [host.snapshot(at) for host in self.hosts if host.up]
         return self.service.round(up, at, every_s=every_s)
+
+    def told(self, requests):
+        """What is told after these."""
+        self.play(requests)
+        return self.round()
+
+    def counts(self, requests=()):
+        """How many of them each prospect is of."""
+        return [prospect.requests for prospect in self.told(requests)]
+
+
+def begun(count, **options):
+    """A fleet after its first round, and so many requests for it."""
+    fleet = Fleet(**options)
+    fleet.round()
+    return fleet, list(conversations(count, hosts=len(fleet.hosts)))
 
 
 def chain(*blocks):
@@ -156,6 +173,12 @@ def exact_cost(requests, shape, hosts):
         drams[host].write(keys)
         remote.write(keys)
     return seconds / len(requests)
+
+
+def exact_rest(first, rest, shape, hosts=2):
+    """Mean seconds of the rest, after the first ones were there."""
+    every = [*first, *rest]
+    return (exact_cost(every, shape, hosts) * len(every) - exact_cost(first, shape, hosts) * len(first)) / len(rest)
 
 
 def many(count, *, people, seed=0):

@@ -8,7 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tiertune_agent.replay.scenario import Scenario
+from tiertune_agent.replay.simulate import RUNS, replay_document
+
 ROOT = Path(__file__).parents[2]
+SCENARIOS = ROOT / "policies" / "scenarios"
+SCENARIO = SCENARIOS / "slice-8b-two-hosts.yaml"
 CHAINS = [[0, 1, 2], [0, 1, 3], [4]]
 
 
@@ -28,6 +33,25 @@ def write_trace(path, table, block_size=b"16"):
     metadata = {b"block_size": block_size} if block_size else {}
     pq.write_table(pa.table(table).replace_schema_metadata(metadata), path)
     return path
+
+
+def scenario(gbps=25, *, moving=False, **fields):
+    """Four engines, each on a node of its own."""
+    document = {
+        "name": "test", "engines": 4, "nodes": 4, "model": "llama-3-8b", "gpu": "h100", "seed": 5,
+        "tiers": {"dram": {"share": 0.02}, "remote": {"share": 0.30}},
+        "link": {"gbps": gbps} | ({"fluctuation": {"kind": "ar1", "sigma": 0.9, "phi": 0.9}} if moving else {}),
+    }  # fmt: skip
+    return Scenario.model_validate(document | fields)
+
+
+def run(trace, name, **fields):
+    return runs(trace, name, **fields)[name]
+
+
+def runs(trace, *names, **fields):
+    """Those that are named, or all."""
+    return replay_document(trace, scenario(**fields), names or RUNS, lambda: 0.0)["runs"]
 
 
 def first(trace, count):

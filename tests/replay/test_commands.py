@@ -1,33 +1,27 @@
 """The two commands, as people call them."""
 
-import json
 import subprocess
 import sys
 
 import pytest
 
-from replay.files import ROOT, columns, write_trace
-
-SCENARIO = ROOT / "policies" / "scenarios" / "slice-8b-two-hosts.yaml"
+from replay.files import ROOT, SCENARIO, columns, write_trace
 
 
-def test_curve_tells_and_writes_the_same(tiertune, tmp_path):
+def test_curve_tells_and_writes_the_same(tiertune):
     """The table on standard output has the figures of --json."""
-    out = tmp_path / "curve.json"
-    done = tiertune("curve", "lmcache_agents", "--algorithm", "lru", "--sizes", "0.01,0.1", "--json", out)
+    done, document = tiertune.json("curve", "lmcache_agents", "--algorithm", "lru", "--sizes", "0.01,0.1")
     assert (done.returncode, done.stderr) == (0, "")
-    points = json.loads(out.read_text())["points"]
+    points = document["points"]
     assert [round(100 * point["hit_ratio"], 1) for point in points] == [36.6, 89.8]
     for point in points:
         assert f"{100 * point['hit_ratio']:.2f}" in done.stdout
 
 
-def test_replay_writes_the_runs_that_were_asked_for(tiertune, tmp_path):
+def test_replay_writes_the_runs_that_were_asked_for(tiertune):
     """--run picks; the document has the contract's keys."""
-    out = tmp_path / "replay.json"
-    done = tiertune("replay", "shift_mix_slice", "--scenario", SCENARIO, "--run", "never,rule", "--json", out)
+    done, document = tiertune.json("replay", "shift_mix_slice", "--scenario", SCENARIO, "--run", "never,rule")
     assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(out.read_text())
     assert set(document) == {"trace", "scenario", "requests", "wall_s", "runs"}
     assert (document["trace"], document["scenario"], document["requests"]) == (
         "shift_mix_slice",
@@ -41,13 +35,11 @@ def test_replay_writes_the_runs_that_were_asked_for(tiertune, tmp_path):
     }  # fmt: skip
 
 
-def test_a_sampled_curve_tells_how_much_was_sampled(tiertune, tmp_path):
+def test_a_sampled_curve_tells_how_much_was_sampled(tiertune):
     """A small trace is exact whatever was asked for, and both outputs say so."""
-    out = tmp_path / "curve.json"
-    done = tiertune("curve", "lmcache_agents", "--sizes", "0.01", "--sampled", "0.01", "--json", out)
+    done, document = tiertune.json("curve", "lmcache_agents", "--sizes", "0.01", "--sampled", "0.01")
     assert (done.returncode, done.stderr) == (0, "")
     assert "so few blocks are simulated whole: exact, not sampled at 0.01" in done.stdout
-    document = json.loads(out.read_text())
     assert (document["sampled"], document["rates"], document["seed"]) == (0.01, [1.0], 1)
     assert round(100 * document["points"][0]["hit_ratio"], 2) == 36.55
 
@@ -55,37 +47,37 @@ def test_a_sampled_curve_tells_how_much_was_sampled(tiertune, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("curve", "lmcache_agents", "--sizes", "0.1,zero"), "--sizes: '0.1,zero' is not a list of shares"),
-        (("curve", "lmcache_agents", "--sizes", "1e308"), "--sizes: '1e308' is not a list of shares"),
-        (("curve", "lmcache_agents", "--sizes", "0.1", "--json", "absent/out.json"), "absent/out.json"),
-        (("curve", "lmcache_agents", "--sizes", "-1"), "--sizes: '-1' is not a list of shares"),
-        (("curve", "lmcache_agents", "--sizes", "0.1", "--algorithm", "lfu"), "'lfu' is not one of lru, arc, s3fifo"),
-        (("curve", "lmcache_agents", "--sizes", "0.1", "--sampled", "0"), "--sampled: 0 is not a share of the blocks"),
-        (("curve", "lmcache_agents", "--sizes", "0.1", "--sampled", "nan"), "--sampled: nan is not a share of the"),
-        (("curve", "lmcache_agents", "--sizes", "0.1", "--sampled", "0.1", "--algorithm", "opt"), "opt looks ahead"),
-        (("curve", "lmcache_agents", "--sizes", "0.1", "--sampled", "0.1", "--seed", "-1"), "--seed: -1 is below 0"),
-        (("curve", "absent.parquet", "--sizes", "0.1"), "absent.parquet: there is no such file"),
-        (("replay", "lmcache_agents", "--scenario", "absent.yaml"), "absent.yaml: cannot be read: No such file"),
-        (("replay", "lmcache_agents", "--scenario", SCENARIO, "--run", "rule,quick"), "there is no run 'quick' in "),
+        ("curve lmcache_agents --sizes 0.1,zero", "--sizes: '0.1,zero' is not a list of shares"),
+        ("curve lmcache_agents --sizes 1e308", "--sizes: '1e308' is not a list of shares"),
+        ("curve lmcache_agents --sizes 0.1 --json absent/out.json", "absent/out.json"),
+        ("curve lmcache_agents --sizes -1", "--sizes: '-1' is not a list of shares"),
+        ("curve lmcache_agents --sizes 0.1 --algorithm lfu", "'lfu' is not one of lru, arc, s3fifo"),
+        ("curve lmcache_agents --sizes 0.1 --sampled 0", "--sampled: 0 is not a share of the blocks"),
+        ("curve lmcache_agents --sizes 0.1 --sampled nan", "--sampled: nan is not a share of the"),
+        ("curve lmcache_agents --sizes 0.1 --sampled 0.1 --algorithm opt", "opt looks ahead"),
+        ("curve lmcache_agents --sizes 0.1 --sampled 0.1 --seed -1", "--seed: -1 is below 0"),
+        ("curve absent.parquet --sizes 0.1", "absent.parquet: there is no such file"),
+        ("replay lmcache_agents --scenario absent.yaml", "absent.yaml: cannot be read: No such file"),
+        (f"replay lmcache_agents --scenario {SCENARIO} --run rule,quick", "there is no run 'quick' in "),
         (
-            ("replay", "lmcache_agents", "--scenario", SCENARIO, "--run", "rule", "--policy", SCENARIO),
+            f"replay lmcache_agents --scenario {SCENARIO} --run rule --policy {SCENARIO}",
             "--policy: only the run tuned",
         ),
-        (("replay", "lmcache_agents", "--scenario", SCENARIO, "--html", "absent/x.html"), "folder of absent/x.html"),
-        (("replay", "lmcache_agents", "--scenario", ROOT / "docs"), "--scenario: there is no .yaml file in"),
+        (f"replay lmcache_agents --scenario {SCENARIO} --html absent/x.html", "folder of absent/x.html"),
+        (f"replay lmcache_agents --scenario {ROOT}/docs", "--scenario: there is no .yaml file in"),
         (
-            ("replay", "lmcache_agents", "absent.parquet", "--scenario", SCENARIO, "--run", "never"),
+            f"replay lmcache_agents absent.parquet --scenario {SCENARIO} --run never",
             "absent.parquet: there is no such file",
         ),
         (
-            ("replay", "lmcache_agents", "--scenario", SCENARIO, "--json", "both.out", "--html", "./both.out"),
+            f"replay lmcache_agents --scenario {SCENARIO} --json both.out --html ./both.out",
             "--html: both.out is the file of --json",
         ),
     ],
 )  # fmt: skip
 def test_wrong_input_is_told_and_exits_with_2(tiertune, arguments, message):
     """One message on standard error that says what to mend, and nothing else."""
-    done = tiertune(*arguments)
+    done = tiertune(*arguments.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr

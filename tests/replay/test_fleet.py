@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.files import first
-from replay.test_play import scenario
+from replay.files import first, scenario
 from tiertune_agent.replay.contents import contents
 from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.play import Play

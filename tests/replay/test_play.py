@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replay.files import run, runs, scenario
 from tiertune_agent.replay.contents import ReplayedRequest, contents
 from tiertune_agent.replay.play import CHOOSERS, Play
 from tiertune_agent.replay.scenario import Scenario
@@ -13,20 +14,6 @@ from tiertune_connector.documents import parse_yaml
 from tiertune_connector.protocol.reporting import gained_s
 
 pytestmark = pytest.mark.slow
-
-
-def scenario(**fields):
-    document = {
-        "name": "test",
-        "engines": 4,
-        "nodes": 4,
-        "model": "llama-3-8b",
-        "gpu": "h100",
-        "tiers": {"dram": {"share": 0.02}, "remote": {"share": 0.30}},
-        "link": {"gbps": 25},
-        "seed": 5,
-    }
-    return Scenario.model_validate(document | fields)
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +27,6 @@ def mean_ttft(trace, found, chooser, **fields):
     replay = Replay(trace, scenario(**fields))
     timed = [each._replace(at_s=at_s) for each, at_s in zip(found, replay.times, strict=True)]
     return float(np.mean(Play(replay.world, chooser).all(timed).ttft_s))
-
-
-def run(trace, name, **fields):
-    return replay_document(trace, scenario(**fields), [name], lambda: 0.0)["runs"][name]
 
 
 REQUESTS = st.lists(
@@ -98,8 +81,7 @@ def test_one_request_at_a_time_waits_for_nobody(small, requests, chooser):
 @pytest.mark.parametrize("moving", [False, True])
 def test_a_gate_that_sees_the_queues_beats_one_that_does_not(shifting, shifting_found, gbps, time_factor, moving):
     """From loaded to overloaded, for slow and fast links: mean time to the first token. (8B, four engines.)"""
-    link = {"gbps": gbps} | ({"fluctuation": {"kind": "ar1", "sigma": 0.9, "phi": 0.9}} if moving else {})
-    options = {"queueing": True, "time_factor": time_factor, "link": link}
+    options = {"queueing": True, "time_factor": time_factor, "gbps": gbps, "moving": moving}
     aware, blind = (mean_ttft(shifting, shifting_found, name, **options) for name in ("rule", "rule_blind"))
     assert aware <= blind * 1.02  # at twice the capacity all choices queue alike, and chance decides
     if gbps < 100 and time_factor > 2:
@@ -135,7 +117,7 @@ def test_load_is_spread_where_nobody_waits_for_it(small):
     assert len(set(play.tally.ttft_s)) == 1
     free, queued = (run(small, "rule", queueing=queueing, **common) for queueing in (False, True))
     assert free["ttft_mean_s"] <= queued["ttft_mean_s"]
-    assert replay_document(small, scenario(**common), ["best_split", "tuned"], lambda: 0.0)["runs"]
+    assert runs(small, "best_split", "tuned", **common)
 
 
 def test_equally_loaded_engines_are_taken_from_the_lowest_on(small):
@@ -176,7 +158,7 @@ def test_a_transfer_whose_turn_comes_while_the_link_is_down_fails_at_once(small)
 def test_an_outage_costs_always_what_it_fetched_and_ends(shifting, shifting_found):
     """With a fast link it is dearer to be without it; after the event all is as before."""
     outage = [{"at_s": 100, "for_s": 200, "link": "down"}]
-    calm, cut = (mean_ttft(shifting, shifting_found, "always", link={"gbps": 400}, events=e) for e in ([], outage))
+    calm, cut = (mean_ttft(shifting, shifting_found, "always", gbps=400, events=e) for e in ([], outage))
     never = mean_ttft(shifting, shifting_found, "never")
     assert calm < cut < never
 
@@ -216,8 +198,8 @@ seed: 1
 """
     for queueing in ("queueing: false", "queueing: true "):
         loaded = parse_yaml(text.replace("queueing: false", queueing), Scenario, name="sample")
-        runs = replay_document(small, loaded, ["always", "rule"], lambda: 0.0)["runs"]
-        assert runs["rule"]["ttft_mean_s"] < runs["always"]["ttft_mean_s"]
+        told = replay_document(small, loaded, ["always", "rule"], lambda: 0.0)["runs"]
+        assert told["rule"]["ttft_mean_s"] < told["always"]["ttft_mean_s"]
 
 
 def test_an_unknown_way_to_choose_is_refused(small):
@@ -242,7 +224,7 @@ def test_gates_are_told_of_as_an_engine_tells_its_store(shifting, shifting_found
 def test_what_came_of_a_fetch_whose_transfer_failed_is_told(shifting):
     """The chunks of DRAM before the remote's are not computed again: a store counts them as saved."""
     events, told = [{"at_s": 100.0, "for_s": 100.0, "link": "down"}], []
-    replay = Replay(shifting, scenario(queueing=True, link={"gbps": 100}, events=events))
+    replay = Replay(shifting, scenario(queueing=True, gbps=100, events=events))
     play = Play(replay.world, "rule_blind", report=lambda _, reports: told.append(reports))
     tiers = [*["dram"] * 10, *["remote"] * 90]
     play.all([ReplayedRequest(99.9, 512 * 101, 0, tiers, engine) for engine in (0, 1)])
@@ -254,7 +236,7 @@ def test_what_came_of_a_fetch_whose_transfer_failed_is_told(shifting):
 def test_a_transfer_that_fails_is_told_as_failed(shifting):
     """Behind another on the link, a transfer whose turn comes when the link is down has failed, and gained nothing."""
     events, told = [{"at_s": 100.0, "for_s": 100.0, "link": "down"}], []
-    replay = Replay(shifting, scenario(queueing=True, link={"gbps": 100}, events=events))
+    replay = Replay(shifting, scenario(queueing=True, gbps=100, events=events))
     play = Play(replay.world, "rule_blind", report=lambda at_s, reports: told.append((at_s, reports[0])))
     play.all([ReplayedRequest(99.9, 512 * 101, 0, ["remote"] * 100, engine) for engine in (0, 1)])
     assert [report.outcome for _, report in told] == ["won", "failed"]

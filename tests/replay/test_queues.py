@@ -1,7 +1,5 @@
 """Queues of a replay: who waits, for how long, and that nobody waits in vain."""
 
-from itertools import pairwise
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,16 +36,6 @@ def test_an_engine_serves_the_ready_ones_in_order_and_never_idles_before_them(re
     assert ends == expected
 
 
-@given(REQUESTS)
-def test_work_is_conserved(requests):
-    """Nobody starts before it is ready, no two prefills overlap, and all of them are done."""
-    told, ends = played(requests)
-    spans = sorted((end - told[number][2], end) for number, end in ends.items())
-    assert len(ends) == len(told)
-    assert all(ends[number] >= ready + seconds - 1e-9 for number, (_, ready, seconds) in enumerate(told))
-    assert all(later[0] >= earlier[1] - 1e-9 for earlier, later in pairwise(spans))
-
-
 @given(REQUESTS, st.floats(0, 40))
 def test_the_backlog_is_the_work_that_is_left(requests, later_s):
     """All seconds put in less those that were worked until then; nobody is left once all is done."""
@@ -63,12 +51,6 @@ def test_the_backlog_is_the_work_that_is_left(requests, later_s):
     assert abs(queue.backlog_s(later_s) - left_s) < 1e-6
     left = len(requests) - sum(end <= later_s for end in ends.values())
     assert queue.requests(later_s) == left
-
-
-def test_a_request_that_fetches_does_not_hold_up_the_one_behind_it():
-    """The second is ready first and goes first."""
-    _, ends = played([(0.0, 4.0, 1.0), (1.0, 0.0, 1.0)])
-    assert ends == {1: 2.0, 0: 5.0}
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 5)), min_size=1, max_size=30))

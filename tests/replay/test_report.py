@@ -7,12 +7,10 @@ import pytest
 
 from agent.hostile import HOSTILE
 from agent.html import Page
-from replay.files import ROOT
+from replay.files import SCENARIO
 from tiertune_agent.replay.report import Played, report
 from tiertune_agent.replay.scenario import load_scenario
 from tiertune_agent.web.over_time import step_chart
-
-SCENARIO = load_scenario(ROOT / "policies" / "scenarios" / "slice-8b-two-hosts.yaml")
 
 
 def run(mean_s, *, remote=200, **more):
@@ -26,7 +24,7 @@ def run(mean_s, *, remote=200, **more):
 
 def played(**runs):
     document = {"trace": "t", "scenario": "s", "requests": 12345, "wall_s": 1.0, "runs": runs}
-    return Played(document, SCENARIO, 3600.0, 0.75)
+    return Played(document, load_scenario(SCENARIO), 3600.0, 0.75)
 
 
 CHANGES = [

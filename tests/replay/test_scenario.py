@@ -2,7 +2,7 @@
 
 import pytest
 
-from replay.files import ROOT
+from replay.files import SCENARIOS
 from tiertune_agent.replay.scenario import MODELS, Scenario, load_scenario
 from tiertune_connector.documents import DocumentError, parse_yaml
 
@@ -29,7 +29,7 @@ def refused(text):
     return error.value.problems
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "policies" / "scenarios").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_examples_load(path):
     """Every example is valid and named as its file."""
     assert load_scenario(path).name == path.stem

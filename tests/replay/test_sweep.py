@@ -8,11 +8,10 @@ import pyarrow as pa
 import pytest
 
 from connector.stores import short_folder
-from replay.files import ROOT, columns, write_trace
+from replay.files import SCENARIO, SCENARIOS, columns, write_trace
 from tiertune_agent.replay.sweep import grid, over_processes, over_ray, play, sweep_document
 from tiertune_agent.terminal.options import InputError
 
-SCENARIOS = ROOT / "policies" / "scenarios"
 RUNS = ("never", "rule")
 
 
@@ -21,14 +20,19 @@ def traces(tmp_path):
     return [write_trace(tmp_path / f"{name}.parquet", columns()) for name in ("a", "b")]
 
 
+@pytest.fixture
+def cells(traces):
+    """All traces under all scenarios."""
+    return grid(traces, [SCENARIOS], RUNS)
+
+
 def without_wall(document):
     return json.loads(json.dumps(document), object_hook=lambda d: {k: v for k, v in d.items() if k != "wall_s"})
 
 
 class TestGrid:
-    def test_every_trace_under_every_scenario_of_a_folder(self, traces):
+    def test_every_trace_under_every_scenario_of_a_folder(self, traces, cells):
         """Traces first, scenarios by name."""
-        cells = grid(traces, [SCENARIOS], RUNS)
         names = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
         assert [(cell.trace, cell.scenario.name) for cell in cells] == [
             (str(trace), name) for trace in traces for name in names
@@ -42,7 +46,7 @@ class TestGrid:
     def test_a_run_that_a_scenario_does_not_have_is_told_before_anything_is_played(self, traces):
         """With the names that there are."""
         with pytest.raises(InputError, match="there is no run 'rule_blind' in slice-8b-two-hosts; there are always"):
-            grid(traces, [SCENARIOS / "slice-8b-two-hosts.yaml"], ["rule_blind"])
+            grid(traces, [SCENARIO], ["rule_blind"])
 
 
 def test_the_page_tells_of_the_time_that_was_played(traces):
@@ -56,17 +60,17 @@ def test_the_page_tells_of_the_time_that_was_played(traces):
 def test_the_optimum_is_a_share_of_what_the_prompts_have(tmp_path):
     """Of prompts of 17 tokens, in two blocks of 16, at most 16 are hit, by the optimum as by every run."""
     table = columns([[0, 1]] * 4) | {"input_len": pa.array([17] * 4)}
-    (cell,) = grid([write_trace(tmp_path / "x.parquet", table)], [SCENARIOS / "slice-8b-two-hosts.yaml"], ["always"])
+    (cell,) = grid([write_trace(tmp_path / "x.parquet", table)], [SCENARIO], ["always"])
     assert play(replace(cell, optimum=True)).opt_share == pytest.approx(3 * 16 / (4 * 17))
 
 
 class TestPlaces:
     @pytest.mark.slow
-    def test_processes_give_what_one_gives(self, traces):
+    def test_processes_give_what_one_gives(self, cells):
         """Two processes, the same documents in the same order, wall times aside."""
-        cells = [replace(cell, optimum=True) for cell in grid(traces, [SCENARIOS], RUNS)]
+        weighed = [replace(cell, optimum=True) for cell in cells]
         steps = []
-        alone, two = (list(over_processes(cells, processes, lambda: steps.append(1))) for processes in (1, 2))
+        alone, two = (list(over_processes(weighed, processes, lambda: steps.append(1))) for processes in (1, 2))
         assert without_wall(sweep_document(alone, 0)) == without_wall(sweep_document(two, 0))
         assert [cell.opt_share for cell in alone] == [cell.opt_share for cell in two]
         assert len(alone) == len(cells)
@@ -74,11 +78,10 @@ class TestPlaces:
 
     @pytest.mark.slow
     @pytest.mark.timeout(600)
-    def test_ray_gives_what_one_process_gives(self, traces, monkeypatch):
+    def test_ray_gives_what_one_process_gives(self, cells, monkeypatch):
         """On a local Ray, which ends with the sweep; it is to tell nobody that it was used."""
         ray = pytest.importorskip("ray", reason="Ray is not installed (make setup-ray)")
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        cells = grid(traces, [SCENARIOS], RUNS)
         with short_folder() as folder:
             monkeypatch.setenv("RAY_TMPDIR", str(folder))
             alone, spread = list(over_processes(cells, 1)), list(over_ray(cells, "local"))
@@ -86,27 +89,25 @@ class TestPlaces:
         assert not ray.is_initialized()
 
     @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "host:port"])
-    def test_a_cluster_that_does_not_answer_is_told(self, traces, monkeypatch, address):
+    def test_a_cluster_that_does_not_answer_is_told(self, cells, monkeypatch, address):
         """At once, not after Ray's own patience of minutes."""
         monkeypatch.setitem(sys.modules, "ray", object())
         with pytest.raises(InputError, match=f"no Ray cluster answers at '{address}'"):
-            next(over_ray(grid(traces, [SCENARIOS], RUNS), address))
+            next(over_ray(cells, address))
 
-    def test_without_ray_it_says_what_to_install(self, traces, monkeypatch):
+    def test_without_ray_it_says_what_to_install(self, cells, monkeypatch):
         """The extra is optional."""
         monkeypatch.setitem(sys.modules, "ray", None)
         with pytest.raises(InputError, match=r"pip install 'tiertune\[ray\]'"):
-            next(over_ray(grid(traces, [SCENARIOS], RUNS), "local"))
+            next(over_ray(cells, "local"))
 
 
 def test_the_command_plays_a_grid_and_writes_page_and_document(tiertune, traces, tmp_path):
     """Two traces under all scenarios over two processes: a list of replays, one page."""
-    done = tiertune(
-        "replay", *traces, "--scenario", SCENARIOS, "--run", "never,rule", "--processes", 2,
-        "--json", tmp_path / "r.json", "--html", tmp_path / "r.html",
-    )  # fmt: skip
+    options = ("--run", "never,rule", "--processes", 2, "--html", tmp_path / "r.html")
+    done, document = tiertune.json("replay", *traces, "--scenario", SCENARIOS, *options)
     assert (done.returncode, done.stderr) == (0, "")
-    cells = json.loads((tmp_path / "r.json").read_text())["cells"]
+    cells = document["cells"]
     assert len(cells) == 2 * len(list(SCENARIOS.glob("*.yaml")))
     assert {tuple(cell["runs"]) for cell in cells} == {("never", "rule")}
     assert f"{len(cells)} replays" in (tmp_path / "r.html").read_text()

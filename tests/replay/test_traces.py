@@ -11,6 +11,12 @@ from replay.files import CHAINS, columns, write_trace
 from tiertune_agent.replay.traces import BUILTIN, TraceError, builtin_trace, load_trace, open_trace
 
 
+@pytest.fixture
+def written(tmp_path):
+    """Writes a trace; returns its path."""
+    return lambda *given: write_trace(tmp_path / "x.parquet", *given)
+
+
 def refused(path):
     with pytest.raises(TraceError) as error:
         load_trace(path)
@@ -19,10 +25,10 @@ def refused(path):
     return message.removeprefix(f"{path}: ")
 
 
-def test_a_good_trace_is_loaded_whole(tmp_path):
+def test_a_good_trace_is_loaded_whole(written):
     """Chains, times and counts come out as they were written."""
-    trace = load_trace(write_trace(tmp_path / "good.parquet", columns()))
-    assert (trace.name, trace.block_tokens, len(trace), trace.accesses, trace.unique) == ("good", 16, 3, 7, 5)
+    trace = load_trace(written(columns()))
+    assert (trace.name, trace.block_tokens, len(trace), trace.accesses, trace.unique) == ("x", 16, 3, 7, 5)
     assert trace.chains == CHAINS
     assert trace.t.tolist() == [0.0, 1.0, 2.0]
     assert trace.type == ["chat"] * 3
@@ -74,11 +80,11 @@ def test_attribution_ships_with_the_data():
 
 
 @pytest.mark.parametrize("name", list(columns()))
-def test_a_missing_column_is_named(tmp_path, name):
+def test_a_missing_column_is_named(written, name):
     """The message says which column is not there."""
     table = columns()
     del table[name]
-    assert refused(write_trace(tmp_path / "x.parquet", table)).startswith(f"column '{name}' is missing")
+    assert refused(written(table)).startswith(f"column '{name}' is missing")
 
 
 @pytest.mark.parametrize(
@@ -99,10 +105,10 @@ def test_a_missing_column_is_named(tmp_path, name):
         ("hash_ids", pa.array([[], [], []], pa.list_(pa.int32())), "column 'hash_ids': there is nothing in it"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_row(tmp_path, name, values, expected):
+def test_a_wrong_value_is_named_with_its_row(written, name, values, expected):
     """The message says row and column, and what is wrong."""
     table = columns() | {name: values if isinstance(values, pa.Array) else pa.array(values)}
-    assert refused(write_trace(tmp_path / "x.parquet", table)).startswith(expected)
+    assert refused(written(table)).startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -115,35 +121,34 @@ def test_a_wrong_value_is_named_with_its_row(tmp_path, name, values, expected):
         ([[0, 0], [1], [2]], "row 0: block 0 follows block 0 here, but nothing before"),
     ],
 )
-def test_a_broken_chain_is_named_with_its_row(tmp_path, chains, expected):
+def test_a_broken_chain_is_named_with_its_row(written, chains, expected):
     """An id whose parent changes does not name a prefix."""
-    message = refused(write_trace(tmp_path / "x.parquet", columns(chains)))
+    message = refused(written(columns(chains)))
     assert message.replace(", column 'hash_ids': broken chain", "") == expected
 
 
 @pytest.mark.parametrize("shift", [0, 2**31, 2**63, 2**64 - 5])
-def test_ids_may_take_all_of_64_bits(tmp_path, shift):
+def test_ids_may_take_all_of_64_bits(written, shift):
     """Unsigned hashes are told apart, also where most of them are small, and told as they are in the file."""
     chains = [[shift, shift + 1, 2], [shift, shift + 1, 3], [4]]
     table = columns(chains=[[0]] * 3) | {"input_len": pa.array([48] * 3)}
-    path = tmp_path / "x.parquet"
-    trace = load_trace(write_trace(path, table | {"hash_ids": pa.array(chains, pa.list_(pa.uint64()))}))
+    trace = load_trace(written(table | {"hash_ids": pa.array(chains, pa.list_(pa.uint64()))}))
     assert [len(chain) for chain in trace.chains] == [3, 3, 1]
     assert (trace.unique, trace.chains[0][:2]) == (5, trace.chains[1][:2])
     broken = pa.array([[shift + 1], [shift, shift + 1], [4]], pa.list_(pa.uint64()))
-    message = refused(write_trace(path, table | {"hash_ids": broken}))
+    message = refused(written(table | {"hash_ids": broken}))
     assert f"block {shift + 1} follows block {shift} here" in message
 
 
-def test_a_trace_with_nothing_in_it_is_refused(tmp_path):
+def test_a_trace_with_nothing_in_it_is_refused(written):
     """No rows, no trace."""
-    assert refused(write_trace(tmp_path / "x.parquet", columns([]))) == "there is nothing in it: no requests"
+    assert refused(written(columns([]))) == "there is nothing in it: no requests"
 
 
 @pytest.mark.parametrize("size", [b"", b"0", b"big"])
-def test_the_block_size_is_required(tmp_path, size):
+def test_the_block_size_is_required(written, size):
     """Without tokens per block no prefix has a length."""
-    assert "'block_size' must be tokens per block" in refused(write_trace(tmp_path / "x.parquet", columns(), size))
+    assert "'block_size' must be tokens per block" in refused(written(columns(), size))
 
 
 def test_a_file_that_is_no_parquet_is_refused(tmp_path):

@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from replay import files
 from replay.files import first
 from tiertune_agent.policy.budgets import Budgets
 from tiertune_agent.policy.document import Guard, Policy
-from tiertune_agent.replay.scenario import Scenario
-from tiertune_agent.replay.simulate import Replay, replay_document
+from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.stores import Stores
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_agent.replay.tuned import DEFAULT_POLICY, ReplayAgent, conduct, tuned
@@ -22,22 +22,10 @@ from tiertune_agent.tuners.tier_size import TierSizeSettings
 pytestmark = pytest.mark.slow
 
 
-def scenario(*, routing="sticky", share=0.05, gbps=25, seed=1, period=20.0, **more):
-    return Scenario.model_validate(
-        {
-            "name": "test",
-            "engines": 4,
-            "nodes": 4,
-            "routing": routing,
-            "model": "llama-3-8b",
-            "gpu": "h100",
-            "tiers": {"dram": {"share": share}, "remote": {"share": share}},
-            "link": {"gbps": gbps, "fluctuation": {"kind": "ar1", "sigma": 0.9, "phi": 0.9}},
-            "period_s": period,
-            "seed": seed,
-            **more,
-        }
-    )
+def scenario(*, routing="sticky", share=0.05, seed=1, period=20.0, **more):
+    """Under a link that fluctuates, unless another one is given."""
+    tiers = {"dram": {"share": share}, "remote": {"share": share}}
+    return files.scenario(moving=True, routing=routing, tiers=tiers, seed=seed, period_s=period, **more)
 
 
 @pytest.fixture(scope="module")
@@ -64,43 +52,42 @@ def test_the_total_of_bytes_stays(trace):
     assert budget - 5 <= held <= budget
 
 
-def test_time_in_which_nothing_happens_is_not_played(trace, monkeypatch):
+def paused(trace):
+    """With more than half an hour between its halves."""
+    return replace(trace, t=trace.t + 2000.0 * (np.arange(len(trace)) >= len(trace) // 2))
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """Numbers of the windows that were played."""
+    numbers, close = [], Stores.close_window
+    monkeypatch.setattr(Stores, "close_window", lambda stores, number: (numbers.append(number), close(stores, number)))
+    return numbers
+
+
+def test_time_in_which_nothing_happens_is_not_played(trace, closed, monkeypatch):
     """However long it is, and with the same outcome as if each of its windows was."""
-    pause_s = 2000.0 * (np.arange(len(trace)) >= len(trace) // 2)
-    replay, counted, close = Replay(replace(trace, t=trace.t + pause_s), scenario()), [], Stores.close_window
-
-    def closed(stores, number):
-        counted.append(number)
-        close(stores, number)
-
-    monkeypatch.setattr(Stores, "close_window", closed)
-    short, windows = tuned(replay), len(counted)
+    replay = Replay(paused(trace), scenario())
+    short, windows = tuned(replay), len(closed)
     assert short["decisions"] > 1
-    assert windows < 1500 < counted[-1]
+    assert windows < 1500 < closed[-1]
     monkeypatch.setattr(ReplayAgent, "_idle", lambda *_: 0)
     assert tuned(replay) == short
-    assert len(counted) - windows == counted[-1]
+    assert len(closed) - windows == closed[-1]
 
 
-def test_of_such_time_with_fetching_off_the_probes_alone_are_played(trace, monkeypatch):
+def test_of_such_time_with_fetching_off_the_probes_alone_are_played(trace, closed, monkeypatch):
     """With the same outcome: a link that was slow switched it off, and is well again within the pause."""
-    middle = len(trace) // 2
-    pause_s = 2000.0 * (np.arange(len(trace)) >= middle)
-    slow = [{"at_s": 0, "for_s": float(trace.t[middle] - trace.t[0]) + 1500.0, "link_factor": 0.01}]
+    begins_s = float(trace.t[len(trace) // 2] - trace.t[0])
+    slow = [{"at_s": 0, "for_s": begins_s + 1500.0, "link_factor": 0.01}]
     calm = {"gbps": 100, "probe_s": 5}
     world = scenario(routing="random", share=0.1, period=10.0, events=slow, link=calm)
     quick = FEW.tuners.remote_fetch.model_copy(update={"disable_after": 4})
     policy = FEW.model_copy(update={"tuners": FEW.tuners.model_copy(update={"remote_fetch": quick})})
-    replay, whole, close = Replay(replace(trace, t=trace.t + pause_s), world), [], Stores.close_window
-
-    def closed(stores, number):
-        whole.append(number)
-        close(stores, number)
-
-    monkeypatch.setattr(Stores, "close_window", closed)
-    probed, windows = tuned(replay, policy), len(whole)
+    replay = Replay(paused(trace), world)
+    probed, windows = tuned(replay, policy), len(closed)
     assert [one["after"] for one in probed["changes"] if one["field"] == "tiers.remote.fetch"] == ["off", "on"]
-    assert windows < 0.6 * whole[-1]
+    assert windows < 0.6 * closed[-1]
     monkeypatch.setattr(ReplayAgent, "_idle", lambda *_: 0)
     assert tuned(replay, policy) == probed
 
@@ -288,13 +275,6 @@ def test_a_dram_cut_by_hand_grows_again(trace):
     later = [change for change in agent.changes if change.at_s >= 50 and change.target.tier == "dram"]
     assert later
     assert later[0].after > 2 * later[0].before
-
-
-def test_the_command_runs_it_with_all_others(trace):
-    """``tuned`` stands beside the runs that it is weighed against."""
-    document = replay_document(trace, scenario(), ("baseline", "rule", "tuned"), lambda: 0.0)
-    means = {name: run["ttft_mean_s"] for name, run in document["runs"].items()}
-    assert means["tuned"] < means["rule"] <= means["baseline"]
 
 
 FEW = DEFAULT_POLICY.model_copy(update={"guard": Guard(changes_per_hour=1000, min_requests=10)})

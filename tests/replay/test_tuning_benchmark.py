@@ -54,6 +54,25 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def refused(capsys):
+    """What is said of arguments that the benchmark ends upon, with 2."""
+
+    def said(*given):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in given])
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return said
+
+
+def of_cells(folder, *more):
+    """Arguments that make some."""
+    given = ["--traces", folder, "--parts", "cells", "--fleets", "8b", "--routings", "sticky", "--totals", 0.5, *more]
+    return [str(word) for word in given]
+
+
 def test_every_row_has_one_name(folder):
     """Over all parts of a grid no name comes twice in a part: that is what --skip-done goes by."""
     grid = Grid([str(folder / "small.parquet"), "lmcache_agents"], seeds=2)
@@ -83,8 +102,7 @@ def test_cells_that_are_done_are_not_made_again():
 def test_a_run_is_taken_up_where_it_ended(folder, capsys):
     """A second run with more links makes those alone, and the document has both, by name."""
     out = folder / "out.json"
-    given = ["--traces", str(folder), "--parts", "cells", "--fleets", "8b", "--routings", "sticky", "--totals", "0.5"]
-    given += ["--processes", "1", "--json", str(out), "--skip-done"]
+    given = of_cells(folder, "--processes", 1, "--json", out, "--skip-done")
     assert main([*given, "--links", "100"]) == 0
     before = kept(out)["cells"]
     capsys.readouterr()
@@ -118,8 +136,7 @@ def test_a_cell_is_tuned_under_the_policy_that_is_named(folder, capsys, mode, de
     """On auto its margin is set, else nothing is; the row that is printed tells the policy."""
     table = columns([list(range(turn)) for turn in range(6, 46)])
     write_trace(folder / "small.parquet", table | {"t": pa.array([10.0 * turn for turn in range(40)])})
-    given = ["--traces", str(folder), "--parts", "cells", "--fleets", "8b", "--routings", "sticky", "--totals", "0.5"]
-    options = arguments([*given, "--links", "25", "--policy", str(patient(folder, mode))])
+    options = arguments(of_cells(folder, "--links", 25, "--policy", patient(folder, mode)))
     ((name, part, job),) = left(options, {"cells": {}})
     (row,) = perform(name, part.SHOWN, job)
     assert row["decisions"] == decisions
@@ -149,14 +166,11 @@ def test_rows_under_another_policy_are_not_mixed_in(folder):
     assert set(kept(out, "auto")) == set(PARTS)
 
 
-def test_a_wrong_policy_is_told_with_its_place(folder, capsys):
+def test_a_wrong_policy_is_told_with_its_place(folder, refused):
     """Exit 2, before anything is made."""
     path = folder / "p.yaml"
     path.write_text("version: 1\nmode: aotu\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["--policy", str(path)])
-    assert ended.value.code == 2
-    assert f"{path}:2:7: mode: " in capsys.readouterr().err
+    assert f"{path}:2:7: mode: " in refused("--policy", path)
 
 
 def test_the_gate_is_judged_by_means_of_seeds():
@@ -217,25 +231,19 @@ def test_requests_that_come_all_at_once_are_measured_too(folder):
     assert (row["hours"], row["cpu_s_of_4_hours"]) == (0.0, row["cpu_s"])
 
 
-def test_a_file_that_is_no_trace_is_told_before_anything_is_made(folder, capsys):
+def test_a_file_that_is_no_trace_is_told_before_anything_is_made(folder, refused):
     """Exit 2, with its name; what is not parquet beside the traces is left alone."""
     (folder / "README.md").write_text("traces\n")
     assert arguments(["--traces", str(folder)]).traces == folder
     write_trace(folder / "other.parquet", {"a": pa.array([1])})
-    with pytest.raises(SystemExit) as ended:
-        main(["--traces", str(folder)])
-    assert ended.value.code == 2
-    assert f"{folder / 'other.parquet'}: column 'hash_ids' is missing" in capsys.readouterr().err
+    assert f"{folder / 'other.parquet'}: column 'hash_ids' is missing" in refused("--traces", folder)
 
 
 @pytest.mark.parametrize("option", ["--seeds", "--processes", "--totals", "--links"])
 @pytest.mark.parametrize("number", ["0", "-1", "nan", "two"])
-def test_a_number_that_leaves_nothing_to_measure_is_told(capsys, option, number):
+def test_a_number_that_leaves_nothing_to_measure_is_told(refused, option, number):
     """No seeds are no rows, which looked like a run in which all was well."""
-    with pytest.raises(SystemExit) as ended:
-        arguments([option, number])
-    assert ended.value.code == 2
-    assert f"{option}: {number} is not a" in capsys.readouterr().err
+    assert f"{option}: {number} is not a" in refused(option, number)
 
 
 def test_what_a_store_is_asked_are_the_traces_chains(folder):
