@@ -229,9 +229,9 @@ class Agent:
         judged = (now - one.applied_at for one in soaking if one.applied_at)
         self.history.retention.fold(now)
         keep = max((self._keep, *(2 * since for since in judged)))  # a spell as long before
-        self.history.retention.prune(now, keep)
         if not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
             self.history.retention.forget(now, keep, {*self.collector.addresses, *self.observing.addresses})
+        self.history.retention.prune(now, keep)
 
     def close(self) -> None:
         self.collector.close()

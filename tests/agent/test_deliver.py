@@ -138,3 +138,23 @@ def test_a_bypass_of_all_holds_for_those_to_come(agents, clock, listed):
     bypass(False, "there", "away")
     assert not any(store.bypass for store in stores)
     assert agent.history.wishes.of(["fleet"]) == {}
+
+
+def test_who_gets_the_address_of_one_that_left_hears_no_wish_for_it(agents, clock, listed):
+    """All were bypassed while it was away, and the address is another store's by the time that bypass was lifted."""
+    gone, there = FakeStore(clock, "gone"), FakeStore(clock, "there")
+    agent = agents(gone, there, stores=(), stores_file=listed("gone", "there"))
+
+    def rounds(*names):
+        listed(*names)
+        clock.advance(15)
+        agent.tick()
+
+    agent.tick()
+    rounds("there")
+    agent.operators.bypass(CALLER, True, None)
+    agent.operators.bypass(CALLER, False, "there")
+    gone.name = "new"
+    for _ in range(2):
+        rounds("there", "gone")
+    assert not gone.bypass

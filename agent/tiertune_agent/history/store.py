@@ -14,7 +14,7 @@ from tiertune_agent.history.journal import Journal
 from tiertune_agent.history.ledger import Ledger
 from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.models import AnswerRow, IncidentRow, StoreRow, WishRow, cut
-from tiertune_agent.history.remembering import remember
+from tiertune_agent.history.remembering import NOWHERE, remember
 from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import over
 from tiertune_agent.history.sessions import OfHistory, Sessions
@@ -121,9 +121,18 @@ class History(OfHistory):
                 self.decisions.expire(one, "the store is none of the fleet's any more", now=now)
 
     def wish_bypass(self, store: str, *, on: bool) -> None:
-        """Remember what the store has not acknowledged yet; ``fleet``: all stores that were ever seen."""
+        """Remember what the store has not acknowledged yet; ``fleet``: all stores that were ever seen.
+
+        Those that left hear it under their names: another store may have the address by then.
+        """
+        if store != FLEET:
+            self._do(update(StoreRow).where(StoreRow.name == store).values(pending_bypass=on))
+            return
         ours = (StoreRow.name != FLEET) & StoreRow.status[OBSERVED].as_string().is_(None)
-        self._do(update(StoreRow).where(ours if store == FLEET else StoreRow.name == store).values(pending_bypass=on))
+        wishes = [update(StoreRow).where(ours).values(pending_bypass=on)]
+        if self.named:
+            wishes.append(update(StoreRow).where(ours, StoreRow.url.not_in(self.named())).values(url=NOWHERE))
+        self._do(*wishes)
 
     def acknowledge_bypass(self, store: str, *, on: bool) -> None:
         """Note that the store has it, as its next answer will say. Another wish that came meanwhile stays."""
