@@ -265,8 +265,9 @@ def test_the_keyboard_opens_what_a_decision_did(page, store, rounds):
     summary.focus()
     page.keyboard.press("Enter")
     expect(page.locator("#evidence-1 .compared .axis.y text")).to_have_count(4)
-    boxes = [bar.bounding_box() for bar in page.locator("#evidence-1 .compared .column rect[width]").all()]
-    promised, before = sorted(box["width"] for box in boxes if box["width"] > 0)
+    bars = page.locator("#evidence-1 .compared .column rect[width]")  # all at once: they may be exchanged meanwhile
+    widths = bars.evaluate_all("bars => bars.map(bar => bar.getBoundingClientRect().width)")
+    promised, before = sorted(width for width in widths if width > 0)
     assert before == pytest.approx(2 * promised, rel=0.02)
     measured = page.locator("#now time").get_attribute("datetime")
     rounds(1)
