@@ -1,22 +1,19 @@
 """``python -m tiertune_connector.serve CONFIG``: a store where the command line is not installed."""
 
-# ruff: noqa: PLC0415 (SIGTERM is heeded before what takes a second to import)
-
 import argparse
 import sys
 
+from tiertune_connector.documents import DocumentError
 from tiertune_connector.ending import heed_sigterm
+from tiertune_connector.serve.main import StartError, serve
+from tiertune_connector.settings import load
+from tiertune_connector.state import StateError
+from tiertune_connector.tuning import TuningError
 
 
 def main(arguments: list[str]) -> int:
     """Serve until the store ends; 2 and a message if it cannot start."""
     heed_sigterm()
-    from tiertune_connector.documents import DocumentError
-    from tiertune_connector.serve.main import StartError, serve
-    from tiertune_connector.settings import load
-    from tiertune_connector.state import StateError
-    from tiertune_connector.tuning import TuningError
-
     parser = argparse.ArgumentParser("python -m tiertune_connector.serve", description="Serve a store until stopped.")
     parser.add_argument("config", metavar="CONFIG", help="the store's settings, a YAML file")
     config = parser.parse_args(arguments).config
