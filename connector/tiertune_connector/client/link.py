@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from tiertune_connector.client.receiving import PendingReply, Receiver
+from tiertune_connector.client.receiving import Live, PendingReply, Question, Receiver
 from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import (
@@ -57,24 +57,6 @@ _NUMBERS = len(FetchEstimate.__struct_fields__)
 Answer = TypeVar("Answer")
 
 
-class _Question(NamedTuple):
-    """One whose reply has not come."""
-
-    future: Future[Any]
-    answer: Callable[[Message | None, int], Any]
-    hear: Callable[[LoadPart, int], None] | None
-    """Who hears what comes before the reply."""
-    connection: int
-
-
-class _Live(NamedTuple):
-    """The present connection."""
-
-    number: int
-    frames: Frames
-    receiver: Receiver
-
-
 class StoreLink:
     """Thread-safe."""
 
@@ -96,12 +78,12 @@ class StoreLink:
         self._owner = owner
         self._lock = threading.Lock()
         self._sending = threading.Lock()
-        self._live: _Live | None = None
+        self._live: Live | None = None
         self._socket: socket.socket | None = None
         self._connection = 0
         """The number of the latest connection."""
         self._next_id = 1
-        self._pending: dict[int, _Question] = {}
+        self._pending: dict[int, Question] = {}
         self._untold = bytearray()
         """Frames that go with the next one sent."""
         self._looks = 0
@@ -180,7 +162,7 @@ class StoreLink:
             return False
         return True
 
-    def _meant(self, connection: int | None) -> _Live | None:
+    def _meant(self, connection: int | None) -> Live | None:
         """The present connection, if it is the one meant; None means any. Call with the lock held."""
         live = self._live
         return live if live is not None and connection in (None, live.number) else None
@@ -204,7 +186,7 @@ class StoreLink:
             if live is None:
                 return resolved(answer(None, self._connection))
             future = PendingReply[Answer](live.receiver)
-            self._pending[number] = _Question(future, answer, hear, live.number)
+            self._pending[number] = Question(future, answer, hear, live.number)
         self.send(message, live.number)
         return future
 
@@ -321,7 +303,7 @@ class StoreLink:
         with self._lock:
             self.boot_id = welcome.boot_id
             self._connection += 1
-            self._live = _Live(self._connection, frames, receiver)
+            self._live = Live(self._connection, frames, receiver)
         self._connected.set()
         try:
             receiver.run()

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from math import inf
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.glance import Glance
-from tiertune_connector.protocol.messages import Message
+from tiertune_connector.protocol.messages import LoadPart, Message
 
 Answer = TypeVar("Answer")
 _TICK_S = 0.05
@@ -132,3 +132,21 @@ class PendingReply(Future[Answer]):
             if timeout is not None:
                 timeout = max(0.0, timeout - (time.monotonic() - started))
         return super().result(timeout)
+
+
+class Question(NamedTuple):
+    """One whose reply has not come."""
+
+    future: Future[Any]
+    answer: Callable[[Message | None, int], Any]
+    hear: Callable[[LoadPart, int], None] | None
+    """Who hears what comes before the reply."""
+    connection: int
+
+
+class Live(NamedTuple):
+    """The present connection."""
+
+    number: int
+    frames: Frames
+    receiver: Receiver
