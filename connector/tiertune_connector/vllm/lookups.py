@@ -128,9 +128,14 @@ class Lookups:
                     ask.reply.result(IDLE_S if waits else 0.0)  # asking for it receives it
                 if waits:
                     self._replies = ask.reply.done()
-            self._try(ask, computed_tokens, staged, now)
-        if ask.cut_tokens is None:
-            return False
+                ask.wanted_at = now
+            if ask.reply.done():
+                self._replies = True
+                self._decide(ask, computed_tokens // self.chunk_tokens, staged)
+            elif now >= ask.sent_at + self.deadline_s:
+                ask.cut_tokens = 0
+            else:
+                return False
         ask.until = now + ask.load_s
         return True
 
@@ -156,15 +161,6 @@ class Lookups:
         """Called on whichever thread receives."""
         ask.replied_at = self.clock()
         self._answered.append(ask)
-
-    def _try(self, ask: Ask, computed_tokens: int, staged: Callable[[bytes], bool], now: float) -> None:
-        if ask.wanted_at is None:
-            ask.wanted_at = now
-        if ask.reply.done():
-            self._replies = True
-            self._decide(ask, computed_tokens // self.chunk_tokens, staged)
-        elif now >= ask.sent_at + self.deadline_s:
-            ask.cut_tokens = 0
 
     def _decide(self, ask: Ask, on_device: int, staged: Callable[[bytes], bool]) -> None:
         in_staging = 0
