@@ -37,8 +37,21 @@ def tier_reports(
     fetched = [candidate.tier for candidate in decision.candidates if candidate.fetched]
     took = _seconds(fetched, actual_s, seconds or {}) if actual_s is not None else {}
     return [
-        _report(candidate, chunk_tokens, took.get(candidate.tier), failure, vain=candidate.fetched - left.fetched)
-        for candidate, left in zip(decision.candidates, kept.candidates, strict=True)
+        TierReport(
+            offered.tier,
+            offered.chunks,
+            offered.chunks * chunk_tokens,
+            offered.fetched * chunk_tokens,
+            offered.reason.value,
+            offered.fetch_s,
+            offered.recompute_s,
+            took.get(offered.tier),
+            _outcome(offered, took.get(offered.tier), failure),
+            max(0.0, offered.backlog_s),
+            offered.prefills,
+            (offered.fetched - left.fetched) * chunk_tokens,
+        )
+        for offered, left in zip(decision.candidates, kept.candidates, strict=True)
     ]
 
 
@@ -65,23 +78,6 @@ def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) 
     if took:
         took[DRAM if DRAM in took else fetched[-1]] += actual_s - max(took.values())
     return took
-
-
-def _report(candidate: Candidate, chunk_tokens: int, took: float | None, failure: str, *, vain: int) -> TierReport:
-    return TierReport(
-        candidate.tier,
-        candidate.chunks,
-        candidate.chunks * chunk_tokens,
-        candidate.fetched * chunk_tokens,
-        candidate.reason.value,
-        candidate.fetch_s,
-        candidate.recompute_s,
-        took,
-        _outcome(candidate, took, failure),
-        max(0.0, candidate.backlog_s),
-        candidate.prefills,
-        vain * chunk_tokens,
-    )
 
 
 def _outcome(candidate: Candidate, took: float | None, failure: str) -> str:
