@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -126,7 +126,11 @@ class Tracing:
         """Send all that is queued, until the collector refuses; whether it took all."""
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
-            sent = _sent(sink, batch)
+            try:
+                sent = sink.send(batch)
+            except Exception:
+                logger.exception("TierTune: %d requests' spans could not be made", len(batch))
+                sent = Counts(0, len(batch))
             self._taken += sent.exported
             self._lost += sent.dropped
             if sent.dropped:
@@ -134,21 +138,13 @@ class Tracing:
         return True
 
 
-def _sent(sink: "OtlpSink", batch: list[RequestTrace]) -> Counts:
-    try:
-        return sink.send(batch)
-    except Exception:
-        logger.exception("TierTune: %d requests' spans could not be made", len(batch))
-        return Counts(0, len(batch))
-
-
 def open_tracing(
     endpoint: str,
     *,
     chunk_tokens: int,
     chunk_bytes: int,
-    model: str = "",
-    attributes: dict[str, str] | None = None,
+    model: str,
+    attributes: Mapping[str, str],
 ) -> Tracing:
     """Tracing that sends to ``endpoint`` by OTLP over HTTP; it is off without one, or without OpenTelemetry.
 
@@ -162,4 +158,4 @@ def open_tracing(
         logger.warning("TierTune: no traces: %s. Install tiertune[otel], or leave out the traces endpoint", error)
         return Tracing()
     described = partial(describe, chunk_tokens=chunk_tokens, chunk_bytes=chunk_bytes, model=model)
-    return Tracing(OtlpSink(endpoint, described, {"service.name": "tiertune", **(attributes or {})}))
+    return Tracing(OtlpSink(endpoint, described, {"service.name": "tiertune", **attributes}))

@@ -24,11 +24,10 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryTierManager, TransferJob
 
 from tiertune_connector.cost import PrefillCost
-from tiertune_connector.keys import Namespace
 from tiertune_connector.profile.steps import IN_FLIGHT, Steps
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.protocol.reporting import prefill_line
-from tiertune_connector.tracing import Tracing, open_tracing
+from tiertune_connector.tracing import open_tracing
 from tiertune_connector.vllm import metrics
 from tiertune_connector.vllm.facts import UNKNOWN, Facts, Prompt
 from tiertune_connector.vllm.gate import EngineGate
@@ -102,7 +101,13 @@ class TierTuneTier(SecondaryTierManager):
             decode_tokens=facts.decode_tokens,
             ranks=self._ranks,
         )
-        tracing = _tracing(settings, namespace, fetched_bytes)
+        tracing = open_tracing(
+            settings.otlp_endpoint,
+            chunk_tokens=chunk_tokens,
+            chunk_bytes=fetched_bytes,
+            model=namespace.model,
+            attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
+        )
         self.telemetry = Telemetry(self._client, steps=steps, tracing=tracing, chunk_tokens=chunk_tokens)
         self.gate = EngineGate(self._client, prefill, self.telemetry, facts, settings, chunk_bytes=fetched_bytes)
         self._lookups = Lookups(
@@ -372,13 +377,3 @@ class TierTuneTier(SecondaryTierManager):
                 self.telemetry.loaded(known.ask, job)
                 self.gate.ended(known.ask)
         self.promoted.append((job.request, came))
-
-
-def _tracing(settings: EngineSettings, namespace: Namespace, chunk_bytes: int) -> Tracing:
-    return open_tracing(
-        settings.otlp_endpoint,
-        chunk_tokens=namespace.chunk_tokens,
-        chunk_bytes=chunk_bytes,
-        model=namespace.model,
-        attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
-    )
