@@ -1,14 +1,12 @@
 """Flushes drop chunks everywhere, and keep out those that were on their way before the flush ended."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from tiertune_connector.sessions.namespaces import Namespaces
 from tiertune_connector.slower.lane import Lane, Lanes
-from tiertune_connector.slower.writers import Write
 from tiertune_connector.tiers.base import Counted, Outcome
 from tiertune_connector.tiers.dram import DramTier
 
@@ -59,20 +57,12 @@ class Flushes:
         Nothing that was on its way between tiers, or reserved, before the flush ended comes after it.
         """
         digests: Sequence[str | None] = [namespace] if epoch is None else self._namespaces.of(epoch, namespace)
-        with self._one(flush := _Flush(digests, tenant)):
-            dropped = sum(self._dram.flush(digest, tenant)[1] for digest in digests)  # first: it feeds the others
-            told = {"dram": (Outcome.OK, dropped)}
-            for name, lane in self._lanes.items():
-                told[name] = _drop(lane, flush)
-        return told
-
-    @contextmanager
-    def _one(self, flush: _Flush) -> Iterator[None]:
-        """Note a flush's beginning and end."""
+        flush = _Flush(digests, tenant)
         with self._lock:
             self._under_way.append(flush)
         try:
-            yield
+            dropped = sum(self._dram.flush(digest, tenant)[1] for digest in digests)  # first: it feeds the others
+            return {"dram": (Outcome.OK, dropped)} | {name: _drop(lane, flush) for name, lane in self._lanes.items()}
         finally:
             with self._lock:
                 self.era += 1
@@ -82,11 +72,7 @@ class Flushes:
 
 def _drop(lane: Lane, flush: _Flush) -> Counted:
     """Drop a slower tier's queued writes and its chunks; returns whether that was all, and how many chunks. Waits."""
-
-    def matches(write: Write) -> bool:
-        return flush.takes(write.namespace, write.origin.tenant)
-
-    ended = lane.writers.drop_queued(matches, _PATIENCE_S)
+    ended = lane.writers.drop_queued(lambda write: flush.takes(write.namespace, write.origin.tenant), _PATIENCE_S)
     outcome, count = Outcome.OK if ended else Outcome.TIMEOUT, 0
     for digest in flush.digests:
         told, dropped = lane.flush(digest, flush.tenant)
