@@ -16,6 +16,8 @@ from tiertune_connector.tracing import Tracing, open_tracing
 from tiertune_connector.tracing import tracer as tracer_module
 from tiertune_connector.tracing.otlp import parent, traces_url
 
+OPENED = {**CHUNKS, "model": "", "attributes": {}}
+
 
 @pytest.fixture
 def collector(patient):
@@ -34,7 +36,7 @@ def _own_environment(monkeypatch):
 
 
 def traced(url, act, **settings):
-    tracing = open_tracing(url, **CHUNKS, **settings)
+    tracing = open_tracing(url, **(OPENED | settings))
     act(tracing)
     tracing.close()
     return tracing.counts()
@@ -43,7 +45,7 @@ def traced(url, act, **settings):
 def lost(url):
     """Seconds until a request's spans are given up."""
     started = time.monotonic()
-    tracing = open_tracing(url, **CHUNKS)
+    tracing = open_tracing(url, **OPENED)
     fetched_request(tracing)
     tracing.close()
     took_s = time.monotonic() - started
@@ -294,7 +296,7 @@ class TestOff:
     def test_without_an_endpoint_there_is_no_tracer(self):
         """No thread, nothing remembered."""
         threads = set(threading.enumerate())
-        tracing = open_tracing("", **CHUNKS)
+        tracing = open_tracing("", **OPENED)
         fetched_request(tracing)
         tracing.close()
         assert (tracing.counts(), {*threading.enumerate()} - threads, tracing._open) == ((0, 0), set(), {})
@@ -302,7 +304,7 @@ class TestOff:
     def test_without_opentelemetry_it_says_so_and_stays_off(self, monkeypatch, caplog):
         """A missing package is a warning that names the extra, not a dead engine."""
         monkeypatch.setitem(__import__("sys").modules, "tiertune_connector.tracing.otlp", None)
-        assert open_tracing("http://127.0.0.1:4318", **CHUNKS)._sink is None
+        assert open_tracing("http://127.0.0.1:4318", **OPENED)._sink is None
         assert "tiertune[otel]" in caplog.text
 
     @pytest.mark.parametrize(
