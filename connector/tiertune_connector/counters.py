@@ -107,10 +107,12 @@ class Counters:
             self._snapshots[sequence] = now
             while len(self._snapshots) > _REMEMBERED_SNAPSHOTS:
                 self._snapshots.popitem(last=False)
-        changed = {name: _changed(values, before.get(name, {})) for name, values in now.items()}
-        return sequence, {
-            name: {"labels": BY_NAME[name].labels, "rows": rows} for name, rows in changed.items() if rows
-        }
+        told = {}
+        for name, values in now.items():
+            known = before.get(name, {})
+            if rows := [_row(labels, value) for labels, value in values.items() if known.get(labels) != value]:
+                told[name] = {"labels": BY_NAME[name].labels, "rows": rows}
+        return sequence, told
 
     def families(self) -> Iterator[tuple[Metric, Values]]:
         """Every declared metric with its values, also those without any."""
@@ -158,10 +160,6 @@ def _fitting(name: str, labels: Labels) -> Labels:
     return labels
 
 
-def _changed(values: Values, before: Values) -> list[list[Any]]:
-    return [_row(labels, value) for labels, value in values.items() if before.get(labels) != value]
-
-
 def _row(labels: Labels, value: Any) -> list[Any]:  # noqa: ANN401 (a number, or a histogram's cells)
     if isinstance(value, tuple):
         *buckets, total = value
@@ -186,15 +184,12 @@ class PrometheusCollector(Collector):
         name, labels = PREFIX + metric.name, ["store", *metric.labels]
         if metric.kind == "histogram":
             histogram = HistogramMetricFamily(name, metric.help, labels=labels)
+            bounds = (*map(str, metric.buckets), "+Inf")
             for key, (*counts, total) in values.items():
-                histogram.add_metric([self._store, *key], _cumulative(metric.buckets, counts), total)
+                histogram.add_metric([self._store, *key], list(zip(bounds, accumulate(counts), strict=True)), total)
             return histogram
         family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         rendered = family(name, metric.help, labels=labels)
         for key, value in values.items():
             rendered.add_metric([self._store, *key], value)
         return rendered
-
-
-def _cumulative(buckets: tuple[float, ...], counts: list[float]) -> list[tuple[str, float]]:
-    return list(zip((*map(str, buckets), "+Inf"), accumulate(counts), strict=True))
