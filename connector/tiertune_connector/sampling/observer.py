@@ -163,7 +163,14 @@ class Observer:
                 "behind": ring.next - after,
                 "skipped": self._skipped,
                 "time_s": self._wall(),
-                "namespaces": {digest: self._told(known) for digest, known in list(self._namespaces.items())},
+                "namespaces": {
+                    digest: {
+                        "requests": known.requests,
+                        "chunks": known.chunks,
+                        "hot_candidates": {key.hex(): count for key, count in known.frequent.top(_CANDIDATES).items()},
+                    }
+                    for digest, known in list(self._namespaces.items())
+                },
             }
         return header, page
 
@@ -224,8 +231,3 @@ class Observer:
         if (room := self._room(namespace)) is not None:
             known.ghosts = known.ghosts or Ghosts(room)
             known.ghosts.requests(room, chains, hashed)
-
-    @staticmethod
-    def _told(known: _Namespace) -> dict[str, Any]:
-        often = {key.hex(): count for key, count in known.frequent.top(_CANDIDATES).items()}
-        return {"requests": known.requests, "chunks": known.chunks, "hot_candidates": often}

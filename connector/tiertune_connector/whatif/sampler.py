@@ -110,16 +110,11 @@ class Sampler:
             position = place - ends[index] + len(keys)
             picked[index].append(Pick(position, keys[position], hot=False))
         for index, keys in enumerate(chains) if self.hot else ():
-            if hot := self.hot.intersection(keys):
-                picked[index] = _with_hot(picked[index], keys, hot)
+            if hot := self.hot.intersection(keys):  # no key is twice in a prompt
+                every = {pick.position: pick for pick in picked[index]}
+                every.update({place: Pick(place, keys[place], hot=True) for place in map(keys.index, hot)})
+                picked[index] = [every[place] for place in sorted(every)]
         return picked
-
-
-def _with_hot(picks: Iterable[Pick], keys: Keys, hot: Iterable[Key]) -> list[Pick]:
-    """``picks`` with the ``hot`` ones of ``keys`` added. No key is twice in a prompt."""
-    every = {pick.position: pick for pick in picks}
-    every.update({position: Pick(position, keys[position], hot=True) for position in map(keys.index, hot)})
-    return [every[position] for position in sorted(every)]
 
 
 class Frequent:
