@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tiertune_connector.codec import missing
-from tiertune_connector.documents import Json, differences
+from tiertune_connector.documents import differences
 from tiertune_connector.state import StateDir, body_digest, latest
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.disk import DiskTier
@@ -50,8 +50,9 @@ class Control:
         change = f"{expected_version} {body}"
         with self._lock:
             if key in self._changes:
-                known = self._changes[key]
-                if known != change and not (known.endswith(f" {body}") and self._in_force(document)):
+                known, present = self._changes[key], {"version": self.tuning.version}
+                resent = known.endswith(f" {body}")  # is what it asked for still in force?
+                if known != change and not (resent and parse_tuning(document | present) == self.tuning):
                     raise KeyReusedError("the Idempotency-Key was used for another change")
                 return self.tuning
             if expected_version != self.tuning.version:
@@ -62,7 +63,10 @@ class Control:
             tuning = parse_tuning(document | {"version": expected_version + 1})
             check(self._store, tuning)
             check_sizes(self._store, tuning, self.tuning)
-            self._apply(tuning, {key: change})
+            changes = latest(self._changes | {key: change})
+            self._keep(tuning, changes, "nothing was changed")
+            self._changes = changes
+            self._store.retune(tuning)
             return tuning
 
     def bypass(self, *, on: bool) -> Tuning:
@@ -73,16 +77,6 @@ class Control:
                 self._store.retune(tuning)
                 self._keep(tuning, self._changes, f"bypass is {'on' if on else 'off'}, until the store is started anew")
             return self.tuning
-
-    def _in_force(self, document: Json) -> bool:
-        """Whether the tuning in force is still as an applied document asks."""
-        return parse_tuning(document | {"version": self.tuning.version}) == self.tuning
-
-    def _apply(self, tuning: Tuning, change: dict[str, str]) -> None:
-        changes = latest(self._changes | change)
-        self._keep(tuning, changes, "nothing was changed")
-        self._changes = changes
-        self._store.retune(tuning)
 
     def _keep(self, tuning: Tuning, changes: Mapping[str, str], otherwise: str) -> None:
         """Persist a tuning; ``otherwise`` says what holds if that fails."""
