@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from pydantic import Field, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -22,7 +22,7 @@ from tiertune_connector.documents import Document, FieldError, validated
 from tiertune_connector.httpd.guarded import READING, Guarded, bearer
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.sites import REMARK, SameSite
-from tiertune_connector.httpd.tokens import Holder, Role
+from tiertune_connector.httpd.tokens import Role
 from tiertune_connector.keys import MAX_KEY_BYTES
 from tiertune_connector.sampling.observer import Sampling, StaleError
 from tiertune_connector.serve.server import Server
@@ -72,13 +72,13 @@ def guarded(app: ASGIApp, listening: Listening, clock: Clock) -> ASGIApp:
             return "tune"
         return None if path == "/healthz" or (listening.loopback and path != "/v1/samples") else "read"
 
-    def refuse(_: Request, code: int, message: str) -> Response:
-        return _error(code, message)
-
-    def holder_of(connection: HTTPConnection) -> Holder | None:
-        return tokens.holder(bearer(connection))
-
-    return Guarded(app, holder_of=holder_of, role_of=role_of, refuse=refuse, clock=clock)
+    return Guarded(
+        app,
+        holder_of=lambda connection: tokens.holder(bearer(connection)),
+        role_of=role_of,
+        refuse=lambda _, code, message: _error(code, message),
+        clock=clock,
+    )
 
 
 class Http:
