@@ -27,7 +27,7 @@ from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX
 from tiertune_connector.protocol.messages import StepReport, TierReport
 from tiertune_connector.state import StateDir
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.vllm.tenants import Tenants
+from tiertune_connector.vllm.tenants import KEY_VARIABLE, Tenants
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,7 @@ def test_metrics_come_as_openmetrics_too(http):
 def test_metrics_name_no_tenant(http, store):
     """Neither salt nor digest, while it is asked, refused for its quota, and flushed; both forms, however spelt."""
     salt = "acme-corporation"
-    tenant = Tenants("shared", b"key of the fleet").digest(salt)
+    tenant = Tenants("shared", {KEY_VARIABLE: "key of the fleet"}).digest(salt)
     http.retune(tenants={tenant.hex(): {"quota_bytes": 4 * CHUNK_BYTES}})
     with Engine(store) as engine:
         engine.client.lookup("r", chain("a", 6), prompt_tokens=96, tenant=tenant).result(10)

@@ -2,12 +2,13 @@
 
 import pytest
 
+from tiertune_connector.keys import tenant_digest
 from tiertune_connector.vllm.tenants import KEY_VARIABLE, Tenants
 
 
 def test_a_salt_makes_a_tenant_and_none_makes_none():
     """Equal salts are one tenant, others are others, and an unsalted request has none."""
-    tenants = Tenants("shared", b"secret")
+    tenants = Tenants("shared", {KEY_VARIABLE: "secret"})
     assert tenants.digest("a") == tenants.digest("a")
     assert len({tenants.digest("a"), tenants.digest("b"), b""}) == 3
     assert tenants.digest(None) == tenants.digest("") == b""
@@ -16,9 +17,9 @@ def test_a_salt_makes_a_tenant_and_none_makes_none():
 
 def test_the_key_hides_the_salt():
     """Whoever guesses salts needs the key too; engines find it in the environment."""
-    keyed = Tenants.from_environment("shared", {KEY_VARIABLE: "secret"})
-    assert keyed.digest("a") == Tenants("shared", b"secret").digest("a") != Tenants("shared").digest("a")
-    assert Tenants.from_environment("shared", {}).digest("a") == Tenants("shared").digest("a")
+    keyed, plain = Tenants("shared", {KEY_VARIABLE: "secret"}), Tenants("shared", {})
+    assert keyed.digest("a") == tenant_digest("a", b"secret") != plain.digest("a")
+    assert plain.digest("a") == tenant_digest("a", b"")
 
 
 @pytest.mark.parametrize(
@@ -33,4 +34,4 @@ def test_the_key_hides_the_salt():
 )
 def test_unsalted_requests_stay_out_where_a_salt_is_required(isolation, salt, allowed):
     """They neither read nor write."""
-    assert Tenants(isolation).allowed(salt) is allowed
+    assert Tenants(isolation, {}).allowed(salt) is allowed

@@ -59,7 +59,7 @@ class Engine:
         self._order = sorted(range(len(found)), key=lambda place: (found[place].window_chunks is not None, place))
         self.groups = tuple(found[place] for place in self._order)
         """First the group whose chunks make the chain."""
-        self._tenants = Tenants.from_environment(self.settings.isolation, os.environ)
+        self._tenants = Tenants(self.settings.isolation, os.environ)
         encoding = identity.adapters_encode(vllm_config)
         self._adapters = AdapterDigests(identity.adapters(vllm_config), encoding=encoding)
         self._numbers_media = numbers_media(vllm_config)

@@ -13,16 +13,11 @@ _REMEMBERED = 1024
 class Tenants:
     """Tells tenants apart by the salt of their requests, without telling the salt to the store."""
 
-    def __init__(self, isolation: Literal["shared", "require_salt"], key: bytes = b"") -> None:
-        """``key`` makes a digest useless to whoever guesses salts; engines of a fleet have the same one."""
+    def __init__(self, isolation: Literal["shared", "require_salt"], environment: Mapping[str, str]) -> None:
+        """Its key makes a digest useless to whoever guesses salts; engines of a fleet have the same one."""
         self._isolation = isolation
+        key = environment.get(KEY_VARIABLE, "").encode()
         self._digest = lru_cache(_REMEMBERED)(partial(tenant_digest, secret=key))
-
-    @classmethod
-    def from_environment(
-        cls, isolation: Literal["shared", "require_salt"], environment: Mapping[str, str]
-    ) -> "Tenants":
-        return cls(isolation, environment.get(KEY_VARIABLE, "").encode())
 
     def digest(self, salt: str | None) -> bytes:
         """16 bytes; empty for a request without a salt."""
