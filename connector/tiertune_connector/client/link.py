@@ -330,16 +330,13 @@ class StoreLink:
                 self._unmap(reply.numbers)
             case LoadPart():
                 if (asked := self._pending.get(reply.id)) is not None and asked.hear is not None:
-                    self._hear(asked.hear, asked.connection, reply)
+                    try:
+                        asked.hear(reply, asked.connection)
+                    except Exception:  # it does not fit the request, or the hearer fails: the reply will still tell
+                        log.exception("what has come of a load could not be heard")
+                        self.errors += 1
             case LookupReply() | LoadReply() | ReserveReply() | CommitReply():
                 self._resolve(reply.id, reply)
-
-    def _hear(self, hear: Callable[[LoadPart, int], None], connection: int, part: LoadPart) -> None:
-        try:
-            hear(part, connection)
-        except Exception:  # it does not fit the request, or the hearer fails: the reply will still tell
-            log.exception("what has come of a load could not be heard")
-            self.errors += 1
 
     def _resolve(self, number: int, reply: Message | None) -> None:
         with self._lock:
