@@ -268,7 +268,8 @@ def _saved_s(request: _Request, found: _Found, costs: Costs) -> float:
     if found.total > found.local and _worth(request, found.local, found.total, "remote", costs):
         kept = found.total
         latency_s, chunk_s = costs.fetch_s("remote")
-        fetch_s = found.remote * (chunk_s + latency_s / _span(request, found))
+        span = max(1.0, request.border(found.total) - request.border(found.local))  # chunks after the local prefix
+        fetch_s = found.remote * (chunk_s + latency_s / span)
     elif found.near < found.local and not _worth(request, found.near, found.local, "disk", costs):
         return request.prices[found.near] - request.weights[found.near] * costs.fetch_s("dram")[1]
     nearby_s = found.dram * costs.fetch_s("dram")[1] + found.disk * costs.fetch_s("disk")[1]
@@ -285,8 +286,3 @@ def _worth(request: _Request, first: int, end: int, tier: str, costs: Costs) -> 
     saved_s = costs.prefill_s(round(stop)) - costs.prefill_s(round(start))
     margin = costs.margin if tier == "remote" else 1.0
     return saved_s > margin * (latency_s + chunk_s * (stop - start))
-
-
-def _span(request: _Request, found: _Found) -> float:
-    """Chunks after the local prefix; at least one."""
-    return max(1.0, request.border(found.total) - request.border(found.local))

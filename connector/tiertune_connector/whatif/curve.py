@@ -112,7 +112,7 @@ class Curve:
                 self._bound()
         if hot_lasts is not None and hot:
             self._use(self._fixed, list(hot), hot_lasts)  # last: hot keys are heads of prompts
-        if self.rate > self._rate and self._begun > self._whole:
+        if self.rate > self._rate and self._begun > (WHOLE if self._largest is None else min(WHOLE, self._largest)):
             self.thin(self._rate)
 
     def follow_all(self, keys: Keys, hashed: Hashes) -> None:
@@ -184,10 +184,6 @@ class Curve:
     def _settle(self, rate: float) -> None:
         self._distances.settle(self._weight.take(self._hot_accesses, self._hot_low, otherwise=1 / self.rate), rate)
         self._hot_accesses = self._hot_low = 0
-
-    @property
-    def _whole(self) -> int:
-        return WHOLE if self._largest is None else min(WHOLE, self._largest)
 
     def _limit(self) -> int:
         """Most keys to follow for their hash."""
