@@ -103,7 +103,8 @@ class Wire:
             self._more()
         line, ended, rest = self._held.partition(_END)
         if line.startswith(b"-"):
-            raise _refusal(line[1:].decode(errors="replace"))
+            told = line[1:].decode(errors="replace")
+            raise (redis.exceptions.OutOfMemoryError if told.startswith("OOM ") else redis.ResponseError)(told)
         if not ended:
             raise redis.InvalidResponse("an answer without an end of line")
         self._held = rest
@@ -120,7 +121,3 @@ def _came(count: int) -> int:
     if not count:
         raise redis.ConnectionError("the server closed the connection")
     return count
-
-
-def _refusal(told: str) -> redis.ResponseError:
-    return redis.exceptions.OutOfMemoryError(told) if told.startswith("OOM ") else redis.ResponseError(told)

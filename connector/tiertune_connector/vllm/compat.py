@@ -90,7 +90,7 @@ class Engine:
         return Prompt(
             tokens=request.num_prompt_tokens,
             keys=[keys[place] for place in self._order],
-            suffix=adapter + self._told_epoch(),
+            suffix=adapter + (self._epoch.to_bytes(EPOCH_BYTES, "big") if self.exchanges_weights else b""),
             stands=partial(self._adapters.stands, request.lora_request, adapter),
             tenant=self._tenants.digest(request.cache_salt),
             reads=allowed and not request.skip_reading_prefix_cache,
@@ -101,9 +101,6 @@ class Engine:
     def new_weights(self) -> None:
         """What was stored before is no longer found, if weights are exchanged."""
         self._epoch += 1
-
-    def _told_epoch(self) -> bytes:
-        return self._epoch.to_bytes(EPOCH_BYTES, "big") if self.exchanges_weights else b""
 
     def _planned(self) -> SizePlan:
         config = build_offloading_config(self._vllm_config, self._kv_cache_config)

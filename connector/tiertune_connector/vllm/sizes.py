@@ -40,7 +40,7 @@ def plan(
     two steps' stores and two long prompts' loads fit at a time. With several groups a token's bytes are their sum.
     """
     blocks_per_chunk = _blocks_per_chunk(max(block_tokens), chunk_tokens)
-    row_bytes = _up(block_bytes * blocks_per_chunk, PAGE_BYTES)
+    row_bytes = -(-block_bytes * blocks_per_chunk // PAGE_BYTES) * PAGE_BYTES
     tokens = tuple(blocks_per_chunk * block for block in block_tokens)
     in_flight = 2 * batched_tokens + 2 * prompt_tokens
     return SizePlan(
@@ -64,7 +64,3 @@ def _blocks_per_chunk(block: int, chunk_tokens: int | None) -> int:
 
 def _chunks(chunk_tokens: Sequence[int], tokens: int) -> int:
     return sum(-(-tokens // of_group) for of_group in chunk_tokens)
-
-
-def _up(count: int, unit: int) -> int:
-    return -(-count // unit) * unit
