@@ -31,6 +31,8 @@ class _Step:
     number: int
     started: float
     spans: Sequence[Span]
+    then: Callable[[], None]
+    """Called once its output has come."""
     told: list[float] = field(default_factory=list)
     """Device seconds that ranks have reported."""
     ended: float = 0.0
@@ -78,28 +80,33 @@ class Steps:
         """Those whose output has come, and whose measurement has not."""
         self._measures = False
 
-    def given(self, spans: Iterable[Span]) -> int:
-        """The engine has a step to do; returns its number, under which it may be ``measured``."""
+    def given(self, spans: Iterable[Span], then: Callable[[], None] = lambda: None) -> int:
+        """The engine has a step to do; returns its number, under which it may be ``measured``.
+
+        ``then`` is called once its output has come. The time that it takes is not added here.
+        """
         began = perf_counter()
         self.last += 1
-        self._given.append(_Step(self.last, self._clock(), list(spans)))
+        self._given.append(_Step(self.last, self._clock(), list(spans), then))
         self.overhead_s += perf_counter() - began
         return self.last
 
     def output(self) -> None:
         """The oldest step given has ended."""
         began = perf_counter()
-        if self._given:
-            step, now = self._given.popleft(), self._clock()
-            self.ended = step.number
-            if step.spans:
-                seconds = max(0.0, now - max(step.started, self._last_output))
-                self._last_output = now
-                self.step_s += seconds
-                step.ended, step.seconds = now, seconds
-                self._ended(step)
-            self._expire(now)
+        if not self._given:
+            return
+        step, now = self._given.popleft(), self._clock()
+        self.ended = step.number
+        if step.spans:
+            seconds = max(0.0, now - max(step.started, self._last_output))
+            self._last_output = now
+            self.step_s += seconds
+            step.ended, step.seconds = now, seconds
+            self._ended(step)
+        self._expire(now)
         self.overhead_s += perf_counter() - began
+        step.then()
 
     def measured(self, seconds: Mapping[int, Sequence[float]]) -> None:
         """Take device seconds of ranks, by step number; ranks may report one by one. A counted step stays as it is.

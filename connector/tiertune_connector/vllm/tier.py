@@ -4,7 +4,6 @@
 # Where mypy runs, vLLM is not installed.
 
 import time
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryTierManager, TransferJob
 
 from tiertune_connector.cost import PrefillCost
-from tiertune_connector.profile.steps import IN_FLIGHT, Steps
+from tiertune_connector.profile.steps import Steps
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.protocol.reporting import prefill_line
 from tiertune_connector.tracing import open_tracing
@@ -125,8 +124,6 @@ class TierTuneTier(SecondaryTierManager):
         """Requests, with the keys that came from the store since the connector last took this for vLLM's events."""
         self._held_by = -1
         """A step's number: nothing is loaded until the output of a later step has come."""
-        self._advancing: deque[tuple[int, list[tuple[_Known, int]]]] = deque(maxlen=IN_FLIGHT)
-        """Steps without an output yet, by number: the prompts that each computes, and up to which token."""
 
     # -- for the connector
 
@@ -185,18 +182,11 @@ class TierTuneTier(SecondaryTierManager):
             known = self._requests.get(request, _ENDED)
             if known.prefilling:
                 prompts.append((known, end))
-        number = self.telemetry.steps.given(spans)
-        if prompts:
-            self._advancing.append((number, prompts))
-        return number
+        return self.telemetry.steps.given(spans, partial(self._computed, prompts))
 
     def output(self) -> None:
         """The output of the oldest step given has come; with asynchronous scheduling the next is given before that."""
-        steps = self.telemetry.steps
-        steps.output()
-        while self._advancing and self._advancing[0][0] <= steps.ended:
-            for known, end in self._advancing.popleft()[1]:
-                self._computed(known, end)
+        self.telemetry.steps.output()
 
     def hold(self) -> None:
         """Staging's rows get new owners while the worker may still copy for the old ones: fill none of them yet.
@@ -343,14 +333,16 @@ class TierTuneTier(SecondaryTierManager):
 
     # -- within
 
-    def _computed(self, known: _Known, end: int) -> None:
-        if not known.prefilling:  # it has ended, or was given its first decode before this output
-            return
-        self.gate.backlog.computed(known.context.req_id, end)
-        if end >= known.prompt.tokens:
-            known.prefilling = False
-            if known.ask is not None:
-                self.telemetry.first_token(known.ask)
+    def _computed(self, prompts: Iterable[tuple[_Known, int]]) -> None:
+        """A step computed these prompts up to a token each."""
+        for known, end in prompts:
+            if not known.prefilling:  # it has ended, or was given its first decode before this output
+                continue
+            self.gate.backlog.computed(known.context.req_id, end)
+            if end >= known.prompt.tokens:
+                known.prefilling = False
+                if known.ask is not None:
+                    self.telemetry.first_token(known.ask)
 
     def _result(self, job: Job) -> JobResult:
         done = [OffloadKey(key.removesuffix(job.suffix)) for key in job.done]
