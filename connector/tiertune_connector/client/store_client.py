@@ -178,6 +178,7 @@ class StoreClient(StoreLink):
             there = begun.get(position)
             if there is None or not there.ref.same_place(ref):
                 there = begun[position] = ClientSlot(chain[position], ref, connection)
+            there.ref = ref  # that of a reply has the checksum of what was committed
             return there
 
         def hear(part: LoadPart, connection: int) -> None:
@@ -192,8 +193,6 @@ class StoreClient(StoreLink):
             if not isinstance(reply, LoadReply):
                 return Loaded([], ["error"] * len(chain), {}, 0, connection)
             slots = [slot(position, ref, connection) for position, ref in enumerate(reply.slots[: len(chain)])]
-            for each, ref in zip(slots, reply.slots, strict=False):
-                each.ref = ref  # with the checksum of what was committed
             return Loaded(slots, reply.outcomes, reply.seconds, reply.lease, connection)
 
         if arriving is None:
