@@ -35,7 +35,10 @@ def tier_reports(
     """
     kept = used or (decision.cut_to(0, (), ()) if failure else decision)
     fetched = [candidate.tier for candidate in decision.candidates if candidate.fetched]
-    took = _seconds(fetched, actual_s, seconds or {}) if actual_s is not None else {}
+    took: dict[str, float] = {}
+    if fetched and actual_s is not None:
+        took = {tier: min((seconds or {}).get(tier, 0.0), actual_s) for tier in fetched}
+        took[DRAM if DRAM in took else fetched[-1]] += actual_s - max(took.values())
     return [
         TierReport(
             offered.tier,
@@ -70,14 +73,6 @@ def gained_s(report: TierReport) -> float | None:
 def recomputed(report: TierReport) -> int:
     """Tokens that the tier had but the engine computed anyway."""
     return report.tokens - report.fetched_tokens + report.vain_tokens
-
-
-def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds that each tier fetched from made the request wait."""
-    took = {tier: min(seconds.get(tier, 0.0), actual_s) for tier in fetched}
-    if took:
-        took[DRAM if DRAM in took else fetched[-1]] += actual_s - max(took.values())
-    return took
 
 
 def _outcome(candidate: Candidate, took: float | None, failure: str) -> str:
