@@ -186,7 +186,10 @@ class _Fleet:
 
     def play(self, request: _Request) -> _Found:
         """Look the request up, then write it through."""
-        dram, disk = self._pools(self._host(request))
+        host = self._host(request)
+        if host not in self._hosts:
+            self._hosts[host] = SimulatedPool(self._dram), SimulatedPool(self._disk)
+        dram, disk = self._hosts[host]
         found = _find(request, dram, disk, self._remote, hot_in=self.hot_in)
         cold = request.cold
         if cold:
@@ -201,12 +204,6 @@ class _Fleet:
 
     def _host(self, request: _Request) -> Hashable:
         return request.host
-
-    def _pools(self, host: Hashable) -> tuple[SimulatedPool, SimulatedPool]:
-        pools = self._hosts.get(host)
-        if pools is None:
-            pools = self._hosts[host] = (SimulatedPool(self._dram), SimulatedPool(self._disk))
-        return pools
 
 
 class _PrefixRouted(_Fleet):

@@ -152,7 +152,9 @@ class Curve:
         below = self.below = self._weight.below = threshold(rate)
         self._most_sampled = self._limit()
         for key in [key for key, value in self._hashes.items() if value >= below]:
-            self._forget(key)
+            del self._hashes[key]
+            if key in self._plain:
+                self._plain.remove(key)
         self.refresh()
 
     def refresh(self) -> None:
@@ -219,8 +221,3 @@ class Curve:
                     del self._hashes[key]
             else:
                 self.thin(self.rate / 2)
-
-    def _forget(self, key: Key) -> None:
-        del self._hashes[key]
-        if key in self._plain:
-            self._plain.remove(key)
