@@ -87,7 +87,10 @@ class AdapterDigests:
             alone = adapter.load_inplace and not known.adapter.load_inplace
             known = self._read(adapter) if alone else replace(known, suffix=None)
         self._known[adapter.lora_int_id] = known
-        return self._unmixed(adapter, known.suffix) or os.urandom(SUFFIX_BYTES)
+        named = self._named(adapter)
+        if self._served.setdefault(named, known.suffix) != known.suffix:  # the engine's caches have something else
+            self._mixed(named)
+        return self._served[named] or os.urandom(SUFFIX_BYTES)
 
     def stands(self, adapter: "LoRARequest | None", suffix: bytes) -> bool:
         """Whether ``suffix`` also tells what the engine has computed with ``adapter`` since."""
@@ -99,13 +102,6 @@ class AdapterDigests:
     def _named(self, adapter: "LoRARequest") -> tuple[str, str]:
         """What the engine's caches know of an adapter: name and path, or the name alone."""
         return adapter.lora_name, "" if self._encoding else adapter.lora_path
-
-    def _unmixed(self, adapter: "LoRARequest", suffix: bytes | None) -> bytes | None:
-        """``suffix``, if the engine's caches have nothing else under what they know of the adapter."""
-        named = self._named(adapter)
-        if self._served.setdefault(named, suffix) != suffix:
-            self._mixed(named)
-        return self._served[named]
 
     def _mixed(self, named: tuple[str, str]) -> None:
         if self._served[named] is None:
@@ -126,7 +122,9 @@ class AdapterDigests:
         try:
             if shards:
                 contents = weights.digest_of(folder / CONFIG, shards)
-                return _Known(as_told, files, stamp, self._applied(contents), read=True)
+                if self._settings:
+                    contents = hashlib.blake2b(contents + self._settings, digest_size=SUFFIX_BYTES).digest()
+                return _Known(as_told, files, stamp, contents, read=True)
         except OSError:
             pass
         logger.warning(
@@ -135,17 +133,9 @@ class AdapterDigests:
             READ,
             folder,
         )
-        return _Known(as_told, files, stamp, None if adapter.load_inplace else self._own(adapter), read=False)
-
-    def _applied(self, contents: bytes) -> bytes:
-        if not self._settings:
-            return contents
-        return hashlib.blake2b(contents + self._settings, digest_size=SUFFIX_BYTES).digest()
-
-    def _own(self, adapter: "LoRARequest") -> bytes:
-        """A suffix of this engine, and of this loading of the adapter, alone."""
-        told = f"{adapter.lora_int_id} {adapter.lora_path}".encode()
-        return hashlib.blake2b(told, key=self._engine, digest_size=SUFFIX_BYTES).digest()
+        told = f"{adapter.lora_int_id} {adapter.lora_path}".encode()  # by this engine, and this loading, alone
+        own = hashlib.blake2b(told, key=self._engine, digest_size=SUFFIX_BYTES).digest()
+        return _Known(as_told, files, stamp, None if adapter.load_inplace else own, read=False)
 
 
 def _stamp(files: Iterable[Path]) -> Stamp:
