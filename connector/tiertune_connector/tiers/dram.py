@@ -9,11 +9,11 @@ one step at most.
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tiertune_connector.chunk import Origin, checksum
 from tiertune_connector.tiers.base import Counted, Outcome
-from tiertune_connector.tiers.segment import Geometry, Segment
+from tiertune_connector.tiers.segment import Geometry
 from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
 from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot, new_segment, take_again
 from tiertune_connector.units import Clock, format_size
@@ -207,7 +207,12 @@ class DramTier(LocalTier[DramPool]):
             slot.segment.give_back(slot.index)
         if leaving:
             self._given_back.append((self._clock(), pool, leaving))
-        self._drop_empty_segments(pool, {slot.segment for slot in leaving})
+        for segment in {slot.segment for slot in leaving}:  # only `settle` changes segments and retired slots
+            if len(pool.retired[segment.number]) == segment.geometry.slots:
+                with self.lock:
+                    del pool.retired[segment.number], pool.segments[segment.number]
+                    self._dropped.append(segment.number)
+                segment.close()
         return bool(leaving) or pool.pool.capacity < before
 
     def _give_back_again(self) -> None:
@@ -217,15 +222,6 @@ class DramTier(LocalTier[DramPool]):
             for slot in slots:
                 if slot.given_back and pool.segments.get(slot.segment.number) is slot.segment:
                     slot.segment.give_back(slot.index)
-
-    def _drop_empty_segments(self, pool: DramPool, segments: Iterable[Segment]) -> None:
-        """Drop those that gave all slots back; only `settle` changes segments and retired slots."""
-        for segment in segments:
-            if len(pool.retired[segment.number]) == segment.geometry.slots:
-                with self.lock:
-                    del pool.retired[segment.number], pool.segments[segment.number]
-                    self._dropped.append(segment.number)
-                segment.close()
 
     def _grow(self, pool: DramPool) -> bool:
         """Memory is taken outside the lock: only `settle` changes segments and retired slots."""
