@@ -229,18 +229,21 @@ class Server:
         match message:
             case Lookup():
                 kind = "lookup" if store.lookups.needs_remote(session, message) else ""
-                self._run(connection, partial(self._lookup, connection, session, message, time.monotonic()), kind)
+                serve = partial(self._lookup, connection, session, message, time.monotonic(), wait=bool(kind))
             case Load():
                 kind = store.loads.load_waits_for(session, message.keys)
-                self._run(connection, partial(self._load, connection, session, message, time.monotonic()), kind)
+                serve = partial(self._load, connection, session, message, time.monotonic(), wait=bool(kind))
             case Reserve() | Commit():
                 kind = "store" if len(message.keys) > AT_ONCE else ""
-                self._run(connection, partial(self._store, connection, session, message), kind)
+                serve = partial(self._store, connection, session, message)
             case Release() if message.damaged:
-                release = partial(store.holdings.release, session, message.lease, message.damaged)
-                self._waiters.run(connection, release, "damage")
+                kind, serve = "damage", partial(store.holdings.release, session, message.lease, message.damaged)
             case _:
-                self._told(session, message)
+                kind, serve = "", partial(self._told, session, message)
+        if kind:
+            self._waiters.run(connection, serve, kind)
+        else:
+            serve()
 
     def _told(self, session: Session, message: Message) -> None:
         """Handle messages that need no reply."""
@@ -263,13 +266,6 @@ class Server:
             case _:
                 raise msgspec.ValidationError(f"a client may not send {type(message).__name__} here")
 
-    def _run(self, connection: Connection, serve: Callable[..., None], kind: Kind | Literal[""]) -> None:
-        """Serve at once, or, with a ``kind``, on a thread of that kind."""
-        if kind:
-            self._waiters.run(connection, partial(serve, wait=True), kind)
-        else:
-            serve(wait=False)
-
     def _lookup(
         self, connection: Connection, session: Session, message: Lookup, received: float, *, wait: bool
     ) -> None:
@@ -282,14 +278,7 @@ class Server:
         else:
             count()
 
-    def _store(
-        self,
-        connection: Connection,
-        session: Session,
-        message: Reserve | Commit,
-        *,
-        wait: bool,  # noqa: ARG002
-    ) -> None:
+    def _store(self, connection: Connection, session: Session, message: Reserve | Commit) -> None:
         storing = self.store.storing
         if isinstance(message, Commit):
             connection.send(storing.commit(session, message))
