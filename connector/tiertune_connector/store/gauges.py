@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tiertune_connector.counters import Gauge
-from tiertune_connector.tiers.breaker import STATES, Breakers
+from tiertune_connector.tiers.breaker import STATES
 
 if TYPE_CHECKING:
     from tiertune_connector.store.tiered import TieredStore
@@ -35,7 +35,7 @@ def _tiers(store: "TieredStore") -> Iterator[Gauge]:
         yield from (("tier_health", (tier, state), float(state == now)) for state in STATES)
     for name, lane in store.lanes.items():
         yield "write_behind_queued", (name,), lane.writers.queued()
-        for server, breaker in lane.breaker.servers.items() if isinstance(lane.breaker, Breakers) else ():
+        for server, breaker in lane.breaker.servers.items():
             yield from (
                 ("tier_server_health", (name, server, state), float(state == breaker.state)) for state in STATES
             )

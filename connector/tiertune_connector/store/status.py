@@ -5,7 +5,6 @@ from dataclasses import asdict
 
 from tiertune_connector.documents import Json
 from tiertune_connector.store.tiered import TieredStore
-from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.shares import Held
 from tiertune_connector.tuning import TIERS, LocalTier, Tuning
 
@@ -19,7 +18,13 @@ def status(store: TieredStore) -> Json:
         usage = tier.usage() if tier and state not in ("dead", "recovering") else None
         tiers[name] = {"health": state, "reason": reason} | (asdict(usage) if usage else {})
         if lane := store.lanes.get(name):
-            tiers[name] |= _servers(lane.breaker) | ({"codec": lane.codec.writes} if lane.codec else {})
+            servers = [
+                {"server": server, "health": breaker.state, "reason": breaker.reason}
+                for server, breaker in lane.breaker.servers.items()
+            ]
+            tiers[name] |= ({"servers": servers} if servers else {}) | (
+                {"codec": lane.codec.writes} if lane.codec else {}
+            )
     with store.dram.lock:
         tenants = store.quotas.document(store.tuning.tenants)
     return {
@@ -30,14 +35,6 @@ def status(store: TieredStore) -> Json:
         "pools": _pools(store),
         "tenants": tenants,
     }
-
-
-def _servers(breaker: Breaker | Breakers) -> Json:
-    """Each server's own health, where a tier has several."""
-    if isinstance(breaker, Breaker):
-        return {}
-    named = breaker.servers.items()
-    return {"servers": [{"server": name, "health": one.state, "reason": one.reason} for name, one in named]}
 
 
 def _pools(store: TieredStore) -> dict[str, Json]:

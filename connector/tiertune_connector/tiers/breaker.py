@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tiertune_connector.tiers.base import Outcome
 
@@ -19,6 +20,8 @@ class Breaker:
     A tier without room is read but not written, until a write that is let through finds room.
     """
 
+    servers: Mapping[str, "Breaker"] = MappingProxyType({})
+    """Those of a tier of several servers (`Breakers`)."""
     state = "ok"
     """ok, slow (the last operation timed out, or it is full), dead (open), recovering (one success since)."""
     reason = ""
