@@ -32,7 +32,8 @@ from pathlib import Path
 from tiertune_connector.serve import embedded
 print("ready", flush=True)
 sys.stdin.readline()
-sys.exit(not embedded.ensure(Path(sys.argv[1]), dram_bytes=4 << 20, idle_exit_s=float(sys.argv[2])))
+embedded.IDLE_EXIT_S = float(sys.argv[2])
+sys.exit(not embedded.ensure(Path(sys.argv[1]), dram_bytes=4 << 20))
 """
 
 
@@ -106,10 +107,12 @@ def test_a_store_that_is_killed_is_started_again(path):
 
 
 @pytest.mark.slow
-def test_a_store_whose_folder_goes_serves_who_is_there_and_harms_no_later_one(home):
+def test_a_store_whose_folder_goes_serves_who_is_there_and_harms_no_later_one(home, monkeypatch):
     """Folders for temporary files get removed whole: it ends for want of clients alone, and leaves the next one be."""
-    path = home / "run" / "s.sock"
-    assert embedded.ensure(path, dram_bytes=DRAM, idle_exit_s=5)
+    path, usual_s = home / "run" / "s.sock", embedded.IDLE_EXIT_S
+    monkeypatch.setattr(embedded, "IDLE_EXIT_S", 5)
+    assert embedded.ensure(path, dram_bytes=DRAM)
+    monkeypatch.setattr(embedded, "IDLE_EXIT_S", usual_s)
     eventually(lambda: " serves on " in log(path))
     first = served_by(path)
     with Engine(path) as engine:
@@ -128,10 +131,11 @@ def test_a_store_whose_folder_goes_serves_who_is_there_and_harms_no_later_one(ho
 
 
 @pytest.mark.slow
-def test_a_store_whose_folder_has_gone_ends_without_clients(home):
+def test_a_store_whose_folder_has_gone_ends_without_clients(home, monkeypatch):
     """As any other: nobody can come to it."""
     path = home / "run" / "s.sock"
-    assert embedded.ensure(path, dram_bytes=DRAM, idle_exit_s=3)
+    monkeypatch.setattr(embedded, "IDLE_EXIT_S", 3)
+    assert embedded.ensure(path, dram_bytes=DRAM)
     eventually(lambda: " serves on " in log(path))
     pid, told = served_by(path), (Path(f"{path}.state") / "store.log").open()
     path.parent.rename(home / "gone")

@@ -90,7 +90,7 @@ def turn(path: Path, patience_s: float) -> Iterator[bool]:
         yield locks.had(lock.fileno(), patience_s=patience_s)
 
 
-def ensure(path: Path, *, dram_bytes: int, idle_exit_s: float = IDLE_EXIT_S) -> bool:
+def ensure(path: Path, *, dram_bytes: int) -> bool:
     """Start a store on the socket ``path`` if nobody answers there; returns whether somebody does at the end.
 
     Waits at most `START_S` for a store that starts. A failure is logged, with the store's own last words. The
@@ -104,7 +104,7 @@ def ensure(path: Path, *, dram_bytes: int, idle_exit_s: float = IDLE_EXIT_S) -> 
             os.utime(lock_path(path))  # a store about to end for want of clients stays
             if answers(path) or not had:
                 return answers(path)
-            return _start(path, dram_bytes, path.with_name(path.name + ".state"), idle_exit_s)
+            return _start(path, dram_bytes)
     except (OSError, subprocess.SubprocessError) as error:  # the latter if the shell has no process to start it in
         logger.warning("TierTune: no store could be started at %s: %s", path, error)
         return False
@@ -123,9 +123,10 @@ def answers(path: Path) -> bool:
         return True
 
 
-def _start(path: Path, dram_bytes: int, state_dir: Path, idle_exit_s: float) -> bool:
+def _start(path: Path, dram_bytes: int) -> bool:
+    state_dir = path.with_name(path.name + ".state")
     _make_private(state_dir, ours=True)
-    config = _configure(path, dram_bytes, state_dir, idle_exit_s)
+    config = _configure(path, dram_bytes, state_dir)
     log = state_dir / "store.log"
     said_before = log.stat().st_size if log.exists() else 0
     logger.info("TierTune: no store listens on %s; one is started, with its log in %s", path, log)
@@ -142,14 +143,14 @@ def _start(path: Path, dram_bytes: int, state_dir: Path, idle_exit_s: float) -> 
     return True
 
 
-def _configure(path: Path, dram_bytes: int, state_dir: Path, idle_exit_s: float) -> Path:
+def _configure(path: Path, dram_bytes: int, state_dir: Path) -> Path:
     """Write the store's settings; a size other than last time's overrides what was tuned since."""
     document: dict[str, Any] = {
         "socket": str(path.absolute()),
         "state_dir": str(state_dir.absolute()),
         "http": {"port": 0},
         "dram": {"capacity": dram_bytes, "segment": min(SEGMENT_BYTES, dram_bytes)},
-        "idle_exit": idle_exit_s,
+        "idle_exit": IDLE_EXIT_S,
     }
     config = state_dir.absolute() / "store.yaml"
     if _dram_of(config) not in (None, document["dram"]):
