@@ -82,7 +82,7 @@ class PayloadFile:
     def _past_the_cache(self, move: Move, view: memoryview, offset: int) -> int:
         """Move whole pages as far as possible; returns the bytes moved."""
         pages = len(view) // PAGE * PAGE
-        if self._direct < 0 or not pages or (_address(view) | offset) % PAGE:
+        if self._direct < 0 or not pages or (np.frombuffer(view, np.uint8).ctypes.data | offset) % PAGE:
             return 0
         try:
             return move(self._direct, [view[:pages]], offset)
@@ -97,7 +97,3 @@ def pwrite_all(fd: int, data: memoryview, offset: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(fd, data[done:], offset + done)
-
-
-def _address(view: memoryview) -> int:
-    return np.frombuffer(view, np.uint8).ctypes.data

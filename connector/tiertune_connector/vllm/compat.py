@@ -283,7 +283,8 @@ def unlink(region: SharedOffloadRegion) -> None:
     path = Path(region.mmap_path)
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_ino == os.fstat(region.fd).st_ino:
-            for name in _files(region):
+            segments = getattr(region, "_segments", None)  # 0.33 may cut a region into several files
+            for name in [name for name, _, _ in segments] if segments else [region.mmap_path]:
                 Path(name).unlink(missing_ok=True)
     disown(region)
 
@@ -292,12 +293,6 @@ def disown(region: SharedOffloadRegion) -> None:
     """Nothing is left to unlink for a region whose file has no name any more: vLLM would try, and log a traceback."""
     if region.fd is not None and os.fstat(region.fd).st_nlink == 0:
         region._creator = False  # noqa: SLF001
-
-
-def _files(region: SharedOffloadRegion) -> list[str]:
-    """0.33 may cut a region into several files."""
-    segments = getattr(region, "_segments", None)
-    return [name for name, _, _ in segments] if segments else [region.mmap_path]
 
 
 def _window_chunks(spec: Any, chunk_tokens: int) -> int | None:  # noqa: ANN401 (vLLM's KVCacheSpec)

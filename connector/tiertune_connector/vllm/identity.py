@@ -64,7 +64,7 @@ def namespace(
     ``groups``: the leading one first; ``epoch``: the operator's. An adapter's contents are part of its requests' keys.
     """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, config.parallel
-    algorithm = str(cache.prefix_caching_hash_algo)
+    algorithm, measured = str(cache.prefix_caching_hash_algo), getattr(cache, "calculate_kv_scales", False)
     return Namespace(
         model=_served_name(model),
         weights=_weights_told(vllm_config, config),
@@ -73,7 +73,8 @@ def namespace(
             config.model.dtype,
             model.quantization,
             cache.kv_cache_dtype_skip_layers,
-            _scales(vllm_config, config),
+            # Scales that an engine measures on its first prompts are its own.
+            _only(config, "it measures the scales of its KV cache") if measured else "",
             *([model.quantization_config] if model.quantization_config else []),
         ),
         kv_layout=_layout(vllm_config, kv_cache_config, config),
@@ -205,12 +206,6 @@ def _stages(parallel: Any) -> list[str]:  # noqa: ANN401 (vLLM's ParallelConfig)
     """Which layers each pipeline stage has, if somebody set that."""
     decided = envs.VLLM_PP_LAYER_PARTITION
     return [decided] if decided and parallel.pipeline_parallel_size > 1 else []
-
-
-def _scales(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
-    """Scales that an engine measures on its first prompts are its own."""
-    measured = bool(getattr(vllm_config.cache_config, "calculate_kv_scales", False))
-    return _only(config, "it measures the scales of its KV cache") if measured else ""
 
 
 def _only(config: OffloadingConfig, reason: str) -> str:

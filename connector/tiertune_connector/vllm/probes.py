@@ -197,17 +197,14 @@ def check(version: str, root: Path, *, allow_untested: bool) -> str:
 
     ``allow_untested`` is about the version alone: a vLLM that lacks anything is refused all the same.
     """
-    release, tested, probed = _release(version), ", ".join(TESTED), ", ".join(PROBED)
+    release = ".".join(version.partition("+")[0].split(".")[:2])
+    tested, probed = ", ".join(TESTED), ", ".join(PROBED)
     says = f"TierTune was tested with vLLM {tested} and checked against the source of {probed}; this is vLLM {version}"
     if release not in (*TESTED, *PROBED) and not allow_untested:
         raise UnsupportedError(f"{says}. To run with it all the same, set allow_untested to true.")
     if lacking := check_source(root):
         raise UnsupportedError(f"vLLM {version} lacks what TierTune counts on: {'; '.join(lacking)}")
     return "" if release in TESTED else says
-
-
-def _release(version: str) -> str:
-    return ".".join(version.partition("+")[0].split(".")[:2])
 
 
 def _read(path: Path) -> dict[str, _Named] | None:

@@ -37,7 +37,11 @@ def guard(scheduler: Any) -> None:  # noqa: ANN401 (its Scheduler)
         status = scheduler._req_status.get(req_context.req_id)  # noqa: SLF001
         for config, state in _windowed(scheduler, status) if status else ():
             of_group = [key for key in keys if get_offload_group_idx(key) == config.group_idx]
-            lacking |= _lacking(of_group, req_context, config, state, whole=_hits_end_inside(scheduler, config))
+            # vLLM also takes a hit where another group's chunk ends: that may be inside this group's chunk.
+            inside = any(
+                other.tokens_per_chunk % config.tokens_per_chunk for other in scheduler.config.kv_group_configs
+            )
+            lacking |= _lacking(of_group, req_context, config, state, whole=inside)
         return prepare([key for key in keys if key not in lacking] if lacking else keys, req_context)
 
     scheduler.manager.prepare_store = prepare_store
@@ -62,11 +66,6 @@ def _windowed(scheduler: Any, status: Any) -> Iterator[tuple[Any, Any]]:  # noqa
     for config, state in zip(scheduler.config.kv_group_configs, status.group_states, strict=True):
         if config.sliding_window_size_in_chunks is not None and not getattr(config, "requires_cow_source", False):
             yield config, state
-
-
-def _hits_end_inside(scheduler: Any, config: Any) -> bool:  # noqa: ANN401 (its Scheduler, a GroupOffloadConfig)
-    """Whether a hit can end inside a group's chunk: vLLM also takes one where another group's chunk ends."""
-    return any(other.tokens_per_chunk % config.tokens_per_chunk for other in scheduler.config.kv_group_configs)
 
 
 def _lacking(
