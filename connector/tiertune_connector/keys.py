@@ -46,11 +46,10 @@ class Namespace(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
     def parts(self) -> dict[str, str]:
         """Every field in short, to show where two namespaces differ; long fields as a digest each."""
         texts = ((name, str(value)) for name, value in msgspec.structs.asdict(self).items())
-        return {name: _short(text) if name not in PLAIN else text for name, text in texts}
-
-
-def _short(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest() if text else ""
+        return {
+            name: hashlib.blake2b(text.encode(), digest_size=6).hexdigest() if text and name not in PLAIN else text
+            for name, text in texts
+        }
 
 
 def tenant_digest(salt: str, secret: bytes) -> bytes:

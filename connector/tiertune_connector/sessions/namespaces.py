@@ -83,7 +83,8 @@ class Namespaces:
             for tier, pools in tiers.items():
                 own = {name for name in pools if tuning.pool(name, tier).capacity_bytes is not None}
                 for name, held in pools.items():
-                    lends = self._free(name) and (name not in holding or (name not in own and self._long_unused(name)))
+                    free = bool(self._users) and name not in self._users  # others have clients, and it has none
+                    lends = free and (name not in holding or (name not in own and self._long_unused(name)))
                     anew |= lends is not held.lends or (lends and held.allowed > 0 and not len(held.pool))
                     held.lends = lends
                     held.found = held.found and name not in self._users
@@ -108,10 +109,6 @@ class Namespaces:
             self._users[name] = [session for session in users if not session.ended]
             if not self._users[name]:
                 del self._users[name]
-
-    def _free(self, name: str) -> bool:
-        """Whether other namespaces have clients, and it has none."""
-        return bool(self._users) and name not in self._users
 
     def _long_unused(self, name: str) -> bool:
         return self._clock() - self._used_at.get(name, self._started) >= LENT_AFTER_S

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -127,10 +127,14 @@ class Arrivals:
     @contextmanager
     def awaited(self, arrivals: Iterable[Arrival]) -> Iterator[None]:
         """While a load waits for these, count one more transfer on their lanes. Call without the store's lock."""
-        with ExitStack() as ways:
-            for lane in {arrival.lane for arrival in arrivals}:
-                ways.enter_context(lane.transit.awaited())
+        lanes = {arrival.lane for arrival in arrivals}
+        for lane in lanes:
+            lane.transit.awaited(1)
+        try:
             yield
+        finally:
+            for lane in lanes:
+                lane.transit.awaited(-1)
 
     def waited(self, arrivals: Iterable[Arrival], started: float) -> dict[str, float]:
         """A load's wait for ``arrivals``, in asking order, ends; seconds from ``started`` to each tier's last chunk.

@@ -1,8 +1,6 @@
 """What is on its way from one slower tier, as its threads report, and what a fetch costs meanwhile."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from tiertune_connector.cost import FetchCost, FetchEstimate, Traffic
 from tiertune_connector.tiers.base import Outcome
@@ -50,16 +48,10 @@ class Transit:
             timed_out = outcome is Outcome.TIMEOUT
             self._traffic.ended(nbytes, self._clock(), came=outcome is Outcome.OK, timed_out=timed_out)
 
-    @contextmanager
-    def awaited(self) -> Iterator[None]:
-        """While a load waits for the tier's chunks, estimates count it."""
+    def awaited(self, loads: int) -> None:
+        """So many ``loads`` more wait for the tier's chunks, or fewer: estimates count them."""
         with self._lock:
-            self._traffic.transfers += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._traffic.transfers -= 1
+            self._traffic.transfers += loads
 
     def loaded(self, predicted_s: float | None, actual_s: float) -> None:
         """A load took ``actual_s``; ``predicted_s`` was told of its last chunk."""
