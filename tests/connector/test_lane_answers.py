@@ -2,12 +2,14 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from connector.lanes import Gate
 from connector.stores import PATIENCE_S, A, at_best, counted, eventually
 from tiertune_connector.chunk import NOBODY
+from tiertune_connector.slower.arrivals import Arrivals
 from tiertune_connector.tiers.base import UNKNOWN, Outcome, Usage
 from tiertune_connector.tiers.memory import MemoryTier
 
@@ -100,11 +102,15 @@ def test_estimates_tell_the_loads_that_wait(lane):
     def transfers():
         return lane.transit.estimate().transfers
 
+    def waiting():
+        """A load of two chunks."""
+        return Arrivals(None, {}, None, None).awaited([SimpleNamespace(lane=lane)] * 2)
+
     assert transfers() == 0
-    with lane.transit.awaited():
-        with lane.transit.awaited():
+    with waiting():
+        with waiting():
             assert transfers() == 2
-        with pytest.raises(KeyError), lane.transit.awaited():
+        with pytest.raises(KeyError), waiting():
             raise KeyError
         assert transfers() == 1
     assert transfers() == 0
