@@ -54,8 +54,8 @@ class Codec:
         self._clock = clock
         self._counters = counters
         self._lock = threading.Lock()
-        self._ratio = 1.0
-        self._seen = False
+        self._ratio = 0.0
+        """Of recent chunks; 0 before the first."""
 
     def encode(self, header: Header, payload: memoryview) -> tuple[Header, memoryview]:
         """The header, which names the codec, and the bytes to store."""
@@ -66,7 +66,8 @@ class Codec:
         started, width = self._clock(), _WIDTH if len(payload) % _WIDTH.itemsize == 0 else np.dtype(np.uint8)
         coded = memoryview(blosc.compress(np.frombuffer(payload, width), name.encode(), _LEVEL, blosc.BITSHUFFLE))
         self._count("encode", started, len(payload), len(coded))
-        self._remember(len(payload) / len(coded))
+        with self._lock:
+            self._ratio += (_MEMORY if self._ratio else 1.0) * (len(payload) / len(coded) - self._ratio)
         if len(coded) * _LEAST_RATIO > len(payload):
             return header, payload
         return replace(header, codec=_NUMBERS[name], stored=len(coded), stored_checksum=checksum(coded)), coded
@@ -100,11 +101,6 @@ class Codec:
         self._counters.observe("tier_operation_seconds", ("remote", operation, "ok"), self._clock() - started)
         self._counters.add("codec_bytes_total", (operation, "payload"), payload)
         self._counters.add("codec_bytes_total", (operation, "stored"), stored)
-
-    def _remember(self, ratio: float) -> None:
-        with self._lock:
-            self._ratio += (_MEMORY if self._seen else 1.0) * (ratio - self._ratio)
-            self._seen = True
 
 
 @cache
