@@ -136,7 +136,7 @@ def test_what_a_fetch_costs_is_measured_again_where_nobody_asks(tier, counters):
     tier.write(A, b"k", view(payload(b"k", 1000)), NOBODY)
 
     def measure():
-        lane.measure(lambda out: tier.read(A, b"k", out)[0], 1000, silent_s=20.0)
+        lane.measure(lambda out: tier.read(A, b"k", out), 1000, silent_s=20.0)
         return lane.transit.estimate()
 
     def took(seconds):
@@ -176,7 +176,7 @@ def test_a_size_that_nobody_fetches_is_measured_though_others_are(tier, counters
     lane = Lane(tier, counters, clock, patience_s=PATIENCE_S)
 
     def measure(nbytes):
-        lane.measure(lambda _: asked.append(nbytes) or Outcome.OK, nbytes, silent_s=20.0)
+        lane.measure(lambda _: asked.append(nbytes) or (Outcome.OK, NOBODY), nbytes, silent_s=20.0)
         eventually(lambda: lane._probing is None or lane._probing.done())
 
     lane.transit.asked(1000)
@@ -196,7 +196,7 @@ def test_a_chunk_that_came_slower_than_believed_is_not_read_again_at_once(tier, 
     def read(_):
         clock.now += 10.0
         asked.append(clock.now)
-        return Outcome.OK
+        return Outcome.OK, NOBODY
 
     lane.transit.asked(1000)
     clock.now += 1.0

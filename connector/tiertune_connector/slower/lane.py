@@ -187,7 +187,7 @@ class Lane:
         self._probing = None if ended else probing
         return probing.result() if ended else Outcome.TIMEOUT  # `watch` tells the breaker
 
-    def measure(self, reading: Callable[[memoryview], Outcome], nbytes: int, silent_s: float) -> None:
+    def measure(self, reading: Callable[[memoryview], Read], nbytes: int, silent_s: float) -> None:
         """Have a chunk of ``nbytes`` read, if none about as large was for ``silent_s``: it may cost less by now.
 
         Nobody waits for it; there is no second one meanwhile. A tier of unknown cost is left to requests.
@@ -197,11 +197,11 @@ class Lane:
             return
         self._probing = self._prober.submit(self._measured, reading, nbytes)
 
-    def _measured(self, reading: Callable[[memoryview], Outcome], nbytes: int) -> Outcome:
+    def _measured(self, reading: Callable[[memoryview], Read], nbytes: int) -> Outcome:
         buffer = memoryview(mmap.mmap(-1, nbytes, _PRESENT))
         started = self._clock()
         with self._moving():
-            outcome = self._guarded("probe", lambda: reading(buffer), Outcome.ERROR)
+            outcome, _ = self._guarded("probe", lambda: reading(buffer), _NOT_READ)
         if outcome is Outcome.OK:
             self.transit.came_alone(nbytes, self._clock() - started)
         self.record(outcome)

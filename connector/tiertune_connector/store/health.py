@@ -1,6 +1,7 @@
 """Whether tiers are well, and what a fetch from each costs now, learned from requests, or else from probes."""
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 
 from msgspec.structs import replace
@@ -8,7 +9,6 @@ from msgspec.structs import replace
 from tiertune_connector.copying.probe import CopyProbe
 from tiertune_connector.cost import FetchCost, FetchEstimate
 from tiertune_connector.slower.lane import Lanes
-from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import InForce
@@ -153,8 +153,5 @@ class Health:
         chunks = disk.one_of_each_size(number)
         first = number % max(1, len(chunks))  # one is read at a time
         for namespace, key, nbytes in chunks[first:] + chunks[:first]:
-
-            def read(out: memoryview, namespace: str = namespace, key: bytes = key) -> Outcome:
-                return disk.read(namespace, key, out, use=False)[0]
-
+            read = partial(disk.read, namespace, key, use=False)
             self._lanes["disk"].measure(read, nbytes, _DISK_SILENT_S)
