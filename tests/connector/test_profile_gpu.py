@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from connector.stores import Clock, amid, counted, eventually
 from tiertune_connector.counters import Counters
+from tiertune_connector.profile import gpu
 from tiertune_connector.profile.gpu import SAMPLE_EVERY_S, STALE_AFTER, GpuSampler, find_nvml, stages_of
 
 
@@ -215,10 +216,14 @@ class TestTrouble:
 
 
 class TestThread:
+    @pytest.fixture(autouse=True)
+    def _often(self, monkeypatch):
+        monkeypatch.setattr(gpu, "SAMPLE_EVERY_S", 0.01)
+
     def test_it_samples_until_it_is_stopped(self, counters, fake):
         """NVML is closed at the end, and nothing is left behind."""
         clock = Clock()
-        sampler = GpuSampler(dict, counters, clock=clock, nvml=fake, every_s=0.01)
+        sampler = GpuSampler(dict, counters, clock=clock, nvml=fake)
         with amid(lambda _, stop: sampler.run(stop), 1):
             eventually(lambda: sampler.state.startswith("ok"))
         assert fake.initialised == 0
@@ -226,7 +231,7 @@ class TestThread:
     def test_what_nobody_foresaw_is_counted_and_it_goes_on(self, counters, fake):
         """A failure of one round costs one sample."""
         fake.fails["nvmlDeviceGetCount"] = ZeroDivisionError("a library's own")
-        sampler = GpuSampler(dict, counters, clock=Clock(), nvml=fake, every_s=0.01)
+        sampler = GpuSampler(dict, counters, clock=Clock(), nvml=fake)
         with amid(lambda _, stop: sampler.run(stop), 1):
             eventually(lambda: counted(counters, "internal_errors_total").get(("gpus",), 0) >= 2)
             fake.fails.clear()

@@ -35,7 +35,6 @@ class GpuSampler:
         *,
         clock: Callable[[], float],
         nvml: Any = None,  # noqa: ANN401 (pynvml, which has no types)
-        every_s: float = SAMPLE_EVERY_S,
     ) -> None:
         """``stages`` tells the stage that computes on a GPU, by the GPU's UUID; ``nvml`` is `find_nvml`'s."""
         self.state = "absent: not asked yet"
@@ -45,7 +44,6 @@ class GpuSampler:
         self._clock = clock
         self._nvml = nvml
         self._open = False
-        self._every_s = every_s
         self._energy: dict[str, float] = {}
         self._gauges: list[Gauge] = []
         self._sampled_at = 0.0
@@ -58,14 +56,14 @@ class GpuSampler:
             return
         wait_s = 0.0
         while not stopping.wait(wait_s):
-            wait_s = self._every_s
+            wait_s = SAMPLE_EVERY_S
             with self._counters.surviving("gpus", "the GPUs could not be sampled"):
                 self.sample()
         self._close()
 
     def gauges(self) -> Iterator[Gauge]:
         """Gauges of the last sample, while it is fresh."""
-        if self._clock() - self._sampled_at < STALE_AFTER * self._every_s:
+        if self._clock() - self._sampled_at < STALE_AFTER * SAMPLE_EVERY_S:
             yield from self._gauges
 
     def sample(self) -> None:
