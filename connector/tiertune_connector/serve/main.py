@@ -6,7 +6,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -91,7 +91,12 @@ class StoreProcess:
             probe_every_s = settings.remote.probe_every if settings.remote else _TRY_DISK_EVERY_S
             self.server = Server(self.store, settings.socket, self.counters, probe_every_s=probe_every_s)
             undo.callback(self.server.stop)
-            self.gpus = GpuSampler(self._stages, self.counters, clock=self._clock, nvml=find_nvml())
+            self.gpus = GpuSampler(
+                lambda: stages_of((session.gpus, session.stage) for session in self.server.sessions()),
+                self.counters,
+                clock=self._clock,
+                nvml=find_nvml(),
+            )
             self.control = Control(self.store, self._state)
             writes = Writes(self._state, lambda: datetime.now(UTC))
             http = Http(
@@ -109,8 +114,11 @@ class StoreProcess:
         had = self._state.tiers()
         new = [tier for tier in settings.slower if had is not None and tier not in had]
         tuning = settings.fit(kept, new) if kept else settings.first_tuning()
-        for line in _kept_sizes(tuning, settings.first_tuning()):
-            log.info(line)
+        for tier in LOCAL:  # the settings count only when a store first starts
+            keeps, asks = (each.capacity_bytes(tier) for each in (tuning, settings.first_tuning()))
+            if keeps != asks:
+                sizes = format_size(keeps), format_size(asks)
+                log.info("%s keeps the %s of its tuning, not the %s of the settings", tier, *sizes)
         if (most := most_memory()) < (asked := tuning.tiers.dram.capacity_bytes):
             told = "dram is to have %s: this machine or container allows %s"
             log.warning(told, format_size(asked), format_size(most))
@@ -123,7 +131,12 @@ class StoreProcess:
             undo.callback(self._unmake, lock)
         _check_sizes(tuning, disk, LOCAL if kept is None else [tier for tier in LOCAL if tier in new])
         if kept and tuning != kept:
-            log.warning("%s: the tuning is now at version %d", _others(new), tuning.version)
+            told = (
+                f"new here, and as in a first tuning: {', '.join(new)}"
+                if new
+                else "a tier or codec has gone, and is off"
+            )
+            log.warning("%s: the tuning is now at version %d", told, tuning.version)
             self._state.save(tuning, changes)
         if disk is not None:
             disk.recover(tuning.tiers.disk.capacity_bytes, tuning.defaults.eviction)
@@ -159,9 +172,6 @@ class StoreProcess:
         if isinstance(remote, SpreadTier):
             return lane(breaker=remote.breaker, probe_keys=remote.probe_keys)
         return lane(hung_s=HUNG_S if isinstance(remote, DirectoryTier) else None)
-
-    def _stages(self) -> dict[str, str]:
-        return stages_of((session.gpus, session.stage) for session in self.server.sessions())
 
     def start(self) -> None:
         """Serve; OSError if another store listens on the socket."""
@@ -201,24 +211,11 @@ def _folders(settings: StoreSettings) -> Iterator[Path]:
         yield from (folder, *folder.parents)
 
 
-def _others(new: Sequence[str]) -> str:
-    """How the settings differ from a kept tuning."""
-    return f"new here, and as in a first tuning: {', '.join(new)}" if new else "a tier or codec has gone, and is off"
-
-
 def _check_sizes(first: Tuning, disk: DiskTier | None, tiers: Iterable[LocalTier]) -> None:
     """DocumentError if the settings ask for more of these tiers than this machine could ever hold."""
     told = ((tier, too_large(first.capacity_bytes(tier), disk if tier == "disk" else None)) for tier in tiers)
     if problems := [f"{tier}.capacity: {why}" for tier, why in told if why]:
         raise DocumentError(problems)
-
-
-def _kept_sizes(tuning: Tuning, first: Tuning) -> Iterator[str]:
-    """Tiers whose size differs from the settings, which count only when a store first starts."""
-    for tier in LOCAL:
-        kept, asked = tuning.capacity_bytes(tier), first.capacity_bytes(tier)
-        if kept != asked:
-            yield f"{tier} keeps the {format_size(kept)} of its tuning, not the {format_size(asked)} of the settings"
 
 
 def remote_tier(settings: RemoteSettings, writer: str, counters: Counters, codec: Codec | None = None) -> Tier:
