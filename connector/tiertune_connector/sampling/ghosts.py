@@ -7,6 +7,8 @@ from tiertune_connector.counters import Gauge
 from tiertune_connector.whatif.pool_ghosts import PoolGhosts
 from tiertune_connector.whatif.sampler import Hashes
 
+_NOTHING = (0.0, 0.0, 0.0)
+
 
 class Room(NamedTuple):
     """A pool's size."""
@@ -24,9 +26,8 @@ class Ghosts:
         """``room`` is the pool's size when requests first come to it."""
         self._room = room
         self._ghosts = PoolGhosts(room.chunks)
-        self._told: dict[tuple[str, int], tuple[float, float]] = {}
-        self._chunks: dict[tuple[str, int], float] = {}
-        """All that came, as last told: fewer mean that the ghosts count anew there."""
+        self._told: dict[tuple[str, int], tuple[float, float, float]] = {}
+        """By algorithm and capacity: chunks hit, missed, and all that came."""
 
     def requests(self, room: Room, chains: Iterable[Sequence[bytes]], hashed: Hashes) -> None:
         """Requests looked these chains up, head first; ``hashed`` are the hashes of all their keys.
@@ -40,17 +41,13 @@ class Ghosts:
 
     def rows(self, namespace: str, model: str, chunk_tokens: int) -> Iterator[Gauge]:
         """The pool's series of ``whatif_tokens_total``."""
-        for (algorithm, chunks), told in self._tell().items():
+        before, self._told = self._told, {}
+        for which, (hits, chunks) in self._ghosts.counts().items():
+            hit, missed, came = before.get(which, _NOTHING)
+            if chunks < came:  # the ghosts count anew there
+                hit, missed, _ = _NOTHING
+            self._told[which] = max(hit, hits), max(missed, chunks - hits), chunks
+        for (algorithm, chunks), (hit, missed, _) in self._told.items():
             size = str(chunks * self._room.stride)
-            for result, count in zip(("hit", "miss"), told, strict=True):
+            for result, count in (("hit", hit), ("miss", missed)):
                 yield "whatif_tokens_total", (algorithm, size, result, namespace, model), count * chunk_tokens
-
-    def _tell(self) -> dict[tuple[str, int], tuple[float, float]]:
-        """Chunks hit and missed so far, by algorithm and capacity."""
-        told, counted = {}, self._ghosts.counts()
-        for which, (hits, chunks) in counted.items():
-            goes_on = chunks >= self._chunks.get(which, 0.0)
-            hit, missed = self._told.get(which, (0.0, 0.0)) if goes_on else (0.0, 0.0)
-            told[which] = max(hit, hits), max(missed, chunks - hits)
-        self._told, self._chunks = told, {which: chunks for which, (_, chunks) in counted.items()}
-        return told
