@@ -153,10 +153,13 @@ class DirectoryTier(OnFiles):
             for path in self._root.rglob(f".*.{self._writer.encode().hex()}.*"):
                 if self._run not in path.name:
                     path.unlink(missing_ok=True)
-            used = (_used(path) for path in self._files() if writer_of(_beginning(path)) == self._writer)
-            found = sorted(known for known in used if known is not None)
+            found = []
+            for path in self._files():
+                with suppress(OSError):  # another store removed it meanwhile
+                    if writer_of(_beginning(path)) == self._writer:
+                        found.append((path.stat().st_mtime, path.stat().st_size, path))
             with self._lock:
-                for _, size, path in found:
+                for _, size, path in sorted(found):
                     self._own[path] = size
                     self._own_bytes += size
                 self._found = True
@@ -254,12 +257,3 @@ def _beginning(path: Path) -> bytes:
             return file.read(HEADER_BYTES) or b""
     except OSError:
         return b""
-
-
-def _used(path: Path) -> tuple[float, int, Path] | None:
-    """When a file was written, its size and path; None if another store removed it meanwhile."""
-    try:
-        told = path.stat()
-    except OSError:
-        return None
-    return told.st_mtime, told.st_size, path
