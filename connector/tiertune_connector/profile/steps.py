@@ -103,7 +103,12 @@ class Steps:
             self._last_output = now
             self.step_s += seconds
             step.ended, step.seconds = now, seconds
-            self._ended(step)
+            if self._measures:
+                self._open[step.number] = step
+                if len(step.told) >= self._ranks:
+                    self._close(step.number)
+            else:
+                self._settle(step.spans, seconds, seconds * self._ranks)
         self._expire(now)
         self.overhead_s += perf_counter() - began
         step.then()
@@ -130,14 +135,6 @@ class Steps:
         The time that this call takes is not added here: callers add it to ``overhead_s``.
         """
         self.totals.add(self._stage, "kv_wait", seconds, tokens)
-
-    def _ended(self, step: _Step) -> None:
-        if self._measures:
-            self._open[step.number] = step
-            if len(step.told) >= self._ranks:
-                self._close(step.number)
-        else:
-            self._settle(step.spans, step.seconds, step.seconds * self._ranks)
 
     def _expire(self, now: float) -> None:
         """Close steps that waited too long. They are opened in the order of their outputs, so the oldest is first."""

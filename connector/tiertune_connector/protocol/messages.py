@@ -131,9 +131,6 @@ class PrefillLine(msgspec.Struct, frozen=True, array_like=True):
     step_tokens: Count
     """The most that one step computes, each with its overhead; 0: a whole prompt."""
 
-    def document(self) -> dict[str, float]:
-        return msgspec.structs.asdict(self)
-
 
 class Lookup(Message, tag="lookup", frozen=True):
     id: int

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+import msgspec
+
 from tiertune_connector.counters import Counters, Gauge
 from tiertune_connector.protocol.messages import PrefillLine
 from tiertune_connector.sampling.ghosts import Ghosts, Room
@@ -178,7 +180,10 @@ class Observer:
         """Tokens of a namespace's chunk, and what prefilling costs its engines, as far as known."""
         known = self._namespaces.get(namespace)
         line = known.prefill if known else None
-        return {"chunk_tokens": known.chunk_tokens if known else 0, "prefill": line.document() if line else None}
+        return {
+            "chunk_tokens": known.chunk_tokens if known else 0,
+            "prefill": msgspec.structs.asdict(line) if line else None,
+        }
 
     def rows(self) -> list[Gauge]:
         """Series of ``whatif_tokens_total``."""
