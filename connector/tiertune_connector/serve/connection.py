@@ -27,7 +27,6 @@ from tiertune_connector.tiers.index import LAYOUT
 if TYPE_CHECKING:
     from tiertune_connector.sessions.session import Session
     from tiertune_connector.store.tiered import TieredStore
-    from tiertune_connector.tiers.slots import DramPool
 
 NO_FD = -1
 _MOST_UNSENT_BYTES = 2 * MAX_FRAME_BYTES
@@ -79,19 +78,15 @@ class Connection:
         named = {slot.segment for slot in message.slots if slot is not None}
         pool = store.dram.pools.get(self.session.digest)
         with self._sending:
-            if pool is not None:  # else the client is gone, and so is what it used
-                self._show(pool, named - self._segments)
+            # The store closes none of these descriptors meanwhile, for the client holds slots of the segments.
+            for number in (named - self._segments) & pool.segments.keys() if pool else ():
+                segment = pool.segments[number]
+                self.send(NewSegment(number, segment.geometry.slots, segment.geometry.chunk_bytes), segment.fd)
+                self._segments.add(number)
+            if pool and pool.index and not self._indexed and self.session.looks:
+                self.send(NewIndex(LAYOUT, pool.index.buckets), pool.index.fd)
+                self._indexed = True
             self.send(message)
-
-    def _show(self, pool: "DramPool", new: set[int]) -> None:
-        """Send descriptors, none of which the store closes meanwhile: the client holds slots of the segments."""
-        for number in new & pool.segments.keys():
-            segment = pool.segments[number]
-            self.send(NewSegment(number, segment.geometry.slots, segment.geometry.chunk_bytes), segment.fd)
-            self._segments.add(number)
-        if pool.index and not self._indexed and self.session and self.session.looks:
-            self.send(NewIndex(LAYOUT, pool.index.buckets), pool.index.fd)
-            self._indexed = True
 
     def send(self, message: Message, descriptor: int = NO_FD) -> None:
         """Send what the client takes now, with a ``descriptor``; ``flush`` sends the rest. OSError if it has gone."""
