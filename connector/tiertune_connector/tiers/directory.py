@@ -157,7 +157,8 @@ class DirectoryTier(OnFiles):
             for path in self._files():
                 with suppress(OSError):  # another store removed it meanwhile
                     if writer_of(_beginning(path)) == self._writer:
-                        found.append((path.stat().st_mtime, path.stat().st_size, path))
+                        told = path.stat()
+                        found.append((told.st_mtime, told.st_size, path))
             with self._lock:
                 for _, size, path in sorted(found):
                     self._own[path] = size
