@@ -22,17 +22,13 @@ class Pool(Generic[Place]):
     """At most ``capacity`` chunks, ordered by an eviction algorithm. Not thread-safe: the store's lock guards it."""
 
     def __init__(self, capacity: int, algorithm: str = "lru") -> None:
-        self._capacity = capacity
+        self.capacity = capacity
+        """Chunks allowed; ``resize`` changes it."""
         self._eviction: Eviction | Handover = create(algorithm, capacity)
         self._resident: dict[Key, Place] = {}
         self._writing: set[Key] = set()
         self._pins: dict[Key, int] = {}  # users of each pinned key; a writing key counts as pinned
         self._leaving: dict[Key, Place] = {}  # discarded while pinned: invisible, but still taking room
-
-    @property
-    def capacity(self) -> int:
-        """Chunks allowed."""
-        return self._capacity
 
     @property
     def algorithm(self) -> str:
@@ -80,7 +76,7 @@ class Pool(Generic[Place]):
     @property
     def room(self) -> int:
         """Chunks that could be reserved one after another now."""
-        return max(0, self._capacity - len(self._pins))
+        return max(0, self.capacity - len(self._pins))
 
     def prefix(self, keys: Keys) -> int:
         """Length of the longest visible prefix of a chain."""
@@ -109,7 +105,7 @@ class Pool(Generic[Place]):
             return None
         self.hand_over(HANDED_OVER)
         self._eviction.admit(key)
-        evicted = self._evict_down_to(self._capacity - 1)
+        evicted = self._evict_down_to(self.capacity - 1)
         self._eviction.insert(key)
         self._writing.add(key)
         self._pins[key] = 1
@@ -152,20 +148,20 @@ class Pool(Generic[Place]):
 
     def resize(self, capacity: int) -> Placed[Place]:
         """Change the capacity; returns what was evicted. Pinned keys stay until ``trim`` after their release."""
-        self._capacity = capacity
+        self.capacity = capacity
         self._eviction.resize(capacity)
         return self.trim()
 
     def trim(self) -> Placed[Place]:
         """Evict down to the capacity as far as pins allow."""
-        return self._evict_down_to(self._capacity)
+        return self._evict_down_to(self.capacity)
 
     def switch(self, algorithm: str, *, whole: bool = True) -> None:
         """Hand the residents to another algorithm in the old order; nothing is flushed.
 
         Not ``whole``: step by step, with each key that enters and by ``hand_over``.
         """
-        self._eviction = Handover(self._eviction, create(algorithm, self._capacity))
+        self._eviction = Handover(self._eviction, create(algorithm, self.capacity))
         if whole:
             self.hand_over(len(self._eviction))
 

@@ -43,11 +43,7 @@ class StateDir:
             raise StateError(told) from error
         except OSError as error:
             raise StateError(where(error)) from error
-        self._directory = directory
-
-    @property
-    def tuning_path(self) -> Path:
-        return self._directory / "tuning.json"
+        self._directory, self.tuning_path = directory, directory / "tuning.json"
 
     def name(self, configured: str) -> str:
         """The configured name, else an id that is made once and kept."""

@@ -77,8 +77,9 @@ class Observer:
         self._skipped = 0
         self._queue = threading.Lock()
         self._study = threading.RLock()
-        self._sampling = Sampling()
-        self._sampler = Sampler(self._sampling.rate)
+        self.sampling = Sampling()
+        """In force; ``adopt`` replaces it."""
+        self._sampler = Sampler(self.sampling.rate)
         self._samples = Samples()
         self._room = room
         self._namespaces: dict[str, _Namespace] = {}
@@ -130,30 +131,26 @@ class Observer:
     def adopt(self, sampling: Sampling) -> None:
         """Sample as the fleet does. StaleError if a newer way is in force, or another of the same version."""
         with self._study:
-            if sampling == self._sampling:
+            if sampling == self.sampling:
                 return
-            if sampling.version <= self._sampling.version:
-                raise StaleError(f"sampling is at version {self._sampling.version}")
+            if sampling.version <= self.sampling.version:
+                raise StaleError(f"sampling is at version {self.sampling.version}")
             self.settle()
-            if (sampling.seed, sampling.rate) != (self._sampling.seed, self._sampling.rate):
+            if (sampling.seed, sampling.rate) != (self.sampling.seed, self.sampling.rate):
                 self._samples.clear()
-            if sampling.seed != self._sampling.seed:
+            if sampling.seed != self.sampling.seed:
                 for known in list(self._namespaces.values()):
                     known.ghosts = None  # keys are hashed in another way from now on
-            self._sampling = sampling
+            self.sampling = sampling
             self._sampler.adopt(sampling.rate, sampling.hot)
 
     # -- for those who ask
-
-    @property
-    def sampling(self) -> Sampling:
-        return self._sampling
 
     def read(self, since: int, limit: int = PAGE) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """A header, and the samples from number ``since`` on, or the first of them."""
         with self._study:
             self.settle()
-            page, ring, sampling = self._samples.page(since, limit), self._samples, self._sampling
+            page, ring, sampling = self._samples.page(since, limit), self._samples, self.sampling
             after = page[-1]["seq"] + 1 if page else ring.next
             header = {
                 "next": after,
@@ -226,7 +223,7 @@ class Observer:
         if known is None:
             return
         chains = [keys for _, keys in lookups]
-        hashed = hashes(list(chain.from_iterable(chains)), self._sampling.seed)
+        hashed = hashes(list(chain.from_iterable(chains)), self.sampling.seed)
         known.requests += len(lookups)
         known.chunks += hashed.size
         for (asked, _), picked in zip(lookups, self._sampler.pick(chains, hashed), strict=True):

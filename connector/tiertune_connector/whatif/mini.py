@@ -34,7 +34,8 @@ class Miniatures:
     def __init__(self, capacity: int, algorithms: Iterable[str], rate: float) -> None:
         """``capacity`` in chunks of the real cache; at rate 1 it is simulated exactly."""
         self.capacity, self.rate = capacity, rate
-        self._hot: frozenset[Key] = frozenset()
+        self.hot: frozenset[Key] = frozenset()
+        """Keys that the caches never lose: hits that are not simulated."""
         self._minis: dict[str, Miniature] = {}
         self._tiny: dict[str, Tiny] = {}
         self._numbers = Numbers()  # of the keys of the tiny ones
@@ -64,18 +65,13 @@ class Miniatures:
     def request(self, keys: Keys, sampled: Keys, again: Hashes) -> None:
         """One request's keys, head first, and those whose hash is below the rate. ``again`` as of `came`."""
         self.came(len(keys), again)
-        self.follow([(list(dict.fromkeys(sampled)), self._hot.intersection(keys))])
+        self.follow([(list(dict.fromkeys(sampled)), self.hot.intersection(keys))])
 
     def came(self, keys: int, again: Hashes) -> None:
         """``keys`` keys came, of one request or more; ``again``: hashes of those known before, at rates below 1."""
         self._keys += keys
         self._plain += keys
         self._weight.came(again)
-
-    @property
-    def hot(self) -> frozenset[Key]:
-        """Keys that the caches never lose: hits that are not simulated."""
-        return self._hot
 
     def hit(self, hot: int) -> None:
         """``hot`` hot keys came, in requests with nothing else sampled."""
@@ -89,7 +85,7 @@ class Miniatures:
         every: list[Keys] = []
         for sampled, often in requests:
             keys = sampled
-            if often and (hot := self._hot & often):
+            if often and (hot := self.hot & often):
                 self._plain -= len(hot)
                 keys = [key for key in sampled if key not in hot]
                 self._hot_low += len(sampled) - len(keys)
@@ -127,11 +123,11 @@ class Miniatures:
         """The hot set or the capacity has changed: below rate 1, keys that the cache never loses are hot."""
         hot = often.never_lost(self.capacity) if self.rate < 1 else frozenset()
         for mini in self._minis.values():
-            for key in hot - self._hot:  # no longer sampled
+            for key in hot - self.hot:  # no longer sampled
                 mini.discard(key)
         for tiny in self._tiny.values():
-            tiny.drop(self._numbers.known(hot - self._hot))
-        self._hot = hot
+            tiny.drop(self._numbers.known(hot - self.hot))
+        self.hot = hot
         self.resize(self.capacity, self.rate)
 
     def resize(self, capacity: int, rate: float) -> None:
@@ -157,4 +153,4 @@ class Miniatures:
         return {**self._minis, **self._tiny}
 
     def _scaled(self) -> int:
-        return max(0, round((self.capacity - len(self._hot)) * self.rate))
+        return max(0, round((self.capacity - len(self.hot)) * self.rate))

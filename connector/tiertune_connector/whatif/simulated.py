@@ -9,7 +9,7 @@ class SimulatedPool(Pool[bool]):
 
     def write_through(self, keys: Keys) -> None:
         """Touch or insert a whole chain, tail first."""
-        resident, eviction, capacity = self._resident, self._eviction, self._capacity
+        resident, eviction, capacity = self._resident, self._eviction, self.capacity
         touch = eviction.touch
         for key in reversed(keys):
             if key in resident:
