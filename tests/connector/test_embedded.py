@@ -21,7 +21,7 @@ from tiertune_connector.client import link as links
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import Request, Welcome
 from tiertune_connector.serve import embedded
-from tiertune_connector.serve.idle import IdleWatch
+from tiertune_connector.serve.main import IdleWatch
 from tiertune_connector.vllm.joining import join
 from tiertune_connector.vllm.settings import parse
 

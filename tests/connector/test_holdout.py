@@ -4,7 +4,7 @@ import pytest
 
 from connector.store.serving import put_remote, serving
 from connector.stores import chain, eventually
-from tiertune_connector.store.holdout import group_of
+from tiertune_connector.store.lookups import group_of
 from tiertune_connector.tiers.memory import MemoryTier
 
 KEYS = chain("held", 3)

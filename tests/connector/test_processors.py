@@ -3,7 +3,7 @@
 import pytest
 
 from connector.control_groups import system
-from tiertune_connector.copying.processors import usable_processors
+from tiertune_connector.cgroups import usable_processors
 
 V1 = "12:cpuset:/\n4:cpu,cpuacct:{0}\n0::/unified\n"
 V2 = "0::{0}\n"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from tiertune_connector.copying.processors import usable_processors
+from tiertune_connector.cgroups import usable_processors
 from tiertune_connector.threads import Threads
 
 Item = TypeVar("Item")

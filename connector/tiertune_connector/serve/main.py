@@ -24,7 +24,6 @@ from tiertune_connector.profile.gpu import GpuSampler, find_nvml, stages_of
 from tiertune_connector.serve import embedded
 from tiertune_connector.serve.garbage import GarbageCollector
 from tiertune_connector.serve.http import Http, guarded
-from tiertune_connector.serve.idle import IdleWatch
 from tiertune_connector.serve.server import Server
 from tiertune_connector.serve.writes import Writes
 from tiertune_connector.settings import RemoteSettings, StoreSettings
@@ -248,6 +247,21 @@ def run(process: StoreProcess) -> None:
             log.info("store %s ends", process.name)
         finally:
             process.stop()
+
+
+class IdleWatch:
+    """When a store that nobody uses may end. Asked from time to time, with the number of clients."""
+
+    def __init__(self, after_s: float, now: float) -> None:
+        self._after_s = after_s
+        self._busy_at = now
+        self._asked: int | None = None
+
+    def over(self, now: float, *, clients: int, asked: int) -> bool:
+        """Whether nobody was there for ``after_s``; a changed ``asked`` means that somebody is about to come."""
+        if clients or asked != self._asked:
+            self._busy_at, self._asked = now, asked
+        return now - self._busy_at >= self._after_s
 
 
 def _wait(process: StoreProcess, ending: Ending, garbage: GarbageCollector) -> None:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from itertools import chain
 from math import inf
 
+from xxhash import xxh3_64_intdigest
+
+from tiertune_connector.cost import GateSettings
 from tiertune_connector.protocol.messages import Lookup, LookupReply, Own
 from tiertune_connector.sampling.observer import Observer
 from tiertune_connector.sessions.quotas import Quotas
@@ -13,7 +16,6 @@ from tiertune_connector.slower.arrivals import Arrivals
 from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.health import Health
-from tiertune_connector.store.holdout import bounds, group_of
 from tiertune_connector.store.residency import Residency
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.steps import in_steps
@@ -22,6 +24,8 @@ from tiertune_connector.units import Clock
 
 AT_ONCE = 1024
 """Chunks used or counted in one step: a third of a millisecond with the lock held."""
+
+HELD, FETCHED = "held", "fetched"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +78,10 @@ class Lookups:
         remote = self.tuning().tiers.remote
         group = group_of(asked.request, remote.holdout)
         told = group if "remote" in tiers else ""
+        fetches = remote.fetch == "on" and group != HELD
+        bounds = GateSettings(fetches, remote.margin, remote.min_fetch_tokens, remote.deadline_factor)
         costs = self.health.costs(coming, session.chunk_bytes)
-        return LookupReply(asked.id, tiers, costs, {"remote": bounds(group, remote)}, group=told, room=room)
+        return LookupReply(asked.id, tiers, costs, {"remote": bounds}, group=told, room=room)
 
     def looked_up(self, session: Session, asked: Lookup, reply: LookupReply) -> None:
         """Note and count an answered lookup; if it is deferred, ``own`` counts its hits.
@@ -140,3 +146,10 @@ class Lookups:
     def _found(self, asked: Lookup, tiers: list[str]) -> LookupAnswer:
         """What is counted. A client that looked itself (``id`` 0) asked no remote, whatever has left since."""
         return LookupAnswer(asked.keys, tiers, self.residency.asked(remote=bool(asked.id) and self.residency.readable))
+
+
+def group_of(request: str, share: float) -> str:
+    """A request's holdout group, by the hash of its id and fixed while the share is; empty: nothing is held out."""
+    if not share:
+        return ""
+    return HELD if xxh3_64_intdigest(request.encode()) < share * 2**64 else FETCHED
