@@ -7,8 +7,9 @@ from urllib.parse import urlsplit
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Span as OtlpSpan
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -33,12 +34,13 @@ class OtlpSink:
         """``endpoint``: the collector's URL; without a path, OTLP's own `/v1/traces` is meant."""
         self._describe = describe
         self._exporter = OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_TIMEOUT_S)
-        self._ended = _Ended()
+        self._ended = InMemorySpanExporter()
+        """Keeps the sampled spans that have ended until they are posted."""
         environment = OTELResourceDetector().detect()
         self._provider = TracerProvider(
             resource=Resource.create(dict(resource)).merge(environment), shutdown_on_exit=False
         )
-        self._provider.add_span_processor(self._ended)
+        self._provider.add_span_processor(SimpleSpanProcessor(self._ended))
         self._tracer = self._provider.get_tracer("tiertune_connector")
 
     def send(self, traces: Sequence[RequestTrace]) -> Counts:
@@ -47,7 +49,8 @@ class OtlpSink:
         for trace in traces:
             sampled += self._make(trace)
             time.sleep(0)  # lets the scheduler thread have the interpreter's lock
-        spans = self._ended.take()
+        spans = self._ended.get_finished_spans()
+        self._ended.clear()
         if not spans:
             return Counts(0, 0)
         taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
@@ -74,21 +77,6 @@ class OtlpSink:
         if span.failure:
             made.set_status(Status(StatusCode.ERROR, span.failure))
         return made
-
-
-class _Ended(SpanProcessor):
-    """Keeps the sampled spans that have ended until they are taken."""
-
-    def __init__(self) -> None:
-        self._spans: list[ReadableSpan] = []
-
-    def on_end(self, span: ReadableSpan) -> None:
-        if span.context is not None and span.context.trace_flags.sampled:
-            self._spans.append(span)
-
-    def take(self) -> list[ReadableSpan]:
-        spans, self._spans = self._spans, []
-        return spans
 
 
 def parent(headers: object) -> Context:
