@@ -1,12 +1,14 @@
 """The one wrapper that counts what a tier does; tiers themselves know no metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import UNKNOWN, Came, Counted, Outcome, Read, Tier, Usage, unheard
 from tiertune_connector.units import Clock
 
+Told = TypeVar("Told")
 _FAILED = frozenset({Outcome.CORRUPT, Outcome.TIMEOUT, Outcome.ERROR})
 
 
@@ -25,28 +27,18 @@ class InstrumentedTier:
         return self.inner.why
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
-        started = self._clock()
-        outcome, count = self.inner.present(namespace, keys)
-        self._record("present", outcome, started, 0)
-        return outcome, count
+        return self._counted("present", lambda: self.inner.present(namespace, keys))
 
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
-        started = self._clock()
-        outcome, origin = self.inner.read(namespace, key, out, came)
-        self._record("read", outcome, started, len(out))
-        return outcome, origin
+        return self._counted("read", lambda: self.inner.read(namespace, key, out, came), len(out))
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
-        started = self._clock()
-        outcome = self.inner.write(namespace, key, payload, origin)
-        self._record("write", outcome, started, len(payload))
-        return outcome
+        return self._counted("write", lambda: (self.inner.write(namespace, key, payload, origin), None), len(payload))[
+            0
+        ]
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
-        started = self._clock()
-        outcome, count = self.inner.flush(namespace, tenant)
-        self._record("flush", outcome, started, 0)
-        return outcome, count
+        return self._counted("flush", lambda: self.inner.flush(namespace, tenant))
 
     def usage(self) -> Usage:
         """The tier's usage; unknown if it raises, which it should not: the rest of a store's status is still told."""
@@ -57,10 +49,15 @@ class InstrumentedTier:
     def close(self) -> None:
         self.inner.close()
 
-    def _record(self, operation: str, outcome: Outcome, started: float, payload: int) -> None:
+    def _counted(
+        self, operation: str, inner: Callable[[], tuple[Outcome, Told]], payload: int = 0
+    ) -> tuple[Outcome, Told]:
+        started = self._clock()
+        outcome, told = inner()
         seconds = self._clock() - started
         self._counters.observe("tier_operation_seconds", (self.name, operation, outcome.value), seconds)
         if outcome is Outcome.OK and payload:
             self._counters.add("tier_transfer_bytes_total", (self.name, operation), payload)
         elif outcome in _FAILED:
             self._counters.add("tier_errors_total", (self.name, operation, outcome.value))
+        return outcome, told
