@@ -69,7 +69,7 @@ class RemoteSettings(Login):
     @property
     def path(self) -> Path | None:
         """Path of such a medium; None: a Redis."""
-        return Path(unquote(urlsplit(self.url).path)) if isinstance(self.url, str) and _medium(self.url) else None
+        return Path(unquote(urlsplit(listed(self.url)[0]).path)) if self.medium else None
 
     @field_validator("url")
     @classmethod

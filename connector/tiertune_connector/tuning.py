@@ -90,6 +90,9 @@ class PoolTunings(Document):
     disk: PoolTuning = PoolTuning()
 
 
+_NO_POOLS = PoolTunings()
+
+
 class Defaults(Document):
     eviction: Algorithm = "lru"
     """For pools that set none. ``fifo`` is a baseline known to be worse."""
@@ -125,8 +128,7 @@ class Tuning(Document):
 
     def pool(self, digest: str, tier: LocalTier) -> PoolTuning:
         """The tuning of one pool; the defaults where the document does not name it."""
-        pools = self.pools.get(digest)
-        own: PoolTuning = getattr(pools, tier) if pools else PoolTuning()
+        own: PoolTuning = getattr(self.pools.get(digest, _NO_POOLS), tier)
         return own
 
     def algorithm(self, digest: str, tier: LocalTier) -> Algorithm:
