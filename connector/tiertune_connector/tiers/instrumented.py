@@ -1,7 +1,6 @@
 """The one wrapper that counts what a tier does; tiers themselves know no metrics."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeVar
 
 from tiertune_connector.chunk import Origin
@@ -34,8 +33,9 @@ class InstrumentedTier:
         return self._counted("read", lambda: self.inner.read(namespace, key, out, came), len(out))
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
-        writing = partial(self.inner.write, namespace, key, payload, origin)
-        outcome, _ = self._counted("write", lambda: (writing(), None), len(payload))
+        outcome, _ = self._counted(
+            "write", lambda: (self.inner.write(namespace, key, payload, origin), None), len(payload)
+        )
         return outcome
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
