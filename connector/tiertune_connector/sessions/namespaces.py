@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
 
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.state import Served, StateDir
@@ -17,25 +18,29 @@ _REMEMBERED = 1024
 """Namespaces, in use or latest: new weights come a few times a day."""
 
 
+@dataclass(eq=False)
 class Namespaces:
-    """Thread-safe under ``lock``, which is the store's."""
+    """Thread-safe under ``lock``, which is the store's.
 
-    def __init__(self, lock: threading.RLock, clock: Callable[[], float], state: StateDir | None = None) -> None:
-        """``clock`` gives monotonic seconds; with a ``state``, what was served is known after a restart."""
-        self._lock = lock
-        self._clock = clock
-        self._state = state
-        self._served = OrderedDict(state.namespaces() if state else {})
+    ``clock`` gives monotonic seconds; with a ``state``, what was served is known after a restart.
+    """
+
+    lock: threading.RLock
+    clock: Callable[[], float]
+    state: StateDir | None = None
+
+    def __post_init__(self) -> None:
+        self._served = OrderedDict(self.state.namespaces() if self.state else {})
         self._unsaved = False
         self._saving = threading.Lock()
         self._users: dict[str, list[Session]] = {}
         self._used_at: dict[str, float] = {}
-        self._started = clock()
+        self._started = self.clock()
 
     def join(self, session: Session) -> None:
         """A client uses its namespace until its session ends."""
         assert session.namespace is not None
-        with self._lock:
+        with self.lock:
             self._unsaved |= session.digest not in self._served
             self._served[session.digest] = Served(session.namespace.model, session.namespace.epoch)
             self._served.move_to_end(session.digest)
@@ -47,18 +52,18 @@ class Namespaces:
     def keep(self) -> None:
         """Save what is new. Waits for the state directory; a failed write is logged, and tried again."""
         with self._saving:
-            with self._lock:
+            with self.lock:
                 served, unsaved, self._unsaved = self._served.copy(), self._unsaved, False
             try:
-                if unsaved and self._state is not None:
-                    self._state.save_namespaces(served)
+                if unsaved and self.state is not None:
+                    self.state.save_namespaces(served)
             except OSError as error:
                 log.warning("after a restart a flush by epoch may not know a namespace: %s", error)
                 self._unsaved = True
 
     def of(self, epoch: int, namespace: str | None = None) -> list[str]:
         """The namespaces of an epoch, or of these only the named one."""
-        with self._lock:
+        with self.lock:
             return [name for name, each in self._served.items() if each.epoch == epoch and namespace in (None, name)]
 
     def served(self, namespace: str) -> Served | None:
@@ -76,7 +81,7 @@ class Namespaces:
         An unused namespace's pools lend at once if it holds nothing, else after a while, and then only those to which
         the tuning gives no capacity of their own. A pool that somebody uses no longer counts as found.
         """
-        with self._lock:
+        with self.lock:
             self._look()
             anew = False
             holding = {name for pools in tiers.values() for name, held in pools.items() if len(held.pool)}
@@ -93,7 +98,7 @@ class Namespaces:
 
     def over(self, held: Container[str]) -> list[str]:
         """Namespaces not ``held``, and unused for so long that their pools would lend; each is told once."""
-        with self._lock:
+        with self.lock:
             self._look()
             names = [name for name in self._used_at if name not in self._users and name not in held]
             over = [name for name in names if self._long_unused(name)]
@@ -103,7 +108,7 @@ class Namespaces:
 
     def _look(self) -> None:
         """Note whose clients are there, and whose have left since the last look."""
-        now = self._clock()
+        now = self.clock()
         for name, users in list(self._users.items()):
             self._used_at[name] = now
             self._users[name] = [session for session in users if not session.ended]
@@ -111,4 +116,4 @@ class Namespaces:
                 del self._users[name]
 
     def _long_unused(self, name: str) -> bool:
-        return self._clock() - self._used_at.get(name, self._started) >= LENT_AFTER_S
+        return self.clock() - self._used_at.get(name, self._started) >= LENT_AFTER_S

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from weakref import WeakKeyDictionary
@@ -32,33 +32,29 @@ _QUEUED_SHARE = 2
 _MADE_ROOM = ("room", "capacity")
 
 
+@dataclass(eq=False)
 class WriteBehind:
-    """Feeds the lanes' queues from DRAM. Guarded by the DRAM tier's lock."""
+    """Feeds the lanes' queues from DRAM. Guarded by the DRAM tier's lock.
 
-    def __init__(
-        self,
-        dram: DramTier,
-        lanes: Lanes,
-        disk: DiskTier | None = None,
-        *,
-        clock: Clock,
-        tuning: InForce,
-    ) -> None:
-        """``clock`` gives monotonic seconds, as the DRAM tier's; ``tuning`` is what is in force."""
-        self._dram = dram
-        self._disk = disk
-        self._lanes = lanes
-        self._clock = clock
-        self._tuning = tuning
-        self._victims = {tier: WeakKeyDictionary[DramPool, deque[bytes]]() for tier in lanes}
+    ``clock`` gives monotonic seconds, as the DRAM tier's; ``tuning`` is what is in force.
+    """
+
+    dram: DramTier
+    lanes: Lanes
+    clock: Clock
+    tuning: InForce
+    disk: DiskTier | None = None
+
+    def __post_init__(self) -> None:
+        self._victims = {tier: WeakKeyDictionary[DramPool, deque[bytes]]() for tier in self.lanes}
         """Each pool's victims that no step has looked at yet."""
 
     def tiers(self, *when: str) -> list[SlowerTier]:
         """The tiers whose tuned ``write`` (``commit``, ``evict``) is in ``when``."""
-        tiers, tuned = list[SlowerTier](), self._tuning().tiers
-        if "disk" in self._lanes and tuned.disk.write in when and tuned.disk.capacity_bytes:
+        tiers, tuned = list[SlowerTier](), self.tuning().tiers
+        if "disk" in self.lanes and tuned.disk.write in when and tuned.disk.capacity_bytes:
             tiers.append("disk")
-        if "remote" in self._lanes and tuned.remote.write in when:
+        if "remote" in self.lanes and tuned.remote.write in when:
             tiers.append("remote")
         return tiers
 
@@ -71,10 +67,10 @@ class WriteBehind:
     def clean_ahead(self) -> None:
         """Queue each pool's next victims for tiers that lack them, so that evicting never waits: one step."""
         for tier in self.tiers("evict", "commit"):
-            lane = self._lanes[tier]
+            lane = self.lanes[tier]
             refused = lane.breaker.open or lane.breaker.paused
-            for digest, held in list(self._dram.pools.items()):
-                with self._dram.lock:
+            for digest, held in list(self.dram.pools.items()):
+                with self.dram.lock:
                     room = 0 if refused else min(_WAITING, _queue_length(held)) - lane.writers.queued(digest)
                     for key, slot in self._missing(tier, self._next_victims(tier, held)) if room > 0 else ():
                         room -= not lane.breaker.refuses(key) and self._offer(tier, digest, key, slot)
@@ -87,11 +83,11 @@ class WriteBehind:
             left = [chunk for chunk in chunks if tier not in chunk.behind and chunk.reason in _MADE_ROOM]
             count = sum(self._wanted(tier, one.namespace, one.key, used=one.used) for one in left)
             if count:
-                self._lanes[tier].writers.missed(count)
+                self.lanes[tier].writers.missed(count)
 
     def _missing(self, tier: SlowerTier, chunks: Iterable[tuple[bytes, Slot]]) -> Iterator[tuple[bytes, Slot]]:
         """The chunks that a tier does not hold or may have lost; a maybe lost one only once after each use."""
-        doubted = self._clock() - BELIEVED_S
+        doubted = self.clock() - BELIEVED_S
         for key, slot in chunks:
             known = slot.behind.get(tier, -inf)
             if known < doubted and known < slot.used_at:
@@ -110,23 +106,23 @@ class WriteBehind:
 
     def _offer(self, tier: SlowerTier, digest: str, key: bytes, slot: Slot) -> bool:
         """Hand a chunk to a tier's writers, if the tier is to have it; whether it was."""
-        if self._lanes[tier].breaker.open or not self._wanted(tier, digest, key, used=slot.uses > 0):
+        if self.lanes[tier].breaker.open or not self._wanted(tier, digest, key, used=slot.uses > 0):
             return False
-        if self._dram.pin(digest, key, use=False) is None:
+        if self.dram.pin(digest, key, use=False) is None:
             return False
         again = tier in slot.behind
         slot.behind[tier] = inf
 
         def done(outcome: Outcome | None) -> None:
-            with self._dram.lock:
+            with self.dram.lock:
                 if outcome is Outcome.OK:
-                    slot.behind[tier] = self._clock()
+                    slot.behind[tier] = self.clock()
                 else:
                     slot.behind.pop(tier, None)
-                self._dram.unpin(digest, key)
+                self.dram.unpin(digest, key)
 
         write = Write(digest, key, slot.view(), replace(slot.origin, checksum=slot.checksum), done, again=again)
-        self._lanes[tier].writers.queue(write, at_most=_queue_length(self._dram.pools[digest]))
+        self.lanes[tier].writers.queue(write, at_most=_queue_length(self.dram.pools[digest]))
         return True
 
     def _wanted(self, tier: SlowerTier, digest: str, key: bytes, *, used: bool) -> bool:
@@ -135,11 +131,11 @@ class WriteBehind:
         The disk gets none of a namespace without a share there, which would make it pass for full, nor of a namespace
         that nobody uses, which would take room there from those in use.
         """
-        if not used and getattr(self._tuning().admission, tier) != "always":
+        if not used and getattr(self.tuning().admission, tier) != "always":
             return False
-        if tier == "disk" and self._dram.pools[digest].lends:
+        if tier == "disk" and self.dram.pools[digest].lends:
             return False
-        held = self._disk.pools.get(digest) if self._disk and tier == "disk" else None
+        held = self.disk.pools.get(digest) if self.disk and tier == "disk" else None
         return held is None or (held.pool.capacity > 0 and key not in held.pool)
 
 

@@ -27,16 +27,18 @@ class _Flush:
         return (None in self.digests or namespace in self.digests) and self.tenant in (None, tenant)
 
 
+@dataclass(eq=False)
 class Flushes:
     """Thread-safe by the store's lock, which is DRAM's."""
 
-    def __init__(self, dram: DramTier, lanes: Lanes, namespaces: Namespaces) -> None:
+    dram: DramTier
+    lanes: Lanes
+    namespaces: Namespaces
+
+    def __post_init__(self) -> None:
         self.era = 0
         """Number of flushes that have ended, noted with whatever is on its way."""
-        self._dram = dram
-        self._lanes = lanes
-        self._namespaces = namespaces
-        self._lock = dram.lock
+        self._lock = self.dram.lock
         self._under_way = list[_Flush]()
         self._ended = deque[_Flush](maxlen=_REMEMBERED)
 
@@ -56,13 +58,13 @@ class Flushes:
 
         Nothing that was on its way between tiers, or reserved, before the flush ended comes after it.
         """
-        digests: Sequence[str | None] = [namespace] if epoch is None else self._namespaces.of(epoch, namespace)
+        digests: Sequence[str | None] = [namespace] if epoch is None else self.namespaces.of(epoch, namespace)
         flush = _Flush(digests, tenant)
         with self._lock:
             self._under_way.append(flush)
         try:
-            dropped = sum(self._dram.flush(digest, tenant)[1] for digest in digests)  # first: it feeds the others
-            return {"dram": (Outcome.OK, dropped)} | {name: _drop(lane, flush) for name, lane in self._lanes.items()}
+            dropped = sum(self.dram.flush(digest, tenant)[1] for digest in digests)  # first: it feeds the others
+            return {"dram": (Outcome.OK, dropped)} | {name: _drop(lane, flush) for name, lane in self.lanes.items()}
         finally:
             with self._lock:
                 self.era += 1

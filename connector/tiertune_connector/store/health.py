@@ -1,6 +1,7 @@
 """Whether tiers are well, and what a fetch from each costs now, learned from requests, or else from probes."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -24,26 +25,23 @@ _CACHE_BYTES = 64 << 20
 """A pool that holds less may lie wholly in a processor's cache: it is probed only if no pool holds more."""
 
 
+@dataclass(eq=False)
 class Health:
-    """Thread-safe. ``clock`` gives monotonic seconds."""
+    """Thread-safe. ``clock`` gives monotonic seconds.
 
-    def __init__(
-        self,
-        dram: DramTier,
-        lanes: Lanes,
-        clock: Clock,
-        tuning: InForce,
-        disk: DiskTier | None = None,
-    ) -> None:
-        """``tuning`` returns what is in force; ``disk`` is the disk lane's medium."""
-        self._dram = dram
-        self._disk = disk
-        self._lanes = lanes
-        self._clock = clock
-        self._tuning = tuning
-        self._lock = dram.lock
-        self._dram_cost = FetchCost(now=clock(), t0_s=1e-4, per_chunk_s=0.0, bytes_per_s=5e9)
-        self._copies = CopyProbe(clock)
+    ``tuning`` returns what is in force; ``disk`` is the disk lane's medium.
+    """
+
+    dram: DramTier
+    lanes: Lanes
+    clock: Clock
+    tuning: InForce
+    disk: DiskTier | None = None
+
+    def __post_init__(self) -> None:
+        self._lock = self.dram.lock
+        self._dram_cost = FetchCost(now=self.clock(), t0_s=1e-4, per_chunk_s=0.0, bytes_per_s=5e9)
+        self._copies = CopyProbe(self.clock)
         self._probed = self._disk_probed = 0
 
     def close(self) -> None:
@@ -52,12 +50,12 @@ class Health:
 
     def told(self, tier: str) -> tuple[str, str]:
         """State and reason of a tier."""
-        lane = self._lanes.get(tier)
+        lane = self.lanes.get(tier)
         if tier != "dram" and lane is None:
             return "absent", "not configured"
         if lane is not None and lane.breaker.state != "ok":
             return lane.breaker.state, lane.breaker.reason
-        tuning = self._tuning()
+        tuning = self.tuning()
         if tuning.bypass:
             return "bypassed", "the store is bypassed"
         if tier == "remote" and tuning.tiers.remote.fetch == "off":
@@ -67,14 +65,12 @@ class Health:
     @property
     def remote_unwell(self) -> bool:
         """Whether to probe the remote before its time."""
-        return "remote" in self._lanes and self._lanes["remote"].breaker.unwell
+        return "remote" in self.lanes and self.lanes["remote"].breaker.unwell
 
     def costs(self, coming: Mapping[str, int] | None = None, chunk_bytes: int = 0) -> dict[str, FetchEstimate]:
         """Current fetch cost of each tier that has one; ``coming`` counts the chunks already coming, by tier."""
-        own = {name: (coming or {}).get(name, 0) for name in self._lanes}
-        estimates = {
-            name: self._lanes[name].transit.estimate(count, count * chunk_bytes) for name, count in own.items()
-        }
+        own = {name: (coming or {}).get(name, 0) for name in self.lanes}
+        estimates = {name: self.lanes[name].transit.estimate(count, count * chunk_bytes) for name, count in own.items()}
         estimates["dram"] = self.dram_cost()
         return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
@@ -82,14 +78,14 @@ class Health:
         """The same for metrics, whose one bandwidth is that of recent chunks' mean size, handling included."""
         told = {}
         for name, estimate in self.costs().items():
-            chunk_bytes = self._lanes[name].transit.chunk_bytes if name in self._lanes else 0.0
+            chunk_bytes = self.lanes[name].transit.chunk_bytes if name in self.lanes else 0.0
             told[name] = replace(estimate, per_chunk_s=0.0, bytes_per_s=estimate.speed(chunk_bytes))
         return told
 
     def dram_cost(self) -> FetchEstimate | None:
         """Cost of a fetch from DRAM."""
         with self._lock:
-            return self._dram_cost.estimate(self._clock())
+            return self._dram_cost.estimate(self.clock())
 
     def dram_took(self, chunks: int, nbytes: int, seconds: float) -> None:
         """An engine reports what a load from DRAM took; one smaller than other models' chunks is ignored.
@@ -97,9 +93,9 @@ class Health:
         Threads and messages dominate it, and would make larger chunks seem many times slower to copy.
         """
         with self._lock:
-            largest = max((pool.chunk_bytes for pool in self._dram.pools.values() if pool.pool.visible), default=0)
+            largest = max((pool.chunk_bytes for pool in self.dram.pools.values() if pool.pool.visible), default=0)
             if nbytes >= largest:
-                self._dram_cost.observe(chunks, nbytes, seconds, self._clock())
+                self._dram_cost.observe(chunks, nbytes, seconds, self.clock())
 
     def probe(self) -> bool:
         """Measure all tiers outside of requests. Waits for the remote.
@@ -107,17 +103,17 @@ class Health:
         True if the remote's health is not settled: probe again soon.
         """
         with self._lock:
-            chunk_bytes = max((pool.chunk_bytes for pool in self._dram.pools.values()), default=1 << 18)
+            chunk_bytes = max((pool.chunk_bytes for pool in self.dram.pools.values()), default=1 << 18)
         self._probe_dram()
         self._probe_disk()
-        if "remote" not in self._lanes:
+        if "remote" not in self.lanes:
             return False
-        self._lanes["remote"].probe(chunk_bytes)
-        return self._lanes["remote"].breaker.unsettled
+        self.lanes["remote"].probe(chunk_bytes)
+        return self.lanes["remote"].breaker.unsettled
 
     def try_again(self) -> None:
         """Let requests ask a dead disk again, and writes a tier that had no room."""
-        for name, lane in self._lanes.items():
+        for name, lane in self.lanes.items():
             lane.try_writing()
             if name != "remote":
                 lane.try_again()
@@ -125,8 +121,8 @@ class Health:
     def _probe_dram(self) -> None:
         """If no engine has reported lately, copy as they do: an engine that found DRAM slow would never retry it."""
         with self._lock:
-            held = [pool for pool in self._dram.pools.values() if pool.pool.visible]
-            if not held or self._dram_cost.age_s(self._clock()) < _DRAM_SILENT_S:
+            held = [pool for pool in self.dram.pools.values() if pool.pool.visible]
+            if not held or self._dram_cost.age_s(self.clock()) < _DRAM_SILENT_S:
                 return
             # With small chunks, threads and clocks dominate.
             held.sort(key=lambda one: (len(one.pool.visible) * one.chunk_bytes >= _CACHE_BYTES, one.chunk_bytes))
@@ -140,13 +136,13 @@ class Health:
         finally:
             with self._lock:
                 for key in pinned:
-                    self._dram.unpin(digest, key)
+                    self.dram.unpin(digest, key)
         with self._lock:
-            self._dram_cost.observe(len(pinned), nbytes, seconds, self._clock())
+            self._dram_cost.observe(len(pinned), nbytes, seconds, self.clock())
 
     def _probe_disk(self) -> None:
         """Read a chunk of a size not read for a while: an engine that found it slow would never retry it."""
-        disk, number = self._disk, self._disk_probed
+        disk, number = self.disk, self._disk_probed
         if disk is None:
             return
         self._disk_probed += 1
@@ -154,4 +150,4 @@ class Health:
         first = number % max(1, len(chunks))  # one is read at a time
         for namespace, key, nbytes in chunks[first:] + chunks[:first]:
             read = partial(disk.read, namespace, key, use=False)
-            self._lanes["disk"].measure(read, nbytes, _DISK_SILENT_S)
+            self.lanes["disk"].measure(read, nbytes, _DISK_SILENT_S)

@@ -73,7 +73,7 @@ class TieredStore:
         self.accounts = accounts = Accounts(counters, name, dram, self.namespaces.model)
         self.observer = Observer(self._dram_room, time.time)
         self.health = health = Health(dram, lanes, clock, self._in_force, disk)
-        self.behind = behind = WriteBehind(dram, lanes, disk, clock=clock, tuning=self._in_force)
+        self.behind = behind = WriteBehind(dram, lanes, clock, self._in_force, disk)
         self.flushes = flushes = Flushes(dram, lanes, self.namespaces)
         self.pools = Pools(dram, disk, lanes, self.namespaces, counters, self._in_force)
         self.quotas = quotas = Quotas()
