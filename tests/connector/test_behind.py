@@ -81,7 +81,7 @@ def test_a_copy_to_one_tier_is_no_use_for_another(tier, clock):
 def test_a_namespace_without_a_share_of_the_disk_is_not_written_there(tier, tmp_path, clock):
     """Else its refusals would look like a disk that is full."""
     disk, lanes = DiskTier(tmp_path), {"disk": FakeLane()}
-    behind, (key,) = WriteBehind(tier, lanes, disk, clock=clock, tuning=lambda: tuning(disk="always")), chain("k", 1)
+    behind, (key,) = WriteBehind(tier, lanes, disk=disk, clock=clock, tuning=lambda: tuning(disk="always")), chain("k", 1)
     used = fill(tier, [key])
     disk.attach(A, PAGE, "lru")
     for capacity, offered in ((0, []), (8 * PAGE, [key])):
@@ -181,7 +181,7 @@ def test_what_the_disk_holds_already_is_not_offered(tier, tmp_path, clock):
     disk.retune(8 * PAGE, {})
     disk.write(A, keys[0], view(payload(keys[0], PAGE)), NOBODY)
     rules = tuning()
-    behind = WriteBehind(tier, {"disk": lane}, disk, clock=clock, tuning=lambda: rules)
+    behind = WriteBehind(tier, {"disk": lane}, disk=disk, clock=clock, tuning=lambda: rules)
     tier.on_evicted = behind.lost
     behind.used(A, fill(tier, keys)[:1])
     assert lane.given() == []
