@@ -304,7 +304,7 @@ class TestOff:
     def test_without_opentelemetry_it_says_so_and_stays_off(self, monkeypatch, caplog):
         """A missing package is a warning that names the extra, not a dead engine."""
         monkeypatch.setitem(__import__("sys").modules, "tiertune_connector.tracing.otlp", None)
-        assert open_tracing("http://127.0.0.1:4318", **OPENED)._sink is None
+        assert open_tracing("http://127.0.0.1:4318", **OPENED).sink is None
         assert "tiertune[otel]" in caplog.text
 
     @pytest.mark.parametrize(

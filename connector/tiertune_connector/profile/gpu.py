@@ -6,6 +6,7 @@ A host without GPUs, without a driver or without the package ``nvidia-ml-py`` (e
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -25,50 +26,47 @@ def find_nvml() -> Any:  # noqa: ANN401 (pynvml, which has no types)
         return None
 
 
+@dataclass(eq=False)
 class GpuSampler:
-    """Asks every GPU every few seconds; energy is a counter, the rest are gauges."""
+    """Asks every GPU every few seconds; energy is a counter, the rest are gauges.
 
-    def __init__(
-        self,
-        stages: Callable[[], Mapping[str, str]],
-        counters: Counters,
-        *,
-        clock: Callable[[], float],
-        nvml: Any = None,  # noqa: ANN401 (pynvml, which has no types)
-    ) -> None:
-        """``stages`` tells the stage that computes on a GPU, by the GPU's UUID; ``nvml`` is `find_nvml`'s."""
+    ``stages`` tells the stage that computes on a GPU, by the GPU's UUID; ``nvml`` is `find_nvml`'s.
+    """
+
+    stages: Callable[[], Mapping[str, str]]
+    counters: Counters
+    clock: Callable[[], float]
+    nvml: Any = None
+
+    def __post_init__(self) -> None:
         self.state = "absent: not asked yet"
         """In words, for ``/v1/status``: how many GPUs tell, or why none."""
-        self._stages = stages
-        self._counters = counters
-        self._clock = clock
-        self._nvml = nvml
         self._open = False
         self._energy: dict[str, float] = {}
         self._gauges: list[Gauge] = []
         self._sampled_at = 0.0
-        counters.gauges_from(self.gauges)
+        self.counters.gauges_from(self.gauges)
 
     def run(self, stopping: threading.Event) -> None:
         """Sample until told to stop; without NVML say so, and end. For a thread of its own."""
-        if self._nvml is None:
+        if self.nvml is None:
             self._tell("absent: the package nvidia-ml-py is not installed (extra gpu)")
             return
         wait_s = 0.0
         while not stopping.wait(wait_s):
             wait_s = SAMPLE_EVERY_S
-            with self._counters.surviving("gpus", "the GPUs could not be sampled"):
+            with self.counters.surviving("gpus", "the GPUs could not be sampled"):
                 self.sample()
         self._close()
 
     def gauges(self) -> Iterator[Gauge]:
         """Gauges of the last sample, while it is fresh."""
-        if self._clock() - self._sampled_at < STALE_AFTER * SAMPLE_EVERY_S:
+        if self.clock() - self._sampled_at < STALE_AFTER * SAMPLE_EVERY_S:
             yield from self._gauges
 
     def sample(self) -> None:
         """Ask every GPU once. One that fails is left out, and asked again the next time."""
-        nvml, gauges, failed = self._nvml, list[Gauge](), list[str]()
+        nvml, gauges, failed = self.nvml, list[Gauge](), list[str]()
         try:
             if not self._open:
                 nvml.nvmlInit()
@@ -78,7 +76,7 @@ class GpuSampler:
             self._tell(f"absent: {error}")
             self._close()
             return
-        stages = self._stages()
+        stages = self.stages()
         for index in range(count):
             try:
                 gauges += self._ask(nvml.nvmlDeviceGetHandleByIndex(index), stages)
@@ -86,12 +84,12 @@ class GpuSampler:
                 failed.append(f"GPU {index}: {error}")
         if len(failed) == count:
             self._close()
-        self._gauges, self._sampled_at = gauges, self._clock()
+        self._gauges, self._sampled_at = gauges, self.clock()
         self._tell("; ".join([f"ok: {count - len(failed)} of {count} GPUs", *failed]) if count else "absent: no GPU")
 
     def _ask(self, handle: Any, stages: Mapping[str, str]) -> list[Gauge]:  # noqa: ANN401 (pynvml's)
         """One GPU's gauges; what it cannot tell is left out. Its joules since the first sample are counted."""
-        nvml = self._nvml
+        nvml = self.nvml
         rates = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
         memory = self._told(nvml.nvmlDeviceGetMemoryInfo, handle)
         milliwatts = self._told(nvml.nvmlDeviceGetPowerUsage, handle)
@@ -110,11 +108,11 @@ class GpuSampler:
             last = self._energy.get(gpu, joules)
             self._energy[gpu] = joules
             counted = joules - last if joules >= last else joules  # a reading below the last one began again at 0
-            self._counters.add("gpu_energy_joules_total", labels, counted)
+            self.counters.add("gpu_energy_joules_total", labels, counted)
         return gauges
 
     def _told(self, ask: Callable[[Any], Any], handle: Any) -> Any:  # noqa: ANN401 (pynvml's)
-        nvml = self._nvml
+        nvml = self.nvml
         try:
             return ask(handle)
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
@@ -126,8 +124,8 @@ class GpuSampler:
             return
         self._open = False
         try:
-            self._nvml.nvmlShutdown()
-        except self._nvml.NVMLError as error:
+            self.nvml.nvmlShutdown()
+        except self.nvml.NVMLError as error:
             log.debug("NVML could not be closed: %s", error)
 
     def _tell(self, state: str) -> None:

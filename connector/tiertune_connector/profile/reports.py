@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.protocol.messages import StepReport
@@ -44,24 +45,21 @@ class Totals:
                 self.add(report.stage, report.phase, report.gpu_seconds, report.tokens)
 
 
+@dataclass(eq=False)
 class Reporter:
-    """Reports totals to a store until it is closed, also while nothing else runs in the process."""
+    """Reports totals to a store until it is closed, also while nothing else runs in the process.
 
-    def __init__(
-        self,
-        totals: Totals,
-        client: StoreClient,
-        *,
-        every_s: float = REPORT_EVERY_S,
-        before: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``before`` is called before every report: a chance to add what is known by now."""
+    ``before`` is called before every report: a chance to add what is known by now.
+    """
+
+    totals: Totals
+    client: StoreClient
+    every_s: float = REPORT_EVERY_S
+    before: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self.errors = 0
         """Reports that failed unexpectedly; the thread goes on."""
-        self._totals = totals
-        self._client = client
-        self._every_s = every_s
-        self._before = before
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tiertune-profile", daemon=True)
         self._thread.start()
@@ -74,10 +72,10 @@ class Reporter:
     def _run(self) -> None:
         closing = False
         while not closing:
-            closing = self._closed.wait(self._every_s)
+            closing = self._closed.wait(self.every_s)
             try:
-                self._before()
-                self._totals.report(self._client)
+                self.before()
+                self.totals.report(self.client)
             except Exception:
                 if not self.errors:
                     log.exception("profiles could not be reported")

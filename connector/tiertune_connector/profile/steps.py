@@ -40,34 +40,29 @@ class _Step:
     seconds: float = 0.0
 
 
+@dataclass(eq=False)
 class Steps:
-    """Pairs the steps given to the engine with their outputs, in order, and adds up their seconds and tokens."""
+    """Pairs the steps given to the engine with their outputs, in order, and adds up their seconds and tokens.
 
-    def __init__(
-        self,
-        *,
-        stage: str,
-        clock: Callable[[], float],
-        observe: Callable[[Sequence[Span], float], None] = lambda _spans, _seconds: None,
-        decode_tokens: int = 1,
-        ranks: int = 1,
-    ) -> None:
-        """``observe`` gets the spans of every step and the wall seconds that it took, or the slowest device's if more.
+    ``observe`` gets the spans of every step and the wall seconds that it took, or the slowest device's if more.
 
         A request that computes at most ``decode_tokens`` in a step, 1 and the speculated tokens, decodes. ``ranks``
         devices work on every step: their seconds are added up, as all are paid for.
-        """
+    """
+
+    stage: str
+    clock: Callable[[], float]
+    observe: Callable[[Sequence[Span], float], None] = lambda _spans, _seconds: None
+    decode_tokens: int = 1
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
         self.totals = Totals()
         """The sums, for a ``Reporter``, so that nothing is sent on the scheduler thread."""
         self.overhead_s = 0.0
         """Seconds spent in here (and wherever else a caller adds to it), by ``perf_counter``."""
         self.step_s = 0.0
         """Wall seconds of all steps that computed: ``overhead_s`` is to be small against them."""
-        self._stage = stage
-        self._clock = clock
-        self._observe = observe
-        self._decode_tokens = decode_tokens
-        self._ranks = ranks
         self.last = 0
         """The number of the last step given."""
         self.ended = 0
@@ -87,7 +82,7 @@ class Steps:
         """
         began = perf_counter()
         self.last += 1
-        self._given.append(_Step(self.last, self._clock(), list(spans), then))
+        self._given.append(_Step(self.last, self.clock(), list(spans), then))
         self.overhead_s += perf_counter() - began
         return self.last
 
@@ -96,7 +91,7 @@ class Steps:
         began = perf_counter()
         if not self._given:
             return
-        step, now = self._given.popleft(), self._clock()
+        step, now = self._given.popleft(), self.clock()
         self.ended = step.number
         if step.spans:
             seconds = max(0.0, now - max(step.started, self._last_output))
@@ -105,10 +100,10 @@ class Steps:
             step.ended, step.seconds = now, seconds
             if self._measures:
                 self._open[step.number] = step
-                if len(step.told) >= self._ranks:
+                if len(step.told) >= self.ranks:
                     self._close(step.number)
             else:
-                self._settle(step.spans, seconds, seconds * self._ranks)
+                self._settle(step.spans, seconds, seconds * self.ranks)
         self._expire(now)
         self.overhead_s += perf_counter() - began
         step.then()
@@ -125,7 +120,7 @@ class Steps:
             step = self._open.get(number) or next(given, None)
             if step is not None:
                 step.told += ranks
-                if number in self._open and len(step.told) >= self._ranks:
+                if number in self._open and len(step.told) >= self.ranks:
                     self._close(number)
         self.overhead_s += perf_counter() - began
 
@@ -134,7 +129,7 @@ class Steps:
 
         The time that this call takes is not added here: callers add it to ``overhead_s``.
         """
-        self.totals.add(self._stage, "kv_wait", seconds, tokens)
+        self.totals.add(self.stage, "kv_wait", seconds, tokens)
 
     def _expire(self, now: float) -> None:
         """Close steps that waited too long. They are opened in the order of their outputs, so the oldest is first."""
@@ -148,14 +143,14 @@ class Steps:
         """Count a step with its ranks' seconds, a silent rank taken as their mean; or with its wall time."""
         step = self._open.pop(number)
         told = step.told or [step.seconds]
-        self._settle(step.spans, max(step.seconds, *told), sum(told) / len(told) * self._ranks)
+        self._settle(step.spans, max(step.seconds, *told), sum(told) / len(told) * self.ranks)
 
     def _settle(self, spans: Sequence[Span], seconds: float, gpu_seconds: float) -> None:
         tokens = prefills = 0
         for first, end in spans:
             tokens += end - first
-            if end - first > self._decode_tokens:
+            if end - first > self.decode_tokens:
                 prefills += 1
         phase = "decode" if not prefills else "prefill" if prefills == len(spans) else "mixed"
-        self.totals.add(self._stage, phase, gpu_seconds, tokens)
-        self._observe(spans, seconds)
+        self.totals.add(self.stage, phase, gpu_seconds, tokens)
+        self.observe(spans, seconds)

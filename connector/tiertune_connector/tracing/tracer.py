@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,36 +27,33 @@ RETRY_AT_MOST_EVERY_S = 30.0
 CLOSE_S = 2.0
 
 
+@dataclass(eq=False)
 class Tracing:
     """Writes down what happens to requests, and sends it to ``sink``. All is called on the scheduler thread.
 
     Another thread calls ``sink``.
 
     No method blocks or raises. Memory is bounded, also if requests never finish or are never sent.
-    """
 
-    def __init__(
-        self,
-        sink: "OtlpSink | None" = None,
-        *,
-        clock: Callable[[], int] = time.time_ns,
-        every_s: float = 1.0,
-        max_open: int = 8192,
-        max_queued: int = 2048,
-    ) -> None:
-        """Without a sink nothing is kept, and no thread runs.
+    Without a sink nothing is kept, and no thread runs.
 
         ``max_open`` requests are remembered until they finish, ``max_queued`` finished ones until they are sent.
-        """
-        self._sink, self._clock, self._every_s = sink, clock, every_s
-        self._max_open, self._max_queued = max_open, max_queued
+    """
+
+    sink: "OtlpSink | None" = None
+    clock: Callable[[], int] = time.time_ns
+    every_s: float = 1.0
+    max_open: int = 8192
+    max_queued: int = 2048
+
+    def __post_init__(self) -> None:
         self._no_room = 0  # counted on the scheduler thread
         self._taken = self._lost = 0  # counted on the other one
         self._open: OrderedDict[str, RequestTrace] = OrderedDict()
         self._queue: deque[RequestTrace] = deque()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(sink,), name="tiertune-traces", daemon=True)
-        if sink is not None:
+        self._thread = threading.Thread(target=self._run, args=(self.sink,), name="tiertune-traces", daemon=True)
+        if self.sink is not None:
             self._thread.start()
 
     def counts(self) -> Counts:
@@ -64,10 +62,10 @@ class Tracing:
 
     def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
         """A request has come, and its lookup of ``chunks`` goes out; ``headers`` is its trace context, if any."""
-        if self._sink is None:
+        if self.sink is None:
             return
-        self._open[request] = RequestTrace(request, headers, prompt_tokens, chunks, self._clock())
-        if len(self._open) > self._max_open:
+        self._open[request] = RequestTrace(request, headers, prompt_tokens, chunks, self.clock())
+        if len(self._open) > self.max_open:
             self._open.popitem(last=False)
             self._no_room += 1
 
@@ -81,44 +79,44 @@ class Tracing:
         trace = self._open.get(request)
         if trace is not None and not trace.late:
             trace.tiers, trace.late, trace.nothing = tiers, late, nothing
-            trace.looked_up_ns = self._clock() - int(ago_s * 1e9)
+            trace.looked_up_ns = self.clock() - int(ago_s * 1e9)
 
     def decided(self, request: str, decision: GateDecision) -> None:
         """The gate has decided."""
         trace = self._open.get(request)
         if trace is not None:
-            trace.decision, trace.decided_ns = decision, self._clock()
+            trace.decision, trace.decided_ns = decision, self.clock()
 
     def loaded(self, request: str, reports: Sequence[TierReport], *, ago_s: float = 0.0) -> None:
         """A load ended ``ago_s`` before now."""
         trace = self._open.get(request)
         if trace is not None:
-            trace.loads.append((self._clock() - int(ago_s * 1e9), reports))
+            trace.loads.append((self.clock() - int(ago_s * 1e9), reports))
 
     def finished(self, request: str) -> None:
         """Nothing more will come of the request."""
         trace = self._open.pop(request, None)
         if trace is None:
             return
-        if len(self._queue) < self._max_queued:
+        if len(self._queue) < self.max_queued:
             self._queue.append(trace)
         else:
             self._no_room += 1
 
     def close(self) -> None:
         """Send what can be sent within two seconds."""
-        if self._sink is None:
+        if self.sink is None:
             return
         for request in list(self._open):
             self.finished(request)
         self._closing.set()
         self._thread.join(CLOSE_S)
-        self._sink.close()
+        self.sink.close()
 
     def _run(self, sink: "OtlpSink") -> None:
-        wait_s = self._every_s
+        wait_s = self.every_s
         while not self._closing.wait(wait_s):
-            wait_s = self._every_s if self._drain(sink) else min(2 * wait_s, RETRY_AT_MOST_EVERY_S)
+            wait_s = self.every_s if self._drain(sink) else min(2 * wait_s, RETRY_AT_MOST_EVERY_S)
         self._drain(sink)
         self._lost += len(self._queue)
 

@@ -4,6 +4,7 @@ Runs on the scheduler thread. The time it takes there is added up, and is report
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from time import monotonic, perf_counter
 from typing import Concatenate, ParamSpec
@@ -36,22 +37,24 @@ def _counted(
     return counted
 
 
+@dataclass(eq=False)
 class Telemetry:
     """Makes one report per request, whoever gets it."""
 
-    def __init__(self, client: StoreClient, *, steps: Steps, tracing: Tracing, chunk_tokens: int) -> None:
-        self.steps = steps
-        self._client = client
-        self._tracing = tracing
-        self._chunk_tokens = chunk_tokens
-        self._stats = EngineStats(chunk_tokens)
+    client: StoreClient
+    steps: Steps
+    tracing: Tracing
+    chunk_tokens: int
+
+    def __post_init__(self) -> None:
+        self._stats = EngineStats(self.chunk_tokens)
         self._told_s = 0.0
-        self._reporter = Reporter(steps.totals, client)
+        self._reporter = Reporter(self.steps.totals, self.client)
 
     @_counted
     def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
         """A request has come, and its lookup goes out."""
-        self._tracing.arrived(request, headers, prompt_tokens, chunks)
+        self.tracing.arrived(request, headers, prompt_tokens, chunks)
 
     @_counted
     def answered(self, ask: Ask) -> None:
@@ -59,12 +62,12 @@ class Telemetry:
         reply = ask.reply.result()
         self._stats.looked_up(reply.tiers, len(ask.chain))
         ago_s = monotonic() - ask.replied_at
-        self._tracing.looked_up(ask.request, reply.tiers, nothing=reply.reason, ago_s=ago_s)
+        self.tracing.looked_up(ask.request, reply.tiers, nothing=reply.reason, ago_s=ago_s)
 
     @_counted
     def decided(self, ask: Ask, decision: GateDecision) -> None:
         """The gate has decided; if it fetches nothing, that is reported at once."""
-        self._tracing.decided(ask.request, decision)
+        self.tracing.decided(ask.request, decision)
         if not decision.fetches:
             self._report(ask, decision)
 
@@ -73,9 +76,9 @@ class Telemetry:
         """The scheduler has its answer: it waits no more, and takes the prompt's first ``tokens`` as computed."""
         if ask.wanted_at is not None and ask.decision is None:
             self._stats.looked_up((), 0, late=True)
-            self._tracing.looked_up(ask.request, (), late=True)
+            self.tracing.looked_up(ask.request, (), late=True)
         self._waited(ask, 0)
-        had = (tokens + 1) // self._chunk_tokens  # a prompt's last token is computed even if it is there
+        had = (tokens + 1) // self.chunk_tokens  # a prompt's last token is computed even if it is there
         if ask.had is None:  # a later answer may count what the request computed before it was preempted
             ask.had = had
         load, ask.load = ask.load, None
@@ -106,7 +109,7 @@ class Telemetry:
             self._report(ask, ask.decision, used=used)
         if ask is not None:  # even if it ended without a token, it counts in its group
             self._first_token(ask)
-        self._tracing.finished(request)
+        self.tracing.finished(request)
 
     @_counted
     def first_token(self, ask: Ask) -> None:
@@ -115,8 +118,8 @@ class Telemetry:
 
     def changes(self) -> list[Change]:
         """What vLLM's metrics have not been given yet."""
-        self._stats.connected(self._client.connected)
-        self._stats.traced(**self._tracing.counts()._asdict())
+        self._stats.connected(self.client.connected)
+        self._stats.traced(**self.tracing.counts()._asdict())
         self._stats.telemetry(self.steps.overhead_s - self._told_s)
         self._told_s = self.steps.overhead_s
         return self._stats.take()
@@ -124,7 +127,7 @@ class Telemetry:
     def close(self) -> None:
         """Send what is left, within seconds."""
         self._reporter.close()
-        self._tracing.close()
+        self.tracing.close()
 
     def _report(
         self, ask: Ask, decision: GateDecision, job: Job | None = None, used: GateDecision | None = None
@@ -138,16 +141,16 @@ class Telemetry:
         ask.reported = True
         reports = tier_reports(
             decision,
-            chunk_tokens=self._chunk_tokens,
+            chunk_tokens=self.chunk_tokens,
             actual_s=job.seconds if job else None,
             seconds=job.reply.seconds if job and job.reply else None,
             failure=_failure(job, used) if job else "",
             used=used,
         )
-        self._client.report(reports)
+        self.client.report(reports)
         self._stats.gated(reports)
         if job is not None:
-            self._tracing.loaded(ask.request, reports, ago_s=monotonic() - job.started - job.seconds)
+            self.tracing.loaded(ask.request, reports, ago_s=monotonic() - job.started - job.seconds)
 
     def _report_load(self, ask: Ask, job: Job, had: int | None = None) -> None:
         """Report what ``job`` loaded of the prompt's first ``had`` chunks, if anything; None: the load failed.
@@ -180,14 +183,14 @@ class Telemetry:
         ask.timed = True
         if ask.decision is None or not (group := ask.reply.result().group):
             return
-        tokens = sum(each.chunks for each in ask.decision.candidates if each.tier == REMOTE) * self._chunk_tokens
+        tokens = sum(each.chunks for each in ask.decision.candidates if each.tier == REMOTE) * self.chunk_tokens
         if tokens:
-            self._client.first_token(tokens, monotonic() - ask.sent_at, group)
+            self.client.first_token(tokens, monotonic() - ask.sent_at, group)
 
     def _waited(self, ask: Ask, chunks: int) -> None:
         """Count once how long the scheduler wanted the request and could not have it."""
         if ask.wanted_at is not None:
-            self.steps.kv_wait(monotonic() - ask.wanted_at, chunks * self._chunk_tokens)
+            self.steps.kv_wait(monotonic() - ask.wanted_at, chunks * self.chunk_tokens)
             ask.wanted_at = None
 
 
