@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
 from typing import Any
@@ -167,15 +168,15 @@ def _row(labels: Labels, value: Any) -> list[Any]:  # noqa: ANN401 (a number, or
     return [*labels, value]
 
 
+@dataclass(eq=False)
 class PrometheusCollector(Collector):
     """Renders Counters for prometheus_client; every sample carries the store's name."""
 
-    def __init__(self, counters: Counters, store: str) -> None:
-        self._counters = counters
-        self._store = store
+    counters: Counters
+    store: str
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
-        for metric, values in self._counters.families():
+        for metric, values in self.counters.families():
             yield self._family(metric, values)
 
     def _family(
@@ -186,10 +187,10 @@ class PrometheusCollector(Collector):
             histogram = HistogramMetricFamily(name, metric.help, labels=labels)
             bounds = (*map(str, metric.buckets), "+Inf")
             for key, (*counts, total) in values.items():
-                histogram.add_metric([self._store, *key], list(zip(bounds, accumulate(counts), strict=True)), total)
+                histogram.add_metric([self.store, *key], list(zip(bounds, accumulate(counts), strict=True)), total)
             return histogram
         family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         rendered = family(name, metric.help, labels=labels)
         for key, value in values.items():
-            rendered.add_metric([self._store, *key], value)
+            rendered.add_metric([self.store, *key], value)
         return rendered

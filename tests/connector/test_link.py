@@ -58,7 +58,7 @@ def ends():
 @pytest.fixture
 def quiet(ends):
     """The same, of a link that tells nothing by itself."""
-    ends[0]._live.receiver._tick = lambda: None
+    ends[0]._live.receiver.tick = lambda: None
     return ends
 
 

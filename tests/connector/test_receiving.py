@@ -121,7 +121,7 @@ def test_messages_read_with_the_greeting_are_taken():
     """They are in the buffer already: nothing on the socket tells of them."""
     with line(started=False) as made:
         made.answer(1, 2)
-        assert next(made.receiver._frames.receive()) == CommitReply(1, [])
+        assert next(made.receiver.frames.receive()) == CommitReply(1, [])
         made.start()
         eventually(made.asked[2].done)
         assert not made.asked[1].done()

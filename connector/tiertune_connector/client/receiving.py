@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,26 +24,27 @@ _TICK_S = 0.05
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 
 
+@dataclass(eq=False)
 class Receiver:
-    """Takes what one connection brings, one thread at a time."""
+    """Takes what one connection brings, one thread at a time.
 
-    def __init__(
-        self, sock: socket.socket, frames: Frames, take: Callable[[Message], None], tick: Callable[[], None]
-    ) -> None:
-        """``take`` is called with every message, in order, by whichever thread received it.
+    ``take`` is called with every message, in order, by whichever thread received it.
 
-        ``tick`` is called by ``run`` at least every 50 ms, once what has come is taken. It must not wait.
-        """
-        self._socket = sock
-        self._frames = frames
-        self._take = take
-        self._tick = tick
+    ``tick`` is called by ``run`` at least every 50 ms, once what has come is taken. It must not wait.
+    """
+
+    sock: socket.socket
+    frames: Frames
+    take: Callable[[Message], None]
+    tick: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._turn = threading.Lock()
         self._bell = select.epoll()
-        self._bell.register(sock, select.EPOLLIN)
+        self._bell.register(self.sock, select.EPOLLIN)
         self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
-        self._glance = Glance(sock.fileno())
+        self._poll.register(self.sock, select.POLLIN)
+        self._glance = Glance(self.sock.fileno())
         self._failure: Exception | None = None
 
     def run(self) -> None:
@@ -58,7 +60,7 @@ class Receiver:
                     self._hear()
                 finally:
                     self._turn.release()
-            self._tick()
+            self.tick()
 
     def receive(self, done: Callable[[], bool], timeout_s: float | None) -> None:
         """Receive until ``done``, or until the time or the connection is over, unless another thread receives.
@@ -83,27 +85,27 @@ class Receiver:
         if self._failure is not None:
             raise self._failure
         with contextlib.suppress(BlockingIOError):  # a waiting thread was quicker
-            self._frames.read(_DONTWAIT)
+            self.frames.read(_DONTWAIT)
             self._take_whole()
 
     def _lead(self, done: Callable[[], bool], timeout_s: float | None) -> None:
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        self._bell.modify(self._socket, 0)  # the other thread sleeps on, whatever comes
+        self._bell.modify(self.sock, 0)  # the other thread sleeps on, whatever comes
         try:
             while not done() and self._readable(until):
-                self._frames.read()
+                self.frames.read()
                 self._take_whole()
         except EOFError:  # `run` meets it too
             return
         except BaseException as error:  # a message may be lost, or half of one: the rest cannot be trusted
             with contextlib.suppress(OSError):  # it has gone by itself
-                self._socket.shutdown(socket.SHUT_RDWR)
+                self.sock.shutdown(socket.SHUT_RDWR)
             if not isinstance(error, Exception):
                 self._failure = ConnectionAbortedError("interrupted")
                 raise
             self._failure = error
         finally:
-            self._bell.modify(self._socket, select.EPOLLIN)
+            self._bell.modify(self.sock, select.EPOLLIN)
 
     def _readable(self, until: float | None) -> bool:
         left_s = inf if until is None else until - time.monotonic()
@@ -112,8 +114,8 @@ class Receiver:
         return self._glance.comes() or until is None or bool(self._poll.poll(1000 * left_s))
 
     def _take_whole(self) -> None:
-        for message in self._frames.whole():
-            self._take(message)
+        for message in self.frames.whole():
+            self.take(message)
 
 
 class PendingReply(Future[Answer]):

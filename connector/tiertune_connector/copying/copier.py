@@ -7,6 +7,7 @@ copies, as far as it gets to them.
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 import numpy as np
@@ -101,21 +102,23 @@ class PartialCopy:
         self.digest = xxhash.xxh3_64()
 
 
+@dataclass(eq=False)
 class _Shared:
     """A copy in windows, each copied by the thread that takes it, and then summed in order.
 
     The copy's owner may be interrupted anywhere (Ctrl-C), even as it takes or releases the lock; helpers are not.
     """
 
-    def __init__(
-        self, out: Bytes, data: Bytes, windows: Sequence[slice], summed: Bytes, digest: xxhash.xxh3_64
-    ) -> None:
-        self._out, self._data, self._summed = out, data, summed
-        self._windows = windows
-        self._digest = digest
+    out: Bytes
+    data: Bytes
+    windows: Sequence[slice]
+    summed: Bytes
+    digest: xxhash.xxh3_64
+
+    def __post_init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())  # an RLock knows who holds it
         self._taken = 0
-        self._copied = [False] * len(windows)
+        self._copied = [False] * len(self.windows)
         self._added = 0
         """Windows that are in the digest."""
         self._adding = False
@@ -140,7 +143,7 @@ class _Shared:
     def finish(self) -> None:
         """Help until all is done; RuntimeError if another thread failed. ``end`` follows."""
         self._changed.acquire()
-        while self._added < len(self._windows):
+        while self._added < len(self.windows):
             if self._failed:
                 raise RuntimeError("a part could not be copied")
             if not self._step():
@@ -151,9 +154,9 @@ class _Shared:
         with suppress(RuntimeError):  # if interrupted while not holding it
             self._changed.release()
         with self._changed:
-            self._failed = self._added < len(self._windows)
+            self._failed = self._added < len(self.windows)
             self._changed.wait_for(lambda: not self._helping)
-            self._out = self._data = self._summed = _NOTHING  # whose memory may be unmapped now
+            self.out = self.data = self.summed = _NOTHING  # whose memory may be unmapped now
 
     def _step(self) -> bool:
         """Sum what is copied, else copy a window; False if there is neither to do now."""
@@ -162,15 +165,15 @@ class _Shared:
             ready += 1
         if ready > self._added and not self._adding:
             self._adding = True
-            start, stop = self._windows[self._added].start, self._windows[ready - 1].stop
+            start, stop = self.windows[self._added].start, self.windows[ready - 1].stop
             with self._apart():
-                self._digest.update(self._summed[start:stop])  # type: ignore[arg-type] # an array is a buffer
+                self.digest.update(self.summed[start:stop])  # type: ignore[arg-type] # an array is a buffer
             self._added, self._adding = ready, False
-        elif self._taken < len(self._windows):
+        elif self._taken < len(self.windows):
             number, self._taken = self._taken, self._taken + 1
-            window = self._windows[number]
+            window = self.windows[number]
             with self._apart():
-                np.copyto(self._out[window], self._data[window])
+                np.copyto(self.out[window], self.data[window])
             self._copied[number] = True
         else:
             return False

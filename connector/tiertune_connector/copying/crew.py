@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tiertune_connector.cgroups import usable_processors
@@ -53,11 +54,15 @@ class Crew:
         return row.results()
 
 
+@dataclass(eq=False)
 class _Row(Generic[Item, Result]):
     """Items, taken in order by whichever thread is free."""
 
-    def __init__(self, work: Callable[[Item], Result], items: Sequence[Item], goes_on: Callable[[], bool]) -> None:
-        self._work, self._items, self._goes_on = work, items, goes_on
+    work: Callable[[Item], Result]
+    items: Sequence[Item]
+    goes_on: Callable[[], bool]
+
+    def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._running = 0
         """Threads in ``run``."""
@@ -72,7 +77,7 @@ class _Row(Generic[Item, Result]):
             self._running += 1
         try:
             while (at := self._take()) is not None:
-                self._done[at] = self._work(self._items[at])
+                self._done[at] = self.work(self.items[at])
         except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
             self._error = self._error or error
             self._stopped = True
@@ -95,7 +100,7 @@ class _Row(Generic[Item, Result]):
 
     def _take(self) -> int | None:
         with self._changed:
-            if self._stopped or self._begun == len(self._items) or not self._goes_on():
+            if self._stopped or self._begun == len(self.items) or not self.goes_on():
                 self._stopped = True
                 return None
             self._begun += 1

@@ -33,12 +33,18 @@ class _Bucket:
     at_s: float
 
 
+@dataclass(eq=False)
 class Limit:
-    """Limits each caller to ``per_s`` calls a second, and ``at_once`` in a burst: a token bucket each."""
+    """Limits each caller to ``per_s`` calls a second, and ``at_once`` in a burst: a token bucket each.
 
-    def __init__(self, per_s: float, at_once: float, clock: Clock) -> None:
-        """``clock`` gives monotonic seconds."""
-        self._per_s, self._at_once, self._clock = per_s, at_once, clock
+    ``clock`` gives monotonic seconds.
+    """
+
+    per_s: float
+    at_once: float
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._buckets: dict[str, _Bucket] = {}
 
     def exceeded(self, caller: str) -> bool:
@@ -50,9 +56,9 @@ class Limit:
         self._bucket(caller).left -= 1
 
     def _bucket(self, caller: str) -> _Bucket:
-        now = self._clock()
-        bucket = self._buckets.pop(caller, None) or _Bucket(self._at_once, now)
-        bucket.left = min(self._at_once, bucket.left + (now - bucket.at_s) * self._per_s)
+        now = self.clock()
+        bucket = self._buckets.pop(caller, None) or _Bucket(self.at_once, now)
+        bucket.left = min(self.at_once, bucket.left + (now - bucket.at_s) * self.per_s)
         bucket.at_s = now
         self._buckets[caller] = bucket  # at the end: the one that called longest ago is dropped first
         if len(self._buckets) > CALLERS:

@@ -46,8 +46,8 @@ class Steps:
 
     ``observe`` gets the spans of every step and the wall seconds that it took, or the slowest device's if more.
 
-        A request that computes at most ``decode_tokens`` in a step, 1 and the speculated tokens, decodes. ``ranks``
-        devices work on every step: their seconds are added up, as all are paid for.
+    A request that computes at most ``decode_tokens`` in a step, 1 and the speculated tokens, decodes. ``ranks``
+    devices work on every step: their seconds are added up, as all are paid for.
     """
 
     stage: str

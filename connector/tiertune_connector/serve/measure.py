@@ -107,11 +107,14 @@ def measure(
     return StorageTimes(name, chunk_bytes, chunks, left, **times)
 
 
+@dataclass(eq=False)
 class _Trial:
     """Operations on one namespace's chunks: seconds of each, _FailedError if one is not OK."""
 
-    def __init__(self, tier: Tier, namespace: str, clock: Clock, step: Callable[[], object]) -> None:
-        self._tier, self._namespace, self._clock, self._step = tier, namespace, clock, step
+    tier: Tier
+    namespace: str
+    clock: Clock
+    step: Callable[[], object]
 
     def run(self, chunk_bytes: int, chunks: int, folder: Path | None) -> dict[str, float]:
         """``folder`` is where a directory keeps the chunks."""
@@ -135,24 +138,24 @@ class _Trial:
         }
 
     def _write(self, key: bytes, payload: bytearray) -> float:
-        return self._took("write", lambda: self._tier.write(self._namespace, key, memoryview(payload), NOBODY))
+        return self._took("write", lambda: self.tier.write(self.namespace, key, memoryview(payload), NOBODY))
 
     def _read(self, key: bytes, out: bytearray) -> float:
-        return self._took("read", lambda: self._tier.read(self._namespace, key, memoryview(out))[0])
+        return self._took("read", lambda: self.tier.read(self.namespace, key, memoryview(out))[0])
 
     def _present(self, keys: list[bytes]) -> float:
         def present() -> Outcome:
-            outcome, count = self._tier.present(self._namespace, keys)
+            outcome, count = self.tier.present(self.namespace, keys)
             return Outcome.MISS if outcome is Outcome.OK and count < len(keys) else outcome
 
         return self._took("present", present)
 
     def _took(self, what: str, operation: Callable[[], Outcome]) -> float:
-        started, outcome = self._clock(), operation()
-        took = self._clock() - started
-        self._step()
+        started, outcome = self.clock(), operation()
+        took = self.clock() - started
+        self.step()
         if outcome is not Outcome.OK:
-            why = self._tier.why if outcome is Outcome.ERROR else ""
+            why = self.tier.why if outcome is Outcome.ERROR else ""
             raise _FailedError(f"{what}: {outcome}" + (f": {why}" if why else ""))
         return took
 

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -57,15 +58,17 @@ _UNWELL_S = 1.0
 _UNSEEN = "if it dies in the midst of storing, those slots are lost until the store restarts; share its pid namespace"
 
 
+@dataclass(eq=False)
 class Server:
     """Serves one store on one socket until ``stop``."""
 
-    def __init__(self, store: TieredStore, path: Path, counters: Counters, *, probe_every_s: float) -> None:
+    store: TieredStore
+    path: Path
+    counters: Counters
+    probe_every_s: float
+
+    def __post_init__(self) -> None:
         self.boot_id = uuid.uuid4().hex
-        self.store = store
-        self.path = path
-        self._counters = counters
-        self._probe_every_s = probe_every_s
         self._lock = threading.Lock()
         self._connections: set[Connection] = set()
         self._lost: list[Connection] = []
@@ -73,11 +76,11 @@ class Server:
         self._stopping = threading.Event()
         self._socket_file: os.stat_result | None = None
         self._turns = Turns(self._handle, self._ended)
-        self._waiters = Waiters(counters)
+        self._waiters = Waiters(self.counters)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._threads: list[threading.Thread] = []
         self._accepting: threading.Thread | None = None
-        counters.gauges_from(lambda: [("clients", (), float(len(self.sessions())))])
+        self.counters.gauges_from(lambda: [("clients", (), float(len(self.sessions())))])
 
     def start(self, *tasks: Callable[[threading.Event], None]) -> None:
         """Listen; OSError if another store does, or the path cannot be used.
@@ -102,7 +105,7 @@ class Server:
         if self.store.disk is not None:
             self._spawn(self._settle_disk)
         self._spawn(self._probe)
-        self._spawn(self.store.observer.run, self._stopping, self._counters)
+        self._spawn(self.store.observer.run, self._stopping, self.counters)
         for task in tasks:
             self._spawn(task, self._stopping)
 
@@ -149,7 +152,7 @@ class Server:
             except OSError as error:  # descriptors have run out, or the client has gone again, or we stop
                 if not self._stopping.wait(_AGAIN_S):
                     log.warning("a client could not be accepted: %s", error)
-                    self._counters.add("internal_errors_total", ("accept",))
+                    self.counters.add("internal_errors_total", ("accept",))
                 continue
             with self._lock:
                 self._connections.add(connection)
@@ -166,7 +169,7 @@ class Server:
             try:
                 hello = next(connection.frames.receive(), None)
             except msgspec.ValidationError as error:
-                self._counters.add("rejected_hellos_total", ("protocol",))
+                self.counters.add("rejected_hellos_total", ("protocol",))
                 refusal = f"this store has TierTune {__version__}, the engine a version that greets otherwise: {error}"
                 connection.send(Welcome(self.boot_id, refusal))
                 raise
@@ -186,8 +189,8 @@ class Server:
             log.info("connection of %s ended: %s", connection, str(error) or "closed")
         else:
             log.error("a request of %s failed", connection, exc_info=error)
-            self._counters.add("internal_errors_total", ("converse",))
-        with self._counters.surviving("converse", f"a connection of {connection} could not be ended"):
+            self.counters.add("internal_errors_total", ("converse",))
+        with self.counters.surviving("converse", f"a connection of {connection} could not be ended"):
             self._end(connection)
 
     def _welcome(self, connection: Connection, hello: Hello) -> bool:
@@ -211,7 +214,7 @@ class Server:
                 refusal = "a chunk has at least one byte and one token"
             refusal = refusal or self.store.attach(session)
         if refusal:
-            self._counters.add("rejected_hellos_total", (reason,))
+            self.counters.add("rejected_hellos_total", (reason,))
         else:
             connection.session = session
             if connection.peer.process is None:
@@ -291,7 +294,7 @@ class Server:
 
     def _part(self, connection: Connection, part: LoadPart) -> None:
         """Called on a thread that reads for others too, so a client that has gone must not fail it."""
-        with self._counters.surviving("part", f"{connection} could not be told what has come"):
+        with self.counters.surviving("part", f"{connection} could not be told what has come"):
             try:
                 connection.reply(self.store, part)
             except OSError:
@@ -335,7 +338,7 @@ class Server:
         next_expiry, wait_s = 0.0, _UPKEEP_S
         while not self._stopping.wait(wait_s):
             more = False
-            with self._counters.surviving("upkeep", "upkeep failed"):
+            with self.counters.surviving("upkeep", "upkeep failed"):
                 more = self._step()
                 self.store.show()
                 if time.monotonic() >= next_expiry:
@@ -350,7 +353,7 @@ class Server:
         more = False
         while not self._stopping.wait(BREATH_S if more else _UPKEEP_S):
             more = False
-            with self._counters.surviving("upkeep", "the disk's upkeep failed"):
+            with self.counters.surviving("upkeep", "the disk's upkeep failed"):
                 more = self.store.pools.settle_disk()
 
     def _step(self) -> bool:
@@ -377,11 +380,11 @@ class Server:
         due, wait_s = time.monotonic(), 0.0
         while not self._stopping.wait(wait_s):
             regular, wait_s = time.monotonic() >= due, _UNWELL_S
-            with self._counters.surviving("probe", "a probe failed"):
+            with self.counters.surviving("probe", "a probe failed"):
                 if regular:
                     self.store.health.try_again()
                 if (regular or self.store.health.remote_unwell) and self.store.health.probe():
                     wait_s = _AGAIN_S
             if regular:
-                due = time.monotonic() + self._probe_every_s
+                due = time.monotonic() + self.probe_every_s
             wait_s = max(0.0, min(wait_s, due - time.monotonic()))

@@ -8,6 +8,7 @@ import os
 import select
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from tiertune_connector.protocol.glance import Glance
 from tiertune_connector.protocol.messages import Message
@@ -16,15 +17,17 @@ from tiertune_connector.serve.connection import Connection
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 
+@dataclass(eq=False)
 class Turns:
-    """Takes what connections bring; ``handle`` must not wait."""
+    """Takes what connections bring; ``handle`` must not wait.
 
-    def __init__(
-        self, handle: Callable[[Connection, Message], None], ended: Callable[[Connection, Exception], None]
-    ) -> None:
-        """``ended`` is called with a connection no longer served, and why: EOFError if the client closed it."""
-        self._handle = handle
-        self._ended = ended
+    ``ended`` is called with a connection no longer served, and why: EOFError if the client closed it.
+    """
+
+    handle: Callable[[Connection, Message], None]
+    ended: Callable[[Connection, Exception], None]
+
+    def __post_init__(self) -> None:
         self._events = select.epoll()
         self._connections: dict[int, Connection] = {}
         self._bell = os.eventfd(0)
@@ -83,7 +86,7 @@ class Turns:
         try:
             message = connection.frames.next()
             if message is not None:
-                self._handle(connection, message)
+                self.handle(connection, message)
         except Exception as error:  # noqa: BLE001 (whatever a client sends, the others are served)
             self._end(connection, error)
             return False
@@ -97,4 +100,4 @@ class Turns:
         number = connection.fileno()
         del self._connections[number]
         self._events.unregister(number)
-        self._ended(connection, error)
+        self.ended(connection, error)

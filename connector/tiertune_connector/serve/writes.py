@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -29,14 +30,16 @@ ELSEWHERE = (307, 404, 405)
 """Answers where there is nothing to write."""
 
 
+@dataclass(eq=False)
 class Writes:
     """The last writes, oldest first, kept over restarts. Not those to ``/v1/sampling``: nobody commands them."""
 
-    def __init__(self, state: StateDir, now: Callable[[], datetime]) -> None:
-        self._state = state
-        self._now = now
+    state: StateDir
+    now: Callable[[], datetime]
+
+    def __post_init__(self) -> None:
         self._mutex = threading.Lock()
-        self._kept = tuple(state.writes())
+        self._kept = tuple(self.state.writes())
 
     def told(self) -> list[Json]:
         return list(self._kept)
@@ -46,7 +49,7 @@ class Writes:
         who, source = called_by(connection)
         path, detail = connection.scope["path"].strip("\r\n"), connection.scope.get("state", {}).get("detail", {})
         write = {
-            "at": self._now().isoformat(),
+            "at": self.now().isoformat(),
             "who": who,
             "source": source,
             "client": connection.headers.get("user-agent", "")[:MOST_CLIENT],
@@ -60,28 +63,28 @@ class Writes:
         with self._mutex:
             self._kept = (*self._kept, write)[-KEPT:]
             try:
-                self._state.save_writes(self._kept)
+                self.state.save_writes(self._kept)
             except OSError as error:
                 log.error("the last writes are not kept: %s", error)  # noqa: TRY400 (its message says it all)
 
 
+@dataclass(eq=False)
 class Traced:
     """ASGI middleware that leaves a trace of each writing call before it is answered."""
 
-    def __init__(self, app: ASGIApp, writes: Writes) -> None:
-        self._app = app
-        self._writes = writes
+    app: ASGIApp
+    writes: Writes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As every ASGI application."""
 
         async def traced(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] not in ELSEWHERE:
-                await run_in_threadpool(self._writes.add, HTTPConnection(scope), message["status"])
+                await run_in_threadpool(self.writes.add, HTTPConnection(scope), message["status"])
             await send(message)
 
         writes = scope["type"] == "http" and scope["method"] not in READING
-        await self._app(scope, receive, traced if writes else send)
+        await self.app(scope, receive, traced if writes else send)
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:

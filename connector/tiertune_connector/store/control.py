@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tiertune_connector.codec import missing
@@ -25,19 +26,21 @@ class NotKeptError(OSError):
     """The state directory could not be written; the message says why, and what is in force."""
 
 
+@dataclass(eq=False)
 class Control:
     """Applies tunings to a store, whole or not at all, and keeps them over restarts."""
 
-    def __init__(self, store: TieredStore, state: StateDir) -> None:
-        self._store = store
-        self._state = state
+    store: TieredStore
+    state: StateDir
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        _, self._changes = state.load()
+        _, self._changes = self.state.load()
         self._kept = True
 
     @property
     def tuning(self) -> Tuning:
-        return self._store.tuning
+        return self.store.tuning
 
     def put(self, document: Any, *, expected_version: int, key: str) -> Tuning:  # noqa: ANN401 (JSON)
         """Apply a tuning document made for ``expected_version``; returns the tuning in force.
@@ -61,12 +64,12 @@ class Control:
                 raise TuningError("", "expected a JSON object")
             parse_tuning({"version": expected_version} | document)  # its own version too, replaced next
             tuning = parse_tuning(document | {"version": expected_version + 1})
-            check(self._store, tuning)
-            check_sizes(self._store, tuning, self.tuning)
+            check(self.store, tuning)
+            check_sizes(self.store, tuning, self.tuning)
             changes = latest(self._changes | {key: change})
             self._keep(tuning, changes, "nothing was changed")
             self._changes = changes
-            self._store.retune(tuning)
+            self.store.retune(tuning)
             return tuning
 
     def bypass(self, *, on: bool) -> Tuning:
@@ -74,7 +77,7 @@ class Control:
         with self._lock:
             if self.tuning.bypass != on or not self._kept:
                 tuning = self.tuning.model_copy(update={"bypass": on, "version": self.tuning.version + 1})
-                self._store.retune(tuning)
+                self.store.retune(tuning)
                 self._keep(tuning, self._changes, f"bypass is {'on' if on else 'off'}, until the store is started anew")
             return self.tuning
 
@@ -82,9 +85,9 @@ class Control:
         """Persist a tuning; ``otherwise`` says what holds if that fails."""
         self._kept = False
         try:
-            self._state.save(tuning, changes)
+            self.state.save(tuning, changes)
         except OSError as error:
-            raise NotKeptError(f"{self._state.tuning_path}: {error.strerror or error}: {otherwise}") from error
+            raise NotKeptError(f"{self.state.tuning_path}: {error.strerror or error}: {otherwise}") from error
         self._kept = True
 
 

@@ -162,7 +162,7 @@ class DiskPool(Held):
         if chunks:
             named = self.namespace, self.pool.algorithm, reason
             left = [(self._used_at[slot], bool(self._used[slot])) for _, slot in chunks]
-            self._evicted([Evicted(*named, None if isnan(at) else at, NOBODY, used) for at, used in left])
+            self.evicted([Evicted(*named, None if isnan(at) else at, NOBODY, used) for at, used in left])
         for _, slot in chunks:
             self._leave(slot)
 

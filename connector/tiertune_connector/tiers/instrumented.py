@@ -1,6 +1,7 @@
 """The one wrapper that counts what a tier does; tiers themselves know no metrics."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from tiertune_connector.chunk import Origin
@@ -12,15 +13,19 @@ Told = TypeVar("Told")
 _FAILED = frozenset({Outcome.CORRUPT, Outcome.TIMEOUT, Outcome.ERROR})
 
 
+@dataclass(eq=False)
 class InstrumentedTier:
-    """Passes every call on, and records its seconds, bytes and outcome."""
+    """Passes every call on, and records its seconds, bytes and outcome.
 
-    def __init__(self, inner: Tier, counters: Counters, clock: Clock) -> None:
-        """``clock`` gives monotonic seconds."""
-        self.inner = inner
-        self.name = inner.name
-        self._counters = counters
-        self._clock = clock
+    ``clock`` gives monotonic seconds.
+    """
+
+    inner: Tier
+    counters: Counters
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self.name = self.inner.name
 
     @property
     def why(self) -> str:
@@ -43,7 +48,7 @@ class InstrumentedTier:
 
     def usage(self) -> Usage:
         """The tier's usage; unknown if it raises, which it should not: the rest of a store's status is still told."""
-        with self._counters.surviving("usage", f"{self.name} raised amid usage"):
+        with self.counters.surviving("usage", f"{self.name} raised amid usage"):
             return self.inner.usage()
         return UNKNOWN
 
@@ -53,12 +58,12 @@ class InstrumentedTier:
     def _counted(
         self, operation: str, inner: Callable[[], tuple[Outcome, Told]], payload: int = 0
     ) -> tuple[Outcome, Told]:
-        started = self._clock()
+        started = self.clock()
         outcome, told = inner()
-        seconds = self._clock() - started
-        self._counters.observe("tier_operation_seconds", (self.name, operation, outcome.value), seconds)
+        seconds = self.clock() - started
+        self.counters.observe("tier_operation_seconds", (self.name, operation, outcome.value), seconds)
         if outcome is Outcome.OK and payload:
-            self._counters.add("tier_transfer_bytes_total", (self.name, operation), payload)
+            self.counters.add("tier_transfer_bytes_total", (self.name, operation), payload)
         elif outcome in _FAILED:
-            self._counters.add("tier_errors_total", (self.name, operation, outcome.value))
+            self.counters.add("tier_errors_total", (self.name, operation, outcome.value))
         return outcome, told

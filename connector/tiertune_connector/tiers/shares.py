@@ -3,6 +3,7 @@
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from time import sleep
 from typing import Any, Generic, TypeVar
@@ -19,8 +20,18 @@ Asked = Mapping[str, tuple[int | None, str]]
 """By namespace its own bytes (None: a part of what the others leave), and its algorithm (empty: as it is)."""
 
 
+@dataclass(eq=False)
 class Held(ABC):
-    """What a local tier holds of one namespace: a `DramPool` or a `DiskPool`."""
+    """What a local tier holds of one namespace: a `DramPool` or a `DiskPool`.
+
+    A chunk takes ``stride`` bytes; ``evicted`` hears of chunks that leave.
+    """
+
+    namespace: str
+    chunk_bytes: int
+    stride: int
+    pool: Pool[Any]
+    evicted: OnEvicted
 
     allowed = 0
     """Chunks that the tuning allows; the pool follows in steps."""
@@ -28,12 +39,6 @@ class Held(ABC):
     """Nobody uses it: the others get what it does not hold, and what it holds as they need room."""
     found = False
     """Here since the start, and nobody has used it: others take what they need, at most their even part."""
-
-    def __init__(self, namespace: str, chunk_bytes: int, stride: int, pool: Pool[Any], evicted: OnEvicted) -> None:
-        """A chunk takes ``stride`` bytes; ``evicted`` hears of chunks that leave."""
-        self.namespace, self.chunk_bytes, self.stride = namespace, chunk_bytes, stride
-        self.pool = pool
-        self._evicted = evicted
 
     @property
     def effective(self) -> int:

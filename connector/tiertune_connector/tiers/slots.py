@@ -112,7 +112,7 @@ class DramPool(Held):
 
     def evict(self, chunks: Placed[Slot], reason: str) -> None:
         if chunks:
-            self._evicted([self._last(key, slot, reason) for key, slot in chunks])
+            self.evicted([self._last(key, slot, reason) for key, slot in chunks])
 
     def vacate(self, slot: Slot) -> None:
         """Nobody uses a slot any more."""

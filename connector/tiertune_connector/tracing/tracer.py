@@ -31,13 +31,10 @@ CLOSE_S = 2.0
 class Tracing:
     """Writes down what happens to requests, and sends it to ``sink``. All is called on the scheduler thread.
 
-    Another thread calls ``sink``.
+    Another thread calls ``sink``; without one nothing is kept, and no thread runs.
 
-    No method blocks or raises. Memory is bounded, also if requests never finish or are never sent.
-
-    Without a sink nothing is kept, and no thread runs.
-
-        ``max_open`` requests are remembered until they finish, ``max_queued`` finished ones until they are sent.
+    No method blocks or raises. Memory is bounded, also if requests never finish or are never sent: ``max_open`` of them
+    are remembered until they finish, ``max_queued`` finished ones until they are sent.
     """
 
     sink: "OtlpSink | None" = None
