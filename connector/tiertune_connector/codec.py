@@ -7,7 +7,7 @@ second. Nobody needs to work that out: a fetch is timed until its bytes are deco
 import random
 import struct
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -45,14 +45,18 @@ def missing(name: CodecName) -> str:
     return "it needs the package numcodecs: pip install 'tiertune[codec]'"
 
 
+@dataclass(eq=False)
 class Codec:
-    """One tier's coding. Thread-safe. ``writes`` is the codec of chunks written from now on; others are read too."""
+    """One tier's coding. Thread-safe. ``writes`` is the codec of chunks written from now on; others are read too.
 
-    def __init__(self, clock: Clock, counters: Counters) -> None:
-        """``clock`` gives monotonic seconds."""
+    ``clock`` gives monotonic seconds.
+    """
+
+    clock: Clock
+    counters: Counters
+
+    def __post_init__(self) -> None:
         self.writes: CodecName = "raw"
-        self._clock = clock
-        self._counters = counters
         self._lock = threading.Lock()
         self._ratio = 0.0
         """Of recent chunks; 0 before the first."""
@@ -63,7 +67,7 @@ class Codec:
         blosc = _blosc() if name != "raw" else None
         if blosc is None or not payload:
             return header, payload
-        started, width = self._clock(), _WIDTH if len(payload) % _WIDTH.itemsize == 0 else np.dtype(np.uint8)
+        started, width = self.clock(), _WIDTH if len(payload) % _WIDTH.itemsize == 0 else np.dtype(np.uint8)
         coded = memoryview(blosc.compress(np.frombuffer(payload, width), name.encode(), _LEVEL, blosc.BITSHUFFLE))
         self._count("encode", started, len(payload), len(coded))
         with self._lock:
@@ -78,7 +82,7 @@ class Codec:
         Callers have checked ``stored`` against its header's checksum: a decoder trusts its input more than it should.
         It also reads as many bytes as its input claims to have, which whoever writes to the server could have forged.
         """
-        blosc, started = _blosc(), self._clock()
+        blosc, started = _blosc(), self.clock()
         if len(stored) < _SIZES.size or _SIZES.unpack_from(stored) != (len(out), len(stored)):
             return False
         try:
@@ -98,9 +102,9 @@ class Codec:
         return f"{name}-{ratio:.1f}", random.Random(nbytes).randbytes(filled).ljust(nbytes, b"\0")  # noqa: S311
 
     def _count(self, operation: str, started: float, payload: int, stored: int) -> None:
-        self._counters.observe("tier_operation_seconds", ("remote", operation, "ok"), self._clock() - started)
-        self._counters.add("codec_bytes_total", (operation, "payload"), payload)
-        self._counters.add("codec_bytes_total", (operation, "stored"), stored)
+        self.counters.observe("tier_operation_seconds", ("remote", operation, "ok"), self.clock() - started)
+        self.counters.add("codec_bytes_total", (operation, "payload"), payload)
+        self.counters.add("codec_bytes_total", (operation, "stored"), stored)
 
 
 @cache

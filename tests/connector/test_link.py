@@ -65,7 +65,7 @@ def quiet(ends):
 def test_a_user_of_a_large_number_is_known():
     """Linux has four billion of them."""
     link = StoreLink("s", hello(), owner=3_000_000_000)
-    assert link._trusts(SimpleNamespace(getsockopt=lambda *_: struct.pack("iII", 1, link._owner, 0)))
+    assert link._trusts(SimpleNamespace(getsockopt=lambda *_: struct.pack("iII", 1, link.owner, 0)))
 
 
 def commit(link):
@@ -208,7 +208,7 @@ def test_a_link_whose_store_is_away_pauses_before_it_tries_again():
 def test_a_link_that_is_closed_before_it_has_connected_does_not_connect(ends):
     """However late its thread begins."""
     link, _ = ends
-    late = StoreLink(link._path, link._hello)
+    late = StoreLink(link.path, link.hello)
     late._closed.set()
     late._converse()
     assert late._socket is None

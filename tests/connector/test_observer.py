@@ -170,7 +170,7 @@ def test_samples_of_another_rate_do_not_mix(session):
 
 def test_lookups_that_find_no_room_to_wait_are_counted(session):
     """Memory is bounded even if nobody studies them."""
-    observer = observer_of(session, waiting_chunks=25)
+    observer = observer_of(session, most_waiting=25)
     for index in range(4):
         observer.seen(session, chain(f"r{index}", 10), 160)
     header, samples = observer.read(0)
@@ -276,7 +276,7 @@ def test_failures_of_a_study_are_counted_and_it_goes_on(session):
 @pytest.mark.parametrize(("lookups", "shortest_s", "longest_s"), [(2, 0.019, 0.02), (63, 2e-3, 0.02)])
 def test_who_studies_rests_the_shorter_the_more_waits(session, lookups, shortest_s, longest_s):
     """Between its batches: requests have the interpreter nearly always, and no lookup is skipped in a flood."""
-    observer = Observer(lambda _: None, lambda: 0.0, waiting_chunks=64 * 600)
+    observer = Observer(lambda _: None, lambda: 0.0, most_waiting=64 * 600)
     observer.attach(session)
     for number in range(lookups):
         observer.seen(session, chain(str(number), 600), 48)

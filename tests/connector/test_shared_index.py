@@ -203,7 +203,7 @@ def test_a_chunk_that_is_replaced_while_it_is_copied_is_not_used(store, engine):
 def test_clients_that_do_not_look_are_served_as_before(store, engine):
     """One of an older version gets no index, and segments only when a reply names them."""
     other = StoreClient(store.server.path, NAMESPACE, chunk_bytes=20_000, chunk_tokens=16, engine="older")
-    other._hello = msgspec.structs.replace(other._hello, looks=False)
+    other.hello = msgspec.structs.replace(other.hello, looks=False)
     assert other.connect(5)
     assert other.lookup("r", KEYS, prompt_tokens=128).result(5).tiers == ALL
     assert (other._index, other._segments) == (None, {})

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -57,14 +58,20 @@ _NUMBERS = len(FetchEstimate.__struct_fields__)
 Answer = TypeVar("Answer")
 
 
+@dataclass(eq=False)
 class StoreLink:
-    """Thread-safe."""
+    """Thread-safe.
 
-    def __init__(self, path: str, hello: Hello, owner: int | None = None) -> None:
-        """``hello`` begins every connection to the store at ``path``.
+    ``hello`` begins every connection to the store at ``path``.
 
-        With an ``owner``, only a store that this user or root runs is trusted.
-        """
+    With an ``owner``, only a store that this user or root runs is trusted.
+    """
+
+    path: str
+    hello: Hello
+    owner: int | None = None
+
+    def __post_init__(self) -> None:
         self.boot_id = ""
         """Boot id of the store last connected to; a new one means that it restarted and knows nothing of before."""
         self.refusal = ""
@@ -73,9 +80,6 @@ class StoreLink:
         """Why the latest attempt to connect, or the latest connection, came to nothing."""
         self.errors = 0
         """Unexpected failures in the connection's thread; it went on each time."""
-        self._path = path
-        self._hello = hello
-        self._owner = owner
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._live: Live | None = None
@@ -243,10 +247,10 @@ class StoreLink:
             try:
                 self._converse()
             except (EOFError, OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-                log.debug("no connection to %s: %s", self._path, error)
+                log.debug("no connection to %s: %s", self.path, error)
                 self.failure = getattr(error, "strerror", None) or str(error)
             except Exception:
-                log.exception("the connection to %s failed", self._path)
+                log.exception("the connection to %s failed", self.path)
                 self.errors += 1
             self._lose()
             self._closed.wait(_RECONNECT_S)
@@ -259,7 +263,7 @@ class StoreLink:
             self._socket = sock
             if self._closed.is_set():  # it found no socket to hang up
                 return
-            sock.connect(self._path)
+            sock.connect(self.path)
             if self._trusts(sock):
                 self._serve(sock, frames)
         finally:
@@ -272,23 +276,23 @@ class StoreLink:
     def _trusts(self, sock: socket.socket) -> bool:
         """Whether the owner or root listens, if an owner is set: else anybody could be told what chunks hold."""
         _, user, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if self._owner in (None, user) or user == ROOT:
+        if self.owner in (None, user) or user == ROOT:
             return True
-        self._refused(f"user {user} runs it, and user {self._owner} should")
+        self._refused(f"user {user} runs it, and user {self.owner} should")
         return False
 
     def _refused(self, why: str) -> None:
         if why and why != self.refusal:
-            log.warning("the store at %s is not used: %s", self._path, why)
+            log.warning("the store at %s is not used: %s", self.path, why)
         self.refusal = why
 
     def _serve(self, sock: socket.socket, frames: Frames) -> None:
         """Greet the store, then take its replies until the connection ends."""
-        frames.send(self._hello)
+        frames.send(self.hello)
         try:
             welcome = next(frames.receive(), None)
         except msgspec.ValidationError as error:
-            self._refused(f"it has not our {self._hello.version}, but a version that greets otherwise: {error}")
+            self._refused(f"it has not our {self.hello.version}, but a version that greets otherwise: {error}")
             return
         if not isinstance(welcome, Welcome):
             self.failure = "the store ended the connection without a greeting"

@@ -8,6 +8,7 @@ synchronises. torch is imported only where a CUDA device is timed.
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 Key = TypeVar("Key")
@@ -31,44 +32,41 @@ class Mark(NamedTuple, Generic[Key]):
     ended: Event
 
 
+@dataclass(eq=False)
 class Timer(Generic[Key]):
     """Pairs of events, reused once they are over. Thread-safe; ``start`` and ``stop`` never wait for the device.
 
     The seconds are the stream's, those it waited for launches included. Nothing is measured while a CUDA graph is
     captured: the events would become part of the graph.
+
+    ``stream`` returns where events are recorded now; ``capturing``, whether it is being captured.
     """
 
-    def __init__(
-        self,
-        event: Callable[[], Event],
-        *,
-        capturing: Callable[[], bool] = lambda: False,
-        stream: Callable[[], Any] = lambda: None,
-    ) -> None:
-        """``stream`` returns where events are recorded now; ``capturing``, whether it is being captured."""
-        self._event = event
-        self._capturing = capturing
-        self._stream = stream
+    event: Callable[[], Event]
+    capturing: Callable[[], bool] = lambda: False
+    stream: Callable[[], Any] = lambda: None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._free: list[tuple[Event, Event]] = []
         self._pending: deque[Mark[Key]] = deque()
 
     def start(self, key: Key) -> Mark[Key] | None:
         """Mark the start; None: this one cannot be measured."""
-        if self._capturing():
+        if self.capturing():
             return None
         with self._lock:
             if len(self._pending) >= PENDING:
                 return None
-            began, ended = self._free.pop() if self._free else (self._event(), self._event())
-        began.record(self._stream())
+            began, ended = self._free.pop() if self._free else (self.event(), self.event())
+        began.record(self.stream())
         return Mark(key, began, ended)
 
     def stop(self, mark: Mark[Key] | None) -> None:
         """Mark the stop; of None nothing happens."""
-        if mark is None or self._capturing():
+        if mark is None or self.capturing():
             return
-        mark.ended.record(self._stream())
+        mark.ended.record(self.stream())
         with self._lock:
             self._pending.append(mark)
 

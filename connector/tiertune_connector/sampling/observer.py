@@ -62,15 +62,18 @@ class _Namespace:
     """None: no request has come to its pool yet."""
 
 
+@dataclass(eq=False)
 class Observer:
-    """Thread-safe; ``seen`` never waits for what is being studied."""
+    """Thread-safe; ``seen`` never waits for what is being studied.
 
-    def __init__(
-        self, room: Callable[[str], Room | None], wall: Callable[[], float], *, waiting_chunks: int = _WAITING_CHUNKS
-    ) -> None:
-        """``room`` returns the size of a namespace's DRAM pool, ``wall`` seconds since the epoch."""
-        self._wall = wall
-        self._most_waiting = waiting_chunks
+    ``room`` returns the size of a namespace's DRAM pool, ``wall`` seconds since the epoch.
+    """
+
+    room: Callable[[str], Room | None]
+    wall: Callable[[], float]
+    most_waiting: int = _WAITING_CHUNKS
+
+    def __post_init__(self) -> None:
         self._waiting: deque[_Lookup] = deque()
         self._waiting_chunks = 0
         self._requests = 0
@@ -81,7 +84,6 @@ class Observer:
         """In force; ``adopt`` replaces it."""
         self._sampler = Sampler(self.sampling.rate)
         self._samples = Samples()
-        self._room = room
         self._namespaces: dict[str, _Namespace] = {}
 
     # -- on the way of requests
@@ -96,11 +98,11 @@ class Observer:
         """Note that a request asks for its chunks. Constant time."""
         with self._queue:
             self._requests += 1
-            if self._waiting_chunks + len(keys) > self._most_waiting:
+            if self._waiting_chunks + len(keys) > self.most_waiting:
                 self._skipped += 1
                 return
             number, engine, namespace = self._requests, session.engine, session.digest
-            asked = LookupRecord(number, self._wall(), len(keys), prompt_tokens, engine, namespace, tenant)
+            asked = LookupRecord(number, self.wall(), len(keys), prompt_tokens, engine, namespace, tenant)
             self._waiting.append((asked, keys))
             self._waiting_chunks += len(keys)
 
@@ -161,7 +163,7 @@ class Observer:
                 "cleared": ring.cleared,
                 "behind": ring.next - after,
                 "skipped": self._skipped,
-                "time_s": self._wall(),
+                "time_s": self.wall(),
                 "namespaces": {
                     digest: {
                         "requests": known.requests,
@@ -196,7 +198,7 @@ class Observer:
     # -- within
 
     def _rest_s(self) -> float:
-        return max(_LEAST_REST_S, _REST_S * (1 - self._waiting_chunks / self._most_waiting))
+        return max(_LEAST_REST_S, _REST_S * (1 - self._waiting_chunks / self.most_waiting))
 
     def _study_some(self, newest: int) -> bool:
         """Study a batch of the lookups up to number ``newest``; False if none waits."""
@@ -230,6 +232,6 @@ class Observer:
             if picked:
                 self._samples.add(asked, picked)
         known.frequent.requests(chains)
-        if (room := self._room(namespace)) is not None:
+        if (room := self.room(namespace)) is not None:
             known.ghosts = known.ghosts or Ghosts(room)
             known.ghosts.requests(room, chains, hashed)

@@ -5,6 +5,7 @@ redis-py makes, logs in and takes back its connections; while one is ours, only 
 
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import redis
 
@@ -29,6 +30,7 @@ def _bulk(word: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(word), word)
 
 
+@dataclass(eq=False)
 class Wire:
     """Commands and their replies, in turn. Not thread-safe; of no use any more after an exception.
 
@@ -36,9 +38,10 @@ class Wire:
     socket's time-out. RedisError as redis-py would raise it, and OSError of the socket.
     """
 
-    def __init__(self, sock: socket.socket, check: Callable[[], None]) -> None:
-        self._sock = sock
-        self._check = check
+    sock: socket.socket
+    check: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._held = b""
         """Received but not looked at yet."""
         self.awaited = 0
@@ -55,8 +58,8 @@ class Wire:
         for part in parts:
             view = memoryview(part)
             for start in range(0, len(view), _SEND_BYTES):
-                self._check()
-                self._sock.sendall(view[start : start + _SEND_BYTES])
+                self.check()
+                self.sock.sendall(view[start : start + _SEND_BYTES])
 
     def reply(self) -> bytes | int | None:
         """A status, a number, or None for nothing; ResponseError if the server refused."""
@@ -90,8 +93,8 @@ class Wire:
         out[:done] = self._held[:done]
         self._held = self._held[done:]
         while done < len(out):
-            self._check()
-            done += _came(self._sock.recv_into(out[done:]))
+            self.check()
+            done += _came(self.sock.recv_into(out[done:]))
         while len(self._held) < len(_END):
             self._more()
         if not self._held.startswith(_END):
@@ -111,8 +114,8 @@ class Wire:
         return line
 
     def _more(self) -> None:
-        self._check()
-        data = self._sock.recv(_LINE_BYTES)
+        self.check()
+        data = self.sock.recv(_LINE_BYTES)
         _came(len(data))
         self._held += data
 

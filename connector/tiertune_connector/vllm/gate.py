@@ -91,28 +91,24 @@ class OwnLoads:
         return loads
 
 
+@dataclass(eq=False)
 class EngineGate:
-    """The gate's answer for a request, given what the engine knows of those before it."""
+    """The gate's answer for a request, given what the engine knows of those before it.
 
-    def __init__(
-        self,
-        client: StoreClient,
-        prefill: PrefillCost,
-        telemetry: Telemetry,
-        facts: Facts,
-        settings: EngineSettings,
-        *,
-        chunk_bytes: int,
-    ) -> None:
-        """``chunk_bytes`` of a prompt's chunk: one of the store's for each of the engine's `whole_groups`."""
-        self.backlog = Backlog(prefill)
+    ``chunk_bytes`` of a prompt's chunk: one of the store's for each of the engine's `whole_groups`.
+    """
+
+    client: StoreClient
+    prefill: PrefillCost
+    telemetry: Telemetry
+    facts: Facts
+    settings: EngineSettings
+    chunk_bytes: int
+
+    def __post_init__(self) -> None:
+        self.backlog = Backlog(self.prefill)
         self.loads = OwnLoads()
-        self._client = client
-        self._prefill = prefill
-        self._telemetry = telemetry
-        self._facts = facts
-        self._settings = settings
-        self._chunk_tokens, self._chunk_bytes = facts.namespace.chunk_tokens, chunk_bytes
+        self._chunk_tokens = self.facts.namespace.chunk_tokens
         self._copied = (0.0, 0.0)
         """Bytes of chunks copied from staging to the devices, and seconds per rank; fading."""
         self._prefetching: list[Ask] = []
@@ -125,7 +121,7 @@ class EngineGate:
         """How far to fetch, now that the engine wants the request and has ``own_chunks`` of it itself."""
         decision = self.decide(ask, own_chunks)
         ask.load_s = self.deadline_s(ask, decision)
-        self._telemetry.decided(ask, decision)
+        self.telemetry.decided(ask, decision)
         parts = _parts(decision)
         if ask.prefetch is not None:  # what is missing is on its way already
             copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, self._within_reach(ask, own_chunks)))
@@ -151,8 +147,8 @@ class EngineGate:
             return
         self._begin(ask, {tier: seconds for tier, seconds in _parts(decision).items() if tier != DRAM})
         ask.prefetched = decision.cut
-        ask.prefetch = self._client.load(ask.chain[: decision.cut], deadline_s=self.deadline_s(ask, decision))
-        ask.prefetch.add_done_callback(lambda loaded: self._client.release(loaded.result()))
+        ask.prefetch = self.client.load(ask.chain[: decision.cut], deadline_s=self.deadline_s(ask, decision))
+        ask.prefetch.add_done_callback(lambda loaded: self.client.release(loaded.result()))
         self._prefetching.append(ask)
 
     def ended(self, ask: Ask) -> None:
@@ -171,19 +167,19 @@ class EngineGate:
         """
         found, reached = ask.reply.result(), self._within_reach(ask, own_chunks)
         costs = self._costs(ask, reached)
-        groups, remote, (nbytes, seconds) = self._facts.whole_groups, costs.get(REMOTE), self._copied
+        groups, remote, (nbytes, seconds) = self.facts.whole_groups, costs.get(REMOTE), self._copied
         decision = decide(
             found.tiers,
             computed_tokens=own_chunks * self._chunk_tokens,
             prompt_tokens=ask.prompt_tokens,
             chunk_tokens=self._chunk_tokens,
-            chunk_bytes=self._chunk_bytes,
+            chunk_bytes=self.chunk_bytes,
             fetch={tier: replace(cost, per_chunk_s=groups * cost.per_chunk_s) for tier, cost in costs.items()},
-            prefill=self._prefill.seconds,
+            prefill=self.prefill.seconds,
             settings=found.gate,
             backlog_s=self.backlog.seconds(ask.request),
             others=Others(self.backlog.others(ask.request), remote.transfers if remote else 0),
-            copy_s=self._chunk_bytes * seconds / nbytes if nbytes else 0.0,
+            copy_s=self.chunk_bytes * seconds / nbytes if nbytes else 0.0,
             most=len(reached),
         )
         if decision.candidates and not decision.fetches:
@@ -192,7 +188,7 @@ class EngineGate:
 
     def deadline_s(self, ask: Ask, decision: GateDecision) -> float:
         """Seconds that the load may take: one of unknown cost has `load_deadline`, none less than its floor."""
-        own, tuned = self._settings, ask.reply.result().gate
+        own, tuned = self.settings, ask.reply.result().gate
         return deadline_s(decision, tuned, unknown_s=own.load_deadline, floor_s=own.load_deadline_floor)
 
     def _forget_done(self) -> None:
@@ -211,7 +207,7 @@ class EngineGate:
     def _within_reach(self, ask: Ask, own_chunks: int) -> Sequence[str]:
         """The tiers of the leading chunks that have room, the engine's own first."""
         found = ask.reply.result()
-        return found.tiers[: found.reach(own_chunks, self._facts.needs)]
+        return found.tiers[: found.reach(own_chunks, self.facts.needs)]
 
     def _costs(self, ask: Ask, reached: Sequence[str]) -> Mapping[str, FetchEstimate]:
         """What a fetch costs now: behind other loads, but not behind the request's own prefetch."""

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate
 from operator import itemgetter
@@ -117,19 +118,24 @@ class Sampler:
         return picked
 
 
+@dataclass(eq=False)
 class Frequent:
     """Finds the keys that come most often: counts the keys of one request in a few (Misra and Gries 1982).
 
     A hot key is frequent among all keys, wherever in prompts it stands. The table is bounded: when it overflows, every
     count falls by one. Counts halve from time to time, so that what was hot once is forgotten.
+
+    At most ``room`` keys are counted, in one request of ``every``; ``half_life`` is in counted requests.
     """
 
-    def __init__(self, *, room: int = 8192, every: int = 8, half_life: int = 1024) -> None:
-        """At most ``room`` keys are counted, in one request of ``every``; ``half_life`` is in counted requests."""
+    room: int = 8192
+    every: int = 8
+    half_life: int = 1024
+
+    def __post_init__(self) -> None:
         self.total = 0
         """Keys that were counted, halved as the counts are."""
         self._counts: dict[Key, int] = {}
-        self._room, self._every, self._half_life = room, every, half_life
         self._counted = 0
         self._lot = 0
         self._skipped = self._gap()
@@ -150,7 +156,7 @@ class Frequent:
     def _gap(self) -> int:
         """Requests to skip before counting one: not always as many, because traffic has periods of its own."""
         self._lot = (self._lot * _LOT_STEP + _LOT_SHIFT) % _FULL
-        return (self._lot >> 32) % (2 * self._every - 1)
+        return (self._lot >> 32) % (2 * self.every - 1)
 
     def _count(self, keys: Keys) -> None:
         counts = self._counts
@@ -158,8 +164,8 @@ class Frequent:
             counts[key] = counts.get(key, 0) + 1
         self._counted += 1
         self.total += len(keys)
-        if self._counted % self._half_life == 0:
+        if self._counted % self.half_life == 0:
             self.total //= 2
             self._counts = {key: count // 2 for key, count in counts.items() if count > 1}
-        while len(self._counts) > self._room:
+        while len(self._counts) > self.room:
             self._counts = {key: count - 1 for key, count in self._counts.items() if count > 1}
