@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX, Metric
+from tiertune_connector.documents import Json
 
 log = logging.getLogger(__name__)
 Labels = tuple[str, ...]
@@ -95,7 +96,7 @@ class Counters:
         """Ask ``source`` for ``(name, labels, value)`` whenever gauges are rendered."""
         self._gauge_sources.append(source)
 
-    def snapshot(self, since: int | None = None) -> tuple[int, dict[str, Any]]:
+    def snapshot(self, since: int | None = None) -> tuple[int, Json]:
         """A sequence number and all metrics as ``{name: {"labels", "rows"}}``.
 
         With ``since``, a number returned lately, only rows that changed after it; with an unknown one, all.

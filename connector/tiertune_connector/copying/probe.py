@@ -1,12 +1,13 @@
 """Measures a client's copies of several chunks on this host, without a client, for when none has reported."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tiertune_connector.copying.copier import Copier, PartialCopy
 from tiertune_connector.copying.crew import Crew, usual_helpers
+from tiertune_connector.units import Clock
 
 if TYPE_CHECKING:
     from tiertune_connector.chunk import Bytes
@@ -21,7 +22,7 @@ class CopyProbe:
     Not thread-safe. ``clock`` gives seconds.
     """
 
-    def __init__(self, clock: Callable[[], float], *, helpers: int | None = None) -> None:
+    def __init__(self, clock: Clock, *, helpers: int | None = None) -> None:
         """``helpers`` as in an engine's connector; None: the usual number on this host."""
         helpers = usual_helpers() if helpers is None else helpers
         self.most = helpers + 1

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from tiertune_connector.counters import Counters, Gauge
+from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
 SAMPLE_EVERY_S = 5.0
@@ -35,7 +36,7 @@ class GpuSampler:
 
     stages: Callable[[], Mapping[str, str]]
     counters: Counters
-    clock: Callable[[], float]
+    clock: Clock
     nvml: Any = None
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.profile.reports import REPORT_EVERY_S, Reporter, Totals
 from tiertune_connector.profile.timers import Mark, Timer, cuda_timer, wall_timer
 from tiertune_connector.protocol.messages import LABEL_CHARS, PHASES
+from tiertune_connector.units import Clock
 
 CountTokens = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
 """Counts tokens, given a call's positional and keyword arguments and its output."""
@@ -67,7 +68,7 @@ class Profiler:
     def __init__(
         self,
         *,
-        wall: Callable[[], float] = time.perf_counter,
+        wall: Clock = time.perf_counter,
         device_timer: Callable[[str], Timer[_Visit]] = cuda_timer,
     ) -> None:
         self.totals = Totals()

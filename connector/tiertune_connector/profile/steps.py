@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from tiertune_connector.profile.reports import Totals
+from tiertune_connector.units import Clock
 
 Span = tuple[int, int]
 """The tokens that one request computes in a step: first, end."""
@@ -51,7 +52,7 @@ class Steps:
     """
 
     stage: str
-    clock: Callable[[], float]
+    clock: Clock
     observe: Callable[[Sequence[Span], float], None] = lambda _spans, _seconds: None
     decode_tokens: int = 1
     ranks: int = 1

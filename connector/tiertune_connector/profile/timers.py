@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from tiertune_connector.units import Clock
+
 Key = TypeVar("Key")
 PENDING = 256
 """Measurements that the device has not passed yet, at most; beyond that, new ones are left out."""
@@ -84,7 +86,7 @@ class Timer(Generic[Key]):
 class _Reading:
     """An event of the CPU: what is launched is done when the call returns."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.at = 0.0
 
@@ -98,7 +100,7 @@ class _Reading:
         return 1e3 * max(0.0, end.at - self.at)
 
 
-def wall_timer(clock: Callable[[], float]) -> Timer[Any]:
+def wall_timer(clock: Clock) -> Timer[Any]:
     """For the CPU; ``clock`` gives seconds."""
     return Timer(lambda: _Reading(clock))
 

@@ -3,7 +3,8 @@
 import ctypes
 import select
 import time
-from collections.abc import Callable
+
+from tiertune_connector.units import Clock
 
 _GLANCE_S = 1.2e-4
 """Twice what most answers of an otherwise idle store take, and a wake-up on a quiet machine: with less, one would
@@ -27,7 +28,7 @@ class Glance:
     So hardly any processor time is lost if answers take longer, or if whoever answers needs the processor.
     """
 
-    def __init__(self, descriptor: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, descriptor: int, clock: Clock = time.monotonic) -> None:
         self._polled = _PollFd(descriptor, select.POLLIN)
         self._clock = clock
         self._vain = 0

@@ -8,15 +8,16 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 import msgspec
 
 from tiertune_connector.counters import Counters, Gauge
+from tiertune_connector.documents import Json
 from tiertune_connector.protocol.messages import PrefillLine
 from tiertune_connector.sampling.ghosts import Ghosts, Room
 from tiertune_connector.sampling.samples import PAGE, LookupRecord, Samples
 from tiertune_connector.sessions.session import Session
+from tiertune_connector.units import Clock
 from tiertune_connector.whatif.sampler import Frequent, Sampler, hashes
 
 _EVERY_S = 0.05
@@ -70,7 +71,7 @@ class Observer:
     """
 
     room: Callable[[str], Room | None]
-    wall: Callable[[], float]
+    wall: Clock
     most_waiting: int = _WAITING_CHUNKS
 
     def __post_init__(self) -> None:
@@ -148,7 +149,7 @@ class Observer:
 
     # -- for those who ask
 
-    def read(self, since: int, limit: int = PAGE) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def read(self, since: int, limit: int = PAGE) -> tuple[Json, list[Json]]:
         """A header, and the samples from number ``since`` on, or the first of them."""
         with self._study:
             self.settle()
@@ -175,7 +176,7 @@ class Observer:
             }
         return header, page
 
-    def terms(self, namespace: str) -> dict[str, Any]:
+    def terms(self, namespace: str) -> Json:
         """Tokens of a namespace's chunk, and what prefilling costs its engines, as far as known."""
         known = self._namespaces.get(namespace)
         line = known.prefill if known else None

@@ -3,8 +3,9 @@
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from tiertune_connector.documents import Json
 from tiertune_connector.whatif.sampler import Pick
 
 ROOM = 32_768
@@ -26,7 +27,7 @@ class LookupRecord(NamedTuple):
     tenant: bytes
     """Its digest, or nothing."""
 
-    def document(self, sequence: int, pick: Pick) -> dict[str, Any]:
+    def document(self, sequence: int, pick: Pick) -> Json:
         """One sample as it is handed out."""
         return {
             "seq": sequence,
@@ -67,10 +68,10 @@ class Samples:
         self._ring.clear()
         self.cleared = self.next
 
-    def page(self, since: int, limit: int = PAGE) -> list[dict[str, Any]]:
+    def page(self, since: int, limit: int = PAGE) -> list[Json]:
         """About ``limit`` samples from number ``since`` on, as documents; a request's samples stay together."""
         first = max(0, since - self.dropped)
-        told: list[dict[str, Any]] = []
+        told: list[Json] = []
         before: LookupRecord | None = None
         for index, (asked, pick) in enumerate(islice(self._ring, first, None), self.dropped + first):
             if len(told) >= limit and asked is not before:

@@ -16,10 +16,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiertune_connector import locks
 from tiertune_connector.tiers.linux import most_memory
+
+if TYPE_CHECKING:
+    from tiertune_connector.documents import Json
 
 logger = logging.getLogger(f"vllm.{__name__}")
 IDLE_EXIT_S = 60.0
@@ -145,7 +148,7 @@ def _start(path: Path, dram_bytes: int) -> bool:
 
 def _configure(path: Path, dram_bytes: int, state_dir: Path) -> Path:
     """Write the store's settings; a size other than last time's overrides what was tuned since."""
-    document: dict[str, Any] = {
+    document: Json = {
         "socket": str(path.absolute()),
         "state_dir": str(state_dir.absolute()),
         "http": {"port": 0},

@@ -10,6 +10,7 @@ from tiertune_connector.sessions.session import Lease, Reservation, Session
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import Slot
+from tiertune_connector.units import Clock
 
 
 @dataclass(eq=False)
@@ -19,7 +20,7 @@ class Holdings:
     dram: DramTier
     quotas: Quotas
     counters: Counters
-    clock: Callable[[], float]
+    clock: Clock
     lease_s: float
     """A client that holds something so much longer than it announced loses it."""
 

@@ -3,13 +3,14 @@
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.state import Served, StateDir
 from tiertune_connector.tiers.shares import Held, crowded
 from tiertune_connector.tuning import LocalTier, Tuning
+from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
 LENT_AFTER_S = 3600.0
@@ -26,7 +27,7 @@ class Namespaces:
     """
 
     lock: threading.RLock
-    clock: Callable[[], float]
+    clock: Clock
     state: StateDir | None = None
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.messages import LookupReply, Side
+from tiertune_connector.units import Clock
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -79,7 +80,7 @@ class Lookups:
 
     It also sets the request's ``load_s``.
     """
-    clock: Callable[[], float]
+    clock: Clock
     chunk_tokens: int
     deadline_s: float
     _answered: deque[Ask] = field(default_factory=deque)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, Reserved, StoreClient
 from tiertune_connector.copying.crew import Crew, usual_helpers
 from tiertune_connector.threads import Threads
+from tiertune_connector.units import Clock
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -100,7 +101,7 @@ class Transfers:
         client: StoreClient,
         staging: Staging,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         threads: int = 2,
         helpers: int | None = None,
     ) -> None:
