@@ -17,7 +17,6 @@ from tiertune_connector.protocol.messages import PrefillLine
 from tiertune_connector.sampling.ghosts import Ghosts, Room
 from tiertune_connector.sampling.samples import PAGE, LookupRecord, Samples
 from tiertune_connector.sessions.session import Session
-from tiertune_connector.units import Clock
 from tiertune_connector.whatif.sampler import Frequent, Sampler, hashes
 
 _EVERY_S = 0.05
@@ -71,7 +70,7 @@ class Observer:
     """
 
     room: Callable[[str], Room | None]
-    wall: Clock
+    wall: Callable[[], float]
     most_waiting: int = _WAITING_CHUNKS
 
     def __post_init__(self) -> None:
