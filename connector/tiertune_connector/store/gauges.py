@@ -10,6 +10,15 @@ if TYPE_CHECKING:
     from tiertune_connector.store.tiered import TieredStore
     from tiertune_connector.tiers.shares import Held
 
+_ESTIMATES = {
+    "fetch_estimate_t0_seconds": "t0_s",
+    "fetch_estimate_bytes_per_second": "bytes_per_s",
+    "fetch_estimate_age_seconds": "age_s",
+    "fetch_estimate_queue_seconds": "queue_s",
+    "fetch_estimate_doubt": "doubt",
+}
+"""Fields of a `FetchEstimate`, by gauge."""
+
 
 def of_store(store: "TieredStore") -> list[Gauge]:
     """All gauges of the store, except those that others provide."""
@@ -21,11 +30,7 @@ def of_store(store: "TieredStore") -> list[Gauge]:
 def _costs(store: "TieredStore") -> Iterator[Gauge]:
     """What a fetch from each tier is expected to take."""
     for name, estimate in store.health.told_costs().items():
-        yield "fetch_estimate_t0_seconds", (name,), estimate.t0_s
-        yield "fetch_estimate_bytes_per_second", (name,), estimate.bytes_per_s
-        yield "fetch_estimate_age_seconds", (name,), estimate.age_s
-        yield "fetch_estimate_queue_seconds", (name,), estimate.queue_s
-        yield "fetch_estimate_doubt", (name,), estimate.doubt
+        yield from ((gauge, (name,), getattr(estimate, field)) for gauge, field in _ESTIMATES.items())
 
 
 def _tiers(store: "TieredStore") -> Iterator[Gauge]:
