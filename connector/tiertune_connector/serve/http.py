@@ -30,13 +30,21 @@ from tiertune_connector.serve.writes import Traced, Writes, changed
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.status import status
 from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tuning import TuningError
 from tiertune_connector.units import Clock
 
 MAX_BODY_BYTES = 1 << 20
 MAX_HOT_KEYS = 1024
 HotKey = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2 * MAX_KEY_BYTES)]
 """A chunk's key in hexadecimal."""
-REFUSALS: dict[Any, int] = {StaleError: 412, VersionConflictError: 412, KeyReusedError: 409, NotKeptError: 507}
+REFUSALS: dict[Any, int] = {
+    FieldError: 422,
+    TuningError: 422,
+    StaleError: 412,
+    VersionConflictError: 412,
+    KeyReusedError: 409,
+    NotKeptError: 507,
+}
 """Status that answers each."""
 _DIGITS = 18
 _LINES = msgspec.json.Encoder()
@@ -119,7 +127,7 @@ class Http:
             Route("/v1/flush", self.flush, methods=["POST"]),
             Route("/v1/bypass", self.bypass, methods=["POST"]),
         ]
-        handlers = {FieldError: _unprocessable, **dict.fromkeys(REFUSALS, _refused)}
+        handlers = dict.fromkeys(REFUSALS, _refused)
         return Traced(Starlette(routes=routes, exception_handlers=handlers), self._writes)
 
     def metrics(self, request: Request) -> Response:
@@ -266,9 +274,7 @@ def _error(code: int, message: str) -> Response:
 
 
 def _refused(_: Request, error: Exception) -> Response:
-    return _error(REFUSALS[type(error)], str(error))
-
-
-def _unprocessable(_: Request, error: Exception) -> Response:
-    assert isinstance(error, FieldError)
-    return JSONResponse({"field": error.field, "message": error.message}, status_code=422)
+    told = (
+        {"field": error.field, "message": error.message} if isinstance(error, FieldError) else {"message": str(error)}
+    )
+    return JSONResponse(told, status_code=REFUSALS[type(error)])
