@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from typing import TypeVar
 
@@ -164,17 +163,17 @@ class Lane:
 
     def flush(self, namespace: str | None, tenant: bytes | None) -> Counted:
         """The tier's `flush`, probes not counted; TIMEOUT after ``hung_s``, but it goes on."""
-        dropping = partial(self._flush, namespace, tenant)
+
+        def dropping() -> Counted:
+            if namespace is None and tenant is None:
+                self.tier.inner.flush(PROBE_NAMESPACE)  # first: probes go with all else, but are nobody's chunks
+            return self.tier.flush(namespace, tenant)
+
         flushing = self._askers.submit(self._guarded, "flush", dropping, (Outcome.ERROR, 0))
         try:
             return flushing.result(self._hung_s)
         except TimeoutError:
             return Outcome.TIMEOUT, 0
-
-    def _flush(self, namespace: str | None, tenant: bytes | None) -> Counted:
-        if namespace is None and tenant is None:
-            self.tier.inner.flush(PROBE_NAMESPACE)  # first: probes go with all else, but are nobody's chunks
-        return self.tier.flush(namespace, tenant)
 
     def probe(self, nbytes: int) -> Outcome:
         """Read a small chunk of our own, writing it first if it is not there: keeps cost and health fresh.
