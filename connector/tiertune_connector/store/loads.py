@@ -104,18 +104,17 @@ class Loads:
         pins = {key: slot for key in keys if (slot := self.dram.pin(digest, key)) is not None}
         coming: dict[bytes, Slot | Arrival] = {}
         for key in keys:
-            found = pins.get(key) or (self._fetch(digest, key) if fetch else None)
+            found: Slot | Arrival | None = pins.get(key)
+            if found is None and fetch:
+                (local,) = self.residency.local(digest, [key])
+                tier = local or ("remote" if self.residency.readable else "")
+                found = self.arrivals.fetch((digest, key), tier, self.flushes.era) if tier else None
             if found is None:
                 break
             coming[key] = found
         for key in pins.keys() - coming.keys():
             self.dram.unpin(digest, key)
         return coming
-
-    def _fetch(self, digest: str, key: bytes) -> Arrival | None:
-        (local,) = self.residency.local(digest, [key])
-        tier = local or ("remote" if self.residency.readable else "")
-        return self.arrivals.fetch((digest, key), tier, self.flushes.era) if tier else None
 
     def _accept(self, arrival: Arrival, origin: Origin) -> Outcome:
         """Whether a chunk that came from another tier may stay."""
