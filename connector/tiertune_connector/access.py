@@ -149,8 +149,10 @@ def connection_pool(
     """
     shared: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
     if address.tls:
-        shared["ssl"] = True
-        shared |= _tls(login.tls or TlsFiles())
+        files = login.tls or TlsFiles()
+        named = {"ssl_ca_certs": files.ca_file, "ssl_certfile": files.certificate_file, "ssl_keyfile": files.key_file}
+        shared |= {"ssl": True, "ssl_check_hostname": True, "ssl_password": ""}  # without one OpenSSL would ask for it
+        shared |= {name: _Plain(path) for name, path in named.items() if path}
     options: dict[str, Any] = {
         **shared,
         "db": address.db,
@@ -163,8 +165,12 @@ def connection_pool(
     if address.user or login.password_file or environment.get(PASSWORD):
         options["credential_provider"] = _Password(address.user, login.password_file, environment)
     if address.service:
-        asked = _sentinels(address, login, shared, timeout_s)
-        return _MasterPool(address.service, asked, **options)  # type: ignore[no-untyped-call]
+        each_s = timeout_s / (2 * len(address.hosts))  # each may take its part to connect, and as long again to answer
+        asked: dict[str, Any] = {**shared, "socket_timeout": each_s, "socket_connect_timeout": each_s}
+        if login.sentinel_password_file:
+            asked["credential_provider"] = _Password(None, login.sentinel_password_file, {})
+        sentinels = _Sentinels(address.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+        return _MasterPool(address.service, sentinels, **options)  # type: ignore[no-untyped-call]
     encrypted = options.pop("ssl", False)
     if address.path:
         del options["socket_connect_timeout"]
@@ -174,21 +180,6 @@ def connection_pool(
         kind = redis.SSLConnection if encrypted else redis.Connection
         options |= {"connection_class": kind, "host": host, "port": port}
     return redis.BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]
-
-
-def _sentinels(address: Address, login: Login, shared: Mapping[str, Any], timeout_s: float) -> Sentinel:
-    """Those of an address: each may take its part of the time to connect, and as long again to answer."""
-    each_s = timeout_s / (2 * len(address.hosts))
-    options: dict[str, Any] = {**shared, "socket_timeout": each_s, "socket_connect_timeout": each_s}
-    if login.sentinel_password_file:
-        options["credential_provider"] = _Password(None, login.sentinel_password_file, {})
-    return _Sentinels(address.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
-
-
-def _tls(files: TlsFiles) -> dict[str, Any]:
-    named = {"ssl_ca_certs": files.ca_file, "ssl_certfile": files.certificate_file, "ssl_keyfile": files.key_file}
-    given = {name: _Plain(path) for name, path in named.items() if path}
-    return {"ssl_check_hostname": True, "ssl_password": _no_password(), **given}
 
 
 class _Plain(os.PathLike[str]):
@@ -219,15 +210,10 @@ def _check_tls(files: TlsFiles, field: str) -> None:
                 context.load_verify_locations(plain_file(path))
             elif name == "certificate_file" and path:
                 key = plain_file(files.key_file or path)
-                context.load_cert_chain(plain_file(path), key, password=_no_password)
+                context.load_cert_chain(plain_file(path), key, password=lambda: "")
         except ssl.SSLError as error:
             told = "is no PEM certificate" if name == "ca_file" else f"and {files.key_file} are no certificate and key"
             raise DocumentError([f"{field}.{name}: {path} {told}: {error.reason or 'not understood'}"]) from None
         except OSError as error:
             told = f"{error.filename or path} cannot be read: {error.strerror}"
             raise DocumentError([f"{field}.{name}: {told}"]) from None
-
-
-def _no_password() -> str:
-    """Else OpenSSL would ask at the terminal."""
-    return ""
