@@ -113,26 +113,23 @@ class StateDir:
     def write(self, name: str, text: str) -> None:
         """Replace a file whole or not at all; OSError names it."""
         path = self._directory / name
+        aside = path.with_suffix(".new")
         try:
-            self._replace(path, text)
+            with aside.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(directory)  # the new name, too, survives a loss of power
+            finally:
+                os.close(directory)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
 
     def close(self) -> None:
         self._lock.close()
-
-    def _replace(self, path: Path, text: str) -> None:
-        aside = path.with_suffix(".new")
-        with aside.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)  # the new name, too, survives a loss of power
-        finally:
-            os.close(directory)
 
 
 def _known(document: object, path: Path) -> Tuning:

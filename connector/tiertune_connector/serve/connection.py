@@ -97,8 +97,15 @@ class Connection:
             if not self._unsent:
                 with suppress(BlockingIOError):
                     frame, descriptor = frame[self._put(frame, descriptor) :], NO_FD
-            if frame:
-                self._keep(frame, descriptor)
+            if not frame:
+                return
+            if self._unsent_bytes + len(frame) > _MOST_UNSENT_BYTES:
+                raise OSError(f"{self._unsent_bytes} bytes wait for a client that does not take them")
+            self._unsent.append((frame, os.dup(descriptor) if descriptor != NO_FD else NO_FD))
+            self._unsent_bytes += len(frame)
+            if not self.stuck:
+                self._stuck_since = time.monotonic()
+                self._on_stuck(True)
 
     def flush(self) -> bool:
         """Send what waits; returns whether the client has taken it all. OSError if it has gone."""
@@ -119,15 +126,6 @@ class Connection:
             self._stuck_since = None
             self._on_stuck(False)
             return True
-
-    def _keep(self, frame: memoryview, descriptor: int) -> None:
-        if self._unsent_bytes + len(frame) > _MOST_UNSENT_BYTES:
-            raise OSError(f"{self._unsent_bytes} bytes wait for a client that does not take them")
-        self._unsent.append((frame, os.dup(descriptor) if descriptor != NO_FD else NO_FD))
-        self._unsent_bytes += len(frame)
-        if not self.stuck:
-            self._stuck_since = time.monotonic()
-            self._on_stuck(True)
 
     def _put(self, frame: memoryview, descriptor: int) -> int:
         """Send, a descriptor with the first byte; returns the bytes taken."""
