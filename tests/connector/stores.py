@@ -23,6 +23,7 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.base import Outcome, Tier
+from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tiers.slots import DramPool
 
 CHUNK_TOKENS = 16
@@ -141,6 +142,13 @@ def payload(key: bytes, nbytes: int = CHUNK_BYTES) -> Bytes:
 
 def view(data: Bytes) -> memoryview:
     return memoryview(data)  # type: ignore[arg-type]
+
+
+def damaged(tier: MemoryTier, namespace: str, key: bytes) -> None:
+    """Flip a byte of a chunk."""
+    with tier._lock:
+        payload, expected, origin = tier._chunks[namespace, key]
+        tier._chunks[namespace, key] = (bytes([payload[0] ^ 1]) + payload[1:], expected, origin)
 
 
 def read_chunk(tier: Tier, namespace: str, key: bytes, nbytes: int) -> tuple[Outcome, Origin]:

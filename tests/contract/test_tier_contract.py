@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from connector.local_disk import taken
 from connector.local_dram import LocalDram
-from connector.stores import Clock
+from connector.stores import Clock, damaged
 from contract.tier_contract import KEYS, MINE, NBYTES, ONE, TWO, FileContract, Medium, TierContract, read, write
 from e2e.servers import redis_server
 from extending.sqlite_tier import SqliteTier
@@ -38,7 +38,7 @@ class TestMemory(TierContract):
     @pytest.fixture
     def medium(self):
         tier = MemoryTier()
-        return Medium(tier, MemoryTier, lambda namespace, key, _: tier.damage(namespace, key))
+        return Medium(tier, MemoryTier, lambda namespace, key, _: damaged(tier, namespace, key))
 
 
 def dram(chunks: int = ROOM) -> LocalDram:
@@ -226,7 +226,7 @@ class TestSpread(TierContract):
             return opened[-1]
 
         def damage(namespace: str, key: bytes, offset: int) -> None:
-            servers[opened[0].owner(key)].damage(namespace, key)
+            damaged(servers[opened[0].owner(key)], namespace, key)
 
         yield Medium(reopen(), reopen, damage)
         for tier in opened:

@@ -66,9 +66,3 @@ class MemoryTier:
 
     def close(self) -> None:
         """Nothing outlives the object."""
-
-    def damage(self, namespace: str, key: bytes) -> None:
-        """Flip a byte of a chunk, for tests of integrity."""
-        with self._lock:
-            payload, expected, origin = self._chunks[namespace, key]
-            self._chunks[namespace, key] = (bytes([payload[0] ^ 1]) + payload[1:], expected, origin)

@@ -11,6 +11,7 @@ from connector.stores import (
     Engine,
     chain,
     counted,
+    damaged,
     eventually,
     no_more_threads,
     pinned,
@@ -56,7 +57,7 @@ def test_a_damaged_remote_chunk_is_corrupt_and_gone(remote, store, engine):
     """It is never read, and the next load misses it."""
     keys = chain("k", 2)
     put_remote(remote, keys)
-    remote.damage(DIGEST, keys[0])
+    damaged(remote, DIGEST, keys[0])
     assert engine.load(keys).outcomes[0] == "corrupt"
     assert engine.find(keys) == []
 
