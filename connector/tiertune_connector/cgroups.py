@@ -4,18 +4,20 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+SYSTEM = Path("/")
+"""Has ``proc`` and ``sys``."""
 _QUOTA_AND_PERIOD = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 """In version 1 of control groups; version 2 has both in ``cpu.max``."""
 
 
-def groups(controller: str, system: Path = Path("/")) -> Iterator[Path]:
+def groups(controller: str) -> Iterator[Path]:
     """Folders of this process's groups, own first, in version 2 and in version 1's hierarchy of a ``controller``.
 
     Some may not exist: in a container the own group may have the name that the host gives it, yet lie where the
-    outermost one should. If the own group is unknown, only the outermost ones. ``system`` has ``proc`` and ``sys``.
+    outermost one should. If the own group is unknown, only the outermost ones.
     """
-    tops = system / "sys/fs/cgroup", system / "sys/fs/cgroup" / controller
-    told = text(system / "proc/self/cgroup").splitlines()
+    tops = SYSTEM / "sys/fs/cgroup", SYSTEM / "sys/fs/cgroup" / controller
+    told = text(SYSTEM / "proc/self/cgroup").splitlines()
     if not told:
         yield from tops
     for line in told:
@@ -40,17 +42,17 @@ def text(path: Path) -> str:
         return ""
 
 
-def usable_processors(system: Path = Path("/")) -> int:
+def usable_processors() -> int:
     """Processors that this process may keep busy: those it is bound to, or its container's share of their time.
 
-    At least 1; 2.5 count as 2. ``system`` has ``proc`` and ``sys``.
+    At least 1; 2.5 count as 2.
     """
-    return max(1, int(min(len(os.sched_getaffinity(0)), *_shares(system), float("inf"))))
+    return max(1, int(min(len(os.sched_getaffinity(0)), *_shares(), float("inf"))))
 
 
-def _shares(system: Path) -> Iterator[float]:
+def _shares() -> Iterator[float]:
     """Shares set in our control group and those around it."""
-    for folder in groups("cpu", system):
+    for folder in groups("cpu"):
         both = text(folder / "cpu.max").split()
         quota, period = both or [text(folder / name).strip() for name in _QUOTA_AND_PERIOD]
         if quota.isdecimal() and period.isdecimal():

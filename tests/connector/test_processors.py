@@ -2,7 +2,8 @@
 
 import pytest
 
-from connector.control_groups import system
+from connector.control_groups import pretend
+from tiertune_connector import cgroups
 from tiertune_connector.cgroups import usable_processors
 
 V1 = "12:cpuset:/\n4:cpu,cpuacct:{0}\n0::/unified\n"
@@ -37,12 +38,14 @@ def v1(folder, quota, period="100000"):
         ("", {}, 64),
     ],
 )
-def test_a_containers_quota_counts(tmp_path, groups, files, processors):
+def test_a_containers_quota_counts(monkeypatch, tmp_path, groups, files, processors):
     """Both versions of control groups, the own group and those around it; of a processor a part is none."""
-    assert usable_processors(system(tmp_path, groups, **files)) == processors
+    pretend(monkeypatch, tmp_path, groups, **files)
+    assert usable_processors() == processors
 
 
-def test_a_host_without_control_groups_tells_its_processors(tmp_path):
+def test_a_host_without_control_groups_tells_its_processors(monkeypatch, tmp_path):
     """Nothing is there to be read."""
-    assert usable_processors(tmp_path) == 64
     assert 1 <= usable_processors() <= 64
+    monkeypatch.setattr(cgroups, "SYSTEM", tmp_path)
+    assert usable_processors() == 64

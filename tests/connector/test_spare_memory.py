@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from connector.control_groups import system
+from connector.control_groups import pretend
 from tiertune_connector.tiers.linux import most_memory, spare_memory
 
 GIB = 1 << 30
@@ -52,14 +52,15 @@ def v1(folder, limit, used, cached=0):
         ("", v1("", 10, 4, 2), 7.5),
     ],
 )
-def test_a_limit_of_any_group_around_us_counts(tmp_path, groups, files, spare):
+def test_a_limit_of_any_group_around_us_counts(monkeypatch, tmp_path, groups, files, spare):
     """Of both versions of control groups: who exceeds one is killed or slowed, though the own group has no limit.
 
     A quarter of each stays free, half a GiB at most: a store that took all but a segment of it was killed by a burst.
     """
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: {128 << 20} kB\nMemAvailable: {64 << 20} kB\n")
-    assert spare_memory(system(tmp_path, groups, **files)) == pytest.approx(spare * GIB, abs=1)
+    pretend(monkeypatch, tmp_path, groups, **files)
+    assert spare_memory() == pytest.approx(spare * GIB, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +72,12 @@ def test_a_limit_of_any_group_around_us_counts(tmp_path, groups, files, spare):
         (v2("pod/one/", 900, 1), 127.5),
     ],
 )
-def test_the_most_is_what_nobody_else_could_leave_less_of(tmp_path, files, most):
+def test_the_most_is_what_nobody_else_could_leave_less_of(monkeypatch, tmp_path, files, most):
     """Of the machine and every group, without what stays free: more than that no store ever has."""
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: {128 << 20} kB\nMemAvailable: {64 << 20} kB\n")
-    assert most_memory(system(tmp_path, V2.format("/pod/one"), **files)) == most * GIB
+    pretend(monkeypatch, tmp_path, V2.format("/pod/one"), **files)
+    assert most_memory() == most * GIB
 
 
 def test_it_is_what_the_machine_tells():

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from tiertune_connector import cgroups
 from tiertune_connector.cgroups import groups, number, text
 
 _PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
@@ -38,26 +39,26 @@ def populate(address: int, length: int) -> bool:
     return bool(_libc.madvise(address, length, _POPULATE_WRITE) == 0)
 
 
-def spare_memory(system: Path = Path("/")) -> int:
+def spare_memory() -> int:
     """Bytes that a cache may still take of what the machine and each of our control groups have; 0 or less: none.
 
     A part of each limit stays free. What only caches files counts as spare. The kernel does not refuse shared memory
-    that is not there: it kills a process when that is touched. ``system`` has ``proc`` and ``sys``.
+    that is not there: it kills a process when that is touched.
     """
-    return min(_without_free(limit) - used for limit, used in _limits(system))
+    return min(_without_free(limit) - used for limit, used in _limits())
 
 
-def most_memory(system: Path = Path("/")) -> int:
+def most_memory() -> int:
     """As ``spare_memory`` if nobody else took any."""
-    return min(_without_free(limit) for limit, _ in _limits(system))
+    return min(_without_free(limit) for limit, _ in _limits())
 
 
-def _limits(system: Path) -> Iterator[tuple[int, int]]:
+def _limits() -> Iterator[tuple[int, int]]:
     """What the machine and each of our control groups have, and what of it is in use, in bytes."""
-    machine = _fields(system / "proc/meminfo")
+    machine = _fields(cgroups.SYSTEM / "proc/meminfo")
     total, available = (machine.get(name, 1 << 50) * 1024 for name in ("MemTotal:", "MemAvailable:"))
     yield total, total - available
-    for folder in groups("memory", system):
+    for folder in groups("memory"):
         for limit, usage, cached in _FILES:
             most, used = number(folder / limit), number(folder / usage)
             if most is not None and used is not None:
