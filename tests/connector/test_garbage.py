@@ -8,7 +8,7 @@ import sys
 
 RING = """
 import gc, weakref
-from tiertune_connector.serve.garbage import GarbageCollector
+from tiertune_connector.serve import garbage
 
 class Ring:
     "Refers to itself, so that counting references never frees it."
@@ -27,7 +27,8 @@ def proven(steps):
 def test_new_garbage_is_freed_and_what_lives_is_looked_at_no_more():
     """However much lives, the next look goes through what came since."""
     proven("""
-collector = GarbageCollector(new=100)
+garbage._NEW = 100
+collector = garbage.GarbageCollector()
 living = [Ring() for _ in range(1000)]
 gone = weakref.ref(Ring())
 collector.tidy()
@@ -48,7 +49,8 @@ few = 100_000
 assert len(gc.get_objects()) < few // 3, "the interpreter's own decide nothing"
 ring = Ring()
 late = weakref.ref(ring)
-collector = GarbageCollector(new=100, few=few)
+garbage._NEW, garbage._FEW = 100, few
+collector = garbage.GarbageCollector()
 living = [Ring() for _ in range(few * 3 // 5)]
 collector.tidy()
 del ring

@@ -15,9 +15,8 @@ _FEW = 1_000_000
 class GarbageCollector:
     """Replaces Python's own, which it switches off. One per process."""
 
-    def __init__(self, *, new: int = _NEW, few: int = _FEW) -> None:
-        self._new = new
-        self._few = self._most = few
+    def __init__(self) -> None:
+        self._most = _FEW
         self._since = 0
         """Objects that came since the kept ones were counted."""
         gc.disable()
@@ -28,10 +27,10 @@ class GarbageCollector:
         Some of it may become garbage: all is looked through once there is twice as much.
         """
         new = gc.get_count()[0]
-        if new < self._new:
+        if new < _NEW:
             return
         self._since += new
-        if self._since > self._few:  # counting takes a while too
+        if self._since > _FEW:  # counting takes a while too
             self._since = 0
             if gc.get_freeze_count() > self._most:
                 gc.unfreeze()
@@ -39,4 +38,4 @@ class GarbageCollector:
         gc.collect()
         gc.freeze()
         if not self._most:
-            self._most = 2 * max(self._few, gc.get_freeze_count())
+            self._most = 2 * max(_FEW, gc.get_freeze_count())
