@@ -60,10 +60,7 @@ class Lookups:
         def left_s() -> float:
             return max(0.0, until - self.clock()) if readable else 0.0
 
-        with self.dram.lock:
-            local = self.residency.local(digest, keys)
-        tiers = self.residency.leading(digest, keys, local, left_s)
-        tiers = self._may_come(session, asked.tenant, tiers)
+        tiers = self._may_come(session, asked.tenant, self.residency.leading(digest, keys, left_s))
         if asked.sides:
             allowed = self.residency.allowed(digest, len(tiers), session.chunk_tokens, asked.sides, left_s)
             tiers = tiers[:allowed]

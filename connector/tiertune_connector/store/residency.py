@@ -50,15 +50,12 @@ class Residency:
         rest = ["dram" if key in in_dram else "disk" if key in on_disk else "" for key in keys[first:]]
         return ["dram"] * first + rest
 
-    def leading(
-        self, digest: str, keys: Sequence[bytes], local: Sequence[str], left_s: Callable[[], float]
-    ) -> list[str]:
-        """The tiers of the longest leading run of keys held anywhere; waits ``left_s`` for the remote, 0: not asked.
-
-        ``local`` is the answer of the method ``local``.
-        """
+    def leading(self, digest: str, keys: Sequence[bytes], left_s: Callable[[], float]) -> list[str]:
+        """The tiers of the longest leading run of keys held anywhere; waits ``left_s`` for the remote, 0: not asked."""
+        with self.dram.lock:
+            local = self.local(digest, keys)
         if all(local):
-            return list(local)
+            return local
         absent = [key for key, tier in zip(keys, local, strict=True) if not tier]
         within_s = left_s()
         there = self.lanes["remote"].present(digest, absent, within_s) if within_s else 0
@@ -77,8 +74,6 @@ class Residency:
         """The longest of the last few cuts up to ``chunks`` whose other groups' chunks are held too; or 0."""
         for cut in range(chunks, max(0, chunks - _CUTS_TRIED), -1):
             needed = [key for side in sides for key in side.needed(cut * chunk_tokens)]
-            with self.dram.lock:
-                local = self.local(digest, needed)
-            if len(self.leading(digest, needed, local, left_s)) == len(needed):
+            if len(self.leading(digest, needed, left_s)) == len(needed):
                 return cut
         return 0
