@@ -121,7 +121,7 @@ class Loads:
         namespace, nbytes = arrival.place[0], arrival.slot.nbytes
         if not self.flushes.current(arrival.era, namespace, origin.tenant):
             return Outcome.MISS
-        if self.quotas.refuse(origin.tenant, nbytes, self.tuning().tenants):
+        if self.quotas.refuse(origin.tenant, nbytes):
             self.accounts.over_quota(namespace)
             return Outcome.FULL
         self.quotas.change(origin.tenant, nbytes)

@@ -121,7 +121,7 @@ class Lookups:
     def _may_come(self, session: Session, tenant: bytes, tiers: list[str]) -> list[str]:
         """The tiers up to the first chunk that the tenant's quota has no room for: fetching it would be vain."""
         with self.dram.lock:
-            left = self.quotas.left(tenant, self.tuning().tenants)
+            left = self.quotas.left(tenant)
         if left is None:
             return tiers
         coming = [position for position, tier in enumerate(tiers) if tier != "dram"]

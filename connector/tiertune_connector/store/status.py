@@ -26,7 +26,7 @@ def status(store: TieredStore) -> Json:
                 {"codec": lane.codec.writes} if lane.codec else {}
             )
     with store.dram.lock:
-        tenants = store.quotas.document(store.tuning.tenants)
+        tenants = store.quotas.document()
     return {
         "store": store.name,
         "bypass": store.tuning.bypass,

@@ -93,8 +93,8 @@ class Storing:
 
     def _refusal(self, session: Session, key: bytes, tenant: bytes, before: int) -> str:
         """Why a chunk is not wanted, if ``before`` others ahead of it are wanted; empty: it is."""
-        pool, tuning = self.dram.pools[session.digest].pool, self.tuning()
-        if tuning.bypass:
+        pool = self.dram.pools[session.digest].pool
+        if self.tuning().bypass:
             return "bypassed"
         if key in pool:
             return "present"
@@ -102,7 +102,7 @@ class Storing:
             return "busy"
         if before >= pool.room:
             return "full"
-        if self.quotas.refuse(tenant, (before + 1) * session.chunk_bytes, tuning.tenants):
+        if self.quotas.refuse(tenant, (before + 1) * session.chunk_bytes):
             self.accounts.over_quota(session.digest)
             return "over_quota"
         return ""

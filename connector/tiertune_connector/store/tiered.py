@@ -76,7 +76,7 @@ class TieredStore:
         self.behind = behind = WriteBehind(dram, lanes, clock, self._in_force, disk)
         self.flushes = flushes = Flushes(dram, lanes, self.namespaces)
         self.pools = Pools(dram, disk, lanes, self.namespaces, counters, self._in_force)
-        self.quotas = quotas = Quotas()
+        self.quotas = quotas = Quotas(self._in_force)
         self.holdings = holdings = Holdings(dram, quotas, counters, clock, lease_s)
         self.residency = residency = Residency(dram, disk, lanes, self._in_force)
         self.loads = Loads(dram, lanes, residency, health, accounts, holdings, quotas, flushes, clock, self._in_force)
