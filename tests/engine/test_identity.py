@@ -27,7 +27,7 @@ LONG_ROPE = {
 def identify(config, cache=None):
     cache = cache or cache_of(config)
     engine = Engine(config, cache)
-    return namespace(config, cache, engine.config, engine.groups, engine.settings.epoch)
+    return namespace(config, cache, engine.config, engine.groups[0].chunk_tokens, engine.settings.epoch)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tiertune_connector import __version__
-from tiertune_connector.counters import Counters, PrometheusCollector
+from tiertune_connector.counters import PrometheusCollector
 from tiertune_connector.documents import Document, FieldError, validated
 from tiertune_connector.httpd.guarded import READING, Guarded, bearer
 from tiertune_connector.httpd.listening import Listening
@@ -96,7 +96,6 @@ class Http:
         self,
         server: Server,
         control: Control,
-        counters: Counters,
         clock: Clock,
         *,
         gpus: Callable[[], str],
@@ -107,11 +106,10 @@ class Http:
         self._writes = writes
         self._server = server
         self._control = control
-        self._counters = counters
         self._clock = clock
         self._started = clock()
         self._registry = CollectorRegistry()
-        self._registry.register(PrometheusCollector(counters, server.store.name))
+        self._registry.register(PrometheusCollector(server.counters, server.store.name))
 
     def application(self) -> ASGIApp:
         routes = [
@@ -155,7 +153,7 @@ class Http:
     def counters(self, request: Request) -> Response:
         """Waits for what is being studied."""
         since = _since(request, "seq")
-        sequence, metrics = self._counters.snapshot(since)
+        sequence, metrics = self._server.counters.snapshot(since)
         store = self._server.store
         return JSONResponse(
             {

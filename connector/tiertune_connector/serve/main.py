@@ -98,9 +98,7 @@ class StoreProcess:
             )
             self.control = Control(self.store, self._state)
             writes = Writes(self._state, lambda: datetime.now(UTC))
-            http = Http(
-                self.server, self.control, self.counters, self._clock, gpus=lambda: self.gpus.state, writes=writes
-            )
+            http = Http(self.server, self.control, self._clock, gpus=lambda: self.gpus.state, writes=writes)
             served = guarded(http.application(), settings.http, self._clock)
             config = uvicorn.Config(served, **settings.http.serving())
             self._http = uvicorn.Server(renewing(config, settings.http.certificate_file, settings.http.key_file))

@@ -75,7 +75,7 @@ class Engine:
         """What the tier must know about the engine."""
         return Facts(
             namespace=identity.namespace(
-                self._vllm_config, self._kv_cache_config, self.config, self.groups, self.settings.epoch
+                self._vllm_config, self._kv_cache_config, self.config, self.groups[0].chunk_tokens, self.settings.epoch
             ),
             shape=model_shape(self._vllm_config),
             groups=self.groups,

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from tiertune_connector.keys import Namespace
 from tiertune_connector.vllm import weights
-from tiertune_connector.vllm.facts import Group
 
 logger = logging.getLogger(f"vllm.{__name__}")
 KEYS = 1
@@ -56,12 +54,12 @@ def namespace(
     vllm_config: VllmConfig,
     kv_cache_config: KVCacheConfig,
     config: OffloadingConfig,
-    groups: Sequence[Group],
+    chunk_tokens: int,
     epoch: int,
 ) -> Namespace:
     """If a part of it cannot be known, this engine shares its chunks with no other, and a warning says so.
 
-    ``groups``: the leading one first; ``epoch``: the operator's. An adapter's contents are part of its requests' keys.
+    ``chunk_tokens`` of the leading group; ``epoch``: the operator's. An adapter's contents are part of requests' keys.
     """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, config.parallel
     algorithm, measured = str(cache.prefix_caching_hash_algo), getattr(cache, "calculate_kv_scales", False)
@@ -84,7 +82,7 @@ def namespace(
             *_interleaving(vllm_config.parallel_config),
             *_stages(vllm_config.parallel_config),
         ),
-        chunk_tokens=groups[0].chunk_tokens,
+        chunk_tokens=chunk_tokens,
         hash_algorithm=algorithm,
         hash_seed=resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
         epoch=epoch,
