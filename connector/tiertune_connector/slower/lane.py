@@ -42,7 +42,6 @@ class Lane:
         counters: Counters,
         clock: Clock,
         *,
-        writers: int = 2,
         patience_s: float = 1.0,
         hung_s: float | None = None,
         breaker: Breaker | Breakers | None = None,
@@ -77,7 +76,7 @@ class Lane:
         self._lock = threading.Lock()
         self._closed = False
         self.transit = Transit(clock)
-        self.writers = Writers(tier.name, counters, self._put, self._refusal, threads=writers)
+        self.writers = Writers(tier.name, counters, self._put, self._refusal)
 
     def present(self, namespace: str, keys: Sequence[bytes], within_s: float = inf) -> int:
         """Length of the longest leading run that is there; 0 if the tier is not asked, or does not answer.

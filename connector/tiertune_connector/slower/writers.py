@@ -12,6 +12,8 @@ from tiertune_connector.tiers.base import Outcome
 MAX_QUEUED = 1024
 """Chunks queued per namespace, at most."""
 
+_THREADS = 2
+
 
 @dataclass(frozen=True, eq=False)
 class Write:
@@ -71,10 +73,8 @@ class Writers:
         counters: Counters,
         put: Callable[[Write], Outcome],
         refusal: Callable[[], str],
-        *,
-        threads: int,
     ) -> None:
-        """``put`` writes a chunk, on one of ``threads`` threads, and raises nothing.
+        """``put`` writes a chunk, on a thread of ours, and raises nothing.
 
         ``refusal`` returns why nothing is written now; empty: all is well.
         """
@@ -86,7 +86,7 @@ class Writers:
         self._queue = WriteQueue()
         self._writing: set[Write] = set()
         self._closed = False
-        self._threads = [threading.Thread(target=self._run, name=f"{tier}-write", daemon=True) for _ in range(threads)]
+        self._threads = [threading.Thread(target=self._run, name=f"{tier}-write", daemon=True) for _ in range(_THREADS)]
         for thread in self._threads:
             thread.start()
 

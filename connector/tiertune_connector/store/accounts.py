@@ -28,7 +28,8 @@ class Accounts:
         """``model`` returns the name of a namespace's model."""
         self._model = model
         self._counters = counters
-        self._writer = writer_id(store)
+        self.writer = writer_id(store)
+        """Of the chunks that this store writes."""
         self._dram = dram
         self._authors = Authors()
         self._stages: set[str] = set()
@@ -166,7 +167,7 @@ class Accounts:
         """How many of the keys, all held by a tier, come from where."""
         digest, authors = session.digest, self._authors
         if tier == "dram":
-            pool, mine = self._dram.pools.get(digest), self._writer
+            pool, mine = self._dram.pools.get(digest), self.writer
             slots = pool.pool.places(keys) if pool else []
             engines = [slot.engine for _, slot in slots if slot.origin.writer == mine]
             others = len(slots) - len(engines)

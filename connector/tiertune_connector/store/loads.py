@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from tiertune_connector.chunk import Origin
@@ -12,7 +12,6 @@ from tiertune_connector.sessions.holdings import Holdings
 from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.arrivals import Arrival, Arrivals
-from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.flushes import Flushes
 from tiertune_connector.store.health import Health
@@ -30,7 +29,6 @@ class Loads:
     """Thread-safe. ``clock`` gives monotonic seconds, ``tuning`` what is in force."""
 
     dram: DramTier
-    lanes: InitVar[Lanes]
     residency: Residency
     health: Health
     accounts: Accounts
@@ -40,8 +38,8 @@ class Loads:
     clock: Clock
     tuning: InForce
 
-    def __post_init__(self, lanes: Lanes) -> None:
-        self.arrivals = Arrivals(self.dram, lanes, self.clock, self._accept)
+    def __post_init__(self) -> None:
+        self.arrivals = Arrivals(self.dram, self.residency.lanes, self.clock, self._accept)
 
     def load(
         self,

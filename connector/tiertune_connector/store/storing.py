@@ -29,10 +29,9 @@ Item = TypeVar("Item")
 class Storing:
     """Thread-safe; more than ``AT_ONCE`` chunks need a thread that may wait.
 
-    ``writer`` is the store's `writer_id`, ``tuning`` returns what is in force.
+    ``tuning`` returns what is in force.
     """
 
-    writer: str
     dram: DramTier
     accounts: Accounts
     holdings: Holdings
@@ -53,7 +52,7 @@ class Storing:
                 if not reasons[key]:
                     wanted.append(key)
             for key in reversed(wanted):  # tail first, like every touch of a chain
-                slot = self.dram.reserve(session.digest, key, Origin(self.writer, tenant), session.engine)
+                slot = self.dram.reserve(session.digest, key, Origin(self.accounts.writer, tenant), session.engine)
                 if slot is None:
                     reasons[key] = "full"
                     continue

@@ -10,7 +10,6 @@ from functools import partial
 
 import msgspec
 
-from tiertune_connector.chunk import writer_id
 from tiertune_connector.counters import Counters
 from tiertune_connector.sampling.ghosts import Room
 from tiertune_connector.sampling.observer import Observer
@@ -79,13 +78,11 @@ class TieredStore:
         self.quotas = quotas = Quotas(self._in_force)
         self.holdings = holdings = Holdings(dram, quotas, counters, clock, lease_s)
         self.residency = residency = Residency(dram, disk, lanes, self._in_force)
-        self.loads = Loads(dram, lanes, residency, health, accounts, holdings, quotas, flushes, clock, self._in_force)
+        self.loads = Loads(dram, residency, health, accounts, holdings, quotas, flushes, clock, self._in_force)
         self.lookups = Lookups(
             dram, residency, health, accounts, self.observer, quotas, behind, self.loads.arrivals, clock, self._in_force
         )
-        self.storing = Storing(
-            writer_id(name), dram, accounts, holdings, quotas, flushes, behind, tuning=self._in_force
-        )
+        self.storing = Storing(dram, accounts, holdings, quotas, flushes, behind, tuning=self._in_force)
         dram.on_evicted = partial(self._evicted, "dram")
         if disk is not None:
             disk.on_evicted = partial(self._evicted, "disk")

@@ -21,7 +21,6 @@ from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decod
 from tiertune_connector.codec import Codec, readable
 from tiertune_connector.tiers.base import UNKNOWN, Came, Counted, Outcome, Read, Usage, unheard
 from tiertune_connector.tiers.resp import Wire, command, set_once
-from tiertune_connector.units import Clock
 
 PREFIX = b"tiertune:"
 WINDOW_BYTES = 1 << 20
@@ -53,16 +52,14 @@ class RedisTier:
         login: Login | None = None,
         connections: int = 24,
         codec: Codec | None = None,
-        clock: Clock = time.monotonic,
     ) -> None:
-        """``clock`` gives monotonic seconds; ValueError if the address is not understood.
+        """ValueError if the address is not understood.
 
         Without a ``codec``, chunks are written as they are, and those coded by others are misses.
         """
         self._writer = writer
         self._codec = codec
         self._timeout_s = timeout_s
-        self._clock = clock
         self._login = login or Login()
         where = parse_address(address) if isinstance(address, str) else address
         pool = connection_pool(
@@ -77,7 +74,7 @@ class RedisTier:
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
         """A round trip or two, unless chunks are here after a missing one: then a binary search follows."""
-        names, until = [_name(namespace, key) for key in keys], self._clock() + self._timeout_s
+        names, until = [_name(namespace, key) for key in keys], time.monotonic() + self._timeout_s
 
         def here(start: int, stop: int) -> int:
             self._check(until)
@@ -196,10 +193,10 @@ class RedisTier:
 
     def _until(self, nbytes: int) -> float:
         """Until when a chunk of so many bytes may be on its way."""
-        return self._clock() + self._timeout_s * (1 + nbytes / PATIENT_BYTES)
+        return time.monotonic() + self._timeout_s * (1 + nbytes / PATIENT_BYTES)
 
     def _check(self, until: float) -> None:
-        if self._clock() > until:
+        if time.monotonic() > until:
             raise redis.TimeoutError("the operation took too long")
 
     def _unfit(self, name: bytes, head: memoryview, length: int | None) -> Outcome:
