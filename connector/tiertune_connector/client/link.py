@@ -21,6 +21,7 @@ import msgspec
 
 from tiertune_connector.client.receiving import Live, PendingReply, Question, Receiver
 from tiertune_connector.cost import FetchEstimate
+from tiertune_connector.eviction import Keys
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import (
     CommitReply,
@@ -194,7 +195,7 @@ class StoreLink:
         self.send(message, live.number)
         return future
 
-    def look(self, keys: Sequence[bytes]) -> FetchEstimate | None:
+    def look(self, keys: Keys) -> FetchEstimate | None:
         """Cost of fetching a chain that lies wholly in host memory, by the store's index; None: ask the store.
 
         If there is one, the caller tells the store of the lookup.
@@ -212,7 +213,7 @@ class StoreLink:
             told = dict(zip(FetchEstimate.__struct_fields__, index.numbers(_NUMBERS), strict=True))
             return msgspec.convert(told, FetchEstimate, strict=False)
 
-    def find(self, keys: Sequence[bytes]) -> tuple[list[Place], int]:
+    def find(self, keys: Keys) -> tuple[list[Place], int]:
         """Where a chain's leading chunks lie by the store's index, and the connection's number.
 
         That may be wrong by the time it is read.
@@ -221,7 +222,7 @@ class StoreLink:
             index = self._index
             return ([] if index is None else self._seen(index, keys)), self._connection
 
-    def _seen(self, index: SharedIndex, keys: Sequence[bytes]) -> list[Place]:
+    def _seen(self, index: SharedIndex, keys: Keys) -> list[Place]:
         fresh = 0 <= time.monotonic() - index.told_at < _BELIEVED_S
         return index.find(keys, self._segments) if fresh else []
 

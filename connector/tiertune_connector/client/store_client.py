@@ -17,6 +17,7 @@ from tiertune_connector import __version__
 from tiertune_connector.chunk import Bytes
 from tiertune_connector.client.link import StoreLink, resolved
 from tiertune_connector.copying.copier import Copier, PartialCopy
+from tiertune_connector.eviction import Keys
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import (
     PROTOCOL,
@@ -138,7 +139,7 @@ class StoreClient(StoreLink):
     def lookup(
         self,
         request: str,
-        keys: Sequence[bytes],
+        keys: Keys,
         *,
         prompt_tokens: int,
         tenant: bytes = b"",
@@ -166,7 +167,7 @@ class StoreClient(StoreLink):
         """Tell the store how many leading chunks of a deferred lookup's prompt the engine had itself."""
         self.tell(Own(request, gpu_chunks, staging_chunks))
 
-    def load(self, keys: Sequence[bytes], *, deadline_s: float, arriving: Arriving | None = None) -> "Future[Loaded]":
+    def load(self, keys: Keys, *, deadline_s: float, arriving: Arriving | None = None) -> "Future[Loaded]":
         """Bring chunks into DRAM slots and pin them; ``release`` the answer.
 
         ``arriving`` hears what ``read_part`` can copy before the reply: at once what seems to lie in host memory, later
@@ -239,7 +240,7 @@ class StoreClient(StoreLink):
         damaged = [slot.key for slot in loaded.slots if slot.damaged]
         self.tell(Release(loaded.lease, damaged), loaded.connection)
 
-    def reserve(self, keys: Sequence[bytes], *, request: str = "", tenant: bytes = b"") -> "Future[Reserved]":
+    def reserve(self, keys: Keys, *, request: str = "", tenant: bytes = b"") -> "Future[Reserved]":
         """Slots for a chain's chunks that the store wants: ``write`` and ``commit``, or ``abort`` them."""
         chain = list(keys)
 

@@ -3,9 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 
-from tiertune_connector.eviction.base import Key, oldest
+from tiertune_connector.eviction.base import Key, Order, oldest
 
-_Order = OrderedDict[Key, None]
 _NEW, _RECENT_GHOST, _FREQUENT_GHOST = range(3)
 
 
@@ -17,10 +16,10 @@ class ARC:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.target = 0.0  # p: resident keys that `recent` may hold
-        self._recent: _Order = OrderedDict()  # T1
-        self._frequent: _Order = OrderedDict()  # T2
-        self._recent_ghosts: _Order = OrderedDict()  # B1
-        self._frequent_ghosts: _Order = OrderedDict()  # B2
+        self._recent: Order = OrderedDict()  # T1
+        self._frequent: Order = OrderedDict()  # T2
+        self._recent_ghosts: Order = OrderedDict()  # B1
+        self._frequent_ghosts: Order = OrderedDict()  # B2
         self._incoming = _NEW  # what the last admitted key was
 
     def __len__(self) -> int:

@@ -14,6 +14,7 @@ Key = bytes
 """Opaque and hashable; the replay passes integers."""
 Keys = Sequence[Key]
 """Of a chain, mostly all of it, head first."""
+Order = OrderedDict[Key, None]
 
 
 class Eviction(Protocol):
@@ -65,7 +66,7 @@ class InOrder:
     ghosts = 0
 
     def __init__(self, capacity: int) -> None:
-        self._order: OrderedDict[Key, None] = OrderedDict()
+        self._order: Order = OrderedDict()
         self.resize(capacity)
 
     def __len__(self) -> int:

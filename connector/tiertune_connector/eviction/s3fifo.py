@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 
-from tiertune_connector.eviction.base import Key, oldest
+from tiertune_connector.eviction.base import Key, Order, oldest
 
 SMALL_SHARE = 0.1
 """The paper's share of the capacity for the small queue, on probation."""
@@ -20,9 +20,9 @@ class S3FIFO:
 
     def __init__(self, capacity: int) -> None:
         self._uses: dict[Key, int] = {}  # of the resident keys that have any
-        self._small: OrderedDict[Key, None] = OrderedDict()
-        self._main: OrderedDict[Key, None] = OrderedDict()
-        self._ghosts: OrderedDict[Key, None] = OrderedDict()  # left the small queue unused
+        self._small: Order = OrderedDict()
+        self._main: Order = OrderedDict()
+        self._ghosts: Order = OrderedDict()  # left the small queue unused
         self.resize(capacity)
 
     def __len__(self) -> int:

@@ -30,6 +30,8 @@ _WAITING = 128
 _QUEUED_SHARE = 2
 """At most one in so many chunks of a pool waits to be written behind."""
 _MADE_ROOM = ("room", "capacity")
+Chunk = tuple[bytes, Slot]
+"""A key, and where its chunk lies in DRAM."""
 
 
 @dataclass(eq=False)
@@ -58,7 +60,7 @@ class WriteBehind:
             tiers.append("remote")
         return tiers
 
-    def used(self, digest: str, chunks: Sequence[tuple[bytes, Slot]]) -> None:
+    def used(self, digest: str, chunks: Sequence[Chunk]) -> None:
         """Queue committed or used chunks for the tiers that are written at commit and lack them."""
         for tier in self.tiers("commit"):
             for key, slot in self._missing(tier, chunks):
@@ -85,7 +87,7 @@ class WriteBehind:
             if count:
                 self.lanes[tier].writers.missed(count)
 
-    def _missing(self, tier: SlowerTier, chunks: Iterable[tuple[bytes, Slot]]) -> Iterator[tuple[bytes, Slot]]:
+    def _missing(self, tier: SlowerTier, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """The chunks that a tier does not hold or may have lost; a maybe lost one only once after each use."""
         doubted = self.clock() - BELIEVED_S
         for key, slot in chunks:
@@ -93,7 +95,7 @@ class WriteBehind:
             if known < doubted and known < slot.used_at:
                 yield key, slot
 
-    def _next_victims(self, tier: SlowerTier, held: DramPool) -> Iterator[tuple[bytes, Slot]]:
+    def _next_victims(self, tier: SlowerTier, held: DramPool) -> Iterator[Chunk]:
         """A pool's next few victims, on from where the last step ended; in time all have their turn."""
         pool, left = held.pool, self._victims[tier].setdefault(held, deque())
         if not left:

@@ -1,11 +1,12 @@
 """Bringing a prompt's chunks into host memory, and keeping them there while a client copies them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
 from typing import Literal
 
 from tiertune_connector.chunk import Origin
+from tiertune_connector.eviction import Keys
 from tiertune_connector.protocol.messages import Load, LoadPart, LoadReply, Report, SlotRef
 from tiertune_connector.protocol.reporting import recomputed
 from tiertune_connector.sessions.holdings import Holdings
@@ -76,7 +77,7 @@ class Loads:
         outcomes += ["miss"] * (len(asked.keys) - len(outcomes))
         return LoadReply(asked.id, lease, [SlotRef.of(slot) for slot in slots], outcomes, seconds)
 
-    def load_waits_for(self, session: Session, keys: Sequence[bytes]) -> Literal["disk", "remote", ""]:
+    def load_waits_for(self, session: Session, keys: Keys) -> Literal["disk", "remote", ""]:
         """The slowest tier that a load of these keys may wait for; empty: none."""
         with self.dram.lock:
             if self.residency.in_dram(session.digest, keys):
@@ -94,7 +95,7 @@ class Loads:
                 chunks = max(1, tier.fetched_tokens // max(1, session.chunk_tokens))
                 self.health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
 
-    def _expect(self, digest: str, keys: Sequence[bytes], *, fetch: bool) -> dict[bytes, Slot | Arrival]:
+    def _expect(self, digest: str, keys: Keys, *, fetch: bool) -> dict[bytes, Slot | Arrival]:
         """Pin or fetch the leading chunks, up to the first that cannot come.
 
         What is in DRAM is pinned before anything is fetched, so that making room for the rest cannot evict it.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from tiertune_connector.eviction import Keys
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.tiers.disk import DiskTier
@@ -35,12 +36,12 @@ class Residency:
         lanes = ((name, lane) for name, lane in self.lanes.items() if remote or name != "remote")
         return ["dram", *(name for name, lane in lanes if not lane.breaker.open)]
 
-    def in_dram(self, digest: str, keys: Sequence[bytes]) -> bool:
+    def in_dram(self, digest: str, keys: Keys) -> bool:
         """Whether DRAM has all keys. Call with the store's lock held."""
         pool = self.dram.pools.get(digest)
         return pool is not None and pool.pool.prefix(keys) == len(keys)
 
-    def local(self, digest: str, keys: Sequence[bytes]) -> list[str]:
+    def local(self, digest: str, keys: Keys) -> list[str]:
         """Per key ``dram``, ``disk`` or empty. Call with the store's lock held."""
         dram = self.dram.pools.get(digest)
         disk = self.disk.pools.get(digest) if self.disk and not self.lanes["disk"].breaker.open else None
@@ -50,7 +51,7 @@ class Residency:
         rest = ["dram" if key in in_dram else "disk" if key in on_disk else "" for key in keys[first:]]
         return ["dram"] * first + rest
 
-    def leading(self, digest: str, keys: Sequence[bytes], left_s: Callable[[], float]) -> list[str]:
+    def leading(self, digest: str, keys: Keys, left_s: Callable[[], float]) -> list[str]:
         """The tiers of the longest leading run of keys held anywhere; waits ``left_s`` for the remote, 0: not asked."""
         with self.dram.lock:
             local = self.local(digest, keys)

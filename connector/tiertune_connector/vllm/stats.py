@@ -15,6 +15,8 @@ from tiertune_connector.protocol.reporting import gained_s
 from tiertune_connector.tuning import TIERS
 
 Labels = tuple[str, ...]
+Key = tuple[str, Labels]
+"""A metric's name, and its labels."""
 RESULTS = ("stored", "present", "busy", "full", "over_quota", "bypassed", "unreachable", "late", "failed")
 """What became of chunks that vLLM finished: taken by the store, there already, or why not."""
 NONE = "none"
@@ -39,7 +41,7 @@ METRICS = (
     _metric("counter", "telemetry_seconds_total", "Seconds of the scheduler thread spent on measuring and counting."),
     _metric("counter", "traces_total", "Requests traced: spans exported, or dropped.", "result"),
 )
-CONNECTED: tuple[str, Labels] = ("engine_store_connected", ())
+CONNECTED: Key = ("engine_store_connected", ())
 """The only gauge."""
 BY_NAME = {metric.name: metric for metric in METRICS}
 _VALUES: dict[str, frozenset[str]] = {
@@ -62,10 +64,10 @@ class EngineStats:
     """Plain counting. vLLM takes the changes step by step; ``totals`` stay, even if what was taken gets lost."""
 
     def __init__(self, chunk_tokens: int) -> None:
-        self.totals: dict[tuple[str, Labels], float] = {}
+        self.totals: dict[Key, float] = {}
         """By name and label values, since the start."""
         self._chunk_tokens = chunk_tokens
-        self._increases: dict[tuple[str, Labels], float] = {}
+        self._increases: dict[Key, float] = {}
         self._told: float | None = None
         """What was taken last of the gauge `store_connected`."""
 
@@ -127,7 +129,7 @@ class EngineStats:
 
 
 @lru_cache(maxsize=1024)
-def _key(name: str, labels: Labels) -> tuple[str, Labels]:
+def _key(name: str, labels: Labels) -> Key:
     allowed = (_VALUES.get(label) for label in BY_NAME[name].labels)
     bounded = (
         str(value) if values is None or value in values else OTHER

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 STEPS = 8
 """Parts told apart in the gap between two sampled keys: hot keys fall into it."""
 
+Hits = dict[int, int]
+"""By distance in steps."""
+
 
 class Distances:
     """A key with k sampled and h hot ones used after it stands for distances from k / rate + h on, 1 / rate wide.
@@ -19,11 +22,11 @@ class Distances:
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self.sampled: dict[int, int] = defaultdict(int)
+        self.sampled: Hits = defaultdict(int)
         """Hits of sampled keys since the settlement, by distance in steps, STEPS to the gap of 1 / rate."""
-        self.hot: dict[int, int] = defaultdict(int)
+        self.hot: Hits = defaultdict(int)
         """Those of hot keys."""
-        self._rises: dict[int, int] = defaultdict(int)  # of sampled keys: hits more than a gap before
+        self._rises: Hits = defaultdict(int)  # of sampled keys: hits more than a gap before
         self._settled: dict[float, NDArray[np.float64]] = {}  # by rate: hits at each distance in steps
 
     def run(self, nearest: int, count: int) -> None:
@@ -58,7 +61,7 @@ class Distances:
             total += _within(counts, np.asarray(sizes, dtype=np.float64) * STEPS * rate)
         return total.tolist()
 
-    def _add(self, hits: dict[int, int], weight: float) -> None:
+    def _add(self, hits: Hits, weight: float) -> None:
         counts = self._settled.get(self._rate, np.zeros(0))
         missing = max(hits) + 1 - len(counts)
         if missing > 0:

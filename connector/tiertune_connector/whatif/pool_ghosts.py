@@ -1,6 +1,6 @@
 """What a pool would have hit with each candidate algorithm, and with LRU at other sizes: its ghosts."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ _CAPACITIES = 8
 """Most capacities remembered of the pool, its own included; the grid has at most as many sizes."""
 
 Counts = dict[tuple[str, int], tuple[float, float]]
+"""By algorithm and capacity."""
 
 
 def rate_of(capacity: int) -> float:
@@ -86,7 +87,7 @@ class PoolGhosts:
         if self._waiting_keys >= _BATCH:
             self._study()
 
-    def counts(self) -> Mapping[tuple[str, int], tuple[float, float]]:
+    def counts(self) -> Counts:
         """By algorithm and capacity: keys within cached prefixes, and all keys that came, estimated, so far.
 
         A size counts from when it is followed: one that is told again after it was left out begins at 0, as a counter
