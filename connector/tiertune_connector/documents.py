@@ -35,6 +35,8 @@ _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 Json = dict[str, Any]
 """A JSON object."""
 Extra = Literal["forbid", "ignore"]
+Schema = Mapping[str, Any]
+"""A JSON schema."""
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]
@@ -289,14 +291,14 @@ def unknown_key(model: type[BaseModel], place: Sequence[str | int]) -> str:
     return f"unknown key: known are {', '.join(known)}" if known else "unknown key"
 
 
-def _below(schema: Mapping[str, Any], part: str | int) -> Any:  # noqa: ANN401 (a JSON schema)
+def _below(schema: Schema, part: str | int) -> Any:  # noqa: ANN401 (a JSON schema)
     if isinstance(part, int):
         return schema.get("items")
     below = schema.get("properties", {}).get(part, schema.get("additionalProperties"))
     return below if isinstance(below, Mapping) else None
 
 
-def _expanded(root: Mapping[str, Any], schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _expanded(root: Schema, schema: Schema) -> list[Schema]:
     """The schemas that one stands for: those of its reference, or itself and each alternative that it allows."""
     if reference := schema.get("$ref"):
         return _expanded(root, root["$defs"][reference.rsplit("/", 1)[-1]])

@@ -30,6 +30,8 @@ from tiertune_connector.cost.fetch import FetchEstimate
 from tiertune_connector.cost.others import ALONE, Others
 
 REMOTE = "remote"
+Predicted = float | None
+"""Seconds; None: unknown."""
 MANY = 1 << 31
 """More chunks than any prompt has."""
 
@@ -70,9 +72,9 @@ class Candidate(msgspec.Struct, frozen=True):
     fetched: int
     """How many of the chunks the decision fetches."""
     reason: Reason
-    fetch_s: float | None
+    fetch_s: Predicted
     """Predicted seconds of fetching; None: unknown."""
-    recompute_s: float | None
+    recompute_s: Predicted
     """Predicted seconds of recomputing, plus those of the backlog that fetch and copy to the device overlap, minus
     those of the copy; None: unknown."""
     backlog_s: float = 0.0
@@ -101,8 +103,8 @@ class GateDecision(msgspec.Struct, frozen=True):
     cut: int
     tier: str
     reason: Reason
-    fetch_s: float | None
-    recompute_s: float | None
+    fetch_s: Predicted
+    recompute_s: Predicted
     candidates: tuple[Candidate, ...] = ()
     backlog_s: float = 0.0
     """Predicted seconds that the request waits for others anyway."""
@@ -127,9 +129,7 @@ class GateDecision(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, candidates=candidates)
 
 
-def gain_s(
-    fetch_s: float | None, recompute_s: float | None, actual_s: float, backlog_s: float, prefills: int = 0
-) -> float:
+def gain_s(fetch_s: Predicted, recompute_s: Predicted, actual_s: float, backlog_s: float, prefills: int = 0) -> float:
     """Seconds of prefill that a fetch of ``actual_s`` gained, or lost; the predictions are a candidate's.
 
     What it took beyond the backlog made only the request wait; what it took off the engine let all behind it wait less.
@@ -164,7 +164,7 @@ def decide(
     chunk_tokens: int,
     chunk_bytes: int,
     fetch: Mapping[str, FetchEstimate | None],
-    prefill: Callable[[int, int], float | None],
+    prefill: Callable[[int, int], Predicted],
     settings: Mapping[str, GateSettings],
     backlog_s: float = 0.0,
     others: Others = ALONE,
@@ -210,20 +210,18 @@ def decide(
     return _decision(cut, last, offers, left_s, backlog_s=backlog_s, prefills=others.prefills)
 
 
-class _Left(dict[int, float | None]):
+class _Left(dict[int, Predicted]):
     """Predicted prefill by the number of leading chunks had; at least the last token is always computed."""
 
-    def __init__(
-        self, computed: int, prompt: int, chunk_tokens: int, prefill: Callable[[int, int], float | None]
-    ) -> None:
+    def __init__(self, computed: int, prompt: int, chunk_tokens: int, prefill: Callable[[int, int], Predicted]) -> None:
         self._computed, self._prompt, self._chunk_tokens, self._prefill = computed, prompt, chunk_tokens, prefill
 
-    def __missing__(self, cut: int) -> float | None:
+    def __missing__(self, cut: int) -> Predicted:
         there = min(max(self._computed, cut * self._chunk_tokens), self._prompt - 1)
         left_s = self[cut] = self._prefill(there, self._prompt)
         return left_s
 
-    def saved_s(self, start: int, end: int) -> float | None:
+    def saved_s(self, start: int, end: int) -> Predicted:
         """Predicted seconds that having chunks ``start`` to ``end`` takes off the prefill."""
         before, after = self[start], self[end]
         return None if before is None or after is None else before - after
@@ -283,7 +281,7 @@ class _Offer:
             self.slow = exp(estimate.doubt)
             self.quick = 1.0 / self.slow
 
-    def fetch_s(self, chunks: int) -> float | None:
+    def fetch_s(self, chunks: int) -> Predicted:
         estimate = self._estimate
         return None if estimate is None else estimate.seconds(chunks, chunks * self._chunk_bytes)
 
@@ -387,7 +385,7 @@ def _decision(
     return GateDecision(cut, tier, reason, fetch_s, recompute_s, tuple(candidates), backlog_s)
 
 
-def _sum(parts: Iterable[float | None]) -> float | None:
+def _sum(parts: Iterable[Predicted]) -> Predicted:
     total = 0.0
     for part in parts:
         if part is None:

@@ -20,6 +20,8 @@ DERIVED = frozenset(
 )
 """Keys of vLLM's own that follow from ours; an operator who writes one is told."""
 SPEC = "TierTuneSpec"
+Config = dict[str, Any]
+"""As `kv_connector_extra_config`."""
 
 
 class EngineSettings(Document):
@@ -66,7 +68,7 @@ class EngineSettings(Document):
 
     @model_validator(mode="before")
     @classmethod
-    def _starts_a_store(cls, written: dict[str, Any]) -> dict[str, Any]:
+    def _starts_a_store(cls, written: Config) -> Config:
         if "socket" in written:
             return written
         return {"store_dram": embedded.default_dram_bytes(), **written}
@@ -91,14 +93,14 @@ def parse(extra: Mapping[str, Any]) -> EngineSettings:
         raise ValueError(f"kv_connector_extra_config: {error}") from error
 
 
-def for_vllm(extra: Mapping[str, Any], facts: Facts | None, plan: SizePlan | None = None) -> dict[str, Any]:
+def for_vllm(extra: Mapping[str, Any], facts: Facts | None, plan: SizePlan | None = None) -> Config:
     """``extra`` with what vLLM's tiering needs. Idempotent.
 
     Without ``plan`` vLLM is not told the sizes: enough for metrics, too little for an engine. ``facts`` are for the
     tier, where there is to be one.
     """
     settings = parse(extra)
-    derived: dict[str, Any] = {
+    derived: Config = {
         "spec_name": SPEC,
         "spec_module_path": "tiertune_connector.vllm.spec",
         # What an engine answers is in the next turn's prompt.

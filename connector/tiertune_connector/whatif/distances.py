@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 STEPS = 8
 """Parts told apart in the gap between two sampled keys: hot keys fall into it."""
 
+Floats = NDArray[np.float64]
 Hits = dict[int, int]
 """By distance in steps."""
 
@@ -27,7 +28,7 @@ class Distances:
         self.hot: Hits = defaultdict(int)
         """Those of hot keys."""
         self._rises: Hits = defaultdict(int)  # of sampled keys: hits more than a gap before
-        self._settled: dict[float, NDArray[np.float64]] = {}  # by rate: hits at each distance in steps
+        self._settled: dict[float, Floats] = {}  # by rate: hits at each distance in steps
 
     def run(self, nearest: int, count: int) -> None:
         """Count hits of ``count`` sampled keys at distances a gap apart, from ``nearest`` steps on."""
@@ -70,12 +71,12 @@ class Distances:
         self._settled[self._rate] = counts
 
 
-def _within(counts: NDArray[np.float64], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+def _within(counts: Floats, sizes: Floats) -> Floats:
     """Hits of caches whose sizes are given in steps: whole a gap below the size, then in part, up to the size."""
     below = np.concatenate([[0.0], np.cumsum(counts)])
     last = np.ceil(sizes).astype(np.int64)[:, None] - np.arange(1, STEPS + 1)
     there = (last >= 0) & (last < len(counts))
     share = np.clip((sizes[:, None] - last) / STEPS, 0.0, 1.0)
     parts = np.where(there, counts[np.where(there, last, 0)] * share, 0.0).sum(axis=1)
-    hits: NDArray[np.float64] = parts + below[np.clip(last[:, -1], 0, len(counts))]
+    hits: Floats = parts + below[np.clip(last[:, -1], 0, len(counts))]
     return hits

@@ -9,7 +9,7 @@ from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import KnownKeys
 from tiertune_connector.whatif.mini import Miniatures
-from tiertune_connector.whatif.sampler import Hashes, lowest_of, threshold
+from tiertune_connector.whatif.sampler import Hashes, Low, lowest_of, threshold
 
 RATES = {128: 1.0, 1024: 1 / 16}
 """For pools below so many chunks, as a tiny ghost tells little; three algorithms cost about 3 µs per simulated key."""
@@ -143,7 +143,7 @@ class PoolGhosts:
         often = curve.hot.keys
         sure, hits = curve.sure & minis.hot, 0  # requests of which nothing else is followed are only counted
         widest = max(below, curve.below)
-        followed: list[tuple[dict[Key, int], frozenset[Key]]] = []
+        followed: list[tuple[Low, frozenset[Key]]] = []
         for keys, low in zip(chains, lowest_of(chains, hashed, widest), strict=True):
             hot = often.intersection(keys)
             if low or not hot <= sure:
@@ -204,6 +204,6 @@ def once_each(chains: Iterable[Keys], hashed: Hashes) -> Iterator[tuple[Keys, Ha
         yield keys, values
 
 
-def _within(low: dict[Key, int], below: int) -> dict[Key, int]:
+def _within(low: Low, below: int) -> Low:
     """The keys whose hashes lie below."""
     return low and {key: value for key, value in low.items() if value < below}

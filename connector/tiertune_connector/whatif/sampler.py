@@ -14,6 +14,8 @@ import numpy.typing as npt
 from tiertune_connector.eviction import Key, Keys
 
 Hashes = npt.NDArray[np.uint64]
+Low = dict[Key, int]
+"""Keys with low hashes, and these, in order."""
 _FULL = 1 << 64
 _SEED_STEP = 1_000_003
 _MULTIPLIERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
@@ -50,12 +52,12 @@ def threshold(rate: float) -> int:
     return min(_FULL - 1, max(0, int(rate * _FULL)))
 
 
-def lowest(keys: Keys, hashed: Hashes, below: int) -> dict[Key, int]:
+def lowest(keys: Keys, hashed: Hashes, below: int) -> Low:
     """The keys with hashes below ``below``, and these hashes, in order."""
     return next(lowest_of([keys], hashed, below))
 
 
-def lowest_of(chains: Sequence[Keys], hashed: Hashes, below: int) -> Iterator[dict[Key, int]]:
+def lowest_of(chains: Sequence[Keys], hashed: Hashes, below: int) -> Iterator[Low]:
     """The same for several chains, their hashes one after another: much cheaper at once if they are short."""
     low = (hashed < np.uint64(below)).nonzero()[0]
     if low.size == hashed.size:

@@ -29,6 +29,8 @@ _LESS_USED = dict(zip(_MAIN[1:], _MAIN, strict=False))
 _PASSING = _SMALL[: PROMOTED_ABOVE + 1]
 """Letters of keys in the small queue that leave the cache when it is their turn."""
 
+Run = list[int]
+"""Keys, as numbers, one after another."""
 Kinds = list[str]
 """By a key's number: its letter."""
 
@@ -44,11 +46,11 @@ class Numbers:
         """All numbers are below this."""
         return len(self._numbers)
 
-    def of(self, keys: Iterable[Key]) -> list[int]:
+    def of(self, keys: Iterable[Key]) -> Run:
         """The numbers of keys, new or not."""
         return list(map(self._numbers.__getitem__, keys))
 
-    def known(self, keys: Iterable[Key]) -> list[int]:
+    def known(self, keys: Iterable[Key]) -> Run:
         """The numbers of those keys that have one."""
         return [self._numbers[key] for key in keys if key in self._numbers]
 
@@ -68,14 +70,14 @@ class Queue:
     """Keys: first the ghosts, in the order in which they left, then the residents, the next victim first."""
 
     def __init__(self, kinds: Kinds, resident: str, ghost: str = _NEW) -> None:
-        self.keys: list[int] = []
+        self.keys: Run = []
         self.ghosts = 0
         self._kinds, self._resident, self._ghost = kinds, resident, ghost
 
     def __len__(self) -> int:
         return len(self.keys) - self.ghosts
 
-    def flow(self, run: list[int], leaving: int = 0, most: int = 0) -> None:
+    def flow(self, run: Run, leaving: int = 0, most: int = 0) -> None:
         """``run`` enters while ``leaving`` keys leave, maybe its own; the latest ``most`` of all ghosts remain."""
         keys, kinds, known = self.keys, self._kinds, len(self.keys)
         keys += run
@@ -95,7 +97,7 @@ class Queue:
             for key in keys[max(ghosts, len(keys) - len(run)) :]:
                 kinds[key] = resident
 
-    def take(self, run: list[int]) -> None:
+    def take(self, run: Run) -> None:
         """``run`` leaves the queue: all residents or all ghosts."""
         keys = self.keys
         start = keys.index(run[0])
@@ -144,7 +146,7 @@ class Tiny(ABC):
         for queue in self._queues:
             queue.keys[:] = [places[key] for key in queue.keys]
 
-    def request(self, keys: list[int], look: Callable[[Kinds], Iterable[str]]) -> None:
+    def request(self, keys: Run, look: Callable[[Kinds], Iterable[str]]) -> None:
         """The keys of one request, tail first, none twice; ``look`` picks their letters from a list."""
         if not self._capacity:
             return
@@ -180,15 +182,15 @@ class Tiny(ABC):
                 self._kinds[key] = _NEW
                 self._room += 1
 
-    def _look(self, keys: list[int]) -> str:
+    def _look(self, keys: Run) -> str:
         return "".join(itemgetter(*keys)(self._kinds))
 
     @abstractmethod
-    def _use(self, run: list[int], kinds: str) -> None:
+    def _use(self, run: Run, kinds: str) -> None:
         """Residents that are treated alike are used, one after another."""
 
     @abstractmethod
-    def _enter(self, run: list[int], kind: str) -> int:
+    def _enter(self, run: Run, kind: str) -> int:
         """The first keys of ``run``, of one kind, none resident, enter one after another; returns how many."""
 
     @abstractmethod
@@ -214,7 +216,7 @@ class TinyARC(Tiny):
         self._queues = [self._recent, self._frequent]
         self._incoming = _NEW
 
-    def _use(self, run: list[int], kinds: str) -> None:
+    def _use(self, run: Run, kinds: str) -> None:
         if kinds[0] == _FREQUENT:
             self._frequent.take(run)
             self._frequent.keys += run
@@ -222,7 +224,7 @@ class TinyARC(Tiny):
             self._recent.take(run)
             self._frequent.flow(run, 0, self._frequent.ghosts)
 
-    def _enter(self, run: list[int], kind: str) -> int:
+    def _enter(self, run: Run, kind: str) -> int:
         self._incoming = kind
         room = min(self._room, len(run))
         self._room -= room
@@ -232,7 +234,7 @@ class TinyARC(Tiny):
             self._return(run, kind, room)
         return len(run)
 
-    def _insert(self, run: list[int], room: int) -> None:
+    def _insert(self, run: Run, room: int) -> None:
         """New keys enter; as long as recent keys are no more than their target, frequent ones leave for them."""
         pushing = len(run) - room
         below = int(self._target) + 1 - len(self._recent) - room
@@ -240,7 +242,7 @@ class TinyARC(Tiny):
         self._moved = _RECENT + _GHOST + _FREQUENT_GHOST + (_FREQUENT if frequent else "")
         self._flow(run, [], pushing - frequent, frequent)
 
-    def _return(self, run: list[int], kind: str, room: int) -> None:
+    def _return(self, run: Run, kind: str, room: int) -> None:
         """Ghosts of one kind become frequent. Counts decide who leaves for each; the first ``room`` push none out."""
         target, most = self._target, float(self._capacity)
         recent, recent_ghosts = len(self._recent), self._recent.ghosts
@@ -268,7 +270,7 @@ class TinyARC(Tiny):
         (self._recent if kind == _GHOST else self._frequent).take(run)
         self._flow([], run, leaving, len(run) - room - leaving)
 
-    def _flow(self, new: list[int], back: list[int], recent: int, frequent: int) -> None:
+    def _flow(self, new: Run, back: Run, recent: int, frequent: int) -> None:
         """``new`` and ``back`` enter, ``recent`` and ``frequent`` leave; recent keys with ghosts fit the capacity."""
         once, often, capacity = self._recent, self._frequent, self._capacity
         once.flow(new, recent, max(0, capacity - len(once) - len(new) + recent))
@@ -296,14 +298,14 @@ class TinyS3FIFO(Tiny):
         self._queues = [self._small, self._main]
         self._adapt()
 
-    def _use(self, run: list[int], kinds: str) -> None:
+    def _use(self, run: Run, kinds: str) -> None:
         used = kinds.translate(_USED)
         if used != kinds:
             kinds_of = self._kinds
             for key, kind in zip(run, used, strict=True):
                 kinds_of[key] = kind
 
-    def _enter(self, run: list[int], kind: str) -> int:
+    def _enter(self, run: Run, kind: str) -> int:
         if self._room:
             room = min(self._room, len(run))
             self._room -= room
@@ -319,7 +321,7 @@ class TinyS3FIFO(Tiny):
         self._small.flow([], 1, self._most_ghosts)
         return self._insert(run[:1], self._kinds[run[0]])  # the ghost itself may have been forgotten
 
-    def _insert(self, run: list[int], kind: str) -> int:
+    def _insert(self, run: Run, kind: str) -> int:
         if kind == _NEW:
             self._small.flow(run, 0, self._most_ghosts)
         else:
