@@ -18,6 +18,7 @@ from tiertune_connector.addresses import Address, Urls, listed, parse_addresses
 from tiertune_connector.documents import Document, DocumentError, plain_file, stamp
 
 PASSWORD = "TIERTUNE_REMOTE_PASSWORD"  # noqa: S105 (the name of a variable)
+Options = dict[str, Any]
 _PASSWORDS = ("password_file", "sentinel_password_file")
 
 
@@ -147,13 +148,13 @@ def connection_pool(
 
     All Sentinels together are asked for at most ``timeout_s``.
     """
-    shared: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
+    shared: Options = {"retry": Retry(NoBackoff(), 0)}
     if address.tls:
         files = login.tls or TlsFiles()
         named = {"ssl_ca_certs": files.ca_file, "ssl_certfile": files.certificate_file, "ssl_keyfile": files.key_file}
         shared |= {"ssl": True, "ssl_check_hostname": True, "ssl_password": ""}  # without one OpenSSL would ask for it
         shared |= {name: _Plain(path) for name, path in named.items() if path}
-    options: dict[str, Any] = {
+    options: Options = {
         **shared,
         "db": address.db,
         "socket_timeout": timeout_s,
@@ -166,7 +167,7 @@ def connection_pool(
         options["credential_provider"] = _Password(address.user, login.password_file, environment)
     if address.service:
         each_s = timeout_s / (2 * len(address.hosts))  # each may take its part to connect, and as long again to answer
-        asked: dict[str, Any] = {**shared, "socket_timeout": each_s, "socket_connect_timeout": each_s}
+        asked: Options = {**shared, "socket_timeout": each_s, "socket_connect_timeout": each_s}
         if login.sentinel_password_file:
             asked["credential_provider"] = _Password(None, login.sentinel_password_file, {})
         sentinels = _Sentinels(address.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """What a fetch and a recompute cost, measured as requests pass, and the choice between them. Pure."""
 
 from tiertune_connector.cost.backlog import Backlog
-from tiertune_connector.cost.fetch import FetchCost, FetchEstimate
+from tiertune_connector.cost.fetch import FetchCost, FetchEstimate, Predicted
 from tiertune_connector.cost.gate import (
     Candidate,
     GateDecision,
@@ -28,6 +28,7 @@ __all__ = [
     "GateSettings",
     "ModelShape",
     "Others",
+    "Predicted",
     "PrefillCost",
     "Reason",
     "Traffic",

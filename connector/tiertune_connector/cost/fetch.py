@@ -24,6 +24,9 @@ STALE_S = 60.0
 DOUBT_AT_FIRST = 0.3
 DOUBT_AT_MOST = 2.0
 
+Predicted = float | None
+"""Seconds; None: unknown."""
+
 
 class FetchEstimate(msgspec.Struct, frozen=True):
     """What a tier costs now; goes over the wire with every lookup."""

@@ -26,12 +26,10 @@ from math import exp
 
 import msgspec
 
-from tiertune_connector.cost.fetch import FetchEstimate
+from tiertune_connector.cost.fetch import FetchEstimate, Predicted
 from tiertune_connector.cost.others import ALONE, Others
 
 REMOTE = "remote"
-Predicted = float | None
-"""Seconds; None: unknown."""
 MANY = 1 << 31
 """More chunks than any prompt has."""
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from math import frexp, log
 from typing import NamedTuple
 
-from tiertune_connector.cost.fetch import PLAUSIBLE_S
+from tiertune_connector.cost.fetch import PLAUSIBLE_S, Predicted
 
 Spans = Sequence[tuple[int, int]]
 """Tokens that a step computes, one span (first, end) per request."""
@@ -129,11 +129,11 @@ class PrefillCost:
         """The most that the engine computes in one step; 0: a whole prompt."""
         return self._step_tokens or 0
 
-    def seconds(self, h: int, n: int) -> float | None:
+    def seconds(self, h: int, n: int) -> Predicted:
         """Predicted seconds of prefilling tokens ``h`` to ``n``; None: unknown."""
         return self.work_s(self.shape.flops(h, n), n - h)
 
-    def work_s(self, flops: float, tokens: int, requests: int = 1) -> float | None:
+    def work_s(self, flops: float, tokens: int, requests: int = 1) -> Predicted:
         """Predicted seconds of prefilling ``tokens`` of several ``requests``, ``flops`` in all; None: unknown.
 
         Short requests share their steps.
@@ -184,7 +184,7 @@ class PrefillCost:
     def _step_s(self, flops: float) -> float:
         return self._both(self._overhead_s, (self._per_flop or 0.0) * flops)
 
-    def _expected(self, flops: float) -> float | None:
+    def _expected(self, flops: float) -> Predicted:
         """Predicted seconds of a step whose size was seen before; else None."""
         seen = self._sizes.get(frexp(flops)[1], NOTHING)[0]
         known = seen >= 1 and self.samples >= MIN_SAMPLES

@@ -7,7 +7,7 @@ time is cut into pieces, once enough has come that what is half done at both end
 
 from math import ceil
 
-from tiertune_connector.cost.fetch import FetchCost, FetchEstimate
+from tiertune_connector.cost.fetch import FetchCost, FetchEstimate, Predicted
 
 FETCHED_AT_ONCE = 8
 """Chunks asked of a tier at once; the others wait."""
@@ -34,7 +34,7 @@ class Traffic:
         self._cut = False
         """Whether the present piece follows another: what came first in it was half done already."""
 
-    def asked(self, nbytes: int, now: float) -> float | None:
+    def asked(self, nbytes: int, now: float) -> Predicted:
         """A chunk of ``nbytes`` is wanted, maybe behind others; predicted seconds until all are here, if known."""
         if not self._chunks:
             self._begin(now)
@@ -59,12 +59,12 @@ class Traffic:
         if whole or not self._chunks:
             self._learn(now)
 
-    def loaded(self, predicted_s: float | None, actual_s: float) -> None:
+    def loaded(self, predicted_s: Predicted, actual_s: float) -> None:
         """A load took ``actual_s``; ``predicted_s`` was predicted for its last chunk."""
         if predicted_s is not None:
             self.cost.judge(predicted_s, actual_s)
 
-    def given_up(self, predicted_s: float | None, actual_s: float, now: float) -> None:
+    def given_up(self, predicted_s: Predicted, actual_s: float, now: float) -> None:
         """A load waited in vain for chunks still under way, the largest of which may be half done."""
         if predicted_s is not None and actual_s > predicted_s:
             self.cost.judge(predicted_s, actual_s)

@@ -24,6 +24,7 @@ TENANT_BYTES = 16
 
 
 Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_KEY_BYTES)]
+Keys = list[Key]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
@@ -107,7 +108,7 @@ class DropSegments(Message, tag="drop", frozen=True):
 class Side(msgspec.Struct, frozen=True, array_like=True):
     """The same prompt's chunks for another group of layers, which a cut of the chain needs too."""
 
-    keys: list[Key]
+    keys: Keys
     """In the prompt's order, gapless."""
     chunk_tokens: Positive
     window_chunks: Count
@@ -136,7 +137,7 @@ class Lookup(Message, tag="lookup", frozen=True):
     id: int
     """0: the client looked itself, and only reports it."""
     request: str
-    keys: list[Key]
+    keys: Keys
     prompt_tokens: Count
     tenant: bytes
     sides: list[Side] = []
@@ -188,7 +189,7 @@ class LookupReply(Message, tag="looked", frozen=True):
 
 class Load(Message, tag="load", frozen=True):
     id: int
-    keys: list[Key]
+    keys: Keys
     deadline_s: Seconds
     parts: bool = False
     """Whether the client wants to hear what has come while the rest is on its way."""
@@ -224,14 +225,14 @@ class LoadReply(Message, tag="loaded", frozen=True):
 
 class Release(Message, tag="release", frozen=True):
     lease: int
-    damaged: list[Key] = []
+    damaged: Keys = []
     """Chunks of the lease whose bytes are not what was committed."""
 
 
 class Reserve(Message, tag="reserve", frozen=True):
     id: int
     request: str
-    keys: list[Key]
+    keys: Keys
     tenant: bytes
 
     def __post_init__(self) -> None:
@@ -249,7 +250,7 @@ class ReserveReply(Message, tag="reserved", frozen=True):
 
 class Commit(Message, tag="commit", frozen=True):
     id: int
-    keys: list[Key]
+    keys: Keys
     slots: list[SlotRef]
 
     def __post_init__(self) -> None:
@@ -263,7 +264,7 @@ class CommitReply(Message, tag="committed", frozen=True):
 
 
 class Abort(Message, tag="abort", frozen=True):
-    keys: list[Key]
+    keys: Keys
     slots: list[SlotRef] = []
     """One for each key; none from an older client, which means all that it reserved for the keys."""
 

@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 Kind = Literal["lookup", "disk", "remote", "damage", "store"]
 """Each has threads of its own, so that none holds up a faster one: lookups; loads, by their slowest tier; summing what
 a client says is damaged; storing many chunks."""
+Work = Callable[[], None]
 _MOST = 32
 """Threads of a kind."""
 _MOST_LATER = 8
@@ -31,11 +32,11 @@ class Waiters:
         self._room = threading.Semaphore(_MOST_LATER)
         self._closed = False
 
-    def run(self, connection: Connection, serve: Callable[[], None], kind: Kind) -> None:
+    def run(self, connection: Connection, serve: Work, kind: Kind) -> None:
         """Serve on a thread of a ``kind``; a failure ends the client's connection."""
         self._pools[kind].submit(self._guarded, connection, serve)
 
-    def _guarded(self, connection: Connection, serve: Callable[[], None]) -> None:
+    def _guarded(self, connection: Connection, serve: Work) -> None:
         try:
             serve()
         except OSError:
@@ -46,7 +47,7 @@ class Waiters:
                 self._counters.add("internal_errors_total", ("wait",))
             connection.shutdown()
 
-    def later(self, connection: Connection, count: Callable[[], None]) -> None:
+    def later(self, connection: Connection, count: Work) -> None:
         """Do what takes long and nobody waits for: on another thread, or at once if too much waits there."""
         if not self._room.acquire(blocking=False):
             count()

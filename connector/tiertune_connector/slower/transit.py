@@ -2,7 +2,7 @@
 
 import threading
 
-from tiertune_connector.cost import FetchCost, FetchEstimate, Traffic
+from tiertune_connector.cost import FetchCost, FetchEstimate, Predicted, Traffic
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.units import Clock
 
@@ -34,7 +34,7 @@ class Transit:
         with self._lock:
             return self._traffic.cost.silent_s(self._clock(), chunk_bytes)
 
-    def asked(self, nbytes: int) -> float | None:
+    def asked(self, nbytes: int) -> Predicted:
         """A chunk is on its way from now until ``ended``; both calls teach what a fetch costs.
 
         Returns the predicted seconds until it is here; None: unknown.
@@ -53,12 +53,12 @@ class Transit:
         with self._lock:
             self._traffic.transfers += loads
 
-    def loaded(self, predicted_s: float | None, actual_s: float) -> None:
+    def loaded(self, predicted_s: Predicted, actual_s: float) -> None:
         """A load took ``actual_s``; ``predicted_s`` was told of its last chunk."""
         with self._lock:
             self._traffic.loaded(predicted_s, actual_s)
 
-    def given_up(self, predicted_s: float | None, actual_s: float) -> None:
+    def given_up(self, predicted_s: Predicted, actual_s: float) -> None:
         """The same for a load that no longer waits for chunks still on their way."""
         with self._lock:
             self._traffic.given_up(predicted_s, actual_s, self._clock())

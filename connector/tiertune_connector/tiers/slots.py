@@ -41,6 +41,9 @@ class Slot:
         return memoryview(self.segment.slot(self.index))  # type: ignore[arg-type]
 
 
+Slots = list[Slot]
+
+
 class DramPool(Held):
     """One namespace: a pool of keys, the segments behind it, and the free slots."""
 
@@ -61,12 +64,12 @@ class DramPool(Held):
         self.index = _index(capacity_bytes // self.stride)
         """Where clients look; None: they ask."""
         self.segments: dict[int, Segment] = {}
-        self.free: list[Slot] = []
-        self.retired: dict[int, list[Slot]] = {}
+        self.free: Slots = []
+        self.retired: dict[int, Slots] = {}
         """Slots given back, by segment."""
         self.provisioned = 0
         """Slots with memory behind them: all except those given back."""
-        self.quarantined: list[Slot] = []
+        self.quarantined: Slots = []
         self._slots_a_segment = max(1, segment_bytes // self.stride)
 
     @property
@@ -145,7 +148,7 @@ class DramPool(Held):
             self.evict([(key, slot)], FLUSHED)
 
 
-def take_again(retired: list[Slot]) -> list[Slot]:
+def take_again(retired: Slots) -> Slots:
     """Get memory for given-back slots of one segment, all or none."""
     if retired:
         retired[0].segment.take_again([slot.index for slot in retired])
@@ -162,6 +165,6 @@ def _index(chunks: int) -> SharedIndex | None:
         return None
 
 
-def new_segment(number: int, geometry: Geometry) -> list[Slot]:
+def new_segment(number: int, geometry: Geometry) -> Slots:
     segment = Segment.create(number, geometry)
     return [Slot(segment, index) for index in range(geometry.slots)]

@@ -35,6 +35,8 @@ UNREAD = ("adapter_model.bin", "adapter_model.pt")
 """What vLLM loads where the one above is missing, whatever else there is: watched, not read."""
 SUFFIX_BYTES = 16
 
+Named = tuple[str, str]
+"""What the engine's caches know of an adapter: name and path, or the name alone."""
 Stamp = tuple[tuple[int, int, int, int], ...]
 """Device, inode, size and time of change of each file."""
 
@@ -68,7 +70,7 @@ class AdapterDigests:
         self._encoding = encoding
         self._known: dict[int, _Known] = {}
         """By id: what was last loaded under it."""
-        self._served: dict[tuple[str, str], bytes | None] = {}
+        self._served: dict[Named, bytes | None] = {}
         """Contents by what the engine's caches know; None: they were not always the same."""
 
     def suffix(self, adapter: "LoRARequest | None") -> bytes:
@@ -99,11 +101,10 @@ class AdapterDigests:
         served, known = self._served[self._named(adapter)], self._known[adapter.lora_int_id]
         return served == known.suffix == suffix and not known.moved(adapter)
 
-    def _named(self, adapter: "LoRARequest") -> tuple[str, str]:
-        """What the engine's caches know of an adapter: name and path, or the name alone."""
+    def _named(self, adapter: "LoRARequest") -> Named:
         return adapter.lora_name, "" if self._encoding else adapter.lora_path
 
-    def _mixed(self, named: tuple[str, str]) -> None:
+    def _mixed(self, named: Named) -> None:
         if self._served[named] is None:
             return
         self._served[named] = None

@@ -6,6 +6,9 @@ from itertools import chain
 
 from tiertune_connector.eviction import Key, Keys
 
+Times = Sequence[int]
+"""Ascending."""
+
 
 class Recency:
     """Times are whole numbers from 1 on, each used once. Moving a key costs a shift of those used since, in one block.
@@ -46,7 +49,7 @@ class Recency:
             return new, self._times[start : start + len(here)]
         return new, self.lasts(here)
 
-    def since(self, lasts: Sequence[int]) -> list[int]:
+    def since(self, lasts: Times) -> list[int]:
         """How many keys were used after each of these times, ascending: of keys that are here, or of none."""
         times = self._times
         if not lasts:
@@ -56,7 +59,7 @@ class Recency:
             return [len(times) - first] * len(lasts)
         return list(chain.from_iterable(self.runs_since(lasts)))
 
-    def runs_since(self, lasts: Sequence[int]) -> Iterator[range]:
+    def runs_since(self, lasts: Times) -> Iterator[range]:
         """The same, for each run of keys that were used one after another."""
         times, done = self._times, 0
         while done < len(lasts):
@@ -69,7 +72,7 @@ class Recency:
         """Whether these keys were used last, in this order."""
         return self._order[-len(keys) :] == keys
 
-    def use(self, keys: Keys, now: int, lasts: Sequence[int]) -> None:
+    def use(self, keys: Keys, now: int, lasts: Times) -> None:
         """``keys``, new or not, are used, from ``now`` on, which is after all other times; ``lasts`` are theirs."""
         self._drop(lasts)
         times = list(range(now, now + len(keys)))
@@ -100,7 +103,7 @@ class Recency:
         self._times.insert(place, last)
         self._order.insert(place, key)
 
-    def _drop(self, lasts: Sequence[int]) -> None:
+    def _drop(self, lasts: Times) -> None:
         """Forget these times, ascending: no key has them any more."""
         times, done = self._times, 0
         while done < len(lasts):
@@ -109,7 +112,7 @@ class Recency:
             del times[index : index + run], self._order[index : index + run]
             done += run
 
-    def _run(self, index: int, lasts: Sequence[int], start: int) -> int:
+    def _run(self, index: int, lasts: Times, start: int) -> int:
         """How many of the times from ``index`` on are surely the next of ``lasts``: both ascend, so the ends decide."""
         times, run = self._times, len(lasts) - start
         if run > 1 and (index < 0 or times[index] != lasts[start]):
