@@ -27,7 +27,7 @@ class Accounts:
     def __init__(self, counters: Counters, store: str, dram: DramTier, model: Callable[[str], str]) -> None:
         """``model`` returns the name of a namespace's model."""
         self._model = model
-        self._counters = counters
+        self._add, self._observe = counters.add, counters.observe
         self.writer = writer_id(store)
         """Of the chunks that this store writes."""
         self._dram = dram
@@ -39,8 +39,8 @@ class Accounts:
 
     def prompt(self, session: Session, tokens: int, *, salted: bool = False) -> None:
         labels = self.pool_labels(session.digest)
-        self._counters.add("prompt_tokens_total", (self._stage(session.stage), *labels), tokens)
-        self._counters.add("requests_total", ("yes" if salted else "no", *labels))
+        self._add("prompt_tokens_total", (self._stage(session.stage), *labels), tokens)
+        self._add("requests_total", ("yes" if salted else "no", *labels))
 
     def lookup(self, session: Session, found: LookupAnswer, own: Own | None = None) -> None:
         """Count hits and misses by tier, and in the engine's own memory if it said how many leading chunks it had.
@@ -68,7 +68,7 @@ class Accounts:
 
     def gate(self, tier: TierReport, chunk_bytes: int) -> None:
         """What a gate decided about one tier for one request, and what became of it."""
-        add, observe, name = self._counters.add, self._counters.observe, (tier.tier,)
+        add, name = self._add, (tier.tier,)
         decision = "fetch" if tier.fetched_tokens else "recompute"
         add("gate_requests_total", (tier.tier, decision, tier.reason if tier.reason in _REASONS else OTHER))
         add("gate_outcomes_total", (tier.tier, tier.outcome))
@@ -78,13 +78,13 @@ class Accounts:
         told = {"fetch": tier.fetch_s, "recompute": tier.recompute_s}
         known = {kind: max(0.0, seconds) for kind, seconds in told.items() if seconds is not None}
         for kind, seconds in known.items():
-            observe("gate_predicted_seconds", (tier.tier, kind), seconds)
+            self._observe("gate_predicted_seconds", (tier.tier, kind), seconds)
             if len(known) == len(told):  # the two sums are compared, so they must cover the same requests
                 add("gate_candidate_seconds_total", (tier.tier, kind), seconds)
         if tier.actual_s is None:  # chosen but never begun: nothing was fetched
             return
         add("gate_fetched_tokens_total", name, tier.fetched_tokens)
-        observe("gate_actual_seconds", (tier.tier, "fetch"), tier.actual_s)
+        self._observe("gate_actual_seconds", (tier.tier, "fetch"), tier.actual_s)
         gain_s = gained_s(tier)
         if gain_s is not None:
             add("saved_seconds_total" if gain_s > 0 else "lost_seconds_total", name, abs(gain_s))
@@ -99,7 +99,7 @@ class Accounts:
     def computed_again(self, session: Session, tokens: int) -> None:
         """An engine computed tokens that a tier had, or another engine was computing."""
         if tokens > 0:
-            self._counters.add("duplicate_prefill_tokens_total", self.pool_labels(session.digest), tokens)
+            self._add("duplicate_prefill_tokens_total", self.pool_labels(session.digest), tokens)
 
     def offered(self, session: Session, prompt: Chain, reasons: Mapping[bytes, str]) -> None:
         """An engine offers chunks of a prompt; ``reasons`` say why DRAM does not want some.
@@ -128,17 +128,17 @@ class Accounts:
             "seconds_tokens": seconds * tokens,
         }
         for name, value in sums.items():
-            self._counters.add("holdout_sums_total", ("remote", told.group, name), value)
+            self._add("holdout_sums_total", ("remote", told.group, name), value)
 
     def steps(self, steps: Sequence[StepReport]) -> None:
         for step in steps:
             labels = (self._stage(step.stage), step.phase)
-            self._counters.add("stage_gpu_seconds_total", labels, step.gpu_seconds)
-            self._counters.add("stage_tokens_total", labels, step.tokens)
+            self._add("stage_gpu_seconds_total", labels, step.gpu_seconds)
+            self._add("stage_tokens_total", labels, step.tokens)
 
     def over_quota(self, namespace: str) -> None:
         """A chunk was refused because its tenant's quota is full; which tenant is not counted."""
-        self._counters.add("quota_refused_chunks_total", self.pool_labels(namespace))
+        self._add("quota_refused_chunks_total", self.pool_labels(namespace))
 
     def evicted(self, tier: str, chunks: Sequence[Evicted], now: float) -> None:
         """Count chunks that left; flushed ones are no evictions."""
@@ -146,15 +146,15 @@ class Accounts:
             if chunk.reason == FLUSHED:
                 continue
             labels = self.pool_labels(chunk.namespace)
-            self._counters.add("tier_evictions_total", (tier, chunk.algorithm, chunk.reason, *labels))
+            self._add("tier_evictions_total", (tier, chunk.algorithm, chunk.reason, *labels))
             if not chunk.used:
-                self._counters.add("tier_evicted_unused_total", (tier, *labels))
+                self._add("tier_evicted_unused_total", (tier, *labels))
             if chunk.used_at is not None and chunk.reason == "room":
-                self._counters.observe("tier_evicted_idle_seconds", (tier, *labels), max(0.0, now - chunk.used_at))
+                self._observe("tier_evicted_idle_seconds", (tier, *labels), max(0.0, now - chunk.used_at))
 
     def _looked_up(self, session: Session, tier: str, result: str, origin: str, chunks: int) -> None:
         labels = (tier, result, origin, self._stage(session.stage), *self.pool_labels(session.digest))
-        self._counters.add("tier_lookup_tokens_total", labels, chunks * session.chunk_tokens)
+        self._add("tier_lookup_tokens_total", labels, chunks * session.chunk_tokens)
 
     def _stage(self, name: str) -> str:
         if name not in self._stages:
