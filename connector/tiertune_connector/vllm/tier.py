@@ -152,7 +152,7 @@ class TierTuneTier(SecondaryTierManager):
 
         If the engine has no other request, it waits for the store's reply, once and no longer than vLLM would sleep.
         """
-        known = self._requests.get(request, _ENDED)
+        known = self._known(request)
         if known.load is not None and not known.load.over:
             return True
 
@@ -164,12 +164,12 @@ class TierTuneTier(SecondaryTierManager):
 
     def goes_on(self, request: "Request") -> bool:
         """Whether the request has been given more input since it came (`resumable`)."""
-        known = self._requests.get(request.request_id, _ENDED)
+        known = self._known(request.request_id)
         return 0 < known.prompt.tokens < request.num_prompt_tokens
 
     def answered(self, request: str, tokens: int) -> None:
         """The scheduler has been told that it need not compute the first ``tokens`` of the request."""
-        ask = self._requests.get(request, _ENDED).ask
+        ask = self._known(request).ask
         if ask is not None:
             self.telemetry.settled(ask, tokens)
             self.gate.ended(ask)
@@ -179,7 +179,7 @@ class TierTuneTier(SecondaryTierManager):
         spans, prompts = [], []
         for request, first, end in scheduled:
             spans.append((first, end))
-            known = self._requests.get(request, _ENDED)
+            known = self._known(request)
             if known.prefilling:
                 prompts.append((known, end))
         return self.telemetry.steps.given(spans, partial(self._computed, prompts))
@@ -217,7 +217,7 @@ class TierTuneTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        known = self._requests.get(req_context.req_id, _ENDED)
+        known = self._known(req_context.req_id)
         if known.ask is None or self.telemetry.steps.ended <= self._held_by:
             return LookupResult.MISS
         fetched = self._lookups.offers(known.ask, bytes(key) + known.prompt.suffix)
@@ -226,7 +226,7 @@ class TierTuneTier(SecondaryTierManager):
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Fetches the chunks, unless the request ended in this very step, or its adapter has other contents by now."""
         request = job_metadata.req_context.req_id
-        known = self._requests.get(request, _ENDED)
+        known = self._known(request)
         ask = known.ask if known.prompt.stands() else None
         suffix = known.prompt.suffix if ask else b""  # else telemetry would take it for a fetch that failed
         job = Job(
@@ -248,7 +248,7 @@ class TierTuneTier(SecondaryTierManager):
         For a recurrent model vLLM may also name the partial chunk at a prompt's end: that is looked up in staging only.
         """
         request, position = job_metadata.req_context.req_id, job_metadata.req_context.get_offload_key_position
-        prompt = self._requests.get(request, _ENDED).prompt
+        prompt = self._known(request).prompt
         named = zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True)
         rows = sorted(
             (place, name, chunk)
@@ -274,7 +274,7 @@ class TierTuneTier(SecondaryTierManager):
         """Cascade again what staging has and the store said it lacks: it was restarted or flushed, or evicted it."""
         absent, self._absent = self._absent, []
         for ask in absent:
-            known = self._requests.get(ask.request, _ENDED)
+            known = self._known(ask.request)
             if not known.prompt.writes:
                 continue
             there, (chain, *sides) = len(ask.reply.result().tiers), known.prompt.keys
@@ -290,11 +290,11 @@ class TierTuneTier(SecondaryTierManager):
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         for request in context.preempted_req_ids:
-            preempted = self._requests.get(request, _ENDED).ask
+            preempted = self._known(request).ask
             if preempted is not None:
                 self._lookups.preempted(preempted)
         for ask in self._lookups.answered():
-            if self._requests.get(ask.request, _ENDED).ask is not ask:
+            if self._known(ask.request).ask is not ask:
                 continue
             self.telemetry.answered(ask)
             if not ask.reply.result().reason:
@@ -333,6 +333,9 @@ class TierTuneTier(SecondaryTierManager):
 
     # -- within
 
+    def _known(self, request: str) -> _Known:
+        return self._requests.get(request, _ENDED)
+
     def _computed(self, prompts: Iterable[tuple[_Known, int]]) -> None:
         """A step computed these prompts up to a token each."""
         for known, end in prompts:
@@ -359,7 +362,7 @@ class TierTuneTier(SecondaryTierManager):
         )
 
     def _loaded(self, job: Job, came: list[OffloadKey]) -> None:
-        known = self._requests.get(job.request, _ENDED)
+        known = self._known(job.request)
         if known.load is job:  # else its request has ended, and another one may have its name
             known.load = None
             self._staging.touch(came, known.context)
