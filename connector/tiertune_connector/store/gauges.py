@@ -58,7 +58,7 @@ def _directory(store: "TieredStore") -> Iterator[Gauge]:
 
 def _pools(store: "TieredStore") -> Iterator[Gauge]:
     """Bytes held, pinned and allowed of every local pool."""
-    for tier in (store.dram, store.disk) if store.disk else (store.dram,):
+    for tier in store.pools.local.values():
         pools: Mapping[str, Held] = tier.pools.copy()
         for digest, held in pools.items():
             labels = store.accounts.pool_labels(digest)

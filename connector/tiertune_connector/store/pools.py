@@ -26,9 +26,9 @@ class Pools:
     """What is in force."""
 
     def __post_init__(self) -> None:
-        self._local: dict[LocalTier, DramTier | DiskTier] = {"dram": self.dram}
+        self.local: dict[LocalTier, DramTier | DiskTier] = {"dram": self.dram}
         if self.disk is not None:
-            self._local["disk"] = self.disk
+            self.local["disk"] = self.disk
             for pool in self.disk.pools.values():
                 pool.found = len(pool.pool) > 0
 
@@ -38,7 +38,7 @@ class Pools:
         Call with the store's lock held, as ``share``.
         """
         tuning = self.tuning()
-        for tier, medium in self._local.items():
+        for tier, medium in self.local.items():
             asked = {
                 digest: (tuning.pool(digest, tier).capacity_bytes, tuning.algorithm(digest, tier))
                 for digest in {**self.dram.pools, **medium.pools}  # also those the disk has not opened yet
@@ -74,4 +74,4 @@ class Pools:
         return self.disk is not None and self.disk.settle()
 
     def _lend(self) -> bool:
-        return self.namespaces.lend({tier: dict(medium.pools) for tier, medium in self._local.items()}, self.tuning())
+        return self.namespaces.lend({tier: dict(medium.pools) for tier, medium in self.local.items()}, self.tuning())

@@ -39,9 +39,10 @@ def status(store: TieredStore) -> Json:
 
 def _pools(store: TieredStore) -> dict[str, Json]:
     """What DRAM and the disk hold, by namespace; the disk alone if no engine came since the store started."""
-    held: dict[str, dict[LocalTier, Held]] = {digest: {"dram": pool} for digest, pool in list(store.dram.pools.items())}
-    for digest, pool in list(store.disk.pools.items()) if store.disk else ():
-        held.setdefault(digest, {})["disk"] = pool
+    held: dict[str, dict[LocalTier, Held]] = {}
+    for tier, medium in store.pools.local.items():
+        for digest, pool in list(medium.pools.items()):
+            held.setdefault(digest, {})[tier] = pool
     return {digest: _pool(store, digest, pools) for digest, pools in held.items()}
 
 
