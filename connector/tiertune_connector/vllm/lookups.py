@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tiertune_connector.vllm.transfers import Job
 
 STORES_SHARE = 0.9
-"""Share of a lookup's deadline; in the rest, what the store knows by then arrives here."""
+"""Share of a lookup's or load's deadline; in the rest, what the store knows or has by then arrives here."""
 IDLE_S = 0.001
 """How long vLLM sleeps after a step without work."""
 

@@ -51,7 +51,7 @@ class WorkerTiming:
 
     def end(self) -> None:
         mark, self._mark = self._mark, None
-        if self._timer is not None and mark is not None:
+        if self._timer is not None:
             self._timer.stop(mark)
 
     def add_to(self, metadata: OffloadingWorkerMetadata | None) -> OffloadingWorkerMetadata | None:

@@ -21,16 +21,13 @@ from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Load
 from tiertune_connector.copying.crew import Crew, usual_helpers
 from tiertune_connector.threads import Threads
 from tiertune_connector.units import Clock
+from tiertune_connector.vllm.lookups import STORES_SHARE
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 logger = logging.getLogger(f"vllm.{__name__}")
 Staging = NDArray[np.uint8]
-
-
-STORES_SHARE = 0.9
-"""Share of a load's deadline; in the rest, what the store has by then arrives here."""
 
 
 class JobState(Enum):
