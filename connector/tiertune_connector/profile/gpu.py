@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +16,7 @@ from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
 SAMPLE_EVERY_S = 5.0
+_STATES = ("used", "free")
 STALE_AFTER = 3
 """Periods after which gauges that were not renewed are not reported any more."""
 
@@ -90,21 +92,16 @@ class GpuSampler:
 
     def _ask(self, handle: Any, stages: Mapping[str, str]) -> list[Gauge]:  # noqa: ANN401 (pynvml's)
         """One GPU's gauges; what it cannot tell is left out. Its joules since the first sample are counted."""
-        nvml = self.nvml
-        rates = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = self._told(nvml.nvmlDeviceGetMemoryInfo, handle)
-        milliwatts = self._told(nvml.nvmlDeviceGetPowerUsage, handle)
-        millijoules = self._told(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        nvml, told = self.nvml, partial(self._told, handle)
         gpu = str(nvml.nvmlDeviceGetUUID(handle))
         labels, gauges = (gpu, stages.get(gpu, "")), list[Gauge]()
-        if rates is not None:
+        if (rates := told(nvml.nvmlDeviceGetUtilizationRates)) is not None:
             gauges.append(("gpu_utilization_ratio", labels, rates.gpu / 100))
-        if memory is not None:
-            both = (("used", memory.used), ("free", memory.free))
-            gauges += [("gpu_memory_bytes", (*labels, state), float(nbytes)) for state, nbytes in both]
-        if milliwatts is not None:
+        if (memory := told(nvml.nvmlDeviceGetMemoryInfo)) is not None:
+            gauges += [("gpu_memory_bytes", (*labels, state), float(getattr(memory, state))) for state in _STATES]
+        if (milliwatts := told(nvml.nvmlDeviceGetPowerUsage)) is not None:
             gauges.append(("gpu_power_watts", labels, milliwatts / 1e3))
-        if millijoules is not None:
+        if (millijoules := told(nvml.nvmlDeviceGetTotalEnergyConsumption)) is not None:
             joules = millijoules / 1e3
             last = self._energy.get(gpu, joules)
             self._energy[gpu] = joules
@@ -112,7 +109,7 @@ class GpuSampler:
             self.counters.add("gpu_energy_joules_total", labels, counted)
         return gauges
 
-    def _told(self, ask: Callable[[Any], Any], handle: Any) -> Any:  # noqa: ANN401 (pynvml's)
+    def _told(self, handle: Any, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 (pynvml's)
         nvml = self.nvml
         try:
             return ask(handle)
