@@ -59,10 +59,10 @@ def random(nbytes: int, shift: int = 0) -> memoryview:
 def test_what_is_written_anywhere_is_read_with_its_sum(file, size, offset, shifts):
     """Aligned or not, on either side, and seen alike by who goes through the cache."""
     data, out = random(size, shifts[0]), paged(size, shifts[1])
-    file.write(data, offset)
+    file.write_at(data, offset)
     assert os.pread(file.fd, size, offset) == data
     heard = list[int]()
-    assert file.read(out, offset, heard.append) == checksum(data)
+    assert file.read_at(out, offset, heard.append) == checksum(data)
     assert out == data
     assert heard == [*range(2 * PAGE, size, 2 * PAGE), size]
 
@@ -70,9 +70,9 @@ def test_what_is_written_anywhere_is_read_with_its_sum(file, size, offset, shift
 def test_what_changes_through_the_cache_is_seen(file):
     """Headers are written that way."""
     data, out = random(4 * PAGE), paged(4 * PAGE)
-    file.write(data, 0)
+    file.write_at(data, 0)
     os.pwrite(file.fd, b"changed", PAGE)
-    assert file.read(out, 0, unheard) == checksum(out) != checksum(data)
+    assert file.read_at(out, 0, unheard) == checksum(out) != checksum(data)
     assert out[PAGE : PAGE + 7] == b"changed"
 
 
@@ -80,9 +80,9 @@ def test_what_changes_through_the_cache_is_seen(file):
 def test_a_file_that_ends_before_is_told(readers, tmp_path, left):
     """At any place of the payload."""
     file = PayloadFile(tmp_path / "short", readers)
-    file.write(random(6 * PAGE), 0)
+    file.write_at(random(6 * PAGE), 0)
     os.truncate(file.fd, left)
-    assert file.read(paged(6 * PAGE), 0, unheard) is None
+    assert file.read_at(paged(6 * PAGE), 0, unheard) is None
     file.close()
 
 
@@ -114,8 +114,8 @@ def test_a_file_system_that_refuses_is_served_through_the_cache(readers, tmp_pat
         monkeypatch.setattr(module.os, "preadv", moves(real[1]))
         monkeypatch.setattr(module.os, "pwritev", moves(real[2]))
     data, out = random(5 * PAGE), paged(5 * PAGE)
-    file.write(data, 0)
-    assert file.read(out, 0, unheard) == checksum(data)
+    file.write_at(data, 0)
+    assert file.read_at(out, 0, unheard) == checksum(data)
     assert asked
     file.close()
 
@@ -123,7 +123,7 @@ def test_a_file_system_that_refuses_is_served_through_the_cache(readers, tmp_pat
 def test_nobody_reads_into_memory_that_was_given_back(readers, tmp_path, monkeypatch):
     """A failing window ends the read when the others have ended."""
     file = PayloadFile(tmp_path / "broken", readers)
-    file.write(random(6 * PAGE), 0)
+    file.write_at(random(6 * PAGE), 0)
     real, late, held = os.preadv, threading.Event(), []
 
     def preadv(fd, buffers, offset):
@@ -138,7 +138,7 @@ def test_nobody_reads_into_memory_that_was_given_back(readers, tmp_path, monkeyp
 
     monkeypatch.setattr(module.os, "preadv", preadv)
     with pytest.raises(OSError, match="fault"):
-        file.read(paged(6 * PAGE), 0, unheard)
+        file.read_at(paged(6 * PAGE), 0, unheard)
     assert not held
     file.close()
 
@@ -146,7 +146,7 @@ def test_nobody_reads_into_memory_that_was_given_back(readers, tmp_path, monkeyp
 def test_windows_cover_the_payload_once(readers, tmp_path, monkeypatch):
     """Each byte is asked for once, whole windows at a time, past the cache."""
     file = PayloadFile(tmp_path / "windows", readers)
-    file.write(random(7 * PAGE), PAGE)
+    file.write_at(random(7 * PAGE), PAGE)
     real, asked = os.preadv, []
 
     def preadv(fd, buffers, offset):
@@ -154,7 +154,7 @@ def test_windows_cover_the_payload_once(readers, tmp_path, monkeypatch):
         return real(fd, buffers, offset)
 
     monkeypatch.setattr(module.os, "preadv", preadv)
-    file.read(np.frombuffer(paged(7 * PAGE), np.uint8).data, PAGE, unheard)
+    file.read_at(np.frombuffer(paged(7 * PAGE), np.uint8).data, PAGE, unheard)
     if file._direct < 0:
         pytest.skip("this file system has no O_DIRECT")
     assert sum(length for _, length, _ in asked) == 7 * PAGE
@@ -168,8 +168,8 @@ def test_the_readers_of_a_file_need_no_threads_later(tmp_path, monkeypatch):
     readers = Threads(3, "disk-window", ready=3)
     no_more_threads(monkeypatch)
     file, data, out = PayloadFile(tmp_path / "file", readers), random(9 * PAGE), paged(9 * PAGE)
-    file.write(data, 0)
-    assert file.read(out, 0, unheard) == checksum(data)
+    file.write_at(data, 0)
+    assert file.read_at(out, 0, unheard) == checksum(data)
     assert out == data
     file.close()
     readers.shutdown()

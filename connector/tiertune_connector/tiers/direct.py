@@ -35,7 +35,7 @@ class PayloadFile:
         with suppress(OSError):  # a file system without it
             self._direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
 
-    def read(self, out: memoryview, offset: int, came: Came) -> int | None:
+    def read_at(self, out: memoryview, offset: int, came: Came) -> int | None:
         """Fill ``out`` from ``offset`` and return its `checksum`; None if the file ends before. OSError.
 
         ``came`` as in a tier's ``read``.
@@ -59,7 +59,7 @@ class PayloadFile:
             wait([come for come in coming if not come.cancel()])
         return digest.intdigest()
 
-    def write(self, payload: memoryview, offset: int) -> None:
+    def write_at(self, payload: memoryview, offset: int) -> None:
         """Write the whole payload at ``offset``; OSError."""
         done = self._past_the_cache(os.pwritev, payload, offset)
         pwrite_all(self.fd, payload[done:], offset + done)

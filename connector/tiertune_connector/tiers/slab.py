@@ -16,28 +16,28 @@ from tiertune_connector.tiers.linux import punch_hole
 from tiertune_connector.tiers.segment import PAGE
 
 
-class Slab:
+class Slab(PayloadFile):
     """Waits for the disk, which may hang: call it without its tier's lock."""
 
     def __init__(self, path: Path, namespace: str, chunk_bytes: int, readers: Executor) -> None:
         """Open or make the file; OSError if that fails."""
+        super().__init__(path, readers)
         self.path = path
         self.namespace = namespace
         self.chunk_bytes = chunk_bytes
         self.stride = PAGE + -(-chunk_bytes // PAGE) * PAGE
-        self._file = PayloadFile(path, readers)
 
     def headers(self) -> Iterator[Header | None]:
         """Each slot's header; None: it has no chunk of ours. OSError."""
-        slots = -(-os.fstat(self._file.fd).st_size // self.stride)  # the last payload may end within its pages
+        slots = -(-os.fstat(self.fd).st_size // self.stride)  # the last payload may end within its pages
         return map(self._header, range(slots))
 
     def write(self, slot: int, header: Header, payload: memoryview) -> None:
         """Fill a slot; OSError."""
         start = slot * self.stride
         self._behead(slot)
-        self._file.write(payload, start + PAGE)
-        pwrite_all(self._file.fd, memoryview(header.encode()), start)
+        self.write_at(payload, start + PAGE)
+        pwrite_all(self.fd, memoryview(header.encode()), start)
 
     def read(self, slot: int, key: bytes, out: memoryview, came: Came) -> Header | None:
         """Fill ``out`` and return its header; None if it is not the chunk that was written. OSError.
@@ -47,11 +47,11 @@ class Slab:
         header = self._header(slot)
         if header is None or (header.key, header.length) != (key, len(out)):
             return None
-        return header if self._file.read(out, slot * self.stride + PAGE, came) == header.checksum else None
+        return header if self.read_at(out, slot * self.stride + PAGE, came) == header.checksum else None
 
     def wipe(self, slot: int) -> bool:
         """Give a slot's room back, or remove its header at least; False if the disk allows neither."""
-        if punch_hole(self._file.fd, slot * self.stride, self.stride):
+        if punch_hole(self.fd, slot * self.stride, self.stride):
             return True
         try:  # a file system without holes
             self._behead(slot)
@@ -59,13 +59,10 @@ class Slab:
             return False
         return True
 
-    def close(self) -> None:
-        self._file.close()
-
     def _header(self, slot: int) -> Header | None:
-        header = decode_header(os.pread(self._file.fd, HEADER_BYTES, slot * self.stride))
+        header = decode_header(os.pread(self.fd, HEADER_BYTES, slot * self.stride))
         ours = header is not None and (header.namespace, header.length) == (self.namespace, self.chunk_bytes)
         return header if ours else None
 
     def _behead(self, slot: int) -> None:
-        os.pwrite(self._file.fd, bytes(HEADER_BYTES), slot * self.stride)
+        os.pwrite(self.fd, bytes(HEADER_BYTES), slot * self.stride)
