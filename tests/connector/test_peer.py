@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from connector.stores import Engine, Http, eventually, running
-from tiertune_connector.serve import peer
-from tiertune_connector.serve.peer import Peer
+from tiertune_connector.serve import connection as peer
+from tiertune_connector.serve.connection import Peer
 
 CLIENT = "import socket, sys; one = socket.socket(socket.AF_UNIX); one.connect(sys.argv[1]); one.recv(1)"
 NO_OPTION = 9999
