@@ -86,17 +86,18 @@ def test_a_gauge_comes_when_it_changes_and_with_everything_else(stats):
 
 def test_totals_counted_elsewhere_become_increases(stats):
     """The tracer counts for itself."""
-    stats.traced(exported=3, dropped=0)
-    stats.traced(exported=5, dropped=1)
+    for exported, dropped in ((3, 0), (5, 1)):
+        stats.counted("engine_traces_total", ("exported",), exported)
+        stats.counted("engine_traces_total", ("dropped",), dropped)
     assert taken(stats) == {("engine_traces_total", ("exported",)): 5, ("engine_traces_total", ("dropped",)): 1}
-    stats.traced(exported=5, dropped=1)
+    stats.counted("engine_traces_total", ("exported",), 5)
     assert stats.take() == []
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_what_is_no_increase_is_not_counted(stats, seconds):
     """A counter that is told to fall ends vLLM's API server."""
-    stats.telemetry(seconds)
+    stats.counted("engine_telemetry_seconds_total", (), seconds)
     assert stats.take() == []
 
 
@@ -131,7 +132,7 @@ events = st.one_of(
     ),
     st.tuples(st.just("stored"), st.sampled_from(RESULTS), st.integers(0, 9)),
     st.tuples(st.just("connected"), st.booleans()),
-    st.tuples(st.just("telemetry"), st.floats(0, 1)),
+    st.tuples(st.just("counted"), st.just("engine_telemetry_seconds_total"), st.just(()), st.floats(0, 1)),
     st.tuples(st.just("take")),
 )
 

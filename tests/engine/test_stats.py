@@ -55,8 +55,9 @@ def everything():
     for result in [*RESULTS, "new"]:
         stats.stored(result)
     stats.connected(True)
-    stats.telemetry(0.25)
-    stats.traced(exported=1, dropped=1)
+    stats.counted("engine_telemetry_seconds_total", (), 0.25)
+    for result in ("exported", "dropped"):
+        stats.counted("engine_traces_total", (result,), 1)
     return stats
 
 

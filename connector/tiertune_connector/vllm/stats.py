@@ -100,15 +100,9 @@ class EngineStats:
     def connected(self, on: bool) -> None:
         self.totals[CONNECTED] = float(on)
 
-    def telemetry(self, seconds: float) -> None:
-        """Telemetry took ``seconds`` of the scheduler thread."""
-        self._add("engine_telemetry_seconds_total", (), seconds)
-
-    def traced(self, *, exported: int, dropped: int) -> None:
-        """Both counts are since the start."""
-        for result, total in (("exported", exported), ("dropped", dropped)):
-            key = ("engine_traces_total", (result,))
-            self._add(*key, total - self.totals.get(key, 0.0))
+    def counted(self, name: str, labels: Labels, total: float) -> None:
+        """Something else has counted ``total`` since the start."""
+        self._add(name, labels, total - self.totals.get((name, labels), 0.0))
 
     def take(self) -> list[Change]:
         """What changed since the last call; includes the gauge whenever anything changed."""

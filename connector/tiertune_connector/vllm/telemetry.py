@@ -48,7 +48,6 @@ class Telemetry:
 
     def __post_init__(self) -> None:
         self._stats = EngineStats(self.chunk_tokens)
-        self._told_s = 0.0
         self._reporter = Reporter(self.steps.totals, self.client)
 
     @_counted
@@ -119,9 +118,9 @@ class Telemetry:
     def changes(self) -> list[Change]:
         """What vLLM's metrics have not been given yet."""
         self._stats.connected(self.client.connected)
-        self._stats.traced(**self.tracing.counts()._asdict())
-        self._stats.telemetry(self.steps.overhead_s - self._told_s)
-        self._told_s = self.steps.overhead_s
+        self._stats.counted("engine_telemetry_seconds_total", (), self.steps.overhead_s)
+        for result, requests in self.tracing.counts()._asdict().items():
+            self._stats.counted("engine_traces_total", (result,), requests)
         return self._stats.take()
 
     def close(self) -> None:
