@@ -81,7 +81,10 @@ def test_a_copy_to_one_tier_is_no_use_for_another(tier, clock):
 def test_a_namespace_without_a_share_of_the_disk_is_not_written_there(tier, tmp_path, clock):
     """Else its refusals would look like a disk that is full."""
     disk, lanes = DiskTier(tmp_path), {"disk": FakeLane()}
-    behind, (key,) = WriteBehind(tier, lanes, disk=disk, clock=clock, tuning=lambda: tuning(disk="always")), chain("k", 1)
+    behind, (key,) = (
+        WriteBehind(tier, lanes, disk=disk, clock=clock, tuning=lambda: tuning(disk="always")),
+        chain("k", 1),
+    )
     used = fill(tier, [key])
     disk.attach(A, PAGE, "lru")
     for capacity, offered in ((0, []), (8 * PAGE, [key])):
@@ -268,7 +271,7 @@ def test_a_tier_that_is_full_is_not_offered_victims(tier, clock):
         lane.breaker.record(Outcome.FULL, wrote=True)
     behind.clean_ahead()
     assert lane.given() == []
-    lane.breaker.try_writing()
+    lane.breaker.try_again(asking=False)
     behind.clean_ahead()
     assert lane.given() == keys[:5]
 

@@ -68,11 +68,11 @@ def test_a_tier_without_room_is_read_and_not_written():
     breaker.record(OK)
     assert (breaker.paused, breaker.open, breaker.unwell) == (True, False, False)
     assert (breaker.state, breaker.reason) == ("slow", "full: 8 writes in a row found no room")
-    breaker.try_writing()
+    breaker.try_again(asking=False)
     assert (breaker.paused, breaker.state) == (False, "slow")
     written(breaker, FULL)
     assert (breaker.paused, breaker.state) == (True, "slow"), "one more is enough"
-    breaker.try_writing()
+    breaker.try_again(asking=False)
     written(breaker, OK)
     assert (breaker.paused, breaker.state, breaker.reason) == (False, "ok", "")
 

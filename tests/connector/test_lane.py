@@ -142,7 +142,7 @@ def test_a_full_tier_is_read_and_now_and_then_written(lane, tier, counters):
     queue(lane, told, b"no")
     assert (told[-1], len(tried)) == ((b"no", None), before)
     tier.fault = lambda _: None
-    lane.try_writing()
+    lane.try_again(asking=False)
     queue(lane, told, b"yes")
     eventually(lambda: told[-1] == (b"yes", Outcome.OK) and lane.breaker.state == "ok")
 
@@ -175,7 +175,7 @@ def test_what_is_written_again_finds_out_that_a_tier_is_full(lane, tier):
     eventually(lambda: lane.breaker.paused)
     tier.fault = lambda _: None
     assert tier.write(A, b"there", view(payload(b"there", 100)), NOBODY) is Outcome.OK
-    lane.try_writing()
+    lane.try_again(asking=False)
     queue(lane, told, b"there", again=True)
     eventually(lambda: told[-1] == (b"there", Outcome.OK) and lane.writers.queued() == 0)
     lane.record(Outcome.OK)

@@ -285,6 +285,6 @@ def test_a_server_without_room_is_told_and_spared_and_the_others_are_written(tie
     assert tier.breaker.reason.startswith(f"1 of 3 servers: {full} is slow: full: ")
     assert (tier.breaker.state, tier.breaker.paused) == ("slow", False)
     servers[full].fault = lambda _: None
-    tier.breaker.try_writing()
+    tier.breaker.try_again(asking=False)
     assert tier.write(A, share(tier, full, keys)[0], view(payload(b"", 100)), NOBODY) is Outcome.OK
     assert tier.breaker.state == "ok"

@@ -235,16 +235,10 @@ class Lane:
                 outcome = self._measured_read(key, buffer)
         return outcome
 
-    def try_again(self) -> None:
-        """The breaker's `try_again`, unless the tier hangs: it shows by itself when that ends."""
+    def try_again(self, *, asking: bool = True) -> None:
+        """The breaker's `try_again`; a tier that hangs is not asked: it shows by itself when that ends."""
         with self._lock:
-            if not self._hangs():
-                self.breaker.try_again()
-
-    def try_writing(self) -> None:
-        """The breaker's `try_writing`."""
-        with self._lock:
-            self.breaker.try_writing()
+            self.breaker.try_again(asking=asking and not self._hangs())
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Write what is queued as far as the time allows, then stop. Once is enough."""

@@ -114,9 +114,7 @@ class Health:
     def try_again(self) -> None:
         """Let requests ask a dead disk again, and writes a tier that had no room."""
         for name, lane in self.lanes.items():
-            lane.try_writing()
-            if name != "remote":
-                lane.try_again()
+            lane.try_again(asking=name != "remote")
 
     def _probe_dram(self) -> None:
         """If no engine has reported lately, copy as they do: an engine that found DRAM slow would never retry it."""

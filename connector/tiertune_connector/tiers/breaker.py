@@ -59,13 +59,14 @@ class Breaker:
         """Whether a chunk should not be written now."""
         return self.open or self.paused
 
-    def try_again(self) -> None:
-        """Let requests ask a dead tier that has no probes, until the first outcome that tells."""
-        self._asking = self._down
+    def try_again(self, *, asking: bool = True) -> None:
+        """Let writes find out whether a full tier has room again and, if ``asking``, requests ask a dead one.
 
-    def try_writing(self) -> None:
-        """Let writes find out whether a full tier has room again, until the first that tells."""
+        Each until the first outcome that tells. A tier that has probes need not be asked.
+        """
         self._trying = True
+        if asking:
+            self._asking = self._down
 
     def record(self, outcome: Outcome, *, wrote: bool = False, why: str = "") -> str:
         """Record how an operation or probe ended; ``wrote``: it wrote a request's chunk. ``why`` explains an error.
@@ -149,13 +150,9 @@ class Breakers:
         """What the key's server says."""
         return self.servers[self.owner(key)].refuses(key)
 
-    def try_again(self) -> None:
+    def try_again(self, *, asking: bool = True) -> None:
         for breaker in self.servers.values():
-            breaker.try_again()
-
-    def try_writing(self) -> None:
-        for breaker in self.servers.values():
-            breaker.try_writing()
+            breaker.try_again(asking=asking)
 
     def record(self, outcome: Outcome, *, wrote: bool = False, why: str = "") -> str:  # noqa: ARG002
         """Do nothing: the tier's outcome as a whole says nothing of one server."""
