@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import SlotRef
@@ -58,22 +59,14 @@ class Holdings:
 
     def expire(self, sessions: Sequence[Session]) -> None:
         """Take back what clients held for too long; slots that they may still be writing go to quarantine."""
-        now = self.clock()
         for session in sessions:
-            with self.dram.lock:
-                for number in [n for n, lease in session.leases.items() if lease.expires_at < now]:
-                    self.release(session, number)
-                for key in [key for key, held in session.reservations.items() if held.expires_at < now]:
-                    self.give_up(session, key, quarantine=True)
+            self._take_back(session, self.clock())
 
     def end(self, session: Session) -> None:
         """A client has gone: its pins end, its reserved slots go to quarantine, as it may still be copying."""
         with self.dram.lock:
             session.ended = True
-            for number in list(session.leases):
-                self.release(session, number)
-            for key in list(session.reservations):
-                self.give_up(session, key, quarantine=True)
+            self._take_back(session, inf)
 
     def written(self, session: Session, key: bytes, ref: SlotRef | None) -> Reservation | None:
         """A client no longer writes a key's slots, or the one meant; returns its reservation, if it still has that."""
@@ -91,3 +84,11 @@ class Holdings:
             for held in (held for held in of_key if meant is None or meant(held[1])):
                 session.quarantined.remove(held)
                 self.dram.release_quarantine(session.digest, held[1])
+
+    def _take_back(self, session: Session, until: float) -> None:
+        """Take what a client may hold until then at most: pins, and slots that it may still be writing."""
+        with self.dram.lock:
+            for number in [n for n, lease in session.leases.items() if lease.expires_at < until]:
+                self.release(session, number)
+            for key in [key for key, held in session.reservations.items() if held.expires_at < until]:
+                self.give_up(session, key, quarantine=True)
