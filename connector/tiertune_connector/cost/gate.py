@@ -279,10 +279,6 @@ class _Offer:
             self.slow = exp(estimate.doubt)
             self.quick = 1.0 / self.slow
 
-    def fetch_s(self, chunks: int) -> Predicted:
-        estimate = self._estimate
-        return None if estimate is None else estimate.seconds(chunks, chunks * self._chunk_bytes)
-
     def price_s(self, chunks: int, factor: float) -> float:
         """Seconds, at their price, of a fetch that takes ``factor`` times its prediction; an unknown cost is 0."""
         if not chunks or self._estimate is None:
@@ -298,18 +294,17 @@ class _Offer:
         taken = [(start, min(end, cut)) for start, end in self.runs if start < cut]
         fetched = sum([end - start for start, end in taken])
         chunks = sum([end - start for start, end in self.runs])
-        fetch_s = self.fetch_s(fetched or chunks)
+        priced, estimate = fetched or chunks, self._estimate
+        fetch_s = None if estimate is None else estimate.seconds(priced, priced * self._chunk_bytes)
         recompute_s = _sum([left_s.saved_s(start, end) for start, end in taken or self.runs])
         if recompute_s is not None and fetch_s is not None:
-            copied_s = self.copy_s * (fetched or chunks)
+            copied_s = self.copy_s * priced
             recompute_s = max(0.0, recompute_s + min(backlog_s, fetch_s + copied_s) - copied_s)
-        reason = self._reason(chunks, fetched)
-        return Candidate(self.tier, chunks, fetched, reason, fetch_s, recompute_s, backlog_s, prefills)
-
-    def _reason(self, chunks: int, fetched: int) -> Reason:
         if fetched:
-            return Reason.UNKNOWN_COST if self.unknown else Reason.CHEAPER
-        return self.refusal or (Reason.TOO_SHORT if chunks < self.least else Reason.SLOWER)
+            reason = Reason.UNKNOWN_COST if self.unknown else Reason.CHEAPER
+        else:
+            reason = self.refusal or (Reason.TOO_SHORT if chunks < self.least else Reason.SLOWER)
+        return Candidate(self.tier, chunks, fetched, reason, fetch_s, recompute_s, backlog_s, prefills)
 
 
 _Run = tuple[_Offer, int, int]
