@@ -73,7 +73,7 @@ class Lane:
         self._telling: Future[Usage] | None = None
         self._counters = counters
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closed = False
         self.transit = Transit(clock)
         self.writers = Writers(tier.name, counters, self._put, self._refusal)
@@ -136,7 +136,8 @@ class Lane:
     def hangs(self) -> bool:
         """Whether nothing under way has ended for longer than the tier may hang."""
         with self._lock:
-            return self._hangs()
+            waited_s = self._clock() - self._moved_at if self._under_way else 0.0
+            return self._hung_s is not None and waited_s > self._hung_s
 
     def watch(self) -> None:
         """Record a time-out while the tier hangs, and for each overdue answer. Call it every second or so."""
@@ -238,7 +239,7 @@ class Lane:
     def try_again(self, *, asking: bool = True) -> None:
         """The breaker's `try_again`; a tier that hangs is not asked: it shows by itself when that ends."""
         with self._lock:
-            self.breaker.try_again(asking=asking and not self._hangs())
+            self.breaker.try_again(asking=asking and not self.hangs)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Write what is queued as far as the time allows, then stop. Once is enough."""
@@ -288,10 +289,6 @@ class Lane:
             with self._lock:
                 self._under_way -= 1
                 self._moved_at = self._clock()
-
-    def _hangs(self) -> bool:
-        waited_s = self._clock() - self._moved_at if self._under_way else 0.0
-        return self._hung_s is not None and waited_s > self._hung_s
 
     def _refusal(self) -> str:
         """Why nothing is written now, or empty."""
