@@ -50,10 +50,10 @@ def test_tokens_may_be_any_kind_of_number(store, client, count):
 
 def test_its_gpus_are_joined_to_its_label(store, client):
     """As it greeted with them, and as it learned later which they are."""
-    assert store._stages() == {"GPU-1": "talker"}
+    assert store.gpus.stages() == {"GPU-1": "talker"}
     client.gpus = ["GPU-2"]
     client.report_steps([])
-    eventually(lambda: store._stages() == {"GPU-2": "talker"})
+    eventually(lambda: store.gpus.stages() == {"GPU-2": "talker"})
 
 
 def test_it_can_ask_for_nothing(store, client):

@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tiertune_agent.demo.ports import free_port
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY
 from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
+from tiertune_connector.tiers import redis as module
 from tiertune_connector.tiers.base import Outcome, Usage
 from tiertune_connector.tiers.redis import WINDOW_BYTES, RedisTier, _leading
 
@@ -153,10 +155,10 @@ def test_a_hung_server_is_a_time_out_and_works_when_it_goes_on(server, raw):
         eventually(lambda: write(tier, b"other") is Outcome.OK)
 
 
-def test_a_slow_server_cannot_stretch_an_operation(tier):
+def test_a_slow_server_cannot_stretch_an_operation(tier, monkeypatch):
     """Many commands, each within its time-out, do not add up to more than twice it."""
     now = iter(range(1000))
-    tier._clock = lambda: float(next(now))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
     tier._timeout_s = 1.0
     assert write(tier, b"key", 8 * WINDOW_BYTES) is Outcome.TIMEOUT
     tier._timeout_s = 1000.0
@@ -166,13 +168,13 @@ def test_a_slow_server_cannot_stretch_an_operation(tier):
 
 
 @pytest.mark.parametrize(("took_s", "outcome"), [(1.9, Outcome.OK), (2.1, Outcome.TIMEOUT)])
-def test_a_long_chunk_may_take_longer(tier, took_s, outcome):
+def test_a_long_chunk_may_take_longer(tier, took_s, outcome, monkeypatch):
     """Eight of 16 MiB at a time, for several hosts, may be more than a link carries in a second: that is no fault."""
     assert write(tier, b"there", 16 * WINDOW_BYTES) is Outcome.OK
     tier._timeout_s = 1.0
     for operation, key in ((read, b"there"), (write, b"key")):
         times = iter([0.0])
-        tier._clock = lambda times=times: next(times, took_s)
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda times=times: next(times, took_s)))
         assert operation(tier, key, 16 * WINDOW_BYTES) is outcome
 
 
