@@ -94,12 +94,12 @@ class PrefillCost:
         *,
         overhead_s: float = 0.0,
         seconds_per_flop: float | None = None,
-        step_tokens: int | None = None,
+        step_tokens: int = 0,
         decode_tokens: int = 1,
     ) -> None:
         """``overhead_s`` and ``seconds_per_flop`` are the prior; without the latter the cost is unknown at first.
 
-        ``step_tokens`` is the most that the engine computes in one step (None: a whole prompt): a longer prefill pays
+        ``step_tokens`` is the most that the engine computes in one step (0: a whole prompt): a longer prefill pays
         the overhead again and again. ``decode_tokens`` is the most of one request that may be decode (more than 1 with
         speculation).
         """
@@ -109,7 +109,7 @@ class PrefillCost:
         self._per_flop = seconds_per_flop
         self._hidden = False
         """Whether a step takes the longer of overhead and FLOPs, instead of their sum."""
-        self._step_tokens, self._decode_tokens = step_tokens, decode_tokens
+        self.step_tokens, self._decode_tokens = step_tokens, decode_tokens
         self._sizes: dict[int, Sums] = {}  # by the binary exponent of the FLOPs
         self._largest = 0.0
         self._held: tuple[int, float, float] | None = None  # surprise, FLOPs, seconds
@@ -124,11 +124,6 @@ class PrefillCost:
         """Overhead that each step of a long prefill adds to its FLOPs; 0 if they hide it."""
         return 0.0 if self._hidden else self._overhead_s
 
-    @property
-    def step_tokens(self) -> int:
-        """The most that the engine computes in one step; 0: a whole prompt."""
-        return self._step_tokens or 0
-
     def seconds(self, h: int, n: int) -> Predicted:
         """Predicted seconds of prefilling tokens ``h`` to ``n``; None: unknown."""
         return self.work_s(self.shape.flops(h, n), n - h)
@@ -140,7 +135,7 @@ class PrefillCost:
         """
         if self._per_flop is None:
             return None
-        steps = max(1.0, tokens / self._step_tokens) if self._step_tokens else 1.0
+        steps = max(1.0, tokens / self.step_tokens) if self.step_tokens else 1.0
         if self.samples >= MIN_SAMPLES:
             flops = min(flops, REACH * self._largest * max(steps, requests))
         return self._both(self._overhead_s * steps, self._per_flop * flops)
