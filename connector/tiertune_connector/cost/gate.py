@@ -20,6 +20,7 @@ off it. Runs end where that begins, and a chunk before.
 
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 from math import exp
@@ -208,15 +209,18 @@ def decide(
     return _decision(cut, last, offers, left_s, backlog_s=backlog_s, prefills=others.prefills)
 
 
+@dataclass(eq=False)
 class _Left(dict[int, Predicted]):
     """Predicted prefill by the number of leading chunks had; at least the last token is always computed."""
 
-    def __init__(self, computed: int, prompt: int, chunk_tokens: int, prefill: Callable[[int, int], Predicted]) -> None:
-        self._computed, self._prompt, self._chunk_tokens, self._prefill = computed, prompt, chunk_tokens, prefill
+    computed: int
+    prompt: int
+    chunk_tokens: int
+    prefill: Callable[[int, int], Predicted]
 
     def __missing__(self, cut: int) -> Predicted:
-        there = min(max(self._computed, cut * self._chunk_tokens), self._prompt - 1)
-        left_s = self[cut] = self._prefill(there, self._prompt)
+        there = min(max(self.computed, cut * self.chunk_tokens), self.prompt - 1)
+        left_s = self[cut] = self.prefill(there, self.prompt)
         return left_s
 
     def saved_s(self, start: int, end: int) -> Predicted:
@@ -229,7 +233,7 @@ class _Left(dict[int, Predicted]):
         flat, least = end, self[end]
         if least is not None and self[end - 1] == least:
             flat = bisect_left(range(end), True, lo=first, key=lambda cut: (self[cut] or 0.0) <= least)
-        return sorted({flat - 1, flat, (self._prompt - 1) // self._chunk_tokens})
+        return sorted({flat - 1, flat, (self.prompt - 1) // self.chunk_tokens})
 
 
 class _Offer:

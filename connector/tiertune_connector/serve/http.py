@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -89,27 +90,23 @@ def guarded(app: ASGIApp, listening: Listening, clock: Clock) -> ASGIApp:
     )
 
 
+@dataclass(eq=False)
 class Http:
-    """What a store answers: metrics to Prometheus, JSON to its agent and to operators."""
+    """What a store answers: metrics to Prometheus, JSON to its agent and to operators.
 
-    def __init__(
-        self,
-        server: Server,
-        control: Control,
-        clock: Clock,
-        *,
-        gpus: Callable[[], str],
-        writes: Writes,
-    ) -> None:
-        """``clock`` gives monotonic seconds, ``gpus`` says whether the GPUs are watched."""
-        self._gpus = gpus
-        self._writes = writes
-        self._server = server
-        self._control = control
-        self._clock = clock
-        self._started = clock()
+    ``clock`` gives monotonic seconds, ``gpus`` says whether the GPUs are watched.
+    """
+
+    server: Server
+    control: Control
+    clock: Clock
+    gpus: Callable[[], str]
+    writes: Writes
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
         self._registry = CollectorRegistry()
-        self._registry.register(PrometheusCollector(server.counters, server.store.name))
+        self._registry.register(PrometheusCollector(self.server.counters, self.server.store.name))
 
     def application(self) -> ASGIApp:
         routes = [
@@ -126,7 +123,7 @@ class Http:
             Route("/v1/bypass", self.bypass, methods=["POST"]),
         ]
         handlers = dict.fromkeys(REFUSALS, _refused)
-        return Traced(Starlette(routes=routes, exception_handlers=handlers), self._writes)
+        return Traced(Starlette(routes=routes, exception_handlers=handlers), self.writes)
 
     def metrics(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -134,31 +131,31 @@ class Http:
 
     async def healthz(self, _: Request) -> Response:
         """Always alive; names unwell tiers, which are no reason to end the store."""
-        store = self._server.store
+        store = self.server.store
         health = {tier: store.health.told(tier) for tier in ("dram", *store.lanes)}
         unwell = [f"{tier}: {state}: {reason}\n" for tier, (state, reason) in health.items() if state != "ok"]
         return PlainTextResponse("".join(["ok\n", *unwell]))
 
     def status(self, _: Request) -> Response:
-        told, sessions = status(self._server.store), self._server.sessions()
+        told, sessions = status(self.server.store), self.server.sessions()
         clients = [
             {"client": s.client, "engine": s.engine, "stage": s.stage, "namespace": s.digest, "pid": s.pid or None}
             for s in sessions
         ]
         namespaces = {s.namespace.digest: s.namespace.parts for s in sessions if s.namespace is not None}
-        more = {"boot_id": self._server.boot_id, "version": __version__, "uptime_s": self._clock() - self._started}
-        more |= {"gpus": self._gpus(), "clients": clients, "namespaces": namespaces, "writes": self._writes.told()}
+        more = {"boot_id": self.server.boot_id, "version": __version__, "uptime_s": self.clock() - self._started}
+        more |= {"gpus": self.gpus(), "clients": clients, "namespaces": namespaces, "writes": self.writes.told()}
         return JSONResponse(told | more)
 
     def counters(self, request: Request) -> Response:
         """Waits for what is being studied."""
         since = _since(request, "seq")
-        sequence, metrics = self._server.counters.snapshot(since)
-        store = self._server.store
+        sequence, metrics = self.server.counters.snapshot(since)
+        store = self.server.store
         return JSONResponse(
             {
                 "store": store.name,
-                "boot_id": self._server.boot_id,
+                "boot_id": self.server.boot_id,
                 "seq": sequence,
                 "since": since,
                 "time_s": time.time(),
@@ -170,12 +167,12 @@ class Http:
 
     def samples(self, request: Request) -> Response:
         """JSON lines: a header, then samples."""
-        header, samples = self._server.store.observer.read(_since(request, "next") or 0)
-        lines = _LINES.encode_lines([{"boot_id": self._server.boot_id, **header}, *samples])
+        header, samples = self.server.store.observer.read(_since(request, "next") or 0)
+        lines = _LINES.encode_lines([{"boot_id": self.server.boot_id, **header}, *samples])
         return Response(lines, media_type="application/x-ndjson")
 
     async def get_sampling(self, _: Request) -> Response:
-        return _sampling(self._server.store.observer.sampling)
+        return _sampling(self.server.store.observer.sampling)
 
     async def put_sampling(self, request: Request) -> Response:
         """Adopt how the whole fleet samples, as its agent says."""
@@ -183,11 +180,11 @@ class Http:
         request.state.detail = {"version": wanted.version, "rate": wanted.rate}
         hot = tuple(bytes.fromhex(key) for key in wanted.hot)
         sampling = Sampling(wanted.seed, wanted.rate, hot, wanted.version)
-        await run_in_threadpool(self._server.store.observer.adopt, sampling)
+        await run_in_threadpool(self.server.store.observer.adopt, sampling)
         return _sampling(sampling)
 
     async def get_tuning(self, _: Request) -> Response:
-        return _tuning(self._control)
+        return _tuning(self.control)
 
     async def put_tuning(self, request: Request) -> Response:
         wanted, key = request.headers.get("if-match", ""), request.headers.get("idempotency-key", "")
@@ -197,22 +194,22 @@ class Http:
         if expected is None:
             return _error(412, "the version in If-Match is no version: it is the ETag of GET /v1/tuning")
         request.state.detail = {"expected": expected}
-        document, before = await _json(request), self._control.tuning.document()
-        tuning = await run_in_threadpool(self._control.put, document, expected_version=expected, key=key)
+        document, before = await _json(request), self.control.tuning.document()
+        tuning = await run_in_threadpool(self.control.put, document, expected_version=expected, key=key)
         request.state.detail = changed(before, tuning.document())
-        return _tuning(self._control)
+        return _tuning(self.control)
 
     async def flush(self, request: Request) -> Response:
         what = _parse(FlushRequest, await _json(request))
         request.state.detail = what.model_dump(exclude_none=True)
         tenant = bytes.fromhex(what.tenant) if what.tenant else None
-        told = await run_in_threadpool(self._server.store.flushes.drop, what.namespace, tenant, what.epoch)
+        told = await run_in_threadpool(self.server.store.flushes.drop, what.namespace, tenant, what.epoch)
         dropped = {tier: count for tier, (_, count) in told.items()}
         failed = {tier: outcome.value for tier, (outcome, _) in told.items() if outcome is not Outcome.OK}
         if failed:
             message = "; ".join(f"{tier}: {outcome}, some chunks may be left" for tier, outcome in failed.items())
             return JSONResponse({"message": message, "dropped": dropped}, status_code=503)
-        if what.epoch is not None and not self._server.store.namespaces.of(what.epoch, what.namespace):
+        if what.epoch is not None and not self.server.store.namespaces.of(what.epoch, what.namespace):
             remark = f"no namespace of epoch {what.epoch} is known here: flush by namespace (/v1/status tells them)"
             return JSONResponse(dropped, headers={REMARK: remark})
         return JSONResponse(dropped)
@@ -220,7 +217,7 @@ class Http:
     async def bypass(self, request: Request) -> Response:
         wanted = _parse(BypassRequest, await _json(request))
         request.state.detail = {"on": wanted.on}
-        tuning = await run_in_threadpool(self._control.bypass, on=wanted.on)
+        tuning = await run_in_threadpool(self.control.bypass, on=wanted.on)
         return JSONResponse({"bypass": tuning.bypass, "version": tuning.version})
 
 
