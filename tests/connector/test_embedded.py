@@ -261,10 +261,10 @@ def test_no_store_is_started_of_no_size(path):
 def test_a_new_size_comes_before_what_was_tuned(home):
     """Else an operator's change would do nothing; the same size keeps the tuning."""
     tuning = home / "tuning.json"
-    embedded._configure(home / "s.sock", DRAM, home, 60)
+    embedded._configure(home / "s.sock", DRAM, home)
     for size, kept in ((DRAM, True), (2 * DRAM, False)):
         tuning.touch()
-        config = embedded._configure(home / "s.sock", size, home, 60)
+        config = embedded._configure(home / "s.sock", size, home)
         assert tuning.exists() is kept
         assert json.loads(config.read_text())["dram"]["capacity"] == size
 
@@ -273,7 +273,7 @@ def test_spoilt_settings_of_the_last_time_are_written_anew(home):
     """A full disk, or a kill in the midst of writing, keeps no engine from its store; what was tuned stays."""
     (home / "store.yaml").write_text("")
     (home / "tuning.json").touch()
-    config = embedded._configure(home / "s.sock", DRAM, home, 60)
+    config = embedded._configure(home / "s.sock", DRAM, home)
     assert json.loads(config.read_text())["dram"]["capacity"] == DRAM
     assert (home / "tuning.json").exists()
 

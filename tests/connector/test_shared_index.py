@@ -111,7 +111,7 @@ def test_a_chain_of_which_some_is_not_seen_is_asked(store, engine, monkeypatch, 
 def test_who_looks_up_more_than_the_store_can_hear_of_asks(store, engine, monkeypatch):
     """Else it would be ever further ahead of what is counted; after the next load, or tick, it looks again."""
     link = engine.client
-    monkeypatch.setattr(link._live.receiver, "_tick", lambda: None)
+    monkeypatch.setattr(link._live.receiver, "tick", lambda: None)
     engine.heard()
     looked = [link.look(KEYS) is not None for _ in range(links._MOST_LOOKS + 1)]
     assert looked == [True] * links._MOST_LOOKS + [False]

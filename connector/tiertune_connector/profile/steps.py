@@ -91,6 +91,7 @@ class Steps:
         """The oldest step given has ended."""
         began = perf_counter()
         if not self._given:
+            self.overhead_s += perf_counter() - began
             return
         step, now = self._given.popleft(), self.clock()
         self.ended = step.number

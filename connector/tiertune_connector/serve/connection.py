@@ -80,10 +80,11 @@ class Connection:
         assert self.session is not None
         named = {slot.segment for slot in message.slots if slot is not None}
         pool = store.dram.pools.get(self.session.digest)
+        segments = pool.segments if pool else {}
         with self._sending:
             # The store closes none of these descriptors meanwhile, for the client holds slots of the segments.
-            for number in (named - self._segments) & pool.segments.keys() if pool else ():
-                segment = pool.segments[number]
+            for number in (named - self._segments) & segments.keys():
+                segment = segments[number]
                 self.send(NewSegment(number, segment.geometry.slots, segment.geometry.chunk_bytes), segment.fd)
                 self._segments.add(number)
             if pool and pool.index and not self._indexed and self.session.looks:
