@@ -156,7 +156,7 @@ class Engine:
     def took(self, tokens, seconds):
         """It believes that prefills of so many tokens take so long."""
         for _ in range(6):
-            self.tier.gate._prefill.observe_step([(0, tokens)], seconds)
+            self.tier.gate.prefill.observe_step([(0, tokens)], seconds)
 
     def done(self, request):
         self.manager.on_request_finished(self.context(request))
