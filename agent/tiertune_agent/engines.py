@@ -3,11 +3,11 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import httpx
 
 from tiertune_agent.credentials import PLAIN, Access
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.network import CallError, asked_whole, at_once, calling, json_of, web_address
 from tiertune_agent.terminal.options import InputError
 
@@ -59,7 +59,7 @@ class Engines:
         self._clock = clock
         self._sleep = sleep
 
-    def reset(self) -> dict[str, dict[str, Any]]:
+    def reset(self) -> dict[str, JsonDict]:
         """Empty each one's GPU prefix cache and staging; by address whether it acknowledged, or why not."""
         reasons = at_once(self._reset, self.urls)
         return {url: {"ok": not why, "reason": why or "ok"} for url, why in zip(self.urls, reasons, strict=True)}

@@ -7,6 +7,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
+from tiertune_agent.fields import Json, JsonDict
+
 
 @dataclass(frozen=True)
 class Histogram:
@@ -16,7 +18,7 @@ class Histogram:
     sum: float
     buckets: Mapping[int, float]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         return {"count": self.count, "sum": self.sum, "buckets": {str(i): n for i, n in self.buckets.items()}}
 
     @classmethod
@@ -29,7 +31,7 @@ class Histogram:
         return cls(sum([part.count for part in parts]), sum([part.sum for part in parts]), buckets)
 
     @classmethod
-    def parse(cls, document: Mapping[str, Any]) -> "Histogram":
+    def parse(cls, document: Json) -> "Histogram":
         return cls(document["count"], document["sum"], {int(i): n for i, n in document["buckets"].items()})
 
 
@@ -202,8 +204,8 @@ class Snapshot:
     boot_id: str
     version: str
     at: datetime
-    status: Mapping[str, Any]
-    tuning: Mapping[str, Any]
+    status: Json
+    tuning: Json
     totals: Mapping[str, Mapping[str, float | None]]
     """Counters since the boot that the page shows, by tier; None: not known."""
     windows: tuple[Window, ...] = ()
@@ -227,8 +229,8 @@ class StoreRecord:
     version: str
     first_seen: datetime
     last_seen: datetime
-    status: Mapping[str, Any]
-    tuning: Mapping[str, Any]
+    status: Json
+    tuning: Json
     totals: Mapping[str, Mapping[str, float | None]]
     pending_bypass: bool | None
 
@@ -237,7 +239,7 @@ class StoreRecord:
 class Expectation:
     """The tuning expected of a store, apart from decisions ``since``, and when its own began to differ."""
 
-    tuning: Mapping[str, Any]
+    tuning: Json
     since: datetime
     differs: datetime | None = None
 
@@ -320,7 +322,7 @@ class Decision:
     mode: str
     state: State
     reason: str
-    evidence: Mapping[str, Any]
+    evidence: Json
     expected_version: int | None
     applied_version: int | None
     policy_revision: int | None
@@ -331,7 +333,7 @@ class Decision:
     applied_at: datetime | None
     soak_until: datetime | None = None
     """When it is judged; None: it does not soak yet."""
-    undo: Mapping[str, Any] | None = None
+    undo: Json | None = None
     """The wish to roll it back, written before the store is touched: key, by, at, reason, evidence."""
     waits: str = ""
     """Why what is under way has not ended yet; empty: nothing is, or it was not tried yet."""
@@ -341,7 +343,7 @@ class Decision:
         """When it was made, or proposed if it was not made yet."""
         return self.applied_at or self.created_at
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         """The decision as the API and ``--json`` show it."""
         return {
             "id": self.id,

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
-from tiertune_agent.fields import Json, shown
+from tiertune_agent.fields import Json, JsonDict, shown
 from tiertune_agent.records import CHANGED, Decision, Prospect, StoreRecord, Window, ended
 from tiertune_connector.units import format_count, format_duration
 
@@ -58,7 +57,7 @@ class Backtest:
     unknown_remote: bool = False
     """Whether the policy manages a remote that is not in the history."""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         """As ``--json`` writes it."""
         recording = self.recording
         return {
@@ -113,11 +112,11 @@ class Backtest:
             f"{format_count(made, 'change')} and proposed {len(self.would) - made}; {done}."
         )
 
-    def _would(self, one: Decision) -> dict[str, Any]:
+    def _would(self, one: Decision) -> JsonDict:
         same = self.same.get(one.id)
         return {**one.document(), "verdict": self.verdicts.get(one.id), "as_done": same.id if same else None}
 
-    def _done(self, one: Decision) -> dict[str, Any]:
+    def _done(self, one: Decision) -> JsonDict:
         return {**one.document(), "would": one.id in self._followed, "instead": self.instead.get(one.id)}
 
 

@@ -1,12 +1,11 @@
 """Change control: turns wishes into decisions, makes or refuses them, and settles them after a crash."""
 
 import uuid
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from datetime import datetime, timedelta
-from typing import Any
 
 from tiertune_agent.changes.actuator import Actuator, ChangeResult
-from tiertune_agent.fields import in_force
+from tiertune_agent.fields import Json, in_force
 from tiertune_agent.history.store import History
 from tiertune_agent.records import STANDING, UNJUDGED, Decision, State, Target, parts
 from tiertune_agent.tuners.advice import ADVICE
@@ -89,7 +88,7 @@ class ChangeControl:
             raise Refused(f"decision {number} cannot be rolled back: {why}")
         return rolled
 
-    def roll_back(self, decision: Decision, who: str, reason: str, evidence: Mapping[str, Any]) -> tuple[Decision, str]:
+    def roll_back(self, decision: Decision, who: str, reason: str, evidence: Json) -> tuple[Decision, str]:
         """Set the field back if it still has the decision's value. Returns the decision then, and why that failed.
 
         The wish is written before the store is touched, so that it is not lost in a crash in between.

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 import httpx
 
 from tiertune_agent.collector.schema import NUMBER, SAMPLES, check
 from tiertune_agent.collector.stores import StoreHttp
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import at_once
 from tiertune_connector.whatif.sampler import Pick
 
@@ -146,10 +146,10 @@ class SampleReader:
         return Answer(store, url, header, requests, grown, 0 if first else missed)
 
 
-def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:
+def _parse(text: str) -> tuple[Header, list[JsonDict]]:
     head, *lines = [json.loads(line) for line in text.splitlines()]
     check(head, SAMPLES, "their header")
-    namespaces: Mapping[str, Mapping[str, Any]] = head["namespaces"]
+    namespaces: Mapping[str, Json] = head["namespaces"]
     header = Header(
         boot_id=str(head["boot_id"]),
         seed=int(head["hash_seed"]),
@@ -166,7 +166,7 @@ def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:
     return header, lines
 
 
-def _requests(lines: Sequence[Mapping[str, Any]], now_s: float) -> Iterator[SampledRequest]:
+def _requests(lines: Sequence[Json], now_s: float) -> Iterator[SampledRequest]:
     """Group the samples by request; those of one request come one after another."""
     for _, group in groupby(lines, key=lambda line: line["req"]):
         told = list(group)

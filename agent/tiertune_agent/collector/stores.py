@@ -15,6 +15,7 @@ from tiertune_agent.collector.direct_commands import AGENT
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.credentials import PLAIN, Access
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
 from tiertune_agent.records import FLEET, Snapshot
 
@@ -54,22 +55,22 @@ class StoreHttp:
         """JSON lines: a header, then samples from number ``since`` on."""
         return read_whole(self._http, f"/v1/samples?since={since}").text
 
-    def put_sampling(self, document: Mapping[str, Any]) -> httpx.Response:
+    def put_sampling(self, document: Json) -> httpx.Response:
         """Send the sampling; returns whatever the store answers."""
         return asked_whole(self._http, "PUT", "/v1/sampling", json=dict(document))
 
-    def tuning(self) -> dict[str, Any]:
+    def tuning(self) -> JsonDict:
         """The document, with its version; KeyError, TypeError or ValueError if the answer is malformed."""
-        told: dict[str, Any] = self.get("/v1/tuning")
+        told: JsonDict = self.get("/v1/tuning")
         check(told, TUNING, "tuning")
         return {**told, "version": int(told["version"])}
 
-    def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
+    def put_tuning(self, document: Json, *, expected: int, key: str) -> httpx.Response:
         """Send the tuning; returns whatever the store answers."""
         headers = {"If-Match": f'"{expected}"', "Idempotency-Key": key}
         return asked_whole(self._http, "PUT", "/v1/tuning", json=dict(document), headers=headers)
 
-    def post(self, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> httpx.Response:
+    def post(self, path: str, body: Json, timeout_s: float = TIMEOUT_S) -> httpx.Response:
         """Send a command; returns whatever the store answers."""
         return asked_whole(self._http, "POST", path, json=dict(body), timeout=timeout_s)
 
@@ -189,9 +190,7 @@ class Collector:
     def _nonsense(self, url: str, error: Exception) -> Trouble:
         return Trouble(self._names[url], "store_nonsense", f"{url} answers what no store answers: {error!r}")
 
-    def _snapshot(
-        self, url: str, reading: Reading, status: Mapping[str, Any], tuning: Mapping[str, Any]
-    ) -> Snapshot | Trouble:
+    def _snapshot(self, url: str, reading: Reading, status: Json, tuning: Json) -> Snapshot | Trouble:
         at, asked_s = self._now(), self._steady_s()
         before, last_s = self._readings.get(url, (None, asked_s))
         if before is not None and (odd := _odd(reading.time_s - before.time_s, asked_s - last_s)):

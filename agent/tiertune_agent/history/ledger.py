@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.models import LedgerRow, cut
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Rates, Window
@@ -36,11 +37,11 @@ Place = tuple[datetime, str, str, str]
 class Ledger(OfHistory):
     """Entries come in through `History`."""
 
-    def rows(self, since: datetime) -> list[dict[str, Any]]:
+    def rows(self, since: datetime) -> list[JsonDict]:
         """Rows from the hour of ``since`` on, by hour, store, namespace and tier; by day if over a fortnight old."""
         columns = [getattr(LedgerRow, name) for name in ("hour", *_TOLD)]
         query = select(*columns).where(LedgerRow.hour >= hour_of(since)).order_by(LedgerRow.hour, LedgerRow.store)
-        found: list[dict[str, Any]] = []
+        found: list[JsonDict] = []
         for hour, rows in groupby(self._rows(query), key=itemgetter(0)):
             told = hour.isoformat()
             found += [{"hour": told, **dict(zip(_TOLD, row[1:], strict=True))} for row in rows]

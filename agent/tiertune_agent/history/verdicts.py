@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import select
 
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.models import ReviewRow, VerdictRow
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Decision
@@ -15,13 +15,13 @@ from tiertune_agent.verdicts.verdict import Verdict
 class Verdicts(OfHistory):
     """Verdicts, which `Decisions` writes with their states, and reviews."""
 
-    def of(self, decision: int) -> list[dict[str, Any]]:
+    def of(self, decision: int) -> list[JsonDict]:
         return self.by_decision([decision]).get(decision, [])
 
-    def by_decision(self, decisions: Iterable[int]) -> dict[int, list[dict[str, Any]]]:
+    def by_decision(self, decisions: Iterable[int]) -> dict[int, list[JsonDict]]:
         """Verdicts by decision, for those that were judged."""
         query = select(VerdictRow).where(VerdictRow.decision.in_(list(decisions))).order_by(VerdictRow.id)
-        found: dict[int, list[dict[str, Any]]] = {}
+        found: dict[int, list[JsonDict]] = {}
         for row in self._all(query):
             found.setdefault(row.decision, []).append(row.told("at", "verdict", "reason", "evidence"))
         return found
@@ -32,6 +32,6 @@ class Verdicts(OfHistory):
         with self._session() as session:
             session.add(ReviewRow(decision=decision.id, at=now, **told))
 
-    def reviews(self, decision: int) -> list[dict[str, Any]]:
+    def reviews(self, decision: int) -> list[JsonDict]:
         query = select(ReviewRow).where(ReviewRow.decision == decision).order_by(ReviewRow.id)
         return self._told(query, "at", "stands", "reason", "evidence")

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
-from tiertune_agent.fields import capacity_field, read
+from tiertune_agent.fields import Json, capacity_field, read
 from tiertune_agent.incidents.drift import drift
 from tiertune_agent.records import (
     CHANGED,
@@ -60,14 +59,14 @@ class Sight:
     snapshot: Snapshot
     windows: Sequence[Window]
     decisions: Sequence[Decision]
-    expected: Mapping[str, Any]
+    expected: Json
     """The tuning as it should be."""
     now: datetime
     served: bool = False
     """Whether another store found chunks in the remote in the last hour: it reads what this one writes."""
 
     @property
-    def tuning(self) -> Mapping[str, Any]:
+    def tuning(self) -> Json:
         return self.snapshot.tuning
 
     def of(self, tier: str) -> list[Window]:

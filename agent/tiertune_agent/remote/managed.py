@@ -9,14 +9,13 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 from zlib import crc32
 
 import httpx
 import redis
 
 from tiertune_agent.collector.stores import Trouble
-from tiertune_agent.fields import Json
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import said
 from tiertune_agent.records import FLEET, Snapshot, Window
 from tiertune_agent.remote.server import MAXMEMORY, POLICY, RedisServer, ServerMemory
@@ -116,7 +115,7 @@ class Remote:
             windows=tuple(_window(0.0 if since_s is None else now_s - since_s, at, state["resident_bytes"])),
         )
 
-    def tuning(self) -> dict[str, Any]:
+    def tuning(self) -> JsonDict:
         """As in a store's client. Raises httpx.TransportError if a server does not answer."""
         return _document(self._held())
 
@@ -199,7 +198,7 @@ def _answer(status: int, message: str) -> httpx.Response:
     return httpx.Response(status, json={"message": message}, request=httpx.Request("PUT", "http://remote/v1/tuning"))
 
 
-def _document(held: Sequence[ServerMemory]) -> dict[str, Any]:
+def _document(held: Sequence[ServerMemory]) -> JsonDict:
     """The version is a digest of what every server is set to: Redis has no versions."""
     capacities = [_capacity(one.maxmemory) for one in held]
     bounded = [capacity for capacity in capacities if capacity is not None]
@@ -213,7 +212,7 @@ def _document(held: Sequence[ServerMemory]) -> dict[str, Any]:
     return {"version": crc32(json.dumps(each).encode()), "remote": stands}
 
 
-def _state(held: Sequence[ServerMemory], capacity_bytes: int | None) -> dict[str, Any]:
+def _state(held: Sequence[ServerMemory], capacity_bytes: int | None) -> JsonDict:
     """A tier's state as a store tells it, and that of each server."""
     servers = [
         {

@@ -2,16 +2,15 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import typer
 
-from tiertune_agent.fields import shown
+from tiertune_agent.fields import Json, shown
 from tiertune_agent.policy.document import Policy, load
 from tiertune_agent.replay.curve import curve_document, known_algorithms
 from tiertune_agent.replay.report import report
@@ -59,7 +58,7 @@ def curve_command(
     result(document, json_path, lambda: show(curve_table(document["points"])))
 
 
-def _sampled(document: Mapping[str, Any], asked: float) -> str:
+def _sampled(document: Json, asked: float) -> str:
     """The rates actually sampled, in words."""
     rates: list[float] = document["rates"]
     if min(rates) == 1 > asked:
@@ -125,7 +124,7 @@ def _policy(path: Path) -> Policy:
     return policy
 
 
-def _decided(run: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def _decided(run: Json) -> Iterator[tuple[str, ...]]:
     """Table rows: every change, then each tuner's last answer that proposed none."""
     for one in run["changes"]:
         before, after = (shown(one["field"], one[name]) for name in ("before", "after"))
@@ -139,7 +138,7 @@ def _against(name: str, gain: float) -> str:
     return f"that of {name}" if abs(gain) < HARDLY else f"{abs(gain):.1%} {'under' if gain > 0 else 'over'} {name}"
 
 
-def _tell(document: Mapping[str, Any]) -> None:
+def _tell(document: Json) -> None:
     typer.echo(
         f"{document['trace']}, {document['scenario']}: {document['requests']} requests in {document['wall_s']:.1f} s"
     )

@@ -1,8 +1,8 @@
 """Miss-ratio curve of one cache: exact, one simulation per size; or from a sample of the blocks."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.replay.exact import chunks_of, pool_hits
 from tiertune_agent.replay.opt import opt_hits
 from tiertune_agent.replay.sampled import Sampled, sampled
@@ -20,7 +20,7 @@ def curve_document(
     rate: float | None = None,
     seed: int = 1,
     step: Step = unseen,
-) -> dict[str, Any]:
+) -> JsonDict:
     """The curve with its cost, as ``tiertune curve --json`` writes it; ``clock`` returns seconds.
 
     There is a point for each of ``sizes``, shares of the unique blocks; ``algorithm`` is one of the pool's, or opt. In

@@ -10,13 +10,13 @@ each of which alone justifies ``second_access`` if it costs more than that can l
   few hits are lost, and what is written stays longer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
 
-from tiertune_agent.fields import read
+from tiertune_agent.fields import Json, JsonDict, read
 from tiertune_agent.records import GIB, Histogram, Rates, Target, Window, total
 from tiertune_agent.tuners.base import (
     Answer,
@@ -94,7 +94,7 @@ class AdmissionEvidence:
     """Share of the writers' time."""
     full: bool
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         ratios = (("spare", self.spare), ("dropped", self.dropped), ("reused", self.reused), ("saved_s", self.saved_s))
         told = {"once": self.once, "written_bytes": self.written_bytes, "busy": self.busy, "full": self.full}
         return told | {key: value for name, each in ratios for key, value in each.document(name).items()}
@@ -106,7 +106,7 @@ class AdmissionTuner(Tuner):
     scope = "store"
     settings: AdmissionSettings
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+    def targets(self, store: str, status: Json) -> list[Target]:
         return tier_targets(store, SLOWER, status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.records import FLEET, Prospect, Target, Window
 from tiertune_agent.tuners.balance import Demand, demand, evened
 from tiertune_agent.tuners.base import (
@@ -59,7 +60,7 @@ class Comparison:
         )
 
     @property
-    def evidence(self) -> dict[str, Any]:
+    def evidence(self) -> JsonDict:
         return {"now_s": self.now_s, "requests": self.requests, **self.gain.document("gain")}
 
     def pays(self, least: float) -> bool:
@@ -91,7 +92,7 @@ class Routing(Advice):
 
     name = "routing"
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
+    def targets(self, store: str, status: Json) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return pool_targets(FLEET, "dram", status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
@@ -109,7 +110,7 @@ class Sharing(Advice):
 
     name = "sharing"
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
+    def targets(self, store: str, status: Json) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return pool_targets(FLEET, "remote", status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
@@ -130,7 +131,7 @@ class Balance(Advice):
 
     name = "balance"
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
+    def targets(self, store: str, status: Json) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return [Target(FLEET, "gpu")]
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (stages are enough)

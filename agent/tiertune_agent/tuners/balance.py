@@ -3,8 +3,8 @@
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.records import StageWindow
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summand, ratio
 
@@ -35,7 +35,7 @@ class Demand:
         """How busy ``gpus`` GPUs would be with the same work."""
         return self.work.value / gpus
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         return {"gpus": self.gpus, "busy": self.busy, **self.work.document("gpu_seconds_per_second")}
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from tiertune_agent.fields import in_force, read
+from tiertune_agent.fields import Json, JsonDict, in_force, read
 from tiertune_agent.records import Target, Window, ended, total
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Tuner, TunerSettings, pool_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
@@ -93,7 +93,7 @@ class EvictionTuner(Tuner):
     scope = "pool"
     settings: EvictionSettings
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+    def targets(self, store: str, status: Json) -> list[Target]:
         return pool_targets(store, "dram", status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
@@ -260,7 +260,7 @@ def _told(rival: Rival, present: str) -> str:
     )
 
 
-def _figures(rival: Rival) -> dict[str, Any]:
+def _figures(rival: Rival) -> JsonDict:
     gain = rival.gain
     told = {"hits": rival.hits, "present": rival.present, "gain": gain.value, "standard_error": gain.error}
     summed = rival.summed if isfinite(rival.summed) else None

@@ -1,9 +1,9 @@
 """Does loading pay at an engine that keeps its own connector? Compares waiting for chunks with computing them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import hypot
-from typing import Any
 
+from tiertune_agent.fields import Json
 from tiertune_agent.records import OBSERVED, Target, Window, total
 from tiertune_agent.tuners.advice import ADVICE, Advice
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal
@@ -24,7 +24,7 @@ class Loading(Advice):
     name = "loading"
     scope = "store"
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+    def targets(self, store: str, status: Json) -> list[Target]:
         """The first tier beyond the GPU of an observed source; our own stores have a gate instead."""
         tiers = [tier for tier in status.get("tiers") or {} if tier != "gpu"]
         models = tuple(status.get("models") or ())

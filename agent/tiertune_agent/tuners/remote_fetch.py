@@ -1,12 +1,11 @@
 """Is it right to fetch from the remote tier at all? Switches fetching off and on, with hysteresis."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import Field
 
-from tiertune_agent.fields import read
+from tiertune_agent.fields import Json, JsonDict, read
 from tiertune_agent.records import Target, Window
 from tiertune_agent.tuners.base import (
     Answer,
@@ -73,7 +72,7 @@ class OfRemote(Tuner):
     scope = "tier"
     settings: RemoteFetchSettings
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+    def targets(self, store: str, status: Json) -> list[Target]:
         return tier_targets(store, ("remote",), status)
 
 
@@ -219,7 +218,7 @@ def _why_unknown(windows: Sequence[Window], typical: TypicalCandidate | None) ->
     return f"no probe has renewed the estimate in {_count(windows)}; {newest}"
 
 
-def _table(evidence: Sequence[Evidence]) -> dict[str, Any]:
+def _table(evidence: Sequence[Evidence]) -> JsonDict:
     return {"windows": [dict(vars(window)) for window in evidence]}
 
 

@@ -1,8 +1,8 @@
 """How long a change is watched: at least until its tier could have filled once. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from tiertune_agent.fields import Json
 from tiertune_agent.records import Window, covered_s, total
 from tiertune_agent.tuners.base import pools
 
@@ -34,7 +34,7 @@ def soak_seconds(policy_s: float, fill_s: float | None) -> float:
     return max(policy_s, min(fill_s or 0.0, LONGEST_S))
 
 
-def chunk_sizes(status: Mapping[str, Any]) -> dict[str, float]:
+def chunk_sizes(status: Json) -> dict[str, float]:
     """Bytes of one chunk by namespace, from a store's status."""
     return {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools(status).items()}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +13,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.changes.control import ChangeControl, Refused, Unknown
 from tiertune_agent.changes.operators import Caller, Operators
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.leader import NotLeadingError
 from tiertune_agent.records import Decision
@@ -105,7 +106,7 @@ def _reading(views: Views, metrics: AgentMetrics, unwell: Callable[[], Sequence[
         return PlainTextResponse("".join(f"{line}\n" for line in ("ok", *unwell())))
 
     @api.get("/api/v1/decisions/{number}")
-    def decision(number: Number) -> dict[str, Any]:
+    def decision(number: Number) -> JsonDict:
         found = views.decision(number)
         if found is None:
             raise Unknown(f"there is no decision {number}")
@@ -119,13 +120,13 @@ def _seen(looks: Looks) -> APIRouter:
     api = APIRouter(prefix="/api/v1")
 
     @api.get("/curves")
-    def curves() -> dict[str, Any]:
+    def curves() -> JsonDict:
         """What each pool would have hit at other sizes and with other algorithms, and what follows, in a sentence."""
         seen = looks.seen()
         return {"since": seen.since.isoformat(), "curves": [one.document() for one in seen.curves]}
 
     @api.get("/auto")
-    def auto() -> dict[str, Any]:
+    def auto() -> JsonDict:
         """What TierTune would have changed by itself where the policy lets it only recommend or observe."""
         return unmade(looks.seen()).document()
 
@@ -138,7 +139,7 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
     def command(act: Callable[[int, str], Decision]) -> None:
         name = act.__name__
 
-        def run(number: Number, caller: CallerOf) -> dict[str, Any]:
+        def run(number: Number, caller: CallerOf) -> JsonDict:
             with operators.audited(caller, name, {"decision": number}):
                 if act != changes.reject and (frozen := operators.frozen()):
                     raise Refused(f"nothing changes now: frozen {frozen}")
@@ -150,19 +151,19 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
         command(act)
 
     @api.post("/freeze")
-    def freeze(body: FreezeBody, caller: CallerOf) -> dict[str, Any]:
+    def freeze(body: FreezeBody, caller: CallerOf) -> JsonDict:
         return operators.freeze(caller, body.reason, body.seconds)
 
     @api.post("/unfreeze")
-    def unfreeze(caller: CallerOf) -> dict[str, Any]:
+    def unfreeze(caller: CallerOf) -> JsonDict:
         return operators.unfreeze(caller)
 
     @api.post("/bypass")
-    def bypass(body: BypassBody, caller: CallerOf) -> dict[str, Any]:
+    def bypass(body: BypassBody, caller: CallerOf) -> JsonDict:
         return operators.bypass(caller, body.on, body.store)
 
     @api.post("/flush")
-    def flush(body: FlushBody, caller: CallerOf) -> dict[str, Any]:
+    def flush(body: FlushBody, caller: CallerOf) -> JsonDict:
         which = body.model_dump(exclude_none=True, exclude={"engines"})
         return operators.flush(caller, which, engines=body.engines)
 

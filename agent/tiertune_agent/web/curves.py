@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite, log
-from typing import Any
 
-from tiertune_agent.fields import Json, in_force, read
+from tiertune_agent.fields import Json, JsonDict, in_force, read
 from tiertune_agent.records import Window
 from tiertune_agent.tuners.evidence import ERRORS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, Which, ghost_tokens, nearest
@@ -137,7 +136,7 @@ class Curve:
         share = self.ghosts.share(which)
         return float(which[1]), share.value, ERRORS * share.error if isfinite(share.error) else 0.0
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         """The curve as the API shows it; null: not known."""
         pool = self.ghosts
         return {

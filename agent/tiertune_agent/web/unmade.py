@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, lru_cache, partial
-from typing import Any
 
-from tiertune_agent.fields import Json
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.policy.document import advises
 from tiertune_agent.records import FLEET, Decision, Prospect, State, Target, Window, sum_known, total
 from tiertune_agent.tuners.advice import ADVICE
@@ -67,7 +66,7 @@ class Wish:
         became = {State.REJECTED: f"rejected by {one.approved_by}", State.EXPIRED: "no longer wished"}
         return f"It was {became.get(one.state, str(one.state).replace('_', ' '))} at {self.until:%H:%M} UTC."
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         """As the API tells it."""
         one = self.decision
         told = {"decision": one.id, "tuner": one.tuner, "store": one.target.store, "tier": one.target.tier}
@@ -103,7 +102,7 @@ class Unmade:
         most = "at most " if won > 0 and any(wish.at_most for wish in self.wishes) else ""
         return f"{told}, and {'won' if won >= 0 else 'lost'} {most}{seconds(abs(won))} lately{rest}."
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         """As the API tells it."""
         return {"sentence": self.sentence, "won_s": self.won_s, "would": [wish.document() for wish in self.wishes]}
 

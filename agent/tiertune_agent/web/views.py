@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query
 
 from tiertune_agent.collector.counters import SHOWN
-from tiertune_agent.fields import read
+from tiertune_agent.fields import Json, JsonDict, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.measured import MOST_WINDOWS
 from tiertune_agent.history.store import History
@@ -49,7 +49,7 @@ class Views:
         self._window_s = window_s
         self._studied: tuple[LoadedPolicy, Rulings, list[Finding]] | None = None
 
-    def fleet(self) -> dict[str, Any]:
+    def fleet(self) -> JsonDict:
         """Every store with its tiers, counters since its boot, tuning; what tuners last answered; what is frozen.
 
         A source that is only observed is among the stores: ``observed`` is its kind, what it does not report is null.
@@ -76,7 +76,7 @@ class Views:
             "incidents": self._history.journal.open_incidents(),
         }
 
-    def frozen(self) -> dict[str, Any] | None:
+    def frozen(self) -> JsonDict | None:
         """Why nothing may change now, by command or by the policy's calendar."""
         freeze = self._history.journal.frozen(self._now())
         if freeze:
@@ -85,12 +85,12 @@ class Views:
         calendar = frozen_by(self._policy.content.policy, self._now())
         return {"reason": calendar, "who": "policy", "since": None, "until": None} if calendar else None
 
-    def decisions(self, state: State | None = None, limit: Limit = 200) -> dict[str, Any]:
+    def decisions(self, state: State | None = None, limit: Limit = 200) -> JsonDict:
         """Newest first."""
         found = self._history.decisions.find(states=[state] if state else [], limit=limit)
         return {"decisions": [decision.document() for decision in found]}
 
-    def decision(self, number: int) -> dict[str, Any] | None:
+    def decision(self, number: int) -> JsonDict | None:
         decision = self._history.decisions.get(number)
         if decision is None:
             return None
@@ -99,7 +99,7 @@ class Views:
         told = {"verdicts": verdicts, "reviews": reviews, "compared": vars(weighed) if weighed else None}
         return {**decision.document(), **told}
 
-    def ledger(self, hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> dict[str, Any]:
+    def ledger(self, hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> JsonDict:
         """Rows by hour, store, namespace and tier, and their sums by tier, from the hour ``since`` on."""
         since = hour_of(self._now() - timedelta(hours=hours))
         return {
@@ -111,7 +111,7 @@ class Views:
 
     def windows(
         self, store: str, tier: str, namespace: str = "", limit: Annotated[int, Query(ge=1, le=MOST_WINDOWS)] = 60
-    ) -> dict[str, Any]:
+    ) -> JsonDict:
         """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first.
 
         None that lie ahead: they were counted before the clock was set back.
@@ -120,7 +120,7 @@ class Views:
         windows = read(store, tier=tier, namespace=namespace, limit=limit, histograms=False, until=now)
         return {"windows": [_shown(window) for window in windows]}
 
-    def policies(self) -> dict[str, Any]:
+    def policies(self) -> JsonDict:
         """The policy in force, what lint says of its file, why a newer one is not in force; earlier revisions.
 
         ``modes``: of each tuner, without overrides.
@@ -139,18 +139,18 @@ class Views:
             "revisions": self._history.journal.policy_revisions(),
         }
 
-    def incidents(self) -> dict[str, Any]:
+    def incidents(self) -> JsonDict:
         return {"incidents": self._history.journal.incidents()}
 
-    def audit(self, limit: Limit = 100) -> dict[str, Any]:
+    def audit(self, limit: Limit = 100) -> JsonDict:
         """Newest first."""
         return {"audit": self._history.journal.audited(limit)}
 
-    def _answers(self, stores: Sequence[StoreRecord]) -> list[dict[str, Any]]:
+    def _answers(self, stores: Sequence[StoreRecord]) -> list[JsonDict]:
         """Each tuner's last answer on each target, and its mode there by the policy; null if the tuner is no more."""
         status, rulings = {store.name: store.status for store in stores}, self._in_force()[1]
 
-        def mode(answer: Mapping[str, Any]) -> str | None:
+        def mode(answer: Json) -> str | None:
             told, pool = status.get(answer["store"], {}), answer["pool"]
             served = (read(told, f"pools.{pool}.model") or "",) if pool else models(told)
             target = Target(answer["store"], answer["tier"], pool, served)
@@ -165,7 +165,7 @@ class Views:
             self._studied = loaded, Rulings(loaded.policy), notes(loaded)
         return self._studied
 
-    def _remote(self) -> dict[str, Any] | None:
+    def _remote(self) -> JsonDict | None:
         """The Redis of the fleet, if it is managed: what it holds and is set to."""
         found = self._history.store(FLEET)
         if found is None:
@@ -173,7 +173,7 @@ class Views:
         state = read(found.status, "tiers.remote") or {}
         return {"url": found.url, "last_seen": found.last_seen.isoformat(), **state, "tuning": found.tuning["remote"]}
 
-    def _store(self, store: StoreRecord) -> dict[str, Any]:
+    def _store(self, store: StoreRecord) -> JsonDict:
         age = (self._now() - store.last_seen).total_seconds()
         return {
             "name": store.name,
@@ -197,13 +197,13 @@ class Views:
         }
 
 
-def _overlaid(override: Override) -> dict[str, Any]:
+def _overlaid(override: Override) -> JsonDict:
     """Where an override matches, and what it says there: only what is written."""
     said = override.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return {"match": said.pop("match"), "says": said}
 
 
-def _shown(window: Window) -> dict[str, Any]:
+def _shown(window: Window) -> JsonDict:
     """Hits are counted by pool, a fetch's figures by tier: they are null in the other kind of window."""
     figures = {title: window.known(name, **labels) for title, (name, labels) in SHOWN_PER_WINDOW.items()}
     if not window.observed:

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
-from tiertune_agent.fields import read
+from tiertune_agent.fields import Json, read
 from tiertune_agent.records import Snapshot, Window, total
 from tiertune_agent.tuners.base import TypicalCandidate, pools
 
@@ -25,7 +24,7 @@ class Prefill:
     step_tokens: int
 
     @classmethod
-    def told(cls, pool: Mapping[str, Any]) -> "Prefill | None":
+    def told(cls, pool: Json) -> "Prefill | None":
         """From a store's status of a pool. Other versions may report more, or less; None: something is missing."""
         line, names = pool.get("prefill"), cls.__dataclass_fields__
         if not isinstance(line, Mapping) or not names.keys() <= line.keys():
