@@ -220,22 +220,6 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class StoreRecord:
-    """A store as history knows it; ``pending_bypass`` is a wish that the store has not acknowledged."""
-
-    name: str
-    url: str
-    boot_id: str
-    version: str
-    first_seen: datetime
-    last_seen: datetime
-    status: Json
-    tuning: Json
-    totals: Mapping[str, Mapping[str, float | None]]
-    pending_bypass: bool | None
-
-
-@dataclass(frozen=True)
 class Expectation:
     """The tuning expected of a store, apart from decisions ``since``, and when its own began to differ."""
 

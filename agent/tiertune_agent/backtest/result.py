@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tiertune_agent.fields import Json, JsonDict, shown
-from tiertune_agent.records import CHANGED, Decision, Prospect, StoreRecord, Window, ended
+from tiertune_agent.history.models import StoreRow
+from tiertune_agent.records import CHANGED, Decision, Prospect, Window, ended
 from tiertune_connector.units import format_count, format_duration
 
 NOT_ASKED = "its tuner had not been asked"
@@ -15,8 +16,8 @@ NOT_ASKED = "its tuner had not been asked"
 class Recording:
     """What was recorded in a span of time, in order of time."""
 
-    stores: Sequence[StoreRecord]
-    remote: StoreRecord | None
+    stores: Sequence[StoreRow]
+    remote: StoreRow | None
     """None: nobody managed it."""
     tuning: Mapping[str, Json]
     """By store, when the span began."""

@@ -31,6 +31,7 @@ from tiertune_agent.history.database import (
     shown,
     sqlite_path,
 )
+from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import LoadedPolicy, settings_of
 from tiertune_agent.records import (
@@ -42,7 +43,6 @@ from tiertune_agent.records import (
     Rates,
     Snapshot,
     State,
-    StoreRecord,
     Window,
     direction,
     ended,
@@ -268,7 +268,7 @@ def _moments(windows: Sequence[Window], apart: timedelta) -> Iterator[tuple[date
         yield at, stores
 
 
-def _snapshot(store: StoreRecord, tuning: Json, windows: Sequence[Window], at: datetime) -> Snapshot:
+def _snapshot(store: StoreRow, tuning: Json, windows: Sequence[Window], at: datetime) -> Snapshot:
     status = _status(store.status, windows)
     return Snapshot(store.name, store.url, store.boot_id, store.version, at, status, tuning, {}, tuple(windows))
 

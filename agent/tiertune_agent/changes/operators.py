@@ -11,9 +11,10 @@ from tiertune_agent.changes.control import Refused, Unknown
 from tiertune_agent.collector.stores import TIMEOUT_S, Collector
 from tiertune_agent.engines import Engines
 from tiertune_agent.fields import Json, JsonDict
+from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
 from tiertune_agent.network import CallError, at_once, calling, json_of
-from tiertune_agent.records import FLEET, StoreRecord
+from tiertune_agent.records import FLEET
 from tiertune_connector.httpd.sites import REMARK
 
 FLUSH_TIMEOUT_S = 20.0
@@ -141,7 +142,7 @@ class Operators:
         complete = complete and known and not self._stores.roster.unknown
         return {"complete": complete, "stores": acknowledged} | ({"engines": reset} if engines else {})
 
-    def _fleet(self, stores: Iterable[StoreRecord]) -> dict[str, str]:
+    def _fleet(self, stores: Iterable[StoreRow]) -> dict[str, str]:
         """Name and address of every present store, even if it never answered.
 
         If two stores give the same name, the second goes by its address, so that none is left out.

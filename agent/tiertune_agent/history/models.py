@@ -83,6 +83,8 @@ class _Numbered:
 
 
 class StoreRow(Base):
+    """A store as it last answered; ``pending_bypass`` is a wish that it has not acknowledged."""
+
     __tablename__ = "stores"
 
     name: Mapped[Key]

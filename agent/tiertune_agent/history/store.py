@@ -20,7 +20,7 @@ from tiertune_agent.history.rollup import over
 from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.history.verdicts import Verdicts
 from tiertune_agent.history.wishes import Wishes
-from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, State, StoreRecord, Window
+from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, State, Window
 
 
 class History(OfHistory):
@@ -80,18 +80,17 @@ class History(OfHistory):
             with self._session() as session:
                 session.execute(update(StoreRow), rows)
 
-    def stores(self) -> list[StoreRecord]:
+    def stores(self) -> Sequence[StoreRow]:
         """Stores at the addresses of ``named``, or all without it; former ones stay remembered."""
         query = select(StoreRow).where(StoreRow.name != FLEET).order_by(StoreRow.name)
         if self.named:
             query = query.where(StoreRow.url.in_(self.named()))
-        return [_store(row) for row in self._all(query)]
+        return self._all(query)
 
-    def store(self, name: str) -> StoreRecord | None:
+    def store(self, name: str) -> StoreRow | None:
         """A store by its name; ``fleet`` is the managed remote."""
         with self._session() as session:
-            row = session.get(StoreRow, name)
-            return _store(row) if row else None
+            return session.get(StoreRow, name)
 
     def forget(self, store: str) -> None:
         """Delete a store's state, and close its incidents; its decisions stay."""
@@ -144,10 +143,3 @@ class History(OfHistory):
                 .values(pending_bypass=None, tuning={**tuning, "bypass": on})
                 .execution_options(synchronize_session=False)
             )
-
-
-_STORE_FIELDS = tuple(StoreRecord.__dataclass_fields__)
-
-
-def _store(row: StoreRow) -> StoreRecord:
-    return StoreRecord(**{name: getattr(row, name) for name in _STORE_FIELDS})

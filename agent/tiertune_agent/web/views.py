@@ -10,10 +10,11 @@ from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.fields import Json, JsonDict, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.measured import MOST_WINDOWS
+from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, Override, Rulings, frozen_by, mode_of
 from tiertune_agent.policy.lint import Finding, errors, notes
-from tiertune_agent.records import FLEET, OBSERVED, State, StoreRecord, Target, Window
+from tiertune_agent.records import FLEET, OBSERVED, State, Target, Window
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of
 from tiertune_agent.web.compared import compared
@@ -80,8 +81,7 @@ class Views:
         """Why nothing may change now, by command or by the policy's calendar."""
         freeze = self._history.journal.frozen(self._now())
         if freeze:
-            until = freeze.until.isoformat() if freeze.until else None
-            return {"reason": freeze.reason, "who": freeze.who, "since": freeze.start.isoformat(), "until": until}
+            return {**freeze.told("reason", "who", "until"), "since": freeze.start.isoformat()}
         calendar = frozen_by(self._policy.content.policy, self._now())
         return {"reason": calendar, "who": "policy", "since": None, "until": None} if calendar else None
 
@@ -146,7 +146,7 @@ class Views:
         """Newest first."""
         return {"audit": self._history.journal.audited(limit)}
 
-    def _answers(self, stores: Sequence[StoreRecord]) -> list[JsonDict]:
+    def _answers(self, stores: Sequence[StoreRow]) -> list[JsonDict]:
         """Each tuner's last answer on each target, and its mode there by the policy; null if the tuner is no more."""
         status, rulings = {store.name: store.status for store in stores}, self._in_force()[1]
 
@@ -171,29 +171,23 @@ class Views:
         if found is None:
             return None
         state = read(found.status, "tiers.remote") or {}
-        return {"url": found.url, "last_seen": found.last_seen.isoformat(), **state, "tuning": found.tuning["remote"]}
+        return {**found.told("url", "last_seen"), **state, "tuning": found.tuning["remote"]}
 
-    def _store(self, store: StoreRecord) -> JsonDict:
+    def _store(self, store: StoreRow) -> JsonDict:
         age = (self._now() - store.last_seen).total_seconds()
         return {
-            "name": store.name,
-            "url": store.url,
-            "boot_id": store.boot_id,
-            "version": store.version,
-            "last_seen": store.last_seen.isoformat(),
+            **store.told("name", "url", "boot_id", "version", "last_seen", "pending_bypass", "tuning"),
             "age_s": age,
             "reachable": abs(age) <= 3 * self._window_s,  # a time that lies ahead is from before the clock was set back
             "observed": store.status.get(OBSERVED),
             "unknown": store.status.get("unknown") or [],
             "bypass": bool(store.tuning.get("bypass")),
-            "pending_bypass": store.pending_bypass,
             "tiers": {
                 tier: {**state, **store.totals.get(tier, {})}
                 for tier, state in (store.status.get("tiers") or {}).items()
             },
             "pools": pools(store.status),
             "models": list(models(store.status)),
-            "tuning": store.tuning,
         }
 
 
