@@ -10,6 +10,7 @@ from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.network import CallError, asked_whole, at_once, calling, json_of, web_address
 from tiertune_agent.terminal.options import InputError
+from tiertune_connector.units import Clock
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
 """Environment variables with the engines' API key (``--api-key``)."""
@@ -50,7 +51,7 @@ class Engines:
         urls: Iterable[str],
         access: Access = PLAIN,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """``clock`` gives monotonic seconds; ``access``: by which no token is shown, as engines have a key."""

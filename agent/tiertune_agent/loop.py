@@ -1,8 +1,7 @@
 """Collect, remember, tune, guard, apply, judge: one round per window."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
@@ -19,7 +18,7 @@ from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import LoadedPolicy, Policy, Rulings, frozen_by, rates
 from tiertune_agent.published import Published
-from tiertune_agent.records import FLEET, Rates, Snapshot, Target
+from tiertune_agent.records import FLEET, Now, Rates, Snapshot, Target
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import REMOTE, Managed
 from tiertune_agent.tuners.base import models
@@ -39,7 +38,7 @@ class Loop:
     judge: Judge
     watch: Watch
     prospects: Prospects
-    now: Callable[[], datetime]
+    now: Now
     observing: Observing
     direct: DirectCommands
     remote: Remote | None

@@ -1,6 +1,6 @@
 """What passes between the agent's parts: plain values, all times aware and in UTC."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -36,6 +36,8 @@ class Histogram:
 
 
 Value = float | Histogram
+Now = Callable[[], datetime]
+"""Tells the time."""
 GIB = 2**30
 OBSERVED = "observed"
 """Marks sources that are only observed: in a status it holds their kind, in windows it is 1."""

@@ -36,7 +36,7 @@ from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import followed
 from tiertune_agent.policy.lint import manages
 from tiertune_agent.published import LATEST, Published
-from tiertune_agent.records import FLEET, State
+from tiertune_agent.records import FLEET, Now, State
 from tiertune_agent.remote.managed import remote_of
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.web import page, signing
@@ -49,6 +49,7 @@ from tiertune_connector.ending import until_told
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.renewal import renewing
 from tiertune_connector.httpd.sites import called
+from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
@@ -76,8 +77,8 @@ class Agent:
         settings: AgentSettings,
         *,
         dry_run: bool = False,
-        now: Callable[[], datetime] = utc_now,
-        steady_s: Callable[[], float] | None = None,
+        now: Now = utc_now,
+        steady_s: Clock | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """``transport`` replaces the network; ``steady_s``: seconds by a clock that nobody sets, None: by ``now``."""
@@ -270,7 +271,7 @@ class Agent:
 class SetBack:
     """Notices when the clock was set back: scheduled jobs would wait until their time comes again."""
 
-    def __init__(self, now: Callable[[], datetime], steady_s: Callable[[], float]) -> None:
+    def __init__(self, now: Now, steady_s: Clock) -> None:
         """``steady_s`` never goes back."""
         self._now, self._steady_s = now, steady_s
         self._began = self._begun()

@@ -2,12 +2,12 @@
 
 import uuid
 from collections.abc import Callable, Container
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from tiertune_agent.changes.actuator import Actuator, ChangeResult
 from tiertune_agent.fields import Json, in_force
 from tiertune_agent.history.store import History
-from tiertune_agent.records import STANDING, UNJUDGED, Decision, State, Target, parts
+from tiertune_agent.records import STANDING, UNJUDGED, Decision, Now, State, Target, parts
 from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Mode, Proposal
 
@@ -33,7 +33,7 @@ class Unknown(Exception):  # noqa: N818
 
 
 class ChangeControl:
-    def __init__(self, history: History, actuator: Actuator, now: Callable[[], datetime]) -> None:
+    def __init__(self, history: History, actuator: Actuator, now: Now) -> None:
         self._history = history
         self._decisions = history.decisions
         self._actuator = actuator

@@ -1,9 +1,9 @@
 """Commands of operators: freeze, bypass, flush. Every command leaves an audit row."""
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from threading import Lock
 from typing import Any
 
@@ -14,7 +14,7 @@ from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
 from tiertune_agent.network import CallError, at_once, calling, json_of
-from tiertune_agent.records import FLEET
+from tiertune_agent.records import FLEET, Now
 from tiertune_connector.httpd.sites import REMARK
 
 FLUSH_TIMEOUT_S = 20.0
@@ -30,7 +30,7 @@ class Caller:
 
 
 class Operators:
-    def __init__(self, history: History, stores: Collector, now: Callable[[], datetime], engines: Engines) -> None:
+    def __init__(self, history: History, stores: Collector, now: Now, engines: Engines) -> None:
         """``stores`` knows all present stores; ``engines``: those of the settings."""
         self._history = history
         self._stores = stores

@@ -1,10 +1,10 @@
 """Records what other sizes of the tiers would have cost, for the tuners to read."""
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 
 from tiertune_agent.changes.round import Round
 from tiertune_agent.history.store import History
+from tiertune_agent.records import Now
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_agent.whatif.shapes import Split
 
@@ -12,7 +12,7 @@ NONSENSE = "samples_nonsense"
 
 
 class Prospects:
-    def __init__(self, history: History, whatif: FleetWhatif, now: Callable[[], datetime], window_s: float) -> None:
+    def __init__(self, history: History, whatif: FleetWhatif, now: Now, window_s: float) -> None:
         self._history = history
         self._whatif = whatif
         self._now = now

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cached_property
 
 from tiertune_agent.changes.round import Round
@@ -11,7 +11,7 @@ from tiertune_agent.fields import read
 from tiertune_agent.policy.budgets import budgeted
 from tiertune_agent.policy.document import Rule, frozen_by, mode_of, rates, rules_for
 from tiertune_agent.policy.guard import Recent, Rules, forbidden, guard
-from tiertune_agent.records import FLEET, Made, Snapshot, Target, Window
+from tiertune_agent.records import FLEET, Made, Now, Snapshot, Target, Window
 from tiertune_agent.remote.split import NO_LIMIT, SPLIT, Managed, host
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner, TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
@@ -31,7 +31,7 @@ class Question:
     """Of the store that has the target."""
     this: Round
     survey: Survey
-    now: Callable[[], datetime]
+    now: Now
     frozen: Callable[[], str]
     """Why a command forbids changes; empty: none does."""
 

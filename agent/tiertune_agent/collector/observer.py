@@ -1,8 +1,7 @@
 """Reads observed sources, read-only, by a GET of one address each. Problems are values, not exceptions."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 import httpx
 
@@ -14,7 +13,8 @@ from tiertune_agent.collector.stores import TIMEOUT_S, Trouble
 from tiertune_agent.collector.targets import ObservedSource
 from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.network import at_once, read_whole, said
-from tiertune_agent.records import OBSERVED, Snapshot
+from tiertune_agent.records import OBSERVED, Now, Snapshot
+from tiertune_connector.units import Clock
 
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}
 ALIKE = 4
@@ -67,9 +67,9 @@ class Observer:
     def __init__(
         self,
         sources: Sequence[ObservedSource],
-        now: Callable[[], datetime],
+        now: Now,
         access: Access = PLAIN,
-        steady_s: Callable[[], float] | None = None,
+        steady_s: Clock | None = None,
     ) -> None:
         """``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``."""
         self._sources = sources

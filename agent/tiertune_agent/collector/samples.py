@@ -12,6 +12,7 @@ from tiertune_agent.collector.schema import NUMBER, SAMPLES, check
 from tiertune_agent.collector.stores import StoreHttp
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import at_once
+from tiertune_connector.units import Clock
 from tiertune_connector.whatif.sampler import Pick
 
 PAGES, PAGES_S = 8, 5.0
@@ -88,7 +89,7 @@ class _Known:
 class SampleReader:
     """Reads samples; keeps for each store where to go on."""
 
-    def __init__(self, client: Callable[[str], StoreHttp | None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: Callable[[str], StoreHttp | None], clock: Clock = time.monotonic) -> None:
         """``client`` returns the client of a store by its address, ``clock`` monotonic seconds."""
         self.missed = 0
         """Samples of all stores that were dropped for lack of room before they were read."""

@@ -1,6 +1,5 @@
 """Reads the stores. One that does not answer, or answers nonsense, becomes a value, never an exception."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,7 +16,8 @@ from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
-from tiertune_agent.records import FLEET, Snapshot
+from tiertune_agent.records import FLEET, Now, Snapshot
+from tiertune_connector.units import Clock
 
 TIMEOUT_S = 3.0
 KEPT_S = 60.0
@@ -84,17 +84,17 @@ class Collector:
     def __init__(
         self,
         roster: Roster,
-        now: Callable[[], datetime],
+        now: Now,
         access: Access = PLAIN,
-        steady_s: Callable[[], float] | None = None,
+        steady_s: Clock | None = None,
     ) -> None:
         """``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``."""
         self.roster = roster
         self._now = now
         self._steady_s = steady_s or (lambda: now().timestamp())
         self._made = partial(StoreHttp, access=access)
-        self._clients: Mapping[str, StoreHttp] = {}
-        self.addresses: Mapping[str, str] = {}
+        self._clients: dict[str, StoreHttp] = {}
+        self.addresses: dict[str, str] = {}
         """What each store is called until it reports its name."""
         self._names: dict[str, str] = {}
         self._readings: dict[str, tuple[Reading, float]] = {}

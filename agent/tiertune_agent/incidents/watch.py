@@ -1,6 +1,6 @@
 """Opens and closes incidents: trouble that the collector met, and what detectors find in stores that answer."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -10,7 +10,7 @@ from tiertune_agent.history.store import History
 from tiertune_agent.incidents.detectors import Sight, incidents
 from tiertune_agent.incidents.drift import ADOPTED_AFTER, drift, expected, overlooking, unsettled
 from tiertune_agent.incidents.seen import SeenWindows
-from tiertune_agent.records import Decision, Expectation, Snapshot, Window, total
+from tiertune_agent.records import Decision, Expectation, Now, Snapshot, Window, total
 from tiertune_agent.remote.managed import KIND
 from tiertune_agent.tuners.base import present
 from tiertune_connector.tuning import TIERS
@@ -21,7 +21,7 @@ REMEMBERED = timedelta(hours=6)
 
 
 class Watch:
-    def __init__(self, history: History, now: Callable[[], datetime]) -> None:
+    def __init__(self, history: History, now: Now) -> None:
         self._history = history
         self._now = now
         self._windows = SeenWindows(history, now)

@@ -7,7 +7,7 @@ Every command has a time-out. No message carries a password.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from zlib import crc32
 
@@ -23,6 +23,7 @@ from tiertune_agent.settings import RemoteAccess
 from tiertune_agent.whatif.shapes import EMPTY
 from tiertune_connector.addresses import listed, parse_addresses
 from tiertune_connector.documents import DocumentError
+from tiertune_connector.units import Clock
 
 KIND = "remote_unmanaged"
 """Kind of incident: the remote ought to be managed, but cannot be."""
@@ -33,9 +34,7 @@ Change = tuple[RedisServer, str, int | str, int | str]
 """Change of a setting: server, name, old and new value."""
 
 
-def remote_of(
-    access: RemoteAccess | None, *, manages: str, steady_s: Callable[[], float] | None = None
-) -> "Remote | None":
+def remote_of(access: RemoteAccess | None, *, manages: str, steady_s: Clock | None = None) -> "Remote | None":
     """The remote that the settings name, if any. DocumentError if it is to be managed, but cannot be.
 
     ``manages`` is the place in the policy that has it managed; empty: none does. ``steady_s`` as in ``Remote``.
@@ -59,7 +58,7 @@ class Remote:
         self,
         access: RemoteAccess,
         environment: Mapping[str, str] = os.environ,
-        steady_s: Callable[[], float] | None = None,
+        steady_s: Clock | None = None,
     ) -> None:
         """DocumentError if a password or certificate cannot be read.
 

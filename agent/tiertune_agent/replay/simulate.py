@@ -1,6 +1,6 @@
 """Replay a trace under a virtual clock: the same requests, under several ways to choose what is fetched and kept."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,7 @@ from tiertune_agent.replay.tuned import ReplayAgent, tuned
 from tiertune_agent.terminal.progress import Step, unseen
 from tiertune_agent.whatif.shapes import SHARES
 from tiertune_connector.tuning import TIERS
+from tiertune_connector.units import Clock
 
 RUNS = ("always", "never", "best_static", "rule", "rule_oracle", "baseline", "best_split", "tuned")
 QUEUED_RUNS = ("rule_blind",)
@@ -149,7 +150,7 @@ def replay_document(
     trace: Trace,
     scenario: Scenario,
     names: Sequence[str],
-    clock: Callable[[], float],
+    clock: Clock,
     policy: Policy | None = None,
     *,
     step: Step = unseen,

@@ -1,7 +1,7 @@
 """One look at history: all that the page is made of, read at one moment."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -11,7 +11,7 @@ from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.store import History
-from tiertune_agent.records import CHANGED, JUDGED, Decision, Prospect, State, Window, ended
+from tiertune_agent.records import CHANGED, JUDGED, Decision, Now, Prospect, State, Window, ended
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
 from tiertune_agent.web.curves import Counted, Curve, Ghosts, counted, curves, ghosts
@@ -103,7 +103,7 @@ class Seen:
 
 
 class Looks:
-    def __init__(self, views: Views, history: History, *, now: Callable[[], datetime], window_s: float) -> None:
+    def __init__(self, views: Views, history: History, *, now: Now, window_s: float) -> None:
         self._views = views
         self._history = history
         self._now = now

@@ -1,7 +1,7 @@
 """The documents that the API and the page show, read from history."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import Query
@@ -14,7 +14,7 @@ from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, Override, Rulings, frozen_by, mode_of
 from tiertune_agent.policy.lint import Finding, errors, notes
-from tiertune_agent.records import FLEET, OBSERVED, State, Target, Window
+from tiertune_agent.records import FLEET, OBSERVED, Now, State, Target, Window
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of
 from tiertune_agent.web.compared import compared
@@ -35,7 +35,7 @@ class Views:
         policy: Followed[LoadedPolicy],
         *,
         leads: Callable[[], bool],
-        now: Callable[[], datetime],
+        now: Now,
         window_s: float,
         stores: Callable[[], Mapping[str, str]] = dict,
         sources: Mapping[str, str] | None = None,

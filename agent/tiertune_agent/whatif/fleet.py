@@ -1,7 +1,7 @@
 """What the fleet's requests would have cost with tiers of other sizes, from the samples of all stores."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import chain
@@ -17,6 +17,7 @@ from tiertune_agent.records import Prospect, Snapshot
 from tiertune_agent.tuners.base import pools
 from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape
 from tiertune_agent.whatif.terms import KnownCosts, Terms
+from tiertune_connector.units import Clock
 from tiertune_connector.whatif.chain import ChainGhosts, SampledRequest, Shape
 from tiertune_connector.whatif.sampler import hashes, threshold
 
@@ -116,7 +117,7 @@ class Pace:
 class FleetWhatif:
     """Joins the samples of all stores, plays them in miniature fleets, and reports what they cost there."""
 
-    def __init__(self, reader: SampleReader, handout: Handout, steady_s: Callable[[], float] | None = None) -> None:
+    def __init__(self, reader: SampleReader, handout: Handout, steady_s: Clock | None = None) -> None:
         """``steady_s`` counts seconds by a clock that nobody sets; None: the rounds' own times are used."""
         self._steady_s = steady_s
         self._now_s: float | None = None
