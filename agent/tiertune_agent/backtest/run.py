@@ -57,6 +57,8 @@ from tiertune_connector.units import format_duration
 NEAR_PERIODS, NEAR_S = 2, 600.0
 """Decisions this far apart at most, by the longer of the two, can be the same one."""
 EVERY = 1_000_000
+LONGEST_S = 36500 * 86400.0
+"""Longest time that may be asked of a history."""
 NEVER_FROZEN = str
 """Freezes that operators commanded do not apply (an empty reason); those of the policy's calendar do."""
 NEVER = datetime.max.replace(tzinfo=UTC)
