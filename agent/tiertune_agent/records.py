@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from tiertune_agent.fields import Json, JsonDict
 
@@ -35,6 +35,7 @@ class Histogram:
         return cls(document["count"], document["sum"], {int(i): n for i, n in document["buckets"].items()})
 
 
+One, Kind = TypeVar("One"), TypeVar("Kind")
 Value = float | Histogram
 Now = Callable[[], datetime]
 """Tells the time."""
@@ -150,6 +151,14 @@ def sum_of(values: Sequence[Value]) -> Value:
     if histograms := [value for value in values if isinstance(value, Histogram)]:
         return Histogram.added(histograms)
     return sum(value for value in values if not isinstance(value, Histogram))
+
+
+def grouped(those: Iterable[One], kind: Callable[[One], Kind]) -> dict[Kind, list[One]]:
+    """Those of one kind together, in their order."""
+    found: dict[Kind, list[One]] = {}
+    for one in those:
+        found.setdefault(kind(one), []).append(one)
+    return found
 
 
 def covered_s(windows: Iterable[Window]) -> float:

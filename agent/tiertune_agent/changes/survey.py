@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from operator import attrgetter
 
-from tiertune_agent.history.changed import Place, Where, place
+from tiertune_agent.history.changed import Where, place
 from tiertune_agent.history.measured import LAST
 from tiertune_agent.history.store import History
 from tiertune_agent.records import (
@@ -23,6 +23,7 @@ from tiertune_agent.records import (
     State,
     Target,
     Window,
+    grouped,
     parts,
 )
 from tiertune_agent.tuners.base import MOST_OF_TIER, Answer, TypicalCandidate, served
@@ -73,9 +74,7 @@ class Survey:
         self._tiers = tiers
         self._now = hours.look(now)
         self._last = history.changed.last(stores)
-        self._open: dict[Place, list[Decision]] = {}
-        for decision in history.decisions.in_state(State.PROPOSED):
-            self._open.setdefault(place(decision.tuner, decision.target), []).append(decision)
+        self._open = grouped(history.decisions.in_state(State.PROPOSED), lambda one: place(one.tuner, one.target))
         self._prospects: dict[tuple[str, float], list[Prospect]] = {}
         self._store: tuple[str, timedelta, list[Window]] = ("", HOUR, [])
         self.asked: list[tuple[str, Target]] = []

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 from datetime import datetime
+from operator import attrgetter
 
 from sqlalchemy import select
 
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.models import ReviewRow, VerdictRow
 from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import Decision
+from tiertune_agent.records import Decision, grouped
 from tiertune_agent.verdicts.verdict import Verdict
 
 
@@ -21,10 +22,11 @@ class Verdicts(OfHistory):
     def by_decision(self, decisions: Iterable[int]) -> dict[int, list[JsonDict]]:
         """Verdicts by decision, for those that were judged."""
         query = select(VerdictRow).where(VerdictRow.decision.in_(list(decisions))).order_by(VerdictRow.id)
-        found: dict[int, list[JsonDict]] = {}
-        for row in self._all(query):
-            found.setdefault(row.decision, []).append(row.told("at", "verdict", "reason", "evidence"))
-        return found
+        found = grouped(self._all(query), attrgetter("decision"))
+        return {
+            decision: [row.told("at", "verdict", "reason", "evidence") for row in rows]
+            for decision, rows in found.items()
+        }
 
     def review(self, decision: Decision, stands: str, verdict: Verdict, now: datetime) -> None:
         """Write a row that says whether it still pays."""

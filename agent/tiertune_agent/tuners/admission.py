@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from tiertune_agent.fields import Json, JsonDict, read
-from tiertune_agent.records import GIB, Histogram, Rates, Target, Window, total
+from tiertune_agent.records import GIB, Histogram, Rates, Target, Window, grouped, total
 from tiertune_agent.tuners.base import (
     Answer,
     Current,
@@ -169,9 +168,7 @@ def _more(sums: AdmissionEvidence, price: float) -> tuple[bool, str]:
 
 def passed(windows: Sequence[Window], tier: str) -> list[Passage]:
     """What was written to the tier and read from it, window by window of the whole store."""
-    times: dict[Any, list[Window]] = {}
-    for window in windows:
-        times.setdefault(window.start, []).append(window)
+    times = grouped(windows, lambda window: window.start)
     return [_passage(times[start], tier) for start in sorted(times)]
 
 

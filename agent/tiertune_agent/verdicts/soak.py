@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tiertune_agent.fields import Json
-from tiertune_agent.records import Window, covered_s, total
+from tiertune_agent.records import Window, covered_s, grouped, total
 from tiertune_agent.tuners.base import pools
 
 LONGEST_S = 6 * 3600.0
@@ -41,7 +41,6 @@ def chunk_sizes(status: Json) -> dict[str, float]:
 
 def _came(windows: Sequence[Window]) -> float:
     """Bytes by which the pools grew."""
-    ends: dict[str, list[float]] = {}
-    for window in windows:
-        ends.setdefault(window.namespace, []).append(window.gauge("tier_resident_bytes") or 0.0)
-    return sum(max(0.0, held[-1] - held[0]) for held in ends.values())
+    pools = grouped(windows, lambda window: window.namespace).values()
+    ends = ([window.gauge("tier_resident_bytes") or 0.0 for window in (mine[0], mine[-1])] for mine in pools)
+    return sum(max(0.0, last - first) for first, last in ends)

@@ -6,7 +6,7 @@ from datetime import datetime
 from math import isfinite, log
 
 from tiertune_agent.fields import Json, JsonDict, in_force, read
-from tiertune_agent.records import Window
+from tiertune_agent.records import Window, grouped
 from tiertune_agent.tuners.evidence import ERRORS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, Which, ghost_tokens, nearest
 from tiertune_agent.web.charts import Chart
@@ -91,9 +91,7 @@ class Ghosts:
 
 def ghosts(seen: Iterable[Counted]) -> tuple[Ghosts, ...]:
     """Ghosts of every pool of one store; ``seen``: windows, oldest first."""
-    pools: dict[str, list[Counted]] = {}
-    for one in seen:
-        pools.setdefault(one.namespace, []).append(one)
+    pools = grouped(seen, lambda one: one.namespace)
     return tuple(Ghosts(pools[pool]) for pool in sorted(pools))
 
 

@@ -1,13 +1,14 @@
 """All that the page shows, put into plain values for the templates. Pure."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
+from operator import itemgetter
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.policy.document import settable
-from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, Window, sum_known
+from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, Window, grouped, sum_known
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
@@ -166,17 +167,10 @@ def overview(seen: Seen) -> Overview:
         more_curves=max(0, len(drawn) - TOLD),
         decisions=tuple(_decisions(seen)),
         unmade=unmade(seen),
-        incidents=_by_kind(seen.incidents),
+        incidents=grouped(seen.incidents, itemgetter("kind")),
         policy=policy_view(seen),
         bypassed=_bypassed(stores),
     )
-
-
-def _by_kind(incidents: Iterable[Json]) -> dict[str, list[Json]]:
-    found: dict[str, list[Json]] = {}
-    for one in incidents:
-        found.setdefault(one["kind"], []).append(one)
-    return found
 
 
 def less(one: float | None, other: float | None) -> float | None:
