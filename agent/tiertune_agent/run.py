@@ -82,10 +82,11 @@ class Agent:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """``transport`` replaces the network; ``steady_s``: seconds by a clock that nobody sets, None: by ``now``."""
+        steady = steady_s or (lambda: now().timestamp())
         self._keep = timedelta(seconds=settings.keep)
         self._now = now
         self.policy = followed(settings.policy)
-        self._remote = remote_of(settings.remote, manages=manages(self.policy.content), steady_s=steady_s)
+        self._remote = remote_of(settings.remote, steady, manages=manages(self.policy.content))
         engine = open_current(settings.database, settings.database_password_file)
         self.leader = leader_of(engine)
         self.history = History(engine, self.leader.fence)
@@ -99,14 +100,14 @@ class Agent:
         self.published = Published(self.metrics)
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
         to_stores = access(settings.stores_token_file, settings.stores_ca_file, transport)
-        self.collector = Collector(settings.roster(now), now, to_stores, steady_s)
-        observer = Observer(settings.observe, now, to_stores.tokenless, steady_s)
+        self.collector = Collector(settings.roster(now), now, steady, to_stores)
+        observer = Observer(settings.observe, now, steady, to_stores.tokenless)
         self.observing = Observing(observer, self.history, self.metrics.observed, now)
         self.history.named = lambda: {*self.collector.addresses, *self.observing.addresses}
         by_http = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
         actuator: Actuator = NullActuator() if dry_run else by_http
         self.samples = SampleReader(self.collector.client)
-        whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady_s)
+        whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady)
         self.changes = ChangeControl(self.history, actuator, now)
         engines = Engines(settings.engines, to_stores.tokenless)
         self.operators = Operators(self.history, self.collector, now, engines)

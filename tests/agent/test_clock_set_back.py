@@ -218,7 +218,7 @@ def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(clock, leap_s):
     roster = Roster([StoreAddress(url="http://host-a:7410")], now=clock.now)
     sources = [ObservedSource.model_validate(source.settings)]
     collector, observer = (
-        kind(of, clock.now, Access(transport=transport(one)), steady_s=lambda: steady.now().timestamp())
+        kind(of, clock.now, steady.seconds, Access(transport=transport(one)))
         for kind, of, one in ((Collector, roster, store), (Observer, sources, source))
     )
 
@@ -226,7 +226,7 @@ def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(clock, leap_s):
         clock.advance(15 + leap_s)
         steady.advance(15)
         store.traffic(10)
-        source.set("process_cpu_seconds_total", steady.now().timestamp())
+        source.set("process_cpu_seconds_total", steady.seconds())
         return collector.collect()[0], observer.collect()[0]
 
     passes()

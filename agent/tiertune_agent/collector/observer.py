@@ -68,14 +68,14 @@ class Observer:
         self,
         sources: Sequence[ObservedSource],
         now: Now,
+        steady_s: Clock,
         access: Access = PLAIN,
-        steady_s: Clock | None = None,
     ) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``."""
+        """``steady_s`` counts seconds by a clock that nobody sets."""
         self._sources = sources
         self.addresses = {source.url: source.name for source in sources}
         self._now = now
-        self._steady_s = steady_s or (lambda: now().timestamp())
+        self._steady_s = steady_s
         self._http = access.client(timeout=TIMEOUT_S, headers=ACCEPT)
         self._known: dict[str, _Known] = {}
 

@@ -85,13 +85,13 @@ class Collector:
         self,
         roster: Roster,
         now: Now,
+        steady_s: Clock,
         access: Access = PLAIN,
-        steady_s: Clock | None = None,
     ) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``."""
+        """``steady_s`` counts seconds by a clock that nobody sets."""
         self.roster = roster
         self._now = now
-        self._steady_s = steady_s or (lambda: now().timestamp())
+        self._steady_s = steady_s
         self._made = partial(StoreHttp, access=access)
         self._clients: dict[str, StoreHttp] = {}
         self.addresses: dict[str, str] = {}

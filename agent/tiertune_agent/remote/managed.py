@@ -34,7 +34,7 @@ Change = tuple[RedisServer, str, int | str, int | str]
 """Change of a setting: server, name, old and new value."""
 
 
-def remote_of(access: RemoteAccess | None, *, manages: str, steady_s: Clock | None = None) -> "Remote | None":
+def remote_of(access: RemoteAccess | None, steady_s: Clock, *, manages: str) -> "Remote | None":
     """The remote that the settings name, if any. DocumentError if it is to be managed, but cannot be.
 
     ``manages`` is the place in the policy that has it managed; empty: none does. ``steady_s`` as in ``Remote``.
@@ -43,7 +43,7 @@ def remote_of(access: RemoteAccess | None, *, manages: str, steady_s: Clock | No
         if manages:
             raise DocumentError([f"{manages}: {UNNAMED}"])
         return None
-    remote = Remote(access, steady_s=steady_s)
+    remote = Remote(access, steady_s)
     refusal = remote.refusal() if manages else ""
     if refusal:
         remote.close()
@@ -57,12 +57,12 @@ class Remote:
     def __init__(
         self,
         access: RemoteAccess,
+        steady_s: Clock,
         environment: Mapping[str, str] = os.environ,
-        steady_s: Clock | None = None,
     ) -> None:
         """DocumentError if a password or certificate cannot be read.
 
-        ``steady_s`` returns seconds of a clock that nobody sets; None: the times given to ``read``.
+        ``steady_s`` returns seconds of a clock that nobody sets.
         """
         access.check()
         self._login = access
@@ -94,7 +94,7 @@ class Remote:
 
         From the second reading on, it includes the window since the last one, for the ledger.
         """
-        now_s = self._steady_s() if self._steady_s else at.timestamp()
+        now_s = self._steady_s()
         since_s, self._asked_s = self._asked_s, now_s
         try:
             held = self._held()

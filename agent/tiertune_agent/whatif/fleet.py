@@ -117,8 +117,8 @@ class Pace:
 class FleetWhatif:
     """Joins the samples of all stores, plays them in miniature fleets, and reports what they cost there."""
 
-    def __init__(self, reader: SampleReader, handout: Handout, steady_s: Clock | None = None) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets; None: the rounds' own times are used."""
+    def __init__(self, reader: SampleReader, handout: Handout, steady_s: Clock) -> None:
+        """``steady_s`` counts seconds by a clock that nobody sets."""
         self._steady_s = steady_s
         self._now_s: float | None = None
         """When the last round was, in steady seconds."""
@@ -161,7 +161,7 @@ class FleetWhatif:
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
         now = self._now = median_shape(fleet, self._now.remote if self._now else None)
         self._hand_out(fleet, answers, at, now)
-        now_s = self._steady_s() if self._steady_s else at.timestamp()
+        now_s = self._steady_s()
         since_s, self._now_s = now_s if self._now_s is None else self._now_s, now_s
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
         shapes = tuple(self._grid.around(now, local_tiers(fleet) + ("remote",) * managed, split))
