@@ -151,7 +151,7 @@ def test_verdicts_are_found_after_hours_that_lie_ahead_were_summed_up(agent, clo
     store.bandwidth = SLOW
     rounds(10)
     (decision,) = agent.history.decisions.find()
-    assert (decision.state, agent.history.verdicts.of(decision.id)[0]["evidence"]["windows"]) == ("kept", 4)
+    assert (decision.state, agent.history.decisions.verdicts_of(decision.id)[0]["evidence"]["windows"]) == ("kept", 4)
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -217,9 +217,10 @@ class _Rehearsal:
         self._scratch.measured.remember_prospects(due)
 
     def _end(self) -> Backtest:
-        verdicts, told = self._scratch.verdicts, self._told
-        told.would = self._scratch.decisions.find(limit=EVERY)[::-1]
-        told.verdicts = {one.id: verdicts.of(one.id)[-1]["reason"] for one in told.would if one.state in JUDGED}
+        decisions, told = self._scratch.decisions, self._told
+        told.would = decisions.find(limit=EVERY)[::-1]
+        judged = (one.id for one in told.would if one.state in JUDGED)
+        told.verdicts = {number: decisions.verdicts_of(number)[-1]["reason"] for number in judged}
         told.same = dict(_same(told.would, self._recording.decisions, self._loaded))
         told.answers = self._scratch.answers.newest()
         managed = self._loaded.policy.for_target(REMOTE).remote.manage

@@ -18,7 +18,6 @@ from tiertune_agent.history.remembering import NOWHERE, remember
 from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import over
 from tiertune_agent.history.sessions import OfHistory, Sessions
-from tiertune_agent.history.verdicts import Verdicts
 from tiertune_agent.history.wishes import Wishes
 from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, State, Window
 
@@ -36,7 +35,6 @@ class History(OfHistory):
         self.ledger = Ledger(self._session)
         self.retention = Retention(self._session)
         self.decisions = Decisions(self._session)
-        self.verdicts = Verdicts(self._session)
         self.changed = Changed(self._session)
         self.answers = Answers(self._session)
         self.journal = Journal(self._session)

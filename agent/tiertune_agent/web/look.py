@@ -140,7 +140,7 @@ class Looks:
             stores=self._stores,
             decisions=shown,
             switches=[one for one in decisions.find(states=CHANGED)[::-1] if one.field == FIELD and one.applied_at],
-            verdicts=self._history.verdicts.by_decision(one.id for one in shown if one.state in JUDGED),
+            verdicts=self._history.decisions.verdicts(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
             prospects=self._history.measured.prospects("", now - timedelta(seconds=POINTS * self._window_s), now),
         )

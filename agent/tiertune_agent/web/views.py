@@ -91,10 +91,11 @@ class Views:
         return {"decisions": [decision.document() for decision in found]}
 
     def decision(self, number: int) -> JsonDict | None:
-        decision = self._history.decisions.get(number)
+        decisions = self._history.decisions
+        decision = decisions.get(number)
         if decision is None:
             return None
-        verdicts, reviews = self._history.verdicts.of(number), self._history.verdicts.reviews(number)
+        verdicts, reviews = decisions.verdicts_of(number), decisions.reviews(number)
         weighed = compared(decision, verdicts)
         told = {"verdicts": verdicts, "reviews": reviews, "compared": vars(weighed) if weighed else None}
         return {**decision.document(), **told}
