@@ -10,7 +10,7 @@ from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.collector.direct_commands import DirectCommands
-from tiertune_agent.collector.stores import Collector, Trouble
+from tiertune_agent.collector.stores import Collector, Heard, Trouble
 from tiertune_agent.fields import REMOTE_CAPACITY, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.store import History
@@ -94,7 +94,7 @@ class Loop:
     def _frozen(self, policy: Policy, target: Target) -> str:
         return self.operators.frozen() or frozen_by(policy.for_target(target), self.now())
 
-    def _look(self, policy: Policy, answer: Snapshot | Trouble | None) -> tuple[bool, Snapshot | None]:
+    def _look(self, policy: Policy, answer: Heard | None) -> tuple[bool, Snapshot | None]:
         """Whether the remote is managed, and its snapshot if it answers."""
         remote = answer if isinstance(answer, Snapshot) else None
         if not policy.for_target(REMOTE).remote.manage or answer is None:
@@ -122,7 +122,7 @@ class Loop:
         self.history.journal.tell_incidents({(KIND, FLEET): unnamed}, self.now())
 
     def _remember(
-        self, policy: Policy, answers: Sequence[Snapshot | Trouble], remote: Snapshot | Trouble | None
+        self, policy: Policy, answers: Sequence[Heard], remote: Heard | None
     ) -> tuple[list[Snapshot], list[str]]:
         """Remember the answers; returns the stores that answered, and the names of those still to be waited for."""
         snapshots, troubles = _apart(answers)
@@ -131,7 +131,7 @@ class Loop:
         self.watch.look(snapshots, troubles)
         return snapshots, [*(trouble.store for trouble in troubles if not trouble.gone), *self.collector.roster.unknown]
 
-    def _observe(self, policy: Policy, answers: Sequence[Snapshot | Trouble]) -> list[Snapshot]:
+    def _observe(self, policy: Policy, answers: Sequence[Heard]) -> list[Snapshot]:
         """The sources that answered. They are not part of the fleet: nothing that tunes sees them."""
         snapshots, troubles = _apart(answers)
         if snapshots or troubles:
@@ -155,6 +155,6 @@ class Loop:
         self.published.booked(held, price(REMOTE))
 
 
-def _apart(answers: Sequence[Snapshot | Trouble]) -> tuple[list[Snapshot], list[Trouble]]:
+def _apart(answers: Sequence[Heard]) -> tuple[list[Snapshot], list[Trouble]]:
     snapshots = [answer for answer in answers if isinstance(answer, Snapshot)]
     return snapshots, [answer for answer in answers if isinstance(answer, Trouble)]

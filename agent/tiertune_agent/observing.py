@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from tiertune_agent.collector.exported import ObservedRows
 from tiertune_agent.collector.observer import Observer
-from tiertune_agent.collector.stores import Trouble
+from tiertune_agent.collector.stores import Heard, Trouble
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.seen import SeenWindows
 from tiertune_agent.incidents.sources import incidents
@@ -32,7 +32,7 @@ class Observing:
         """The sources' names, by address."""
         return self._observer.addresses
 
-    def collect(self, taken: Collection[str]) -> list[Snapshot | Trouble]:
+    def collect(self, taken: Collection[str]) -> list[Heard]:
         """One answer per source; ``taken``: names that stores have. What a source reports is exported from now on."""
         answers = self._observer.collect(taken)
         for answer in answers:

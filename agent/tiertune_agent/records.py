@@ -131,6 +131,10 @@ class Window:
         return self.gauge(name, **labels) if self.observed else self.total(name, **labels)
 
 
+Windows = Sequence[Window]
+"""Of one tier, or of several; those of one oldest first."""
+
+
 def total(windows: Iterable[Window], name: str, **labels: str) -> float:
     """The sum over all windows; 0 if nothing was counted."""
     return sum(window.total(name, **labels) for window in windows)
@@ -202,7 +206,6 @@ class Prospect:
 
 
 def ended(one: Window | Prospect) -> datetime:
-    """When it ended."""
     return one.start + timedelta(seconds=one.seconds)
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from tiertune_agent.fields import Json, JsonDict, shown
 from tiertune_agent.history.models import StoreRow
-from tiertune_agent.records import CHANGED, Decision, Prospect, Window, ended
+from tiertune_agent.records import CHANGED, Decision, Prospect, Windows, ended
 from tiertune_connector.units import format_count, format_duration
 
 NOT_ASKED = "its tuner had not been asked"
@@ -21,7 +21,7 @@ class Recording:
     """None: nobody managed it."""
     tuning: Mapping[str, Json]
     """By store, when the span began."""
-    windows: Sequence[Window]
+    windows: Windows
     prospects: Sequence[Prospect]
     decisions: Sequence[Decision]
     """Decisions that changed a store."""

@@ -44,6 +44,7 @@ from tiertune_agent.records import (
     Snapshot,
     State,
     Window,
+    Windows,
     direction,
     ended,
     parts,
@@ -199,7 +200,7 @@ class _Rehearsal:
         away = [store for name, store in self._records.items() if name not in there]
         return [store.name for store in away if store.first_seen <= self._at < self._last[store.name]]
 
-    def _collect(self, windows: Mapping[str, Sequence[Window]]) -> None:
+    def _collect(self, windows: Mapping[str, Windows]) -> None:
         for store, seen in windows.items():
             tuning = self._stores.tuning[store]
             self._fleet[store] = _snapshot(self._records[store], tuning, seen, self._at)
@@ -253,7 +254,7 @@ def _before(tuning: Json, decisions: Sequence[Decision], store: str) -> Json:
     return tuning
 
 
-def _moments(windows: Sequence[Window], apart: timedelta) -> Iterator[tuple[datetime, dict[str, list[Window]]]]:
+def _moments(windows: Windows, apart: timedelta) -> Iterator[tuple[datetime, dict[str, list[Window]]]]:
     """Windows by the round that collected them, and by store; with the time of the last end.
 
     A round hears each store once, one a moment after another: ends that lie this far ``apart`` are of other rounds.
@@ -271,12 +272,12 @@ def _moments(windows: Sequence[Window], apart: timedelta) -> Iterator[tuple[date
         yield at, stores
 
 
-def _snapshot(store: StoreRow, tuning: Json, windows: Sequence[Window], at: datetime) -> Snapshot:
+def _snapshot(store: StoreRow, tuning: Json, windows: Windows, at: datetime) -> Snapshot:
     status = _status(store.status, windows)
     return Snapshot(store.name, store.url, store.boot_id, store.version, at, status, tuning, {}, tuple(windows))
 
 
-def _status(last: Json, windows: Sequence[Window]) -> Json:
+def _status(last: Json, windows: Windows) -> Json:
     """The last status, with the sizes that pools had when the windows ended: ghosts are of a pool's own size."""
     for window in windows:
         nbytes = window.gauge("tier_capacity_bytes", state="effective")
@@ -286,7 +287,7 @@ def _status(last: Json, windows: Sequence[Window]) -> Json:
     return last
 
 
-def _fetched_against(windows: Sequence[Window], tuning: Json) -> tuple[int, float]:
+def _fetched_against(windows: Windows, tuning: Json) -> tuple[int, float]:
     """How many windows had fetches although this tuning has them off, and the seconds that they lost."""
     if read(tuning, FIELD) != "off":
         return 0, 0.0

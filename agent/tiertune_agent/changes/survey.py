@@ -23,6 +23,7 @@ from tiertune_agent.records import (
     State,
     Target,
     Window,
+    Windows,
     grouped,
     parts,
 )
@@ -206,7 +207,7 @@ class TierWindows:
             since = max(window.start for window in windows) - HOUR
             self._kept = {key: kept for key, kept in self._kept.items() if kept and kept[-1].start > since}
 
-    def of(self, store: str, tier: str, now: datetime = LAST) -> Sequence[Window]:
+    def of(self, store: str, tier: str, now: datetime = LAST) -> Windows:
         """A tier's windows, oldest first; some may lie ahead if the clock was set back."""
         key = store, tier
         if key not in self._kept:
@@ -223,7 +224,7 @@ def concerning(prospects: Sequence[Prospect], target: Target, snapshot: Snapshot
     return [prospect for prospect in prospects if prospect.namespace in there]
 
 
-def unbroken(windows: Sequence[Window], until: datetime) -> list[Window]:
+def unbroken(windows: Windows, until: datetime) -> list[Window]:
     """The last run of windows that reaches ``until`` without a gap of a window or more; anything before is outdated."""
     run: list[Window] = []
     for window in reversed(windows):

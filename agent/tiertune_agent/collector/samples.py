@@ -17,6 +17,8 @@ from tiertune_connector.whatif.sampler import Pick
 
 PAGES, PAGES_S = 8, 5.0
 """Most pages and seconds per store and round; the rest is left to the next. A page may take as long as any answer."""
+Totals = Mapping[str, Mapping[str, int]]
+"""Counts by namespace."""
 COUNTED = ("requests", "chunks")
 """Which of a namespace's totals are read."""
 
@@ -45,7 +47,7 @@ class Header:
     dropped: int
     behind: int
     time_s: float
-    totals: Mapping[str, Mapping[str, int]]
+    totals: Totals
     """Counts of all lookups since the boot, by namespace."""
     candidates: Mapping[str, Mapping[bytes, int]]
     """Frequent keys by namespace, with their counts."""
@@ -61,7 +63,7 @@ class Answer:
     url: str
     header: Header
     requests: Sequence[SampledRequest]
-    grown: Mapping[str, Mapping[str, int]]
+    grown: Totals
     """Growth of the totals since the last round, by namespace; empty: the store was not read before."""
     missed: int
     """Samples that were dropped for lack of room before they were read."""
@@ -83,7 +85,7 @@ class _Known:
 
     boot_id: str
     next: int = 0
-    totals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    totals: Totals = field(default_factory=dict)
 
 
 class SampleReader:
@@ -180,7 +182,7 @@ def _requests(lines: Sequence[Json], now_s: float) -> Iterator[SampledRequest]:
         yield SampledRequest(now_s - float(one["t"]), str(one["namespace"]), chunks, samples)
 
 
-def _grown(before: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+def _grown(before: Totals, now: Totals) -> dict[str, dict[str, int]]:
     nothing, grown = dict.fromkeys(COUNTED, 0), dict[str, dict[str, int]]()
     for digest, totals in now.items():
         known = before.get(digest, nothing)

@@ -40,6 +40,10 @@ class Trouble:
     """Its name no longer has its address: it is missed, but nothing waits for it."""
 
 
+Heard = Snapshot | Trouble
+"""What a store told, or why it told nothing."""
+
+
 class StoreHttp:
     """A store's HTTP interface. Methods raise httpx.HTTPError if the store does not answer."""
 
@@ -116,7 +120,7 @@ class Collector:
             self._meet()
         return others or renamed
 
-    def collect(self) -> list[Snapshot | Trouble]:
+    def collect(self) -> list[Heard]:
         """One answer per store, in the order of the roster."""
         clients = self._clients
         answers, told = zip(clients, at_once(self._ask, clients), strict=True), []
@@ -160,7 +164,7 @@ class Collector:
         self._names = {url: store.name or self._names.get(url) or self.addresses[url] for url, store in stores.items()}
         self._readings = {url: last for url, last in self._readings.items() if url in stores}
 
-    def _ask(self, url: str) -> Snapshot | Trouble:
+    def _ask(self, url: str) -> Heard:
         client = self._clients[url]
         try:
             counters, status = client.get("/v1/counters"), client.get("/v1/status")
@@ -190,7 +194,7 @@ class Collector:
     def _nonsense(self, url: str, error: Exception) -> Trouble:
         return Trouble(self._names[url], "store_nonsense", f"{url} answers what no store answers: {error!r}")
 
-    def _snapshot(self, url: str, reading: Reading, status: Json, tuning: Json) -> Snapshot | Trouble:
+    def _snapshot(self, url: str, reading: Reading, status: Json, tuning: Json) -> Heard:
         at, asked_s = self._now(), self._steady_s()
         before, last_s = self._readings.get(url, (None, asked_s))
         if before is not None and (odd := _odd(reading.time_s - before.time_s, asked_s - last_s)):

@@ -16,6 +16,7 @@ from tiertune_agent.records import (
     Snapshot,
     State,
     Window,
+    Windows,
     covered_s,
     direction,
     total,
@@ -57,7 +58,7 @@ class Sight:
     """All that is known of one store: ``windows`` of the last hour, ``decisions`` of the last hours, oldest first."""
 
     snapshot: Snapshot
-    windows: Sequence[Window]
+    windows: Windows
     decisions: Sequence[Decision]
     expected: Json
     """The tuning as it should be."""

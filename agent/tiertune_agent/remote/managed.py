@@ -14,7 +14,7 @@ from zlib import crc32
 import httpx
 import redis
 
-from tiertune_agent.collector.stores import Trouble
+from tiertune_agent.collector.stores import Heard, Trouble
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import said
 from tiertune_agent.records import FLEET, Snapshot, Window
@@ -89,7 +89,7 @@ class Remote:
         """``refusal`` of a remote that has just answered; once there is none, not asked until a change is refused."""
         return "" if self._permits else self.refusal()
 
-    def read(self, at: datetime) -> Snapshot | Trouble:
+    def read(self, at: datetime) -> Heard:
         """What it is set to and holds now, as a store would tell it; Trouble if one server does not answer.
 
         From the second reading on, it includes the window since the last one, for the ledger.

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain
 
 from tiertune_agent.fields import Json, JsonDict, read
-from tiertune_agent.records import GIB, Histogram, Rates, Target, Window, grouped, total
+from tiertune_agent.records import GIB, Histogram, Rates, Target, Windows, grouped, total
 from tiertune_agent.tuners.base import (
     Answer,
     Current,
@@ -108,7 +108,7 @@ class AdmissionTuner(Tuner):
     def targets(self, store: str, status: Json) -> list[Target]:
         return tier_targets(store, SLOWER, status)
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+    def evaluate(self, history: Windows, current: Current) -> Answer:
         tier = current.target.tier
         field = f"admission.{tier}"
         now = read(current.tuning, field) or "always"
@@ -166,7 +166,7 @@ def _more(sums: AdmissionEvidence, price: float) -> tuple[bool, str]:
     return True, f"writing everything would take {wanted:.0%} of the writers' time and displaces nothing"
 
 
-def passed(windows: Sequence[Window], tier: str) -> list[Passage]:
+def passed(windows: Windows, tier: str) -> list[Passage]:
     """What was written to the tier and read from it, window by window of the whole store."""
     times = grouped(windows, lambda window: window.start)
     return [_passage(times[start], tier) for start in sorted(times)]
@@ -186,7 +186,7 @@ def summed(passages: Sequence[Passage], *, full: bool) -> AdmissionEvidence:
     )
 
 
-def _passage(windows: Sequence[Window], tier: str) -> Passage:
+def _passage(windows: Windows, tier: str) -> Passage:
     here = [window for window in windows if window.tier == tier]
     dram = [window for window in windows if window.tier == "dram"]
     counted, timed = partial(total, here), _timed(here, "write")
@@ -209,7 +209,7 @@ def _passage(windows: Sequence[Window], tier: str) -> Passage:
     )
 
 
-def _timed(windows: Sequence[Window], operation: str) -> list[Histogram]:
+def _timed(windows: Windows, operation: str) -> list[Histogram]:
     seen = (window.histograms("tier_operation_seconds", operation=operation, outcome="ok") for window in windows)
     return list(chain.from_iterable(seen))
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from tiertune_agent.fields import Json, read
-from tiertune_agent.records import Prospect, Rates, StageWindow, Target, Window
+from tiertune_agent.records import Prospect, Rates, StageWindow, Target, Window, Windows
 from tiertune_connector.documents import Document
 from tiertune_connector.units import Duration
 
@@ -131,7 +131,7 @@ class Tuner(ABC):
         """What there is to tune in a store with this status."""
 
     @abstractmethod
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+    def evaluate(self, history: Windows, current: Current) -> Answer:
         """Answer from the windows, oldest first."""
 
 
@@ -157,7 +157,7 @@ def tier_targets(store: str, tiers: Iterable[str], status: Json) -> list[Target]
     return [Target(store, tier, models=models(status)) for tier in tiers if present(status, tier)]
 
 
-def since_change(history: Sequence[Window], current: Current) -> list[Window]:
+def since_change(history: Windows, current: Current) -> list[Window]:
     """Windows that began after the target's last change."""
     since = current.changed_at
     return [window for window in history if since is None or window.start >= since]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from tiertune_agent.fields import Json, JsonDict, read
-from tiertune_agent.records import Target, Window
+from tiertune_agent.records import Target, Window, Windows
 from tiertune_agent.tuners.base import (
     Answer,
     Current,
@@ -79,7 +79,7 @@ class OfRemote(Tuner):
 class RemoteFetch(OfRemote):
     name = "remote_fetch"
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+    def evaluate(self, history: Windows, current: Current) -> Answer:
         """Answer from windows that began after the last change only, so that changing again takes N windows."""
         windows, typical, margin = since_change(history, current), current.typical, self.settings.margin
         on = read(current.tuning, FIELD) == "on"
@@ -104,7 +104,7 @@ class RemoteFetch(OfRemote):
         return NoChange(told, _table([newest]))
 
     def _ran(
-        self, windows: Sequence[Window], streak: Sequence[Evidence], typical: TypicalCandidate | None, *, on: bool
+        self, windows: Windows, streak: Sequence[Evidence], typical: TypicalCandidate | None, *, on: bool
     ) -> Answer:
         """Answer from a run of windows that speak for a switch; ``on``: for switching off."""
         margin, needed = self.settings.margin, self.settings.disable_after if on else self.settings.enable_after
@@ -181,7 +181,7 @@ def typical_candidate(windows: Iterable[Window]) -> TypicalCandidate | None:
 
 
 def _streak(
-    windows: Sequence[Window], look: Callable[[Window], Evidence | None], holds: Callable[[Evidence], bool]
+    windows: Windows, look: Callable[[Window], Evidence | None], holds: Callable[[Evidence], bool]
 ) -> tuple[Evidence | None, list[Evidence]]:
     """The newest evidence, and the latest unbroken run that ``holds``, oldest first. Looks at no older window."""
     newest, streak = None, list[Evidence]()
@@ -206,7 +206,7 @@ def _doubt(gain: Ratio) -> str:
     )
 
 
-def _why_unknown(windows: Sequence[Window], typical: TypicalCandidate | None) -> str:
+def _why_unknown(windows: Windows, typical: TypicalCandidate | None) -> str:
     if not windows:
         return "no window has passed since it was switched off"
     if typical is None:
@@ -222,7 +222,7 @@ def _table(evidence: Sequence[Evidence]) -> JsonDict:
     return {"windows": [dict(vars(window)) for window in evidence]}
 
 
-def _count(windows: Sequence[Window]) -> str:
+def _count(windows: Windows) -> str:
     if not windows:
         return "any window yet"
     return "the last window" if len(windows) == 1 else f"the last {len(windows)} windows"

@@ -1,9 +1,7 @@
 """Does the remote evict what it must? Asked only where the remote is managed."""
 
-from collections.abc import Sequence
-
 from tiertune_agent.fields import Json, read
-from tiertune_agent.records import FLEET, Target, Window
+from tiertune_agent.records import FLEET, Target, Windows
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.eviction import EvictionSettings
 
@@ -22,7 +20,7 @@ class RemotePolicy(Tuner):
     def targets(self, store: str, status: Json) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return [Target(FLEET, "remote")]
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (what is set is enough)
+    def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (what is set is enough)
         found = str(read(current.tuning, FIELD))
         if found.startswith("allkeys-"):
             return NoChange(f"the remote stays with {found}, which evicts any key")

@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 
 from tiertune_agent.fields import REMOTE_CAPACITY, Json, capacity_field, capacity_of
-from tiertune_agent.records import GIB, Prospect, Rates, Target, Window, ended
+from tiertune_agent.records import GIB, Prospect, Rates, Target, Windows, ended
 from tiertune_agent.tuners.base import (
     REMNANT,
     Answer,
@@ -109,7 +109,7 @@ class TierSize(Tuner):
     def targets(self, store: str, status: Json) -> list[Target]:
         return tier_targets(store, LOCAL, status)
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
+    def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
         tier, now, shapes = current.target.tier, present_shape(current), candidates(current)
         stays = f"{tier} stays at {format_size(size_of(now, tier))}"
         prospects, seconds = _telling(current.prospects, shapes)

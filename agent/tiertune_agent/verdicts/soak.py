@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 from tiertune_agent.fields import Json
-from tiertune_agent.records import Window, covered_s, grouped, total
+from tiertune_agent.records import Windows, covered_s, grouped, total
 from tiertune_agent.tuners.base import pools
 
 LONGEST_S = 6 * 3600.0
 """A tier that fills more slowly is judged before it is full: its ghosts were warm all along."""
 
 
-def fill_seconds(windows: Sequence[Window], capacity: float, chunk_bytes: Mapping[str, float]) -> float | None:
+def fill_seconds(windows: Windows, capacity: float, chunk_bytes: Mapping[str, float]) -> float | None:
     """Seconds that storing ``capacity`` bytes takes at the rate of these windows of one tier; None: nothing was stored.
 
     ``chunk_bytes`` by namespace. Slower tiers count what is written; for DRAM it follows from what came and went.
@@ -39,7 +39,7 @@ def chunk_sizes(status: Json) -> dict[str, float]:
     return {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools(status).items()}
 
 
-def _came(windows: Sequence[Window]) -> float:
+def _came(windows: Windows) -> float:
     """Bytes by which the pools grew."""
     pools = grouped(windows, lambda window: window.namespace).values()
     ends = ([window.gauge("tier_resident_bytes") or 0.0 for window in (mine[0], mine[-1])] for mine in pools)

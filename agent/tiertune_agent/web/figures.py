@@ -53,6 +53,8 @@ class Cost:
     recompute_s: float
 
 
+Switched = Sequence[tuple[datetime, str]]
+"""When a switch was set, and to what; oldest first."""
 Span = tuple[datetime, datetime]
 """From and to."""
 
@@ -163,8 +165,8 @@ def cost(window: Window, typical: TypicalCandidate | None = None) -> Cost | None
     return Cost(end, evidence.fetch_s / requests, evidence.recompute_s / requests)
 
 
-def off_spans(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetime, now: datetime) -> list[Span]:
-    """When a switch was off since ``since``; ``changes`` are those to ``on`` and ``off``, oldest first.
+def off_spans(changes: Switched, now_is: str, since: datetime, now: datetime) -> list[Span]:
+    """When a switch was off since ``since``; ``changes`` are those to ``on`` and ``off``.
 
     If it is on now by no known change, nobody knows how long it was off.
     """
@@ -179,7 +181,7 @@ def off_spans(changes: Sequence[tuple[datetime, str]], now_is: str, since: datet
     return spans
 
 
-def _before(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetime) -> str:
+def _before(changes: Switched, now_is: str, since: datetime) -> str:
     """The state at ``since``: what was set last before, else the opposite of what was set first after."""
     earlier = [to for at, to in changes if at <= since]
     if earlier:

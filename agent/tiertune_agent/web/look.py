@@ -11,7 +11,7 @@ from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.store import History
-from tiertune_agent.records import CHANGED, JUDGED, Decision, Now, Prospect, State, Window, ended
+from tiertune_agent.records import CHANGED, JUDGED, Decision, Now, Prospect, State, Window, Windows, ended
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
 from tiertune_agent.web.curves import Counted, Curve, Ghosts, counted, curves, ghosts
@@ -35,7 +35,7 @@ class _Step:
     """Windows of one store that began at the same time, and what is read out of them once."""
 
     start: datetime
-    windows: Sequence[Window]
+    windows: Windows
     sums: WindowSums
     counted: Sequence[Counted]
     """What ghosts counted."""
@@ -52,11 +52,11 @@ class SeenStore:
     answered: str = ""
     steps: Sequence[_Step] = ()
     """Oldest first."""
-    candidates: Sequence[Window] = ()
+    candidates: Windows = ()
     """The last ones of the remote in which requests found chunks there."""
     ghosts: tuple[Ghosts, ...] = ()
     """What its pools would have hit otherwise."""
-    windows: Sequence[Window] = ()
+    windows: Windows = ()
     """This and the next two: of ``steps``."""
     sums: WindowSums = EMPTY
     costs: Sequence[Cost] = ()
@@ -166,9 +166,7 @@ class Looks:
             for store in stores
         }
 
-    def _added(
-        self, store: Json, read: SeenStore, told: Sequence[Window], span: tuple[datetime, datetime]
-    ) -> SeenStore:
+    def _added(self, store: Json, read: SeenStore, told: Windows, span: tuple[datetime, datetime]) -> SeenStore:
         """Add windows since the newest one read, which comes again; nothing outside of the span."""
         again, (since, now) = {window.start for window in told}, span
         before = [step for step in read.steps if since <= step.start <= now and step.start not in again]
@@ -189,7 +187,7 @@ class Looks:
             typical,
         )
 
-    def _candidates(self, store: str, read: SeenStore, told: Sequence[Window]) -> Sequence[Window]:
+    def _candidates(self, store: str, read: SeenStore, told: Windows) -> Windows:
         if not read.answered:
             return self._history.measured.candidate_windows(store, "remote")
         again = {window.start for window in told}
@@ -202,7 +200,7 @@ def approvable(decision: Decision) -> bool:
     return decision.state == State.PROPOSED and not unmakeable(decision)
 
 
-def newest_remote(windows: Sequence[Window]) -> Window | None:
+def newest_remote(windows: Windows) -> Window | None:
     """The newest window of the remote tier as a whole."""
     return next((one for one in reversed(windows) if one.tier == "remote" and not one.namespace), None)
 

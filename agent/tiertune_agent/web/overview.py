@@ -8,13 +8,13 @@ from operator import itemgetter
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.policy.document import settable
-from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, Window, grouped, sum_known
+from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, Windows, grouped, sum_known
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import TOLD, Curve
 from tiertune_agent.web.evidence import Table, tables
-from tiertune_agent.web.figures import Cost, Gate, TierFlow, WindowSums
+from tiertune_agent.web.figures import Cost, Gate, Switched, TierFlow, WindowSums
 from tiertune_agent.web.headline import Headline, headline
 from tiertune_agent.web.look import POINTS, Seen, approvable, newest_remote
 from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
@@ -27,8 +27,8 @@ DRAWN = 8
 """Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
 FRESH = 3
 """Age in windows; anything older is not called now."""
-Switches = Mapping[str, Sequence[tuple[datetime, str]]]
-"""By store, when fetching was switched there, and to what; oldest first."""
+Switches = Mapping[str, Switched]
+"""Of fetching, by store."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _charts(seen: Seen, switches: Switches) -> dict[str, Chart]:
     return {name: made[name] for name in sorted(made, key=rank)}
 
 
-def _chart(store: Json, seen: Seen, switches: Sequence[tuple[datetime, str]]) -> Chart | None:
+def _chart(store: Json, seen: Seen, switches: Switched) -> Chart | None:
     name = store["name"]
     off = figures.off_spans(switches, str(read(store, "tuning.tiers.remote.fetch")), seen.since, seen.now)
     return cost_chart(name, seen.stores[name].costs, off, seen.now, timedelta(seconds=FRESH * seen.window_s))
@@ -252,7 +252,7 @@ def _switches(seen: Seen) -> Switches:
     return {store: sorted(mine) for store, mine in told.items()}
 
 
-def _estimate(windows: Sequence[Window]) -> Estimate | None:
+def _estimate(windows: Windows) -> Estimate | None:
     newest = newest_remote(windows)
     if newest is None:
         return None

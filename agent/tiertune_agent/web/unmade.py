@@ -7,7 +7,7 @@ from functools import cache, lru_cache, partial
 
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.policy.document import advises
-from tiertune_agent.records import FLEET, Decision, Prospect, State, Target, Window, sum_known, total
+from tiertune_agent.records import FLEET, Decision, Prospect, State, Target, Windows, sum_known, total
 from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import TypicalCandidate, served
 from tiertune_agent.tuners.remote_fetch import asked, estimated
@@ -175,7 +175,7 @@ def _size_won(
     return won if told else None
 
 
-def _by_fetches(after: str, windows: Sequence[Window], typical: TypicalCandidate | None) -> tuple[float | None, str]:
+def _by_fetches(after: str, windows: Windows, typical: TypicalCandidate | None) -> tuple[float | None, str]:
     """Switching off saves what fetches lost; switching on gains what they are estimated to."""
     if after == "off":
         seen = [evidence for window in windows if (evidence := asked(window))]
@@ -184,7 +184,7 @@ def _by_fetches(after: str, windows: Sequence[Window], typical: TypicalCandidate
     return (sum(one.gain_s for one in gained), "") if gained else (None, "no request is counted while fetching is off")
 
 
-def _by_ghosts(decision: Decision, pool: Ghosts | None, windows: Sequence[Window]) -> tuple[float | None, str]:
+def _by_ghosts(decision: Decision, pool: Ghosts | None, windows: Windows) -> tuple[float | None, str]:
     """Seconds to compute the tokens that the other algorithm would have hit beyond the present one.
 
     This is the most that it would have won: tokens in a slower tier only cost a fetch.

@@ -1,11 +1,11 @@
 """What requests of one namespace cost on one host, by its store's figures, for simulations of other sizes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tiertune_agent.fields import Json, read
-from tiertune_agent.records import Snapshot, Window, total
+from tiertune_agent.records import Snapshot, Window, Windows, total
 from tiertune_agent.tuners.base import TypicalCandidate, pools
 
 NEVER = (1e9, 0.0)
@@ -105,7 +105,7 @@ class KnownCosts:
         return None if token_s is None else Prefill(0.0, token_s, 0.5, 0, 0, 0)
 
 
-def mean_prompt(snapshot: Snapshot, windows: Sequence[Window]) -> TypicalCandidate | None:
+def mean_prompt(snapshot: Snapshot, windows: Windows) -> TypicalCandidate | None:
     """A prompt of mean length with all its chunks in one tier, by the store's windows; None: its costs are unknown.
 
     It stands in for requests that found chunks there until there are some.
