@@ -14,7 +14,7 @@ from tiertune_agent.fields import Json, JsonDict, capacity_field, capacity_of, r
 from tiertune_agent.policy.budgets import Budgets
 from tiertune_agent.policy.document import Guard, Policy, Rule, rates, rules_for, split_rules
 from tiertune_agent.policy.guard import Recent, guard
-from tiertune_agent.records import Made, State, Target, Window
+from tiertune_agent.records import Made, State, Target
 from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.play import Play, Tally
 from tiertune_agent.replay.stores import BEGIN, KEPT_REMOTE, POOL, STORE, WINDOWS, Stores
@@ -228,7 +228,8 @@ class ReplayAgent:
             undone=undone,
             changes_last_hour=sum(change.at_s > self._at_s - 3600 for change in self.changes),
         )
-        answer = guard(tuner.evaluate(self._read(target), current), rules, recent)
+        windows = self.stores.lately() if target == REMOTE else self.stores.windows
+        answer = guard(tuner.evaluate(windows, current), rules, recent)
         if not isinstance(answer, Proposal):
             return answer
         if rules.mode != "auto":
@@ -271,9 +272,6 @@ class ReplayAgent:
         present = self._fleet.dram_pools[0].capacity
         chunks = int(proposal.after) // self._chunk_bytes if proposal.field == DRAM_FIELD else present
         return self.stores.fill_s(chunks, self._algorithm, present)
-
-    def _read(self, target: Target) -> list[Window]:
-        return self.stores.lately() if target == REMOTE else self.stores.windows
 
     def _soaking(self, tier: str) -> list[Change]:
         return [change for change in self.changes if change.state is State.SOAKING and change.target.tier == tier]

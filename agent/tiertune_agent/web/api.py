@@ -80,8 +80,7 @@ def application(
         if not leads():
             raise HTTPException(409, "this agent stands by: another one leads, or the database is away")
 
-    app.include_router(_reading(views, metrics, unwell))
-    app.include_router(_seen(looks))
+    app.include_router(_reading(views, looks, metrics, unwell))
     app.include_router(_writing(operators, changes), dependencies=[Depends(from_here), Depends(leading)])
     app.add_exception_handler(RequestValidationError, unprocessable)
     codes = {Unknown: 404, Refused: 409, NotLeadingError: 409, DatabaseError: 503}
@@ -90,7 +89,7 @@ def application(
     return app
 
 
-def _reading(views: Views, metrics: AgentMetrics, unwell: Callable[[], Sequence[str]]) -> APIRouter:
+def _reading(views: Views, looks: Looks, metrics: AgentMetrics, unwell: Callable[[], Sequence[str]]) -> APIRouter:
     api = APIRouter()
     told = (views.fleet, views.policies, views.incidents, views.decisions, views.audit, views.ledger, views.windows)
     for view in told:
@@ -112,20 +111,13 @@ def _reading(views: Views, metrics: AgentMetrics, unwell: Callable[[], Sequence[
             raise Unknown(f"there is no decision {number}")
         return found
 
-    return api
-
-
-def _seen(looks: Looks) -> APIRouter:
-    """What the page computes from the last windows."""
-    api = APIRouter(prefix="/api/v1")
-
-    @api.get("/curves")
+    @api.get("/api/v1/curves")
     def curves() -> JsonDict:
         """What each pool would have hit at other sizes and with other algorithms, and what follows, in a sentence."""
         seen = looks.seen()
         return {"since": seen.since.isoformat(), "curves": [one.document() for one in seen.curves]}
 
-    @api.get("/auto")
+    @api.get("/api/v1/auto")
     def auto() -> JsonDict:
         """What TierTune would have changed by itself where the policy lets it only recommend or observe."""
         return unmade(looks.seen()).document()

@@ -68,11 +68,11 @@ class Wish:
 
     def document(self) -> JsonDict:
         """As the API tells it."""
-        one = self.decision
-        told = {"decision": one.id, "tuner": one.tuner, "store": one.target.store, "tier": one.target.tier}
-        told |= {"pool": one.target.namespace, "field": one.field, "from": one.before, "to": one.after}
-        told |= {"mode": one.mode, "state": str(one.state), "at": self.at.isoformat(), "until": self.until.isoformat()}
-        return {**told, "won_s": self.won_s, "at_most": self.at_most, "over_s": self.over_s, "sentence": self.sentence}
+        told = self.decision.document()
+        kept = {name: told[name] for name in ("tuner", "store", "tier", "pool", "field", "from", "to", "mode", "state")}
+        spell = {"at": self.at.isoformat(), "until": self.until.isoformat(), "over_s": self.over_s}
+        won = {"won_s": self.won_s, "at_most": self.at_most, "sentence": self.sentence}
+        return {"decision": self.decision.id, **kept, **spell, **won}
 
 
 @dataclass(frozen=True)
