@@ -24,10 +24,7 @@ class Histogram:
     @classmethod
     def added(cls, parts: Sequence["Histogram"]) -> "Histogram":
         """All observations in one."""
-        buckets: dict[int, float] = {}
-        for part in parts:
-            for index, count in part.buckets.items():
-                buckets[index] = buckets.get(index, 0.0) + count
+        buckets = added_up(bucket for part in parts for bucket in part.buckets.items())
         return cls(sum([part.count for part in parts]), sum([part.sum for part in parts]), buckets)
 
     @classmethod
@@ -140,11 +137,6 @@ def total(windows: Iterable[Window], name: str, **labels: str) -> float:
     return sum(window.total(name, **labels) for window in windows)
 
 
-def known(windows: Iterable[Window], name: str, **labels: str) -> float | None:
-    """The sum of what is known; None if nothing is."""
-    return sum_known(window.known(name, **labels) for window in windows)
-
-
 def sum_known(values: Iterable[float | None]) -> float | None:
     """The sum of known values; None if there are none."""
     return sum(told) if (told := [value for value in values if value is not None]) else None
@@ -155,6 +147,14 @@ def sum_of(values: Sequence[Value]) -> Value:
     if histograms := [value for value in values if isinstance(value, Histogram)]:
         return Histogram.added(histograms)
     return sum(value for value in values if not isinstance(value, Histogram))
+
+
+def added_up(numbers: Iterable[tuple[Kind, float]]) -> dict[Kind, float]:
+    """The sum of the numbers of each kind."""
+    sums: dict[Kind, float] = {}
+    for kind, number in numbers:
+        sums[kind] = sums.get(kind, 0.0) + number
+    return sums
 
 
 def grouped(those: Iterable[One], kind: Callable[[One], Kind]) -> dict[Kind, list[One]]:
@@ -270,12 +270,11 @@ class Made:
 
     @property
     def direction(self) -> object:
-        """Equal for changes of the same kind: up or down for figures, the new value for anything else."""
         return direction(self.before, self.after)
 
 
 def direction(before: Any, after: Any) -> object:  # noqa: ANN401 (JSON)
-    """Direction of a change: 1 or -1 for figures (0: none), the new value for anything else."""
+    """Equal for changes of the same kind: 1 or -1 for figures (0: none), the new value for anything else."""
     if isinstance(before, int | float) and isinstance(after, int | float):
         return (after > before) - (after < before)
     return after

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import Rows
 from tiertune_agent.fields import Json, read
-from tiertune_agent.records import Window, series
+from tiertune_agent.records import Window, added_up, series
 from tiertune_agent.tuners.base import pools, present
 from tiertune_agent.whatif.terms import Prefill
 from tiertune_connector.tuning import TIERS
@@ -30,11 +30,8 @@ class Counted(Window):
 
     def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Sums of the numbers of ``name`` that carry ``labels``, by the values of ``label``; zeros are left out."""
-        sums: dict[str, float] = {}
-        for told, value in self.labelled(name):
-            if value and labels.items() <= told.items():
-                sums[told.get(label, "")] = sums.get(told.get(label, ""), 0.0) + value
-        return sums
+        found = ((told, value) for told, value in self.labelled(name) if value and labels.items() <= told.items())
+        return added_up((told.get(label, ""), value) for told, value in found)
 
 
 def counted_in(rows: Rows) -> Counted:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tiertune_agent.collector.adapters.mapped import CHUNKS
 from tiertune_agent.fields import read
 from tiertune_agent.incidents.detectors import FEW, OBSERVED_S
-from tiertune_agent.records import Snapshot, Window, Windows, covered_s, known
+from tiertune_agent.records import Snapshot, Window, Windows, covered_s, sum_known
 from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import format_duration, format_size
 
@@ -66,6 +66,11 @@ def never_read(tier: str, windows: Windows) -> Iterator[str]:
     if written or (stored or 0.0) >= FEW:
         what = f"{format_size(written)} were" if written else f"{stored:.0f} chunks were"
         yield f"{tier} is dead weight: {what} written in {format_duration(seconds)}, nothing was read"
+
+
+def known(windows: Windows, name: str, **labels: str) -> float | None:
+    """The sum of what is known; None if nothing is."""
+    return sum_known(window.known(name, **labels) for window in windows)
 
 
 def no_capacity(snapshot: Snapshot, tier: str) -> Iterator[str]:

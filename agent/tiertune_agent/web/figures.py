@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from operator import itemgetter
 
-from tiertune_agent.records import Histogram, Value, Window, ended, sum_known, sum_of
+from tiertune_agent.records import Histogram, Value, Window, added_up, ended, grouped, sum_known, sum_of
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_connector import tuning
@@ -108,13 +109,13 @@ def sums(window: Window) -> WindowSums:
 
 def added(parts: Iterable[WindowSums]) -> WindowSums:
     """The sums of all parts, which may themselves be sums, in any order."""
-    every, tiers = list(parts), dict[str, list[Served]]()
-    for part in every:
-        for tier, served in part.tiers.items():
-            tiers.setdefault(tier, []).append(served)
+    every = list(parts)
+    tiers = grouped((row for part in every for row in part.tiers.items()), itemgetter(0))
     until = max((part.until for part in every if part.until), default=None)
     prompted, found = (sum(getattr(part, name) for part in every) for name in ("prompt_tokens", "found_tokens"))
-    return WindowSums(prompted, found, until, {tier: _together(each) for tier, each in tiers.items()})
+    return WindowSums(
+        prompted, found, until, {tier: _together([served for _, served in rows]) for tier, rows in tiers.items()}
+    )
 
 
 def busy(whole: WindowSums) -> bool:
@@ -191,17 +192,12 @@ def _before(changes: Switched, now_is: str, since: datetime) -> str:
 
 def _together(each: Sequence[Served]) -> Served:
     """Parts of one tier as one."""
-    hits, gate = dict[tuple[datetime, float], float](), dict[str, list[Value]]()
-    for one in each:
-        for when, found in one.hits.items():
-            hits[when] = hits.get(when, 0.0) + found
-        for name, value in one.gate.items():
-            gate.setdefault(name, []).append(value)
+    gate = grouped((row for one in each for row in one.gate.items()), itemgetter(0))
     return Served(
         sum_known(one.hit_tokens for one in each),
         sum_known(one.missed_tokens for one in each),
-        hits,
-        {name: sum_of(values) for name, values in gate.items()},
+        added_up(hit for one in each for hit in one.hits.items()),
+        {name: sum_of([value for _, value in rows]) for name, rows in gate.items()},
     )
 
 
@@ -226,9 +222,6 @@ def _mean(window: Window, name: str, **labels: str) -> float | None:
 
 def _refusals(window: Window) -> dict[str, float]:
     """Requests that did not fetch, by reason, most frequent first."""
-    found: dict[str, float] = {}
-    for labels, value in window.labelled("gate_requests_total"):
-        if labels.get("decision") == "recompute":
-            reason = labels.get("reason", "")
-            found[reason] = found.get(reason, 0.0) + value
+    told = window.labelled("gate_requests_total")
+    found = added_up((one.get("reason", ""), value) for one, value in told if one.get("decision") == "recompute")
     return dict(sorted(found.items(), key=lambda item: -item[1]))
