@@ -74,7 +74,9 @@ class Loop:
         this = Round(policy, revision, fleet, managed, shared, missing)
         self.operators.deliver()
         silent = {one.store for one in (*answers, told) if isinstance(one, Trouble) and one.kind in SILENT}
-        under_way = self.changes.settle(lambda target: self._frozen(policy, target), this.disallowed, silent)
+        under_way = self.changes.settle(
+            lambda target: self.operators.frozen() or frozen_by(this.rule(target), self.now()), this.disallowed, silent
+        )
         uncertain = this.note(under_way)
         if FLEET in uncertain or not self.rounds.tune_remote(this):
             self.rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
@@ -90,9 +92,6 @@ class Loop:
         told = {(kind, ""): problem for kind, problem in problems.items()}
         self.history.journal.tell_incidents(told, self.now())
         return self.history.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self.now())
-
-    def _frozen(self, policy: Policy, target: Target) -> str:
-        return self.operators.frozen() or frozen_by(policy.for_target(target), self.now())
 
     def _look(self, policy: Policy, answer: Heard | None) -> tuple[bool, Snapshot | None]:
         """Whether the remote is managed, and its snapshot if it answers."""

@@ -68,7 +68,10 @@ class Backtest:
             "stores": [store.name for store in recording.stores],
             "windows": len(recording.windows),
             "would": [self._would(one) for one in self.would],
-            "done": [self._done(one) for one in recording.decisions],
+            "done": [
+                {**one.document(), "would": one.id in self._followed, "instead": self.instead.get(one.id)}
+                for one in recording.decisions
+            ],
             "answers": list(self.answers),
             "fetched_against_policy": {"windows": self.against_windows, "lost_s": self.against_lost_s},
             "sentences": [self.sum(), *self.notes()],
@@ -116,9 +119,6 @@ class Backtest:
     def _would(self, one: Decision) -> JsonDict:
         same = self.same.get(one.id)
         return {**one.document(), "verdict": self.verdicts.get(one.id), "as_done": same.id if same else None}
-
-    def _done(self, one: Decision) -> JsonDict:
-        return {**one.document(), "would": one.id in self._followed, "instead": self.instead.get(one.id)}
 
 
 def _row(at: datetime, decision: Decision) -> tuple[str, str, str]:

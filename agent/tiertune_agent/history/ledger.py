@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import TypeVar
 
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
@@ -12,7 +11,7 @@ from sqlalchemy.orm import Session
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.models import LedgerRow, cut
 from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import Rates, Window
+from tiertune_agent.records import Rates, Window, sum_known
 from tiertune_agent.verdicts.holdout import (
     COUNTER,
     GROUPS,
@@ -29,7 +28,6 @@ from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
 _TOLD = tuple(name for name in COLUMNS if name not in {"hour", "holdout"})
 """Columns of a row that are reported beside its hour."""
-Amount = TypeVar("Amount", int, float)
 Place = tuple[datetime, str, str, str]
 """Hour, store, namespace and tier: a row's key."""
 
@@ -109,12 +107,7 @@ def _add(whole: LedgerRow, row: LedgerRow | Entry) -> None:
     whole.bytes = _mean(whole.bytes, whole.seconds, row.bytes, row.seconds)
     whole.seconds += row.seconds
     for name in ("saved", "lost", "transferred", "money"):
-        setattr(whole, name, _sum(getattr(whole, name), getattr(row, name)))
-
-
-def _sum(one: Amount | None, other: Amount | None) -> Amount | None:
-    """The sum of what is known; None if neither is."""
-    return other if one is None else one if other is None else one + other
+        setattr(whole, name, sum_known(getattr(each, name) for each in (whole, row)))
 
 
 def _mean(one: float | None, one_s: float, other: float | None, other_s: float) -> int | None:

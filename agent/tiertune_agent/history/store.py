@@ -18,7 +18,7 @@ from tiertune_agent.history.ledger import Ledger, book
 from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.models import AnswerRow, IncidentRow, StageWindowRow, StoreRow, WindowRow, WishRow, cut
 from tiertune_agent.history.retention import Retention
-from tiertune_agent.history.rollup import add_late, over
+from tiertune_agent.history.rollup import NEVER, add_late, over
 from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, State, Window
@@ -179,16 +179,12 @@ def _remember(session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: 
     windows = [(window, rates) for snapshot, rates in told for window in snapshot.windows]
     if windows:
         session.execute(insert(WindowRow), [window_columns(window) for window, _ in windows])
-        add_late(session, [window for window, _ in windows if _late(window, summed.get(cut(window.store)))])
+        add_late(session, [window for window, _ in windows if window.start < (summed.get(cut(window.store)) or NEVER)])
     stages = list(chain.from_iterable(snapshot.stages for snapshot in snapshots))
     if stages:
         session.execute(insert(StageWindowRow), [dict(vars(window)) for window in stages])
     shares = {snapshot.store: str(read(snapshot.tuning, HELD_OUT) or 0.0) for snapshot in snapshots}
     book(session, [*windows, *booked], shares)
-
-
-def _late(window: Window, summed_until: datetime | None) -> bool:
-    return summed_until is not None and window.start < summed_until
 
 
 def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:

@@ -111,7 +111,8 @@ class RemoteFetch(OfRemote):
         stays = "stays on: fetching cost more" if on else "stays off: fetching would pay"
         told = _sums(streak) if on else _each(streak[-1], typical)
         if len(streak) < needed:
-            return NoChange(f"{stays} in {_of(streak, needed)}: {told}", _table(streak))
+            few = f"in {len(streak)} of the {needed} windows in a row that it takes"
+            return NoChange(f"{stays} {few}: {told}", _table(streak))
         if doubt := _doubt(gains(streak, None if on else margin)):
             return NoChange(f"{stays}, {doubt}: {told}", _table(streak))
         row = f"in {format_count(len(streak), 'window')} in a row fetching"
@@ -228,15 +229,10 @@ def _count(windows: Windows) -> str:
     return "the last window" if len(windows) == 1 else f"the last {len(windows)} windows"
 
 
-def _of(streak: Sequence[Evidence], needed: int) -> str:
-    return f"{len(streak)} of the {needed} windows in a row that it takes"
-
-
 def _sums(windows: Sequence[Evidence]) -> str:
-    requests = sum(window.requests for window in windows)
-    saved, lost = (sum(getattr(window, name) for window in windows) for name in ("saved_s", "lost_s"))
+    names = ("requests", "saved_s", "lost_s", "fetch_s", "recompute_s")
+    requests, saved, lost, fetch, recompute = (sum(getattr(window, name) for window in windows) for name in names)
     outcome = f"those fetched saved {saved:.3g} s and lost {lost:.3g} s" if saved or lost else "none was fetched"
-    fetch, recompute = (sum(getattr(window, name) for window in windows) for name in ("fetch_s", "recompute_s"))
     told = "though predicted were" if (saved - lost) * (recompute - fetch) < 0 else "predicted"
     asked = format_count(requests, "request")
     return f"{asked}, {outcome}; {told} {fetch:.3g} s to fetch against {recompute:.3g} s to recompute"
