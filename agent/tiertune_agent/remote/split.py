@@ -8,7 +8,7 @@ from tiertune_agent.policy.document import Policy, Rule, rules_for, split_rules
 from tiertune_agent.policy.guard import Rules
 from tiertune_agent.records import FLEET, Snapshot, Target
 from tiertune_agent.tuners.base import Answer, NoChange, Proposal, models
-from tiertune_agent.whatif.shapes import Split, held, split_bytes
+from tiertune_agent.whatif.shapes import Split, held
 from tiertune_connector.tuning import LOCAL
 from tiertune_connector.units import format_size
 
@@ -40,9 +40,9 @@ class Managed:
 
     @property
     def budget(self) -> Split | None:
-        """None: DRAM and remote share none."""
+        """What one budget leaves to both after the disks; None: DRAM and remote share none."""
         total = self.rule.budgets.total
-        return None if total is None else Split(split_bytes(total, self.fleet), max(1, len(self.fleet)))
+        return None if total is None else Split(max(0, total - held(self.fleet, "disk")), max(1, len(self.fleet)))
 
     @property
     def target(self) -> Target:
