@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 import httpx
@@ -79,15 +79,6 @@ class Nonsense:
     """In a row."""
 
 
-@dataclass
-class _Known:
-    """Where reading one store goes on."""
-
-    boot_id: str
-    next: int = 0
-    totals: Totals = field(default_factory=dict)
-
-
 class SampleReader:
     """Reads samples; keeps for each store where to go on."""
 
@@ -99,7 +90,8 @@ class SampleReader:
         """Stores, by name, whose last answer was nonsense."""
         self._client = client
         self._clock = clock
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Header] = {}
+        """The last header of each store, which says where to go on."""
 
     def read(self, urls: Mapping[str, str]) -> list[Answer]:
         """Answers of the stores that give one; ``urls``: addresses by the stores' names."""
@@ -131,22 +123,22 @@ class SampleReader:
         return answer
 
     def _pages(self, client: StoreHttp, store: str, url: str) -> Answer:
-        known, first, until = self._known.get(url, _Known("")), url not in self._known, self._clock() + PAGES_S
-        header, lines = _parse(client.samples(known.next))
-        if header.boot_id != known.boot_id:
-            if known.next:
-                header, lines = _parse(client.samples(0))
-            known = _Known(header.boot_id)
-        missed = max(0, header.dropped - max(known.next, header.cleared))
+        last, until = self._known.get(url), self._clock() + PAGES_S
+        since = last.next if last else 0
+        header, lines = _parse(client.samples(since))
+        again = last is not None and last.boot_id == header.boot_id
+        if since and not again:
+            header, lines = _parse(client.samples(0))
+        missed = max(0, header.dropped - max(since if again else 0, header.cleared))
         for _ in range(PAGES - 1):
             if not header.behind or self._clock() > until:
                 break
             header, more = _parse(client.samples(header.next))
             lines += more
         requests = list(_requests(lines, header.time_s))
-        grown = {} if first else _grown(known.totals, header.totals)
-        self._known[url] = _Known(header.boot_id, header.next, header.totals)
-        return Answer(store, url, header, requests, grown, 0 if first else missed)
+        grown = _grown(last.totals if again else {}, header.totals) if last else {}
+        self._known[url] = header
+        return Answer(store, url, header, requests, grown, missed if last else 0)
 
 
 def _parse(text: str) -> tuple[Header, list[JsonDict]]:
