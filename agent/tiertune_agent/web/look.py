@@ -121,8 +121,8 @@ class Looks:
 
     def _look(self) -> Seen:
         now, decisions = self._now(), self._history.decisions
-        fleet = self._views.fleet()
-        self._renew(fleet["stores"], now)
+        fleet, since = self._views.fleet(), now - timedelta(seconds=POINTS * self._window_s)
+        self._renew(fleet["stores"], since, now)
         lately = decisions.find(limit=SHOWN_DECISIONS)
         waiting = (one for one in decisions.in_state(State.PROPOSED) if approvable(one))
         shown = sorted({one.id: one for one in (*waiting, *lately)}.values(), key=attrgetter("id"), reverse=True)
@@ -142,15 +142,14 @@ class Looks:
             switches=[one for one in decisions.find(states=CHANGED)[::-1] if one.field == FIELD and one.applied_at],
             verdicts=self._history.decisions.verdicts(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
-            prospects=self._history.measured.prospects("", now - timedelta(seconds=POINTS * self._window_s), now),
+            prospects=self._history.measured.prospects("", since, now),
         )
 
-    def _renew(self, stores: Sequence[Json], now: datetime) -> None:
+    def _renew(self, stores: Sequence[Json], since: datetime, now: datetime) -> None:
         """Read new windows of stores that answered since; for others, what was read still holds.
 
         Except for what lies ahead: that was counted before the clock was set back.
         """
-        since = now - timedelta(seconds=POINTS * self._window_s)
         before = {store["name"]: self._stores.get(store["name"], NOTHING) for store in stores}
         newest = {name: min(read.sums.until or since, now) for name, read in before.items()}
         stale = {store["name"] for store in stores if before[store["name"]].answered != store["last_seen"]}
