@@ -23,7 +23,7 @@ from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.fields import Json, read, replaced
 from tiertune_agent.history.database import (
-    AddressError,
+    UnusableError,
     connect,
     open_current,
     outdated,
@@ -234,7 +234,7 @@ def _recorded(url: str) -> Iterator[History]:
     """A history that exists and has this version's schema; a test does not migrate it."""
     path = sqlite_path(url)
     if path is not None and not path.is_file():
-        raise AddressError(f"database: there is no file {path}: name the one in the agent's settings")
+        raise UnusableError(f"database: there is no file {path}: name the one in the agent's settings")
     engine = connect(url)
     have, newest = revisions(engine)
     if have is None:
