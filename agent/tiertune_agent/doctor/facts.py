@@ -120,6 +120,9 @@ class AgentFacts:
         return frozenset((*known, *((self.fleet.get("unheard") or {}).get("sources") or ())))
 
 
+NOT_ASKED = AgentFacts("", "nobody named it")
+
+
 @dataclass(frozen=True)
 class EngineFacts:
     """One engine, by vLLM's own ``/metrics`` and ``/version``."""
@@ -182,7 +185,7 @@ class StorageFacts:
 class AllFacts:
     version: str
     """Of this command."""
-    agent: AgentFacts | None = None
+    agent: AgentFacts = NOT_ASKED
     stores: Sequence[StoreFacts] = ()
     engines: Sequence[EngineFacts] = ()
     servers: Sequence[ServerFacts] = ()

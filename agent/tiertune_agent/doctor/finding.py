@@ -60,8 +60,8 @@ def of_each(
     return of
 
 
-of_agent = of_each(lambda facts: [facts.agent] if facts.agent else [], "url")
-of_policy = of_each(lambda facts: [facts.agent] if facts.agent else [], "file")
+of_agent = of_each(lambda facts: [facts.agent] if facts.agent.url else [], "url")
+of_policy = of_each(lambda facts: [facts.agent] if facts.agent.url else [], "file")
 of_store = of_each(lambda facts: facts.answering, "name")
 of_engine = of_each(lambda facts: facts.engines, "url")
 of_server = of_each(lambda facts: facts.servers, "server")

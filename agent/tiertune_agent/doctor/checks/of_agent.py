@@ -57,8 +57,8 @@ def nobody_leads(agent: AgentFacts) -> Told:
 
 @check("error")
 def agent_stuck(facts: AllFacts) -> Found:
-    late_s = _late_s(facts.agent) if facts.agent else None
-    if facts.agent and late_s is not None and facts.agent.fleet.get("leader") and facts.answering:
+    late_s = _late_s(facts.agent)
+    if late_s is not None and facts.agent.fleet.get("leader") and facts.answering:
         wrong = f"it leads, but has heard no store for {format_duration(late_s)}, though one answers here"
         yield facts.agent.url, wrong, "look at its log: the database may be away, or a round fails"
 
@@ -96,9 +96,8 @@ def frozen(agent: AgentFacts) -> Told:
 @check("warning")
 def bypassed(facts: AllFacts) -> Found:
     off = {store.name for store in facts.answering if store.tuning.get("bypass")}
-    if facts.agent:
-        asked = {store.name for store in facts.answering}
-        off |= {str(one["name"]) for one in facts.agent.stores if one.get("bypass") and one["name"] not in asked}
+    asked = {store.name for store in facts.answering}
+    off |= {str(one["name"]) for one in facts.agent.stores if one.get("bypass") and one["name"] not in asked}
     for name in sorted(off):
         wrong = "it is bypassed: it answers miss to everything, and engines recompute"
         yield name, wrong, f"tiertune bypass off --store {name}"
@@ -107,8 +106,8 @@ def bypassed(facts: AllFacts) -> Found:
 @check("error")
 def bypass_not_acknowledged(facts: AllFacts) -> Found:
     agent = facts.agent
-    pending = [(store, store.get("pending_bypass")) for store in agent.stores] if agent else []
-    unheard = [(one, one["on"]) for one in agent.fleet.get("bypass_unheard") or ()] if agent else []
+    pending = [(store, store.get("pending_bypass")) for store in agent.stores]
+    unheard = [(one, one["on"]) for one in agent.fleet.get("bypass_unheard") or ()]
     for store, wished in (*pending, *unheard):
         if wished is not None:
             switch = "on" if wished else "off"
@@ -119,8 +118,8 @@ def bypass_not_acknowledged(facts: AllFacts) -> Found:
 def _incident(kind: str, mend: str) -> Check:
     def look(facts: AllFacts) -> Found:
         agent = facts.agent
-        for one in agent.incidents if agent else ():
-            if agent and one.get("kind") == kind:
+        for one in agent.incidents:
+            if one.get("kind") == kind:
                 where = str(one.get("store") or agent.url)
                 yield where, str(one.get("message")), OF_SOURCES.get(kind, mend) if where in agent.sources else mend
 

@@ -48,7 +48,7 @@ def duplicate_store(facts: AllFacts) -> Found:
 @check("warning")
 def clock_skew(facts: AllFacts) -> Found:
     """Against the agent's clock; without one, against this host's."""
-    agent = facts.agent.clock if facts.agent else None
+    agent = facts.agent.clock
     base, whose = (agent, "the agent's") if agent else (Clock(0.0, 0.0), "this host's")
     for store in facts.answering:
         if store.clock is None:
@@ -111,7 +111,7 @@ _FULL = "make room (df -h; Redis: maxmemory-policy allkeys-lru), or lower its ca
 @check("warning")
 def tier_unused(facts: AllFacts) -> Found:
     """A configured tier of capacity 0. The agent's stores are left to its incidents: none if it decided so itself."""
-    heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent and facts.agent.answers else set()
+    heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent.answers else set()
     for store in facts.answering:
         for tier in store.tiers:
             if store.name not in heard and read(store.tuning, capacity_field(tier)) == 0:
