@@ -130,11 +130,11 @@ class EngineFacts:
     url: str
     problem: str = ""
     version: str = ""
-    told: Exposition | None = None
+    told: Exposition = field(default_factory=lambda: Exposition(""))
 
-    def total(self, name: str, **labels: str) -> float:
+    def total(self, name: str) -> float:
         """A metric's sum; 0 if the engine does not export it."""
-        return (self.told.total(name, **labels) if self.told else None) or 0.0
+        return self.told.total(name) or 0.0
 
 
 @dataclass(frozen=True)

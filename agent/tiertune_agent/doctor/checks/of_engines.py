@@ -29,13 +29,13 @@ def engine_unreachable(engine: EngineFacts) -> Told:
 
 @of_engine("warning")
 def engine_silent(engine: EngineFacts) -> Told:
-    if engine.told and not engine.told.declares(INFO):
+    if not engine.problem and not engine.told.declares(INFO):
         yield "it tells no metrics of vLLM", "start it without --disable-log-stats"
 
 
 @of_engine("error")
 def engine_without_store(engine: EngineFacts) -> Told:
-    ranks = engine.told.split(CONNECTED, "engine") if engine.told else {}
+    ranks = engine.told.split(CONNECTED, "engine")
     away = [rank for rank, on in ranks.items() if not on]
     if away:
         which = f"{len(away)} of {format_count(len(ranks), 'rank')} ({', '.join(away)})"
@@ -54,15 +54,14 @@ def staging_small(engine: EngineFacts) -> Told:
 
 @of_engine("error")
 def no_prefix_cache(engine: EngineFacts) -> Told:
-    if engine.told and engine.told.total(INFO, enable_prefix_caching="False"):
+    if engine.told.total(INFO, enable_prefix_caching="False"):
         wrong = "prefix caching is off: chunks have no keys, and nothing is shared"
         yield wrong, "start it without --no-enable-prefix-caching"
 
 
 @of_engine("warning")
 def random_hash_seed(engine: EngineFacts) -> Told:
-    algorithms = engine.told.split(INFO, "prefix_caching_hash_algo") if engine.told else {}
-    for name in algorithms:
+    for name in engine.told.split(INFO, "prefix_caching_hash_algo"):
         if name.startswith("xxhash"):
             wrong = f"it hashes by {name}: without PYTHONHASHSEED its keys are its own, and change when it restarts"
             yield wrong, "set --prefix-caching-hash-algo sha256_cbor, or one PYTHONHASHSEED everywhere"
@@ -87,7 +86,7 @@ def lookups_late(engine: EngineFacts) -> Told:
 
 @of_engine("warning")
 def chunks_lost(engine: EngineFacts) -> Told:
-    results = engine.told.split(STORED, "result") if engine.told else {}
+    results = engine.told.split(STORED, "result")
     lost, every = sum(results.get(one, 0.0) for one in LOST), sum(results.values())
     if often(lost, every):
         why = ", ".join(f"{results[one]:.0f} {one}" for one in LOST if results.get(one))
