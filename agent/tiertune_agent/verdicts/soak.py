@@ -41,6 +41,6 @@ def chunk_sizes(status: Json) -> dict[str, float]:
 
 def _came(windows: Windows) -> float:
     """Bytes by which the pools grew."""
-    pools = grouped(windows, lambda window: window.namespace).values()
-    ends = ([window.gauge("tier_resident_bytes") or 0.0 for window in (mine[0], mine[-1])] for mine in pools)
+    by_pool = grouped(windows, lambda window: window.namespace).values()
+    ends = ([window.gauge("tier_resident_bytes") or 0.0 for window in (mine[0], mine[-1])] for mine in by_pool)
     return sum(max(0.0, last - first) for first, last in ends)
