@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cache
 from itertools import chain
 from math import log
 from typing import NamedTuple
@@ -230,12 +231,9 @@ class FleetWhatif:
         stores = {snapshot.store: snapshot for snapshot in fleet}
         came = [(request, answer.store) for answer in answers for request in answer.requests]
         first = {answer.store for answer in answers if not answer.grown}
-        terms: dict[tuple[str, str], Terms | None] = {}
+        terms = cache(lambda store, namespace: self._known.terms(stores[store], namespace))
         for request, store in sorted(came, key=lambda each: -each[0].age_s):
-            place = store, request.namespace
-            if place not in terms:
-                terms[place] = self._known.terms(stores[store], request.namespace)
-            known, cost = self._namespaces.get(request.namespace), terms[place]
+            known, cost = self._namespaces.get(request.namespace), terms(store, request.namespace)
             if known is not None and cost is not None:  # else the cost of prefilling is not known yet
                 known.play(SampledRequest(store, request.chunks, request.samples), cost, told=store in first)
 
