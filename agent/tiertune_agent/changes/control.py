@@ -171,13 +171,8 @@ class ChangeControl:
             reason += f"; the last time {decision.waits}"
         if outcome.state in (State.FAILED, State.EXPIRED) and len(parts(decision)) > 1:
             return self._give_up(decision, outcome.state, reason)
-        if outcome.state == State.APPLIED:
-            moved = self._decisions.move(
-                decision, State.APPLIED, now=now, applied_at=now, applied_version=outcome.version, reason=reason
-            )
-        else:
-            moved = self._decisions.move(decision, outcome.state, now=now, reason=reason)
-        return moved or decision
+        made = {"applied_at": now, "applied_version": outcome.version} if outcome.state == State.APPLIED else {}
+        return self._decisions.move(decision, outcome.state, now=now, reason=reason, **made) or decision
 
     def _give_up(self, decision: Decision, ends: State, reason: str) -> Decision:
         """Set back the parts that were made, as another could not be. This wish is also written first."""

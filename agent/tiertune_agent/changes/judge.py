@@ -84,7 +84,7 @@ class Judge:
             snapshot = fleet.get(decision.target.store)
             if measure(decision) and snapshot and in_force(snapshot.tuning, decision.field) == decision.after:
                 verdict = self._reviewed(decision, since, this, snapshot)
-                self._history.decisions.review(decision, STANDS[verdict.state], verdict, self._now())
+                self._decisions.review(decision, STANDS[verdict.state], verdict, self._now())
                 return
         self._none_until = self._now() + RARELY
 
