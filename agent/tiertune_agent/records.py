@@ -32,7 +32,8 @@ class Histogram:
         return cls(document["count"], document["sum"], {int(i): n for i, n in document["buckets"].items()})
 
 
-One, Kind = TypeVar("One"), TypeVar("Kind")
+One = TypeVar("One")
+Kind = TypeVar("Kind")
 Value = float | Histogram
 Now = Callable[[], datetime]
 """Tells the time."""

@@ -44,7 +44,7 @@ def looked_at(facts: AllFacts) -> dict[str, int]:
         "databases": [facts.database],
         "storages": [facts.storage],
     }
-    return {kind: sum(one is not None and not one.problem for one in those) for kind, those in asked.items()}
+    return {kind: sum(one is not None and one.answers for one in those) for kind, those in asked.items()}
 
 
 def show(facts: AllFacts, findings: Sequence[Finding]) -> None:
