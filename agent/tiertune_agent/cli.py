@@ -13,9 +13,20 @@ import typer
 
 from tiertune_agent.cli_control import control_app, decisions_app
 from tiertune_agent.preview.commands import dashboards_app
-from tiertune_agent.terminal.options import AGENT, Config, Json, fail, result, server, writable
+from tiertune_agent.replay.commands import backtest, curve, replay
+from tiertune_agent.terminal.options import (
+    AGENT,
+    TRACE,
+    Config,
+    InputError,
+    JsonPath,
+    fail,
+    parsed,
+    printable,
+    result,
+    server,
+)
 
-TRACE = "Parquet file, or an included trace: lmcache_agents, shift_mix_slice."
 PolicyFile = Annotated[Path, typer.Argument(help="YAML file.", metavar="FILE")]
 app = typer.Typer(
     name="tiertune",
@@ -80,7 +91,7 @@ def demo(
     seconds: Annotated[int, typer.Option(min=60, help="Length of the run.")] = 90,
     trace: Annotated[Path | None, typer.Option(help=f"{TRACE} By default the first of these.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 picks a free one.")] = 7420,
-    json_path: Json = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Run two hosts, four engines, a remote tier, the agent and its page, fed by a real trace."""
     from tiertune_agent.demo.run import run
@@ -88,53 +99,12 @@ def demo(
     raise typer.Exit(run(seconds, trace, port, json_path))
 
 
-@app.command()
-def curve(
-    trace: Annotated[Path, typer.Argument(help=TRACE, metavar="TRACE")],
-    sizes: Annotated[str, typer.Option(help="Shares of the unique blocks, such as 0.01,0.03.")],
-    algorithm: Annotated[
-        str, typer.Option(help="lru, opt (perfect foresight), or any other algorithm of a store.")
-    ] = "lru",
-    sampled: Annotated[float | None, typer.Option(help="Share of the blocks to sample; by default all.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 1,
-    json_path: Json = None,
-) -> None:
-    """Compute one cache's hit ratio by size; each request touches the tail of its prompt first."""
-    from tiertune_agent.replay.commands import curve_command
-
-    curve_command(trace=trace, algorithm=algorithm, sizes=sizes, sampled=sampled, seed=seed, json_path=json_path)
+app.command()(curve)
+app.command()(replay)
 
 
 @app.command()
-def replay(
-    traces: Annotated[list[Path], typer.Argument(help=TRACE, metavar="TRACE...")],
-    scenarios: Annotated[list[Path], typer.Option("--scenario", help="YAML file, or a folder of them; repeatable.")],
-    policy: Annotated[Path | None, typer.Option(help="YAML file: what the agent in the run `tuned` may do.")] = None,
-    runs: Annotated[str, typer.Option("--run", help="Names of runs, separated by commas; by default all.")] = "",
-    json_path: Json = None,
-    html_path: Annotated[
-        Path | None, typer.Option("--html", help="Write a report to this file.", metavar="PATH", callback=writable)
-    ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="How many replays to run at once.")] = 1,
-    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster to spread the replays over.")] = None,
-) -> None:
-    """Replay every trace under every scenario, under a virtual clock."""
-    from tiertune_agent.replay.commands import replay_command
-
-    replay_command(
-        traces=traces,
-        scenarios=scenarios,
-        policy=policy,
-        runs=runs,
-        json_path=json_path,
-        html_path=html_path,
-        processes=processes,
-        ray=ray,
-    )
-
-
-@app.command()
-def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: Json = None) -> None:
+def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: JsonPath = None) -> None:
     """Compute in closed form the bandwidth needed, the break-even length, and whether sharing is worth it."""
     from tiertune_agent.plan import PlannedFleet
     from tiertune_agent.plan import plan as planned
@@ -164,7 +134,7 @@ def doctor(
     prompt_tokens: Annotated[int, typer.Option(min=1, max=10**9, help="Prefix to fetch or recompute.")] = 8000,
     chunk: Annotated[str, typer.Option(help="Size of a chunk written to the storage, read and removed.")] = "8MiB",
     chunks: Annotated[int, typer.Option(min=1, max=64, help="How many chunks.")] = 8,
-    json_path: Json = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Name what is wrong and how to fix it; with --storage, measure one too. Exits with 1 if something is wrong."""
     from tiertune_agent.doctor.command import (
@@ -219,7 +189,7 @@ def prewarm(
     model: Annotated[str, typer.Option(help="Model to ask; by default the engine's first.")] = "",
     salt: Annotated[str, typer.Option(help="The tenant's cache_salt.")] = "",
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests at once to each engine.")] = 4,
-    json_path: Json = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Have engines compute documents before anybody asks for them. Exits with 1 if a document failed."""
     from tiertune_agent.prewarm import prewarm_command
@@ -231,7 +201,7 @@ def prewarm(
 
 
 @policy_app.command("check")
-def policy_check(file: PolicyFile, json_path: Json = None) -> None:
+def policy_check(file: PolicyFile, json_path: JsonPath = None) -> None:
     """Check a policy file; show every problem with its line and column."""
     from tiertune_agent.policy.lint import checked
 
@@ -252,26 +222,43 @@ def policy_backtest(
     last: Annotated[
         str | None, typer.Option(help="How much of the history, by default 6h; a day of one store takes minutes.")
     ] = None,
-    json_path: Json = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Show what this policy would have done over a trace or recorded history. Changes nothing."""
     if history and not trace and not scenario:
-        from tiertune_agent.backtest.commands import history_command
-
-        history_command(policy=file, history=history, last=last or "6h", json_path=json_path)
+        _over_history(file, history, last or "6h", json_path)
     elif trace and scenario and not history and not last:
-        from tiertune_agent.replay.commands import backtest_command
-
-        backtest_command(policy=file, trace=trace, scenario=scenario, json_path=json_path)
+        backtest(file, trace, scenario, json_path)
     else:
         fail("give either --trace and --scenario, or --history and, if wanted, --last", 2)
+
+
+def _over_history(policy: Path, history: str, last: str, json_path: Path | None) -> None:
+    """Print, and write to ``json_path``, what the policy would have done in the ``last`` of the history at a URL."""
+    from tiertune_agent.backtest.run import LONGEST_S, backtest
+    from tiertune_agent.policy.document import load
+    from tiertune_agent.terminal.tables import backtest_table, show
+    from tiertune_connector.units import parse_duration
+
+    last_s = parsed("--last", parse_duration, last)
+    if not 0 < last_s <= LONGEST_S:
+        raise InputError("--last: more than nothing, and at most 36500d, such as 6h")
+    told = backtest(history, load(policy), last_s)
+
+    def say() -> None:
+        typer.echo(printable(told.sum()))
+        show(backtest_table(printable([list(row) for row in told.rows()])))
+        for note in told.notes():
+            typer.echo(note)
+
+    result(told.document(), json_path, say)
 
 
 @policy_app.command("schema")
 def policy_schema(
     out: Annotated[Path | None, typer.Option(help="Write the schema to this file.")] = None,
     check: Annotated[Path | None, typer.Option(help="Fail unless this file is up to date.")] = None,
-    json_path: Json = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Print the JSON Schema of policy files, for editors."""
     from tiertune_agent.policy.document import schema
@@ -305,7 +292,7 @@ def database_upgrade(
         str, typer.Option(envvar="TIERTUNE_DATABASE", show_envvar=False, help="The database's address.")
     ] = "sqlite:///tiertune.sqlite",
     password_file: Annotated[Path | None, typer.Option(help="File with PostgreSQL's password.")] = None,
-    json_path: Json = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Upgrade the agent's database to this version's schema."""
     from tiertune_agent.history.database import connect, shown, upgrade

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tiertune_agent.terminal.options import AGENT, AgentUrl, Json, fail, result, server
+from tiertune_agent.terminal.options import AGENT, AgentUrl, JsonPath, fail, result, server
 
 Number = Annotated[int, typer.Argument(help="The decision's number in `decisions list`.", metavar="ID")]
 decisions_app = typer.Typer(help="Change control: what the agent proposed and changed.", no_args_is_help=True)
@@ -24,7 +24,7 @@ def decisions_list(
     agent: AgentUrl = AGENT,
     state: Annotated[str | None, typer.Option(help="Only decisions in this state.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
-    json_path: Json = None,
+    json_path: JsonPath = None,
 ) -> None:
     """List decisions, newest first."""
     from tiertune_agent.terminal.tables import decisions_table, show
@@ -35,7 +35,7 @@ def decisions_list(
 
 
 @decisions_app.command("show")
-def decisions_show(number: Number, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+def decisions_show(number: Number, agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
     """Show one decision with its evidence."""
     from tiertune_agent.terminal.tables import decision_table, show
 
@@ -44,7 +44,7 @@ def decisions_show(number: Number, agent: AgentUrl = AGENT, json_path: Json = No
 
 
 @decisions_app.command("approve")
-def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
     """Approve a proposed change: it is made now."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/approve")
     told = document.get("waits") or document["reason"]
@@ -54,14 +54,14 @@ def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: Json =
 
 
 @decisions_app.command("reject")
-def decisions_reject(number: Number, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+def decisions_reject(number: Number, agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
     """Reject a proposed change."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/reject")
     result(document, json_path, lambda: typer.echo(f"decision {number} is rejected"))
 
 
 @decisions_app.command("rollback")
-def decisions_rollback(number: Number, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+def decisions_rollback(number: Number, agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
     """Undo a change that was made, if its value is still in force."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/rollback")
     done = document["state"] == "rolled_back"
@@ -74,7 +74,7 @@ def decisions_rollback(number: Number, agent: AgentUrl = AGENT, json_path: Json 
 def audit(
     agent: AgentUrl = AGENT,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
-    json_path: Json = None,
+    json_path: JsonPath = None,
 ) -> None:
     """List who commanded what, from where and when; newest first."""
     from tiertune_agent.terminal.tables import audit_table, show
@@ -90,7 +90,7 @@ def freeze(
         str | None, typer.Option("--for", help="How long, such as 2h; by default until unfreeze.")
     ] = None,
     agent: AgentUrl = AGENT,
-    json_path: Json = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Stop all changes."""
     body = {"reason": reason} | ({"for": duration} if duration else {})
@@ -100,7 +100,7 @@ def freeze(
 
 
 @control_app.command()
-def unfreeze(agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+def unfreeze(agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
     """Lift every freeze set by command."""
     document = _agent("POST", agent, "/api/v1/unfreeze")
     result(document, json_path, lambda: typer.echo(f"lifted {document['lifted']}"))
@@ -114,7 +114,7 @@ def bypass(
         typer.Option(help="A store's name; or its http:// address, to reach it directly. By default all stores."),
     ] = None,
     agent: AgentUrl = AGENT,
-    json_path: Json = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Make stores answer miss, so that engines recompute, until switched off again."""
     if switch not in ("on", "off"):
@@ -151,7 +151,7 @@ def flush(
     ] = False,
     engine: Annotated[list[str] | None, typer.Option(help="First empty this engine's caches; repeatable.")] = None,
     agent: AgentUrl = AGENT,
-    json_path: Json = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Drop chunks in all stores, each of which acknowledges it; on request also what engines cache themselves."""
     from tiertune_agent.credentials import from_environment

@@ -3,13 +3,14 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import httpx
 
 from tiertune_agent.credentials import PLAIN, Access
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.network import CallError, asked_whole, at_once, calling, json_of, web_address
 from tiertune_agent.terminal.options import InputError
+from tiertune_connector.units import Clock
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
 """Environment variables with the engines' API key (``--api-key``)."""
@@ -50,7 +51,7 @@ class Engines:
         urls: Iterable[str],
         access: Access = PLAIN,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """``clock`` gives monotonic seconds; ``access``: by which no token is shown, as engines have a key."""
@@ -59,7 +60,7 @@ class Engines:
         self._clock = clock
         self._sleep = sleep
 
-    def reset(self) -> dict[str, dict[str, Any]]:
+    def reset(self) -> dict[str, JsonDict]:
         """Empty each one's GPU prefix cache and staging; by address whether it acknowledged, or why not."""
         reasons = at_once(self._reset, self.urls)
         return {url: {"ok": not why, "reason": why or "ok"} for url, why in zip(self.urls, reasons, strict=True)}

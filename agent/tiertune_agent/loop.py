@@ -1,8 +1,7 @@
 """Collect, remember, tune, guard, apply, judge: one round per window."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
@@ -11,7 +10,7 @@ from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.collector.direct_commands import DirectCommands
-from tiertune_agent.collector.stores import Collector, Trouble
+from tiertune_agent.collector.stores import Collector, Heard, Trouble
 from tiertune_agent.fields import REMOTE_CAPACITY, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.store import History
@@ -19,7 +18,7 @@ from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import LoadedPolicy, Policy, Rulings, frozen_by, rates
 from tiertune_agent.published import Published
-from tiertune_agent.records import FLEET, Rates, Snapshot, Target
+from tiertune_agent.records import FLEET, Now, Rates, Snapshot, Target
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import REMOTE, Managed
 from tiertune_agent.tuners.base import models
@@ -39,7 +38,7 @@ class Loop:
     judge: Judge
     watch: Watch
     prospects: Prospects
-    now: Callable[[], datetime]
+    now: Now
     observing: Observing
     direct: DirectCommands
     remote: Remote | None
@@ -75,7 +74,9 @@ class Loop:
         this = Round(policy, revision, fleet, managed, shared, missing)
         self.operators.deliver()
         silent = {one.store for one in (*answers, told) if isinstance(one, Trouble) and one.kind in SILENT}
-        under_way = self.changes.settle(lambda target: self._frozen(policy, target), this.disallowed, silent)
+        under_way = self.changes.settle(
+            lambda target: self.operators.frozen() or frozen_by(this.rule(target), self.now()), this.disallowed, silent
+        )
         uncertain = this.note(under_way)
         if FLEET in uncertain or not self.rounds.tune_remote(this):
             self.rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
@@ -92,10 +93,7 @@ class Loop:
         self.history.journal.tell_incidents(told, self.now())
         return self.history.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self.now())
 
-    def _frozen(self, policy: Policy, target: Target) -> str:
-        return self.operators.frozen() or frozen_by(policy.for_target(target), self.now())
-
-    def _look(self, policy: Policy, answer: Snapshot | Trouble | None) -> tuple[bool, Snapshot | None]:
+    def _look(self, policy: Policy, answer: Heard | None) -> tuple[bool, Snapshot | None]:
         """Whether the remote is managed, and its snapshot if it answers."""
         remote = answer if isinstance(answer, Snapshot) else None
         if not policy.for_target(REMOTE).remote.manage or answer is None:
@@ -123,7 +121,7 @@ class Loop:
         self.history.journal.tell_incidents({(KIND, FLEET): unnamed}, self.now())
 
     def _remember(
-        self, policy: Policy, answers: Sequence[Snapshot | Trouble], remote: Snapshot | Trouble | None
+        self, policy: Policy, answers: Sequence[Heard], remote: Heard | None
     ) -> tuple[list[Snapshot], list[str]]:
         """Remember the answers; returns the stores that answered, and the names of those still to be waited for."""
         snapshots, troubles = _apart(answers)
@@ -132,7 +130,7 @@ class Loop:
         self.watch.look(snapshots, troubles)
         return snapshots, [*(trouble.store for trouble in troubles if not trouble.gone), *self.collector.roster.unknown]
 
-    def _observe(self, policy: Policy, answers: Sequence[Snapshot | Trouble]) -> list[Snapshot]:
+    def _observe(self, policy: Policy, answers: Sequence[Heard]) -> list[Snapshot]:
         """The sources that answered. They are not part of the fleet: nothing that tunes sees them."""
         snapshots, troubles = _apart(answers)
         if snapshots or troubles:
@@ -156,6 +154,6 @@ class Loop:
         self.published.booked(held, price(REMOTE))
 
 
-def _apart(answers: Sequence[Snapshot | Trouble]) -> tuple[list[Snapshot], list[Trouble]]:
+def _apart(answers: Sequence[Heard]) -> tuple[list[Snapshot], list[Trouble]]:
     snapshots = [answer for answer in answers if isinstance(answer, Snapshot)]
     return snapshots, [answer for answer in answers if isinstance(answer, Trouble)]

@@ -1,16 +1,16 @@
 """Sources that keep their own connector: remembered, watched and advised on as stores are, but never changed."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 
 from tiertune_agent.collector.exported import ObservedRows
 from tiertune_agent.collector.observer import Observer
-from tiertune_agent.collector.stores import Trouble
+from tiertune_agent.collector.stores import Heard, Trouble
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.seen import SeenWindows
 from tiertune_agent.incidents.sources import incidents
 from tiertune_agent.incidents.watch import messages
-from tiertune_agent.records import Snapshot, Window
+from tiertune_agent.records import Now, Snapshot, Window
 
 LATELY = timedelta(minutes=10)
 """Windows younger than this are kept one by one."""
@@ -19,9 +19,7 @@ LATELY = timedelta(minutes=10)
 class Observing:
     """What the loop needs of observed sources. Nothing here can send them anything but questions."""
 
-    def __init__(
-        self, observer: Observer, history: History, exported: ObservedRows, now: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, observer: Observer, history: History, exported: ObservedRows, now: Now) -> None:
         self._observer = observer
         self._history = history
         self._exported = exported
@@ -34,7 +32,7 @@ class Observing:
         """The sources' names, by address."""
         return self._observer.addresses
 
-    def collect(self, taken: Collection[str]) -> list[Snapshot | Trouble]:
+    def collect(self, taken: Collection[str]) -> list[Heard]:
         """One answer per source; ``taken``: names that stores have. What a source reports is exported from now on."""
         answers = self._observer.collect(taken)
         for answer in answers:

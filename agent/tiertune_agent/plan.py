@@ -19,11 +19,11 @@ Sharing is worth it if all of these hold:
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import ceil, floor
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tiertune_agent.fields import read
+from tiertune_agent.fields import JsonDict, read
 from tiertune_agent.policy.document import Prices, rates
 from tiertune_agent.records import GIB
 from tiertune_agent.replay.engine import break_even_bandwidth, break_even_tokens, prefill_s, token_s
@@ -198,7 +198,7 @@ class Plan:
     worth: bool
     verdict: str
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         """As ``--json`` writes it."""
         return asdict(self)
 

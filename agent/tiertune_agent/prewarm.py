@@ -13,6 +13,7 @@ import typer
 
 from tiertune_agent.credentials import from_environment
 from tiertune_agent.engines import addresses, shown
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import CallError, asked_whole, calling, json_of
 from tiertune_agent.terminal.options import InputError, printable
 from tiertune_agent.terminal.progress import Step, bar
@@ -43,7 +44,7 @@ class Warmed:
     """Of these the engine already had; None: it does not report that (--enable-prompt-tokens-details)."""
     failures: list[dict[str, str]] = field(default_factory=list)
 
-    def add(self, usage: Mapping[str, Any]) -> None:
+    def add(self, usage: Json) -> None:
         self.documents += 1
         self.prompt_tokens += _count(usage, "prompt_tokens") or 0
         cached = _count(usage.get("prompt_tokens_details"), "cached_tokens")
@@ -112,7 +113,7 @@ class Warmer:
         if salt:
             self._body["cache_salt"] = salt
 
-    def send(self, prompt: Prompt) -> dict[str, Any]:
+    def send(self, prompt: Prompt) -> JsonDict:
         """Warm a document; returns the usage that the engine reports. CallError says why it failed."""
         told = self._asked("POST", "/v1/completions", json={**self._body, "prompt": prompt})
         usage = told.get("usage")
@@ -129,7 +130,7 @@ class Warmer:
             raise CallError(f"{self.url} names no model: name one by --model")
         return str(name)
 
-    def _asked(self, method: str, path: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
+    def _asked(self, method: str, path: str, **more: Any) -> JsonDict:  # noqa: ANN401 (JSON)
         with calling("engine", self.url):
             answer = asked_whole(self._http, method, path, **more)
             document = printable(json_of(answer))
@@ -149,7 +150,7 @@ def warm(warmers: Iterable[Warmer], wanted: Sequence[Warming], concurrency: int,
     warmers = list(warmers)
     made = {warmer.url: Warmed() for warmer in warmers}
     with ExitStack() as stack:
-        jobs: dict[Future[dict[str, Any]], tuple[Warmer, Warming]] = {}
+        jobs: dict[Future[JsonDict], tuple[Warmer, Warming]] = {}
         for warmer in warmers:
             pool = ThreadPoolExecutor(max_workers=concurrency)
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
@@ -166,7 +167,7 @@ def warm(warmers: Iterable[Warmer], wanted: Sequence[Warming], concurrency: int,
 
 def prewarm_command(
     files: Sequence[Path], engines: Sequence[str], *, model: str, salt: str, concurrency: int
-) -> dict[str, Any]:
+) -> JsonDict:
     """Warm with a progress bar; returns ``--json``'s document. InputError, DocumentError, CallError say what to mend.
 
     An engine that cannot be asked stops no other one.

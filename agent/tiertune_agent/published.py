@@ -2,10 +2,9 @@
 
 from collections.abc import Container, Iterable
 from datetime import datetime
-from typing import Any
 
 from tiertune_agent.catalogue import AgentMetrics
-from tiertune_agent.fields import read
+from tiertune_agent.fields import JsonDict, read
 from tiertune_agent.records import CHANGED, Decision, Rates, Snapshot, State, Window, direction, parts
 from tiertune_agent.verdicts.ledger import entry
 
@@ -65,7 +64,7 @@ class Published:
         self.remote(None)
         self._evicted.clear()
 
-    def _count(self, server: dict[str, Any]) -> None:
+    def _count(self, server: JsonDict) -> None:
         """Redis counts from its start, or its last reset of statistics; we count from when we first saw it."""
         run, evicted = str(server["run_id"]), int(server["evicted_keys"])
         known, before = self._evicted.get(server["server"], (run, evicted))

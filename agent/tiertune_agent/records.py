@@ -1,11 +1,13 @@
 """What passes between the agent's parts: plain values, all times aware and in UTC."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
+
+from tiertune_agent.fields import Json, JsonDict
 
 
 @dataclass(frozen=True)
@@ -16,24 +18,25 @@ class Histogram:
     sum: float
     buckets: Mapping[int, float]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         return {"count": self.count, "sum": self.sum, "buckets": {str(i): n for i, n in self.buckets.items()}}
 
     @classmethod
     def added(cls, parts: Sequence["Histogram"]) -> "Histogram":
         """All observations in one."""
-        buckets: dict[int, float] = {}
-        for part in parts:
-            for index, count in part.buckets.items():
-                buckets[index] = buckets.get(index, 0.0) + count
+        buckets = added_up(bucket for part in parts for bucket in part.buckets.items())
         return cls(sum([part.count for part in parts]), sum([part.sum for part in parts]), buckets)
 
     @classmethod
-    def parse(cls, document: Mapping[str, Any]) -> "Histogram":
+    def parse(cls, document: Json) -> "Histogram":
         return cls(document["count"], document["sum"], {int(i): n for i, n in document["buckets"].items()})
 
 
+One = TypeVar("One")
+Kind = TypeVar("Kind")
 Value = float | Histogram
+Now = Callable[[], datetime]
+"""Tells the time."""
 GIB = 2**30
 OBSERVED = "observed"
 """Marks sources that are only observed: in a status it holds their kind, in windows it is 1."""
@@ -126,14 +129,13 @@ class Window:
         return self.gauge(name, **labels) if self.observed else self.total(name, **labels)
 
 
+Windows = Sequence[Window]
+"""Of one tier, or of several; those of one oldest first."""
+
+
 def total(windows: Iterable[Window], name: str, **labels: str) -> float:
     """The sum over all windows; 0 if nothing was counted."""
     return sum(window.total(name, **labels) for window in windows)
-
-
-def known(windows: Iterable[Window], name: str, **labels: str) -> float | None:
-    """The sum of what is known; None if nothing is."""
-    return sum_known(window.known(name, **labels) for window in windows)
 
 
 def sum_known(values: Iterable[float | None]) -> float | None:
@@ -146,6 +148,22 @@ def sum_of(values: Sequence[Value]) -> Value:
     if histograms := [value for value in values if isinstance(value, Histogram)]:
         return Histogram.added(histograms)
     return sum(value for value in values if not isinstance(value, Histogram))
+
+
+def added_up(numbers: Iterable[tuple[Kind, float]]) -> dict[Kind, float]:
+    """The sum of the numbers of each kind."""
+    sums: dict[Kind, float] = {}
+    for kind, number in numbers:
+        sums[kind] = sums.get(kind, 0.0) + number
+    return sums
+
+
+def grouped(those: Iterable[One], kind: Callable[[One], Kind]) -> dict[Kind, list[One]]:
+    """Those of one kind together, in their order."""
+    found: dict[Kind, list[One]] = {}
+    for one in those:
+        found.setdefault(kind(one), []).append(one)
+    return found
 
 
 def covered_s(windows: Iterable[Window]) -> float:
@@ -189,7 +207,6 @@ class Prospect:
 
 
 def ended(one: Window | Prospect) -> datetime:
-    """When it ended."""
     return one.start + timedelta(seconds=one.seconds)
 
 
@@ -202,8 +219,8 @@ class Snapshot:
     boot_id: str
     version: str
     at: datetime
-    status: Mapping[str, Any]
-    tuning: Mapping[str, Any]
+    status: Json
+    tuning: Json
     totals: Mapping[str, Mapping[str, float | None]]
     """Counters since the boot that the page shows, by tier; None: not known."""
     windows: tuple[Window, ...] = ()
@@ -218,26 +235,10 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class StoreRecord:
-    """A store as history knows it; ``pending_bypass`` is a wish that the store has not acknowledged."""
-
-    name: str
-    url: str
-    boot_id: str
-    version: str
-    first_seen: datetime
-    last_seen: datetime
-    status: Mapping[str, Any]
-    tuning: Mapping[str, Any]
-    totals: Mapping[str, Mapping[str, float | None]]
-    pending_bypass: bool | None
-
-
-@dataclass(frozen=True)
 class Expectation:
     """The tuning expected of a store, apart from decisions ``since``, and when its own began to differ."""
 
-    tuning: Mapping[str, Any]
+    tuning: Json
     since: datetime
     differs: datetime | None = None
 
@@ -270,12 +271,11 @@ class Made:
 
     @property
     def direction(self) -> object:
-        """Equal for changes of the same kind: up or down for figures, the new value for anything else."""
         return direction(self.before, self.after)
 
 
 def direction(before: Any, after: Any) -> object:  # noqa: ANN401 (JSON)
-    """Direction of a change: 1 or -1 for figures (0: none), the new value for anything else."""
+    """Equal for changes of the same kind: 1 or -1 for figures (0: none), the new value for anything else."""
     if isinstance(before, int | float) and isinstance(after, int | float):
         return (after > before) - (after < before)
     return after
@@ -320,7 +320,7 @@ class Decision:
     mode: str
     state: State
     reason: str
-    evidence: Mapping[str, Any]
+    evidence: Json
     expected_version: int | None
     applied_version: int | None
     policy_revision: int | None
@@ -331,7 +331,7 @@ class Decision:
     applied_at: datetime | None
     soak_until: datetime | None = None
     """When it is judged; None: it does not soak yet."""
-    undo: Mapping[str, Any] | None = None
+    undo: Json | None = None
     """The wish to roll it back, written before the store is touched: key, by, at, reason, evidence."""
     waits: str = ""
     """Why what is under way has not ended yet; empty: nothing is, or it was not tried yet."""
@@ -341,7 +341,7 @@ class Decision:
         """When it was made, or proposed if it was not made yet."""
         return self.applied_at or self.created_at
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         """The decision as the API and ``--json`` show it."""
         return {
             "id": self.id,

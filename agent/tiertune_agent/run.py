@@ -36,7 +36,7 @@ from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import followed
 from tiertune_agent.policy.lint import manages
 from tiertune_agent.published import LATEST, Published
-from tiertune_agent.records import FLEET, State
+from tiertune_agent.records import FLEET, Now, State
 from tiertune_agent.remote.managed import remote_of
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.web import page, signing
@@ -49,6 +49,7 @@ from tiertune_connector.ending import until_told
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.renewal import renewing
 from tiertune_connector.httpd.sites import called
+from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
@@ -76,15 +77,16 @@ class Agent:
         settings: AgentSettings,
         *,
         dry_run: bool = False,
-        now: Callable[[], datetime] = utc_now,
-        steady_s: Callable[[], float] | None = None,
+        now: Now = utc_now,
+        steady_s: Clock | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """``transport`` replaces the network; ``steady_s``: seconds by a clock that nobody sets, None: by ``now``."""
+        steady = steady_s or (lambda: now().timestamp())
         self._keep = timedelta(seconds=settings.keep)
         self._now = now
         self.policy = followed(settings.policy)
-        self._remote = remote_of(settings.remote, manages=manages(self.policy.content), steady_s=steady_s)
+        self._remote = remote_of(settings.remote, steady, manages=manages(self.policy.content))
         engine = open_current(settings.database, settings.database_password_file)
         self.leader = leader_of(engine)
         self.history = History(engine, self.leader.fence)
@@ -98,14 +100,14 @@ class Agent:
         self.published = Published(self.metrics)
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
         to_stores = access(settings.stores_token_file, settings.stores_ca_file, transport)
-        self.collector = Collector(settings.roster(now), now, to_stores, steady_s)
-        observer = Observer(settings.observe, now, to_stores.tokenless, steady_s)
+        self.collector = Collector(settings.roster(now), now, steady, to_stores)
+        observer = Observer(settings.observe, now, steady, to_stores.tokenless)
         self.observing = Observing(observer, self.history, self.metrics.observed, now)
         self.history.named = lambda: {*self.collector.addresses, *self.observing.addresses}
         by_http = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
         actuator: Actuator = NullActuator() if dry_run else by_http
         self.samples = SampleReader(self.collector.client)
-        whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady_s)
+        whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady)
         self.changes = ChangeControl(self.history, actuator, now)
         engines = Engines(settings.engines, to_stores.tokenless)
         self.operators = Operators(self.history, self.collector, now, engines)
@@ -270,7 +272,7 @@ class Agent:
 class SetBack:
     """Notices when the clock was set back: scheduled jobs would wait until their time comes again."""
 
-    def __init__(self, now: Callable[[], datetime], steady_s: Callable[[], float]) -> None:
+    def __init__(self, now: Now, steady_s: Clock) -> None:
         """``steady_s`` never goes back."""
         self._now, self._steady_s = now, steady_s
         self._began = self._begun()

@@ -1,7 +1,5 @@
 """What an agent is started with; everything that can change while it runs is policy."""
 
-from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -12,6 +10,7 @@ from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.targets import ObservedSource, Stores, each_once
 from tiertune_agent.engines import address
 from tiertune_agent.network import web_address
+from tiertune_agent.records import Now
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
 from tiertune_connector.documents import Document, load_yaml
@@ -88,7 +87,7 @@ class AgentSettings(Document):
     keep: Duration = Field(default=6 * 3600.0, ge=6 * 3600.0)
     """Older windows are dropped (tuners read five hours). Hours stay a fortnight, days a year, the rest for ever."""
 
-    def roster(self, now: Callable[[], datetime]) -> Roster:
+    def roster(self, now: Now) -> Roster:
         """The stores that there are. DocumentError where ``stores_file`` cannot be used."""
         return Roster(self.stores, self.stores_file, self.stores_dns, now=now)
 

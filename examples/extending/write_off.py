@@ -1,12 +1,11 @@
 """Is a tier written for nothing? Where it is full and hardly anything is found there. It only recommends."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from tiertune_agent.fields import read
-from tiertune_agent.records import Target, Window
+from tiertune_agent.fields import Json, read
+from tiertune_agent.records import Target, Windows
 from tiertune_agent.tuners.admission import is_full, passed
 from tiertune_agent.tuners.base import (
     Answer,
@@ -39,10 +38,10 @@ class WriteOff(Tuner):
     scope = "store"
     settings: WriteOffSettings
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+    def targets(self, store: str, status: Json) -> list[Target]:
         return tier_targets(store, SLOWER, status)
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+    def evaluate(self, history: Windows, current: Current) -> Answer:
         tier = current.target.tier
         field = f"tiers.{tier}.write"
         now = read(current.tuning, field)

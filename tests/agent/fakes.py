@@ -37,6 +37,9 @@ class Clock:
     def now(self):
         return self.at
 
+    def seconds(self):
+        return self.at.timestamp()
+
     def advance(self, seconds):
         self.at += timedelta(seconds=seconds)
 

@@ -151,7 +151,7 @@ def test_verdicts_are_found_after_hours_that_lie_ahead_were_summed_up(agent, clo
     store.bandwidth = SLOW
     rounds(10)
     (decision,) = agent.history.decisions.find()
-    assert (decision.state, agent.history.verdicts.of(decision.id)[0]["evidence"]["windows"]) == ("kept", 4)
+    assert (decision.state, agent.history.decisions.verdicts_of(decision.id)[0]["evidence"]["windows"]) == ("kept", 4)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -218,7 +218,7 @@ def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(clock, leap_s):
     roster = Roster([StoreAddress(url="http://host-a:7410")], now=clock.now)
     sources = [ObservedSource.model_validate(source.settings)]
     collector, observer = (
-        kind(of, clock.now, Access(transport=transport(one)), steady_s=lambda: steady.now().timestamp())
+        kind(of, clock.now, steady.seconds, Access(transport=transport(one)))
         for kind, of, one in ((Collector, roster, store), (Observer, sources, source))
     )
 
@@ -226,7 +226,7 @@ def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(clock, leap_s):
         clock.advance(15 + leap_s)
         steady.advance(15)
         store.traffic(10)
-        source.set("process_cpu_seconds_total", steady.now().timestamp())
+        source.set("process_cpu_seconds_total", steady.seconds())
         return collector.collect()[0], observer.collect()[0]
 
     passes()

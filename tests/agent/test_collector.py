@@ -180,7 +180,8 @@ class TestStores:
     @pytest.fixture
     def collector(self, clock, store, other):
         stores = [StoreAddress(url=f"http://{each.name}:7410") for each in (store, other)]
-        made = Collector(Roster(stores, now=clock.now), clock.now, Access(transport=transport(store, other)))
+        roster = Roster(stores, now=clock.now)
+        made = Collector(roster, clock.now, clock.seconds, Access(transport=transport(store, other)))
         yield made
         made.close()
 
@@ -322,6 +323,6 @@ class TestStores:
     def test_a_name_in_the_settings_is_checked(self, clock, store):
         """A store that is not the one that the settings mean is not tuned."""
         roster = Roster([StoreAddress(url="http://host-a:7410", name="gpu-7")], now=clock.now)
-        collector = Collector(roster, clock.now, Access(transport=transport(store)))
+        collector = Collector(roster, clock.now, clock.seconds, Access(transport=transport(store)))
         assert collector.collect()[0].kind == "store_misnamed"
         collector.close()

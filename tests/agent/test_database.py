@@ -17,7 +17,6 @@ from connector.stores import at_once
 from e2e.postgres import PASSWORD
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import (
-    AddressError,
     DatabaseError,
     UnusableError,
     _document,
@@ -138,7 +137,7 @@ class TestAddresses:
     )
     def test_an_address_of_no_database_is_refused(self, url, said):
         """And what it says of a password is not told."""
-        with pytest.raises(AddressError) as refused:
+        with pytest.raises(UnusableError) as refused:
             connect(url)
         assert said in str(refused.value)
         assert "hidden" not in str(refused.value)

@@ -4,6 +4,7 @@ import itertools
 import json
 from datetime import timedelta
 from threading import Barrier
+from time import monotonic
 from unittest.mock import Mock
 
 import httpx
@@ -36,7 +37,7 @@ def test_a_server_that_only_speaks_as_a_redis_is_told(monkeypatch):
     monkeypatch.setattr(redis.Redis, "info", lambda *_: {"used_memory": 1})
     url, why = "redis://127.0.0.1:1/0", "answers what no Redis answers: KeyError('maxmemory')"
     assert servers(url, Login(), 1.0) == [ServerFacts(url, problem=why)]
-    assert Remote(RemoteAccess(url=url)).read(START) == Trouble(FLEET, KIND, f"{url}: {why}")
+    assert Remote(RemoteAccess(url=url), monotonic).read(START) == Trouble(FLEET, KIND, f"{url}: {why}")
 
 
 def test_servers_that_are_away_take_no_longer_than_one(monkeypatch):

@@ -65,7 +65,7 @@ def test_a_rollback_leaves_what_was_changed_by_hand_since(world):
     rolled = world.agent.changes.rollback(made.id, "anna")
     assert world.split() == ([1, 3], 2)
     assert rolled.state == "rolled_back"
-    (verdict,) = world.agent.history.verdicts.of(made.id)
+    (verdict,) = world.agent.history.decisions.verdicts_of(made.id)
     assert "but not host-b dram" in verdict["reason"]
 
 

@@ -25,7 +25,7 @@ MB = 2**20
 @contextlib.contextmanager
 def opened(url, environment=None, *, timeout=PATIENCE_S, **access):
     """What answers has all the time that it takes, unless a test bounds it: a busy machine is no slow remote."""
-    remote = Remote(RemoteAccess(url=url, timeout=timeout, **access), environment or {})
+    remote = Remote(RemoteAccess(url=url, timeout=timeout, **access), lambda: 0.0, environment or {})
     try:
         yield remote
     finally:
@@ -57,7 +57,7 @@ def change(remote, **values):
 def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(server):
     """A day that was never there pays no rent."""
     steady = iter((100.0, 115.0, 130.0))
-    remote = Remote(RemoteAccess(url=server.url, timeout=PATIENCE_S), {}, lambda: next(steady))
+    remote = Remote(RemoteAccess(url=server.url, timeout=PATIENCE_S), lambda: next(steady), {})
     try:
         told = [remote.read(after(days=days)).windows for days in (0, 1, 0)]
     finally:
@@ -156,9 +156,9 @@ def test_a_password_comes_from_a_file_or_the_environment_and_is_nowhere_told(tmp
 def test_a_password_file_that_is_not_there_is_a_mistake_in_the_settings(tmp_path):
     """Exit 2, with the key to mend."""
     with pytest.raises(DocumentError, match=r"remote\.password_file"):
-        Remote(RemoteAccess(url="redis://127.0.0.1:1/0", password_file=tmp_path / "none"))
+        Remote(RemoteAccess(url="redis://127.0.0.1:1/0", password_file=tmp_path / "none"), time.monotonic)
     with pytest.raises(DocumentError, match=r"remote\.tls\.ca_file"):
-        Remote(RemoteAccess(url="rediss://127.0.0.1:1/0", tls={"ca_file": tmp_path / "none"}))
+        Remote(RemoteAccess(url="rediss://127.0.0.1:1/0", tls={"ca_file": tmp_path / "none"}), time.monotonic)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_files_lie_beside_the_settings(tmp_path):
 def test_to_manage_what_nobody_named_is_a_mistake():
     """The policy wants it managed and the settings name none: exit 2; not managed, none is needed."""
     with pytest.raises(DocumentError, match=r"policy.yaml:2:10: .* name no remote"):
-        remote_of(None, manages="policy.yaml:2:10")
-    assert remote_of(None, manages="") is None
+        remote_of(None, time.monotonic, manages="policy.yaml:2:10")
+    assert remote_of(None, time.monotonic, manages="") is None
 
 
 def test_a_redis_that_hangs_costs_one_deadline():

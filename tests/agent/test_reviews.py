@@ -16,16 +16,16 @@ def test_once_a_week_a_decision_says_whether_it_still_pays(agent, store, clock, 
     for _ in range(6):
         clock.advance(86400)
         soak(1, 700, 500)
-    assert agent.history.verdicts.reviews(arc.id) == []
+    assert agent.history.decisions.reviews(arc.id) == []
     clock.advance(86400)
     soak(3, 700, 500)
-    (review,) = agent.history.verdicts.reviews(arc.id)
+    (review,) = agent.history.decisions.reviews(arc.id)
     assert review["stands"] == "no longer pays"
     assert "more (standard error" in review["reason"]
     assert store.tuning["version"] == 2
     clock.advance(7 * 86400)
     soak(4, 500, 600)
-    assert len(agent.history.verdicts.reviews(arc.id)) == 2
+    assert len(agent.history.decisions.reviews(arc.id)) == 2
 
 
 def test_a_clock_that_was_set_back_holds_up_no_review(agent, store, clock, auto, soak):
@@ -38,7 +38,7 @@ def test_a_clock_that_was_set_back_holds_up_no_review(agent, store, clock, auto,
     soak(4, 500, 600)
     clock.advance(7 * 86400)
     soak(3, 500, 600)
-    assert len(agent.history.verdicts.reviews(decision.id)) == 1
+    assert len(agent.history.decisions.reviews(decision.id)) == 1
 
 
 def test_a_round_reviews_one_decision(agent, store, clock, arc, soak):
@@ -51,7 +51,7 @@ def test_a_round_reviews_one_decision(agent, store, clock, arc, soak):
     counts = []
     for _ in range(3):
         soak(1, 500, 600)
-        counts.append([len(agent.history.verdicts.reviews(each.id)) for each in due])
+        counts.append([len(agent.history.decisions.reviews(each.id)) for each in due])
     assert [sum(count) for count in counts] == [1, 2, 2]
     assert counts[-1] == [1, 1]
 
@@ -78,4 +78,4 @@ def test_what_does_not_stand_is_not_reviewed(agent, store, clock, arc, soak):
     agent.changes.rollback(arc.id, "ops")
     clock.advance(8 * 86400)
     soak(1, 500, 600)
-    assert agent.history.verdicts.reviews(arc.id) == []
+    assert agent.history.decisions.reviews(arc.id) == []

@@ -7,7 +7,7 @@ import pytest
 
 from agent.fakes import START, gib, window
 from tiertune_agent.records import Snapshot
-from tiertune_agent.whatif.shapes import Grid, Split, grid, median_shape, remote_bytes
+from tiertune_agent.whatif.shapes import Grid, Split, median_shape, remote_bytes
 from tiertune_agent.whatif.terms import KnownCosts, mean_prompt
 from tiertune_connector.cost import ModelShape, PrefillCost
 from tiertune_connector.protocol.reporting import prefill_line
@@ -56,18 +56,18 @@ def test_parts_of_a_directory_add_up():
 def test_a_grid_varies_one_tier_at_a_time():
     """Present, none, and from an eighth to four times, of each local tier that there is; and no remote."""
     now = gib(8, 32, 16)
-    shapes = grid(now, ("dram", "disk"))
+    shapes = Grid().around(now, ("dram", "disk"))
     assert len(shapes) == len(set(shapes)) == 7 + 6 + 1
     assert {shape.dram // GIB for shape in shapes if (shape.disk, shape.remote) == (now.disk, now.remote)} == {
         0, 1, 2, 4, 8, 16, 32,
     }  # fmt: skip
     assert gib(8, disk=16) in shapes
-    assert all(shape.disk == 0 for shape in grid(gib(1, 1), ("dram",)))
+    assert all(shape.disk == 0 for shape in Grid().around(gib(1, 1), ("dram",)))
 
 
 def test_a_tier_that_was_sized_away_can_come_back():
     """At zero the larger sizes are parts and multiples of a gibibyte."""
-    assert GIB in {shape.dram for shape in grid(gib(0, 1), ("dram",))}
+    assert GIB in {shape.dram for shape in Grid().around(gib(0, 1), ("dram",))}
 
 
 def test_the_grid_stands_still_while_sizes_stay_within_it():
@@ -83,7 +83,7 @@ def test_the_grid_stands_still_while_sizes_stay_within_it():
 
 @pytest.mark.parametrize(("size", "sizes"), [(32, (4, 8, 16, 32, 64, 128)), (1, (0.125, 0.25, 0.5, 1, 2, 4))])
 def test_the_end_of_a_grid_is_not_the_end_of_growing_and_shrinking(size, sizes):
-    """At the largest and the smallest size simulated there is a new grid, which is then left as it is."""
+    """At the largest and the smallest size simulated there is a new which is then left as it is."""
     kept = Grid()
     first = kept.around(gib(8, 1), ("dram",))
     assert size * GIB in (first[-1].dram, min(shape.dram for shape in first if shape.dram))
@@ -103,7 +103,7 @@ MOVED = gib(16, 32, 64)
 )
 @pytest.mark.parametrize("now", [replace(MOVED, dram=8 * GIB), replace(MOVED, remote=16 * GIB)])
 def test_another_size_of_one_tier_leaves_the_others_theirs(tiers, split, now):
-    """A grid varies one tier at a time: around a new size of one there is a new grid, or none of the others had any."""
+    """A grid varies one tier at a time: around a new size of one there is a new or none of the others had any."""
     kept = Grid()
     kept.around(now, tiers, split)
     shapes = kept.around(MOVED, tiers, split)

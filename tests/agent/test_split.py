@@ -18,7 +18,7 @@ from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.remote_policy import RemotePolicy
 from tiertune_agent.tuners.tier_size import candidates
 from tiertune_agent.verdicts.soak import slowest
-from tiertune_agent.whatif.shapes import Grid, Split, grid, median_shape
+from tiertune_agent.whatif.shapes import Grid, Split, median_shape
 
 GIB = 2**30
 
@@ -155,7 +155,7 @@ def test_without_a_budget_the_remote_is_sized_alone():
 def test_a_managed_remote_is_simulated_at_other_sizes():
     """The grid varies the remote alone; so there is something to choose from."""
     now = gib(8, 32)
-    shapes = grid(now, ("dram", "remote"))
+    shapes = Grid().around(now, ("dram", "remote"))
     alone = [shape.remote // GIB for shape in shapes if (shape.dram, shape.disk) == (now.dram, now.disk)]
     assert alone == [0, 4, 8, 16, 32, 64, 128]
     prospects = {str(shape): 1.0 for shape in shapes}
@@ -177,7 +177,7 @@ def test_a_remote_that_was_emptied_can_come_back():
     told = {"tiers": {"remote": {"health": "ok", "capacity_bytes": 1}}}
     fleet = [replace(host("host-a", 8 * GIB), status=told)]
     assert median_shape(fleet) == gib(8)
-    assert any(shape.remote >= GIB for shape in grid(median_shape(fleet), ("dram", "remote")))
+    assert any(shape.remote >= GIB for shape in Grid().around(median_shape(fleet), ("dram", "remote")))
 
 
 def test_a_split_budget_is_simulated_by_its_splits():

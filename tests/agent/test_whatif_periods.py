@@ -9,7 +9,6 @@ from agent.whatif_fleet import CHUNK_BYTES, CHUNK_TOKENS, DIGEST, NOW, Fleet, be
 from tiertune_agent.records import Target, ended
 from tiertune_agent.tuners.base import Current
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
-from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_connector.keys import Namespace
 from tiertune_connector.sessions.session import Session
 
@@ -102,7 +101,6 @@ def test_a_host_that_left_is_forgotten_after_a_day():
 def test_a_prospect_is_as_long_as_it_was_though_the_clock_was_set(leap_s):
     """An hour in which nothing was asked would make every tier look idle."""
     fleet = Fleet()
-    fleet.service = FleetWhatif(fleet.reader, fleet.handout, fleet.clock)
     told = []
     for index, leaps_s in enumerate((0.0, 0.0, 0.0, leap_s, leap_s)):
         fleet.play(conversations(50, seed=index))

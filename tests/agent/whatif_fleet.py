@@ -90,7 +90,7 @@ class Fleet:
         """Another agent reads the same hosts."""
         by_url = {host.url: host for host in self.hosts}
         self.reader, self.handout = SampleReader(by_url.get, self.clock), Handout(by_url.get)
-        self.service = FleetWhatif(self.reader, self.handout)
+        self.service = FleetWhatif(self.reader, self.handout, self.clock)
 
     def clock(self):
         return self.now_s

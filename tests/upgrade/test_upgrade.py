@@ -235,7 +235,7 @@ def understood(url):
         *(7, Target("host-a", "remote", models=("llama",)), "off"),
         State.SOAKING,
     )
-    assert history.verdicts.of(7)[0]["reason"] == "good"
+    assert history.decisions.verdicts_of(7)[0]["reason"] == "good"
     (window,) = history.measured.windows("host-a", tier="remote")
     assert (window.start, window.values["tier_resident_bytes"], window.values["gate_actual_seconds"].sum) == (AT, 5, 3)
     assert history.measured.candidate_windows("host-a", "remote") == [window]

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
-from tiertune_agent.fields import Json, shown
-from tiertune_agent.records import CHANGED, Decision, Prospect, StoreRecord, Window, ended
+from tiertune_agent.fields import Json, JsonDict, shown
+from tiertune_agent.history.models import StoreRow
+from tiertune_agent.records import CHANGED, Decision, Prospect, Windows, ended
 from tiertune_connector.units import format_count, format_duration
 
 NOT_ASKED = "its tuner had not been asked"
@@ -16,12 +16,12 @@ NOT_ASKED = "its tuner had not been asked"
 class Recording:
     """What was recorded in a span of time, in order of time."""
 
-    stores: Sequence[StoreRecord]
-    remote: StoreRecord | None
+    stores: Sequence[StoreRow]
+    remote: StoreRow | None
     """None: nobody managed it."""
     tuning: Mapping[str, Json]
     """By store, when the span began."""
-    windows: Sequence[Window]
+    windows: Windows
     prospects: Sequence[Prospect]
     decisions: Sequence[Decision]
     """Decisions that changed a store."""
@@ -58,7 +58,7 @@ class Backtest:
     unknown_remote: bool = False
     """Whether the policy manages a remote that is not in the history."""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         """As ``--json`` writes it."""
         recording = self.recording
         return {
@@ -68,7 +68,10 @@ class Backtest:
             "stores": [store.name for store in recording.stores],
             "windows": len(recording.windows),
             "would": [self._would(one) for one in self.would],
-            "done": [self._done(one) for one in recording.decisions],
+            "done": [
+                {**one.document(), "would": one.id in self._followed, "instead": self.instead.get(one.id)}
+                for one in recording.decisions
+            ],
             "answers": list(self.answers),
             "fetched_against_policy": {"windows": self.against_windows, "lost_s": self.against_lost_s},
             "sentences": [self.sum(), *self.notes()],
@@ -113,12 +116,9 @@ class Backtest:
             f"{format_count(made, 'change')} and proposed {len(self.would) - made}; {done}."
         )
 
-    def _would(self, one: Decision) -> dict[str, Any]:
+    def _would(self, one: Decision) -> JsonDict:
         same = self.same.get(one.id)
         return {**one.document(), "verdict": self.verdicts.get(one.id), "as_done": same.id if same else None}
-
-    def _done(self, one: Decision) -> dict[str, Any]:
-        return {**one.document(), "would": one.id in self._followed, "instead": self.instead.get(one.id)}
 
 
 def _row(at: datetime, decision: Decision) -> tuple[str, str, str]:

@@ -23,7 +23,7 @@ from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.fields import Json, read, replaced
 from tiertune_agent.history.database import (
-    AddressError,
+    UnusableError,
     connect,
     open_current,
     outdated,
@@ -31,6 +31,7 @@ from tiertune_agent.history.database import (
     shown,
     sqlite_path,
 )
+from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import LoadedPolicy, settings_of
 from tiertune_agent.records import (
@@ -42,8 +43,8 @@ from tiertune_agent.records import (
     Rates,
     Snapshot,
     State,
-    StoreRecord,
     Window,
+    Windows,
     direction,
     ended,
     parts,
@@ -57,6 +58,8 @@ from tiertune_connector.units import format_duration
 NEAR_PERIODS, NEAR_S = 2, 600.0
 """Decisions this far apart at most, by the longer of the two, can be the same one."""
 EVERY = 1_000_000
+LONGEST_S = 36500 * 86400.0
+"""Longest time that may be asked of a history."""
 NEVER_FROZEN = str
 """Freezes that operators commanded do not apply (an empty reason); those of the policy's calendar do."""
 NEVER = datetime.max.replace(tzinfo=UTC)
@@ -197,7 +200,7 @@ class _Rehearsal:
         away = [store for name, store in self._records.items() if name not in there]
         return [store.name for store in away if store.first_seen <= self._at < self._last[store.name]]
 
-    def _collect(self, windows: Mapping[str, Sequence[Window]]) -> None:
+    def _collect(self, windows: Mapping[str, Windows]) -> None:
         for store, seen in windows.items():
             tuning = self._stores.tuning[store]
             self._fleet[store] = _snapshot(self._records[store], tuning, seen, self._at)
@@ -215,9 +218,10 @@ class _Rehearsal:
         self._scratch.measured.remember_prospects(due)
 
     def _end(self) -> Backtest:
-        verdicts, told = self._scratch.verdicts, self._told
-        told.would = self._scratch.decisions.find(limit=EVERY)[::-1]
-        told.verdicts = {one.id: verdicts.of(one.id)[-1]["reason"] for one in told.would if one.state in JUDGED}
+        decisions, told = self._scratch.decisions, self._told
+        told.would = decisions.find(limit=EVERY)[::-1]
+        judged = (one.id for one in told.would if one.state in JUDGED)
+        told.verdicts = {number: decisions.verdicts_of(number)[-1]["reason"] for number in judged}
         told.same = dict(_same(told.would, self._recording.decisions, self._loaded))
         told.answers = self._scratch.answers.newest()
         managed = self._loaded.policy.for_target(REMOTE).remote.manage
@@ -230,7 +234,7 @@ def _recorded(url: str) -> Iterator[History]:
     """A history that exists and has this version's schema; a test does not migrate it."""
     path = sqlite_path(url)
     if path is not None and not path.is_file():
-        raise AddressError(f"database: there is no file {path}: name the one in the agent's settings")
+        raise UnusableError(f"database: there is no file {path}: name the one in the agent's settings")
     engine = connect(url)
     have, newest = revisions(engine)
     if have is None:
@@ -250,7 +254,7 @@ def _before(tuning: Json, decisions: Sequence[Decision], store: str) -> Json:
     return tuning
 
 
-def _moments(windows: Sequence[Window], apart: timedelta) -> Iterator[tuple[datetime, dict[str, list[Window]]]]:
+def _moments(windows: Windows, apart: timedelta) -> Iterator[tuple[datetime, dict[str, list[Window]]]]:
     """Windows by the round that collected them, and by store; with the time of the last end.
 
     A round hears each store once, one a moment after another: ends that lie this far ``apart`` are of other rounds.
@@ -268,12 +272,12 @@ def _moments(windows: Sequence[Window], apart: timedelta) -> Iterator[tuple[date
         yield at, stores
 
 
-def _snapshot(store: StoreRecord, tuning: Json, windows: Sequence[Window], at: datetime) -> Snapshot:
+def _snapshot(store: StoreRow, tuning: Json, windows: Windows, at: datetime) -> Snapshot:
     status = _status(store.status, windows)
     return Snapshot(store.name, store.url, store.boot_id, store.version, at, status, tuning, {}, tuple(windows))
 
 
-def _status(last: Json, windows: Sequence[Window]) -> Json:
+def _status(last: Json, windows: Windows) -> Json:
     """The last status, with the sizes that pools had when the windows ended: ghosts are of a pool's own size."""
     for window in windows:
         nbytes = window.gauge("tier_capacity_bytes", state="effective")
@@ -283,7 +287,7 @@ def _status(last: Json, windows: Sequence[Window]) -> Json:
     return last
 
 
-def _fetched_against(windows: Sequence[Window], tuning: Json) -> tuple[int, float]:
+def _fetched_against(windows: Windows, tuning: Json) -> tuple[int, float]:
     """How many windows had fetches although this tuning has them off, and the seconds that they lost."""
     if read(tuning, FIELD) != "off":
         return 0, 0.0

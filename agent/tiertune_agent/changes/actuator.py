@@ -1,13 +1,13 @@
 """Changes the tuning of a store or of the remote, exactly once, and reads back whether it changed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import httpx
 
-from tiertune_agent.fields import in_force, replaced
+from tiertune_agent.fields import Json, JsonDict, in_force, replaced
 from tiertune_agent.network import json_of, said
 from tiertune_agent.records import Decision, State, parts
 
@@ -27,10 +27,10 @@ class ChangeResult:
 class Tuned(Protocol):
     """A store, or anything that answers like one. Methods raise httpx.HTTPError if it does not answer."""
 
-    def tuning(self) -> dict[str, Any]:
+    def tuning(self) -> JsonDict:
         """The document, with its version."""
 
-    def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
+    def put_tuning(self, document: Json, *, expected: int, key: str) -> httpx.Response:
         """Change it if it still has the expected version. Returns the answer, whatever it is."""
 
 
@@ -150,7 +150,7 @@ class HttpActuator:
             return ChangeResult(State.EXPIRED, late, version)
         return self._put(client, decision, tuning, State.ROLLED_BACK)
 
-    def _put(self, client: Tuned, decision: Decision, tuning: Mapping[str, Any], state: State) -> ChangeResult:
+    def _put(self, client: Tuned, decision: Decision, tuning: Json, state: State) -> ChangeResult:
         """Change what was just read; ``state`` if it reads back so, failed if it was accepted, but reads otherwise."""
         if state == State.APPLIED:
             wanted, key = decision.after, decision.key
@@ -180,7 +180,7 @@ def _named(outcome: ChangeResult, part: Decision, whole: Decision) -> ChangeResu
     return outcome if part is whole else replace(outcome, reason=f"{part.target}: {outcome.reason}")
 
 
-def _meanwhile(decision: Decision, tuning: Mapping[str, Any]) -> ChangeResult:
+def _meanwhile(decision: Decision, tuning: Json) -> ChangeResult:
     version, expected, found = tuning["version"], decision.expected_version, in_force(tuning, decision.field)
     versions = "" if expected is None else f"version {version}, expected {expected}; "
     reason = f"the tuning changed meanwhile: {versions}{decision.field} is {found}"

@@ -1,14 +1,13 @@
 """Change control: turns wishes into decisions, makes or refuses them, and settles them after a crash."""
 
 import uuid
-from collections.abc import Callable, Container, Mapping
-from datetime import datetime, timedelta
-from typing import Any
+from collections.abc import Callable, Container
+from datetime import timedelta
 
 from tiertune_agent.changes.actuator import Actuator, ChangeResult
-from tiertune_agent.fields import in_force
+from tiertune_agent.fields import Json, in_force
 from tiertune_agent.history.store import History
-from tiertune_agent.records import STANDING, UNJUDGED, Decision, State, Target, parts
+from tiertune_agent.records import STANDING, UNJUDGED, Decision, Now, State, Target, parts
 from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Mode, Proposal
 
@@ -34,7 +33,7 @@ class Unknown(Exception):  # noqa: N818
 
 
 class ChangeControl:
-    def __init__(self, history: History, actuator: Actuator, now: Callable[[], datetime]) -> None:
+    def __init__(self, history: History, actuator: Actuator, now: Now) -> None:
         self._history = history
         self._decisions = history.decisions
         self._actuator = actuator
@@ -89,7 +88,7 @@ class ChangeControl:
             raise Refused(f"decision {number} cannot be rolled back: {why}")
         return rolled
 
-    def roll_back(self, decision: Decision, who: str, reason: str, evidence: Mapping[str, Any]) -> tuple[Decision, str]:
+    def roll_back(self, decision: Decision, who: str, reason: str, evidence: Json) -> tuple[Decision, str]:
         """Set the field back if it still has the decision's value. Returns the decision then, and why that failed.
 
         The wish is written before the store is touched, so that it is not lost in a crash in between.
@@ -172,13 +171,8 @@ class ChangeControl:
             reason += f"; the last time {decision.waits}"
         if outcome.state in (State.FAILED, State.EXPIRED) and len(parts(decision)) > 1:
             return self._give_up(decision, outcome.state, reason)
-        if outcome.state == State.APPLIED:
-            moved = self._decisions.move(
-                decision, State.APPLIED, now=now, applied_at=now, applied_version=outcome.version, reason=reason
-            )
-        else:
-            moved = self._decisions.move(decision, outcome.state, now=now, reason=reason)
-        return moved or decision
+        made = {"applied_at": now, "applied_version": outcome.version} if outcome.state == State.APPLIED else {}
+        return self._decisions.move(decision, outcome.state, now=now, reason=reason, **made) or decision
 
     def _give_up(self, decision: Decision, ends: State, reason: str) -> Decision:
         """Set back the parts that were made, as another could not be. This wish is also written first."""

@@ -11,7 +11,7 @@ from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import frozen_by, mode_of, rates
-from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, Window
+from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target, Window
 from tiertune_agent.tuners import remote_fetch
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
 from tiertune_agent.verdicts.soak import chunk_sizes, fill_seconds, slowest, soak_seconds
@@ -45,9 +45,7 @@ DOUBTED = "; not rolled back: such a switch was undone before, and its tuner mak
 
 
 class Judge:
-    def __init__(
-        self, history: History, changes: ChangeControl, frozen: Callable[[], str], now: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, history: History, changes: ChangeControl, frozen: Callable[[], str], now: Now) -> None:
         self._history = history
         self._decisions = history.decisions
         self._changes = changes
@@ -86,7 +84,7 @@ class Judge:
             snapshot = fleet.get(decision.target.store)
             if measure(decision) and snapshot and in_force(snapshot.tuning, decision.field) == decision.after:
                 verdict = self._reviewed(decision, since, this, snapshot)
-                self._history.verdicts.review(decision, STANDS[verdict.state], verdict, self._now())
+                self._decisions.review(decision, STANDS[verdict.state], verdict, self._now())
                 return
         self._none_until = self._now() + RARELY
 

@@ -1,18 +1,20 @@
 """Commands of operators: freeze, bypass, flush. Every command leaves an audit row."""
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from threading import Lock
 from typing import Any
 
 from tiertune_agent.changes.control import Refused, Unknown
 from tiertune_agent.collector.stores import TIMEOUT_S, Collector
 from tiertune_agent.engines import Engines
+from tiertune_agent.fields import Json, JsonDict
+from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
 from tiertune_agent.network import CallError, at_once, calling, json_of
-from tiertune_agent.records import FLEET, StoreRecord
+from tiertune_agent.records import FLEET, Now
 from tiertune_connector.httpd.sites import REMARK
 
 FLUSH_TIMEOUT_S = 20.0
@@ -28,7 +30,7 @@ class Caller:
 
 
 class Operators:
-    def __init__(self, history: History, stores: Collector, now: Callable[[], datetime], engines: Engines) -> None:
+    def __init__(self, history: History, stores: Collector, now: Now, engines: Engines) -> None:
         """``stores`` knows all present stores; ``engines``: those of the settings."""
         self._history = history
         self._stores = stores
@@ -37,7 +39,7 @@ class Operators:
         self._delivering = Lock()
 
     @contextmanager
-    def audited(self, caller: Caller, what: str, detail: Mapping[str, Any]) -> Iterator[None]:
+    def audited(self, caller: Caller, what: str, detail: Json) -> Iterator[None]:
         """Book a command before it is carried out within; if it is refused there, its row says why."""
         number = self._history.journal.audit(caller.who, caller.source, what, detail, self._now())
         try:
@@ -46,7 +48,7 @@ class Operators:
             self._history.journal.refused(number, str(error))
             raise
 
-    def freeze(self, caller: Caller, reason: str, seconds: float | None) -> dict[str, Any]:
+    def freeze(self, caller: Caller, reason: str, seconds: float | None) -> JsonDict:
         """Forbid changes for ``seconds``, or until lifted; an earlier freeze that lasts longer stays."""
         now = self._now()
         until = now + timedelta(seconds=seconds) if seconds is not None else None
@@ -55,7 +57,7 @@ class Operators:
         longest = self._history.journal.frozen(now)
         return {"frozen": True, "until": longest.until.isoformat() if longest and longest.until else None}
 
-    def unfreeze(self, caller: Caller) -> dict[str, Any]:
+    def unfreeze(self, caller: Caller) -> JsonDict:
         with self.audited(caller, "unfreeze", {}):
             return {"frozen": False, "lifted": self._history.journal.unfreeze(self._now())}
 
@@ -67,7 +69,7 @@ class Operators:
         until = f" until {freeze.until:%Y-%m-%d %H:%M} UTC" if freeze.until else ""
         return f"by {freeze.who}{until}: {freeze.reason}"
 
-    def bypass(self, caller: Caller, on: bool, store: str | None) -> dict[str, Any]:
+    def bypass(self, caller: Caller, on: bool, store: str | None) -> JsonDict:
         """Switch bypass in the stores; one that does not answer is told again every window until it does.
 
         Without a ``store`` those are told, too, that left the fleet and come back; if on, also new ones, until any
@@ -119,7 +121,7 @@ class Operators:
                 self._history.wishes.heard(url, on=on)
         return {name: outcome for (name, *_), (outcome, _) in zip(due, told, strict=True)}
 
-    def flush(self, caller: Caller, which: Mapping[str, Any], *, engines: bool = False) -> dict[str, Any]:
+    def flush(self, caller: Caller, which: Json, *, engines: bool = False) -> JsonDict:
         """Drop chunks in all stores; per store how many from which tier. ``complete`` only if none can be left.
 
         A store that does not know an epoch says so. It may be new, but at least one store must know the epoch.
@@ -140,7 +142,7 @@ class Operators:
         complete = complete and known and not self._stores.roster.unknown
         return {"complete": complete, "stores": acknowledged} | ({"engines": reset} if engines else {})
 
-    def _fleet(self, stores: Iterable[StoreRecord]) -> dict[str, str]:
+    def _fleet(self, stores: Iterable[StoreRow]) -> dict[str, str]:
         """Name and address of every present store, even if it never answered.
 
         If two stores give the same name, the second goes by its address, so that none is left out.
@@ -159,13 +161,11 @@ class Operators:
             raise Unknown(f"no store is called {store}; known are {', '.join(fleet) or 'none'}")
         return named
 
-    def _told_at_once(self, commands: Collection[tuple[Any, ...]]) -> list[tuple[str, dict[str, Any]]]:
+    def _told_at_once(self, commands: Collection[tuple[Any, ...]]) -> list[tuple[str, JsonDict]]:
         """``_told`` for each command, at once: a store that does not answer holds up no other."""
         return at_once(lambda command: self._told(*command), commands)
 
-    def _told(
-        self, url: str, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S
-    ) -> tuple[str, dict[str, Any]]:
+    def _told(self, url: str, path: str, body: Json, timeout_s: float = TIMEOUT_S) -> tuple[str, JsonDict]:
         """Send one command. Returns ``ok`` or why not, and the store's answer, with its remark as ``message``."""
         client = self._stores.client(url)
         if client is None:
@@ -184,7 +184,7 @@ class Operators:
         return "ok", document | ({"message": remark} if remark else {})
 
 
-def _flushed(outcome: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+def _flushed(outcome: str, answer: Json) -> JsonDict:
     if outcome != "ok":
         return {"ok": False, "dropped": answer.get("dropped") or {}, "reason": outcome}
     dropped = {tier: count for tier, count in answer.items() if tier != "message"}

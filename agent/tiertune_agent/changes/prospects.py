@@ -1,10 +1,8 @@
 """Records what other sizes of the tiers would have cost, for the tuners to read."""
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
-
 from tiertune_agent.changes.round import Round
 from tiertune_agent.history.store import History
+from tiertune_agent.records import Now
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_agent.whatif.shapes import Split
 
@@ -12,7 +10,7 @@ NONSENSE = "samples_nonsense"
 
 
 class Prospects:
-    def __init__(self, history: History, whatif: FleetWhatif, now: Callable[[], datetime], window_s: float) -> None:
+    def __init__(self, history: History, whatif: FleetWhatif, now: Now, window_s: float) -> None:
         self._history = history
         self._whatif = whatif
         self._now = now
@@ -35,15 +33,12 @@ class Prospects:
         )
         if told:
             self._history.measured.remember_prospects(told)
-        self._watch([snapshot.store for snapshot in this.fleet])
-
-    def _watch(self, stores: Sequence[str]) -> None:
-        nonsense = self._whatif.nonsense
-        told = {
+        why = {
             store: f"{one.message}; {one.times} in a row: sizes are weighed without this store"
-            for store, one in nonsense.items()
+            for store, one in self._whatif.nonsense.items()
         }
-        self._history.journal.tell_incidents({(NONSENSE, store): told.get(store, "") for store in stores}, self._now())
+        incidents = {(NONSENSE, snapshot.store): why.get(snapshot.store, "") for snapshot in this.fleet}
+        self._history.journal.tell_incidents(incidents, self._now())
 
     def _split(self, this: Round) -> Split | None:
         """The split of the last round in which all stores answered: a store that misses a round does not change it."""

@@ -1,8 +1,8 @@
 """One tuner asked about one target: what it reads, what it answers, and what of that the guard lets pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cached_property
 
 from tiertune_agent.changes.round import Round
@@ -11,7 +11,7 @@ from tiertune_agent.fields import read
 from tiertune_agent.policy.budgets import budgeted
 from tiertune_agent.policy.document import Rule, frozen_by, mode_of, rates, rules_for
 from tiertune_agent.policy.guard import Recent, Rules, forbidden, guard
-from tiertune_agent.records import FLEET, Made, Snapshot, Target, Window
+from tiertune_agent.records import FLEET, Made, Now, Snapshot, Target, Windows
 from tiertune_agent.remote.split import NO_LIMIT, SPLIT, Managed, host
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner, TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
@@ -31,7 +31,7 @@ class Question:
     """Of the store that has the target."""
     this: Round
     survey: Survey
-    now: Callable[[], datetime]
+    now: Now
     frozen: Callable[[], str]
     """Why a command forbids changes; empty: none does."""
 
@@ -104,7 +104,7 @@ class Question:
         """The tuner's last change of anything that this question may change."""
         return self.survey.last_change(self.tuner.name, *self.this.within(self.target))
 
-    def _windows(self) -> Sequence[Window]:
+    def _windows(self) -> Windows:
         """The windows that the tuner looks at."""
         scope, period = self.tuner.scope, timedelta(seconds=self.tuner.settings.period)
         if scope in ("fleet", "size"):

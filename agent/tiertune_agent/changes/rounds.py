@@ -12,10 +12,11 @@ from tiertune_agent.changes.survey import Hours, Survey, TierWindows
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import made
-from tiertune_agent.records import Snapshot, State, Target
+from tiertune_agent.records import Now, Snapshot, State, Target
 from tiertune_agent.remote.split import REMOTE, SPLIT
 from tiertune_agent.tuners.base import NoChange, Proposal, Tuner
 from tiertune_agent.tuners.registry import OF_REMOTE, OF_SOURCES, OF_STORES, check
+from tiertune_connector.units import Clock
 
 
 class Rounds:
@@ -25,9 +26,9 @@ class Rounds:
         changes: ChangeControl,
         frozen: Callable[[], str],
         *,
-        now: Callable[[], datetime],
+        now: Now,
         window_s: float,
-        timer: Callable[[], float] = time.perf_counter,
+        timer: Clock = time.perf_counter,
     ) -> None:
         """``timer`` counts seconds: a round asks for at most half a window. Raises TunerError like ``check``."""
         check()

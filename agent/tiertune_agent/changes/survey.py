@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from operator import attrgetter
 
-from tiertune_agent.history.changed import Place, Where, place
+from tiertune_agent.history.changed import Where, place
 from tiertune_agent.history.measured import LAST
 from tiertune_agent.history.store import History
 from tiertune_agent.records import (
@@ -23,6 +23,8 @@ from tiertune_agent.records import (
     State,
     Target,
     Window,
+    Windows,
+    grouped,
     parts,
 )
 from tiertune_agent.tuners.base import MOST_OF_TIER, Answer, TypicalCandidate, served
@@ -73,9 +75,7 @@ class Survey:
         self._tiers = tiers
         self._now = hours.look(now)
         self._last = history.changed.last(stores)
-        self._open: dict[Place, list[Decision]] = {}
-        for decision in history.decisions.in_state(State.PROPOSED):
-            self._open.setdefault(place(decision.tuner, decision.target), []).append(decision)
+        self._open = grouped(history.decisions.in_state(State.PROPOSED), lambda one: place(one.tuner, one.target))
         self._prospects: dict[tuple[str, float], list[Prospect]] = {}
         self._store: tuple[str, timedelta, list[Window]] = ("", HOUR, [])
         self.asked: list[tuple[str, Target]] = []
@@ -207,7 +207,7 @@ class TierWindows:
             since = max(window.start for window in windows) - HOUR
             self._kept = {key: kept for key, kept in self._kept.items() if kept and kept[-1].start > since}
 
-    def of(self, store: str, tier: str, now: datetime = LAST) -> Sequence[Window]:
+    def of(self, store: str, tier: str, now: datetime = LAST) -> Windows:
         """A tier's windows, oldest first; some may lie ahead if the clock was set back."""
         key = store, tier
         if key not in self._kept:
@@ -224,7 +224,7 @@ def concerning(prospects: Sequence[Prospect], target: Target, snapshot: Snapshot
     return [prospect for prospect in prospects if prospect.namespace in there]
 
 
-def unbroken(windows: Sequence[Window], until: datetime) -> list[Window]:
+def unbroken(windows: Windows, until: datetime) -> list[Window]:
     """The last run of windows that reaches ``until`` without a gap of a window or more; anything before is outdated."""
     run: list[Window] = []
     for window in reversed(windows):

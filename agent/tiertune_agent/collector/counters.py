@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from tiertune_agent.collector.schema import NUMBER, check
+from tiertune_agent.fields import Json
 from tiertune_agent.records import OBSERVED, Histogram, StageWindow, Value, Window, series
 from tiertune_connector.catalogue import BY_NAME
 
@@ -46,7 +47,7 @@ class Reading:
     rows: Rows
 
 
-def parse(document: Mapping[str, Any]) -> Reading:
+def parse(document: Json) -> Reading:
     """The reading in an answer; KeyError, TypeError or ValueError if it holds none."""
     rows: Rows = {}
     for name, table in document["metrics"].items():

@@ -1,11 +1,11 @@
 """Puts commands that operators gave a store directly, as the store reports them, into the audit, each once."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
+from tiertune_agent.fields import Json
 from tiertune_agent.records import Snapshot
 
 AGENT = "tiertune-agent"
@@ -22,7 +22,7 @@ class Entry:
     who: str
     source: str
     what: str
-    detail: Mapping[str, Any]
+    detail: Json
 
     @property
     def key(self) -> tuple[datetime, str, str, str]:

@@ -1,8 +1,7 @@
 """Reads observed sources, read-only, by a GET of one address each. Problems are values, not exceptions."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 import httpx
 
@@ -10,11 +9,12 @@ from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import Hints, Mapped
 from tiertune_agent.collector.counters import Leapt, Reading, Rows, totals, windows
-from tiertune_agent.collector.stores import TIMEOUT_S, Trouble
+from tiertune_agent.collector.stores import TIMEOUT_S, Heard, Trouble
 from tiertune_agent.collector.targets import ObservedSource
 from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.network import at_once, read_whole, said
-from tiertune_agent.records import OBSERVED, Snapshot
+from tiertune_agent.records import OBSERVED, Now, Snapshot
+from tiertune_connector.units import Clock
 
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}
 ALIKE = 4
@@ -67,19 +67,19 @@ class Observer:
     def __init__(
         self,
         sources: Sequence[ObservedSource],
-        now: Callable[[], datetime],
+        now: Now,
+        steady_s: Clock,
         access: Access = PLAIN,
-        steady_s: Callable[[], float] | None = None,
     ) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``."""
+        """``steady_s`` counts seconds by a clock that nobody sets."""
         self._sources = sources
         self.addresses = {source.url: source.name for source in sources}
         self._now = now
-        self._steady_s = steady_s or (lambda: now().timestamp())
+        self._steady_s = steady_s
         self._http = access.client(timeout=TIMEOUT_S, headers=ACCEPT)
         self._known: dict[str, _Known] = {}
 
-    def collect(self, taken: Collection[str] = ()) -> list[Snapshot | Trouble]:
+    def collect(self, taken: Collection[str] = ()) -> list[Heard]:
         """One answer per source, in the order of the settings; ``taken``: names that stores have."""
         answers = at_once(self._ask, self._sources)
         for place, answer in enumerate(answers):
@@ -100,7 +100,7 @@ class Observer:
     def close(self) -> None:
         self._http.close()
 
-    def _ask(self, source: ObservedSource) -> Snapshot | Trouble:
+    def _ask(self, source: ObservedSource) -> Heard:
         try:
             text = read_whole(self._http, source.url, within_s=TIMEOUT_S).text
             told = Exposition(text)
@@ -118,7 +118,7 @@ class Observer:
             self._known[source.name].reading = None
             return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
 
-    def _snapshot(self, source: ObservedSource, text: str, started_s: float | None, made: Mapped) -> Snapshot | Trouble:
+    def _snapshot(self, source: ObservedSource, text: str, started_s: float | None, made: Mapped) -> Heard:
         at, known = self._now(), self._known.setdefault(source.name, _Known())
         if known.repeats(text) >= ALIKE and CPU in text:
             message = f"{source.url}: {known.alike} answers in a row are the same to the byte, also its own CPU seconds"

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from tiertune_agent.collector.targets import StoreAddress, StoresFile
 from tiertune_agent.followed import Followed
+from tiertune_agent.records import Now
 from tiertune_connector.documents import parse_yaml
 
 LATE_S = 2.0
@@ -35,7 +36,7 @@ class Roster:
         file: Path | None = None,
         names: Sequence[str] = (),
         *,
-        now: Callable[[], datetime],
+        now: Now,
         resolve: Callable[[str, int], Collection[str]] = resolved,
         settle: Callable[[float], None] = sleep,
     ) -> None:

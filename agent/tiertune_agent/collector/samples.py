@@ -3,19 +3,22 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import httpx
 
 from tiertune_agent.collector.schema import NUMBER, SAMPLES, check
 from tiertune_agent.collector.stores import StoreHttp
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import at_once
+from tiertune_connector.units import Clock
 from tiertune_connector.whatif.sampler import Pick
 
 PAGES, PAGES_S = 8, 5.0
 """Most pages and seconds per store and round; the rest is left to the next. A page may take as long as any answer."""
+Totals = Mapping[str, Mapping[str, int]]
+"""Counts by namespace."""
 COUNTED = ("requests", "chunks")
 """Which of a namespace's totals are read."""
 
@@ -44,7 +47,7 @@ class Header:
     dropped: int
     behind: int
     time_s: float
-    totals: Mapping[str, Mapping[str, int]]
+    totals: Totals
     """Counts of all lookups since the boot, by namespace."""
     candidates: Mapping[str, Mapping[bytes, int]]
     """Frequent keys by namespace, with their counts."""
@@ -60,7 +63,7 @@ class Answer:
     url: str
     header: Header
     requests: Sequence[SampledRequest]
-    grown: Mapping[str, Mapping[str, int]]
+    grown: Totals
     """Growth of the totals since the last round, by namespace; empty: the store was not read before."""
     missed: int
     """Samples that were dropped for lack of room before they were read."""
@@ -76,19 +79,10 @@ class Nonsense:
     """In a row."""
 
 
-@dataclass
-class _Known:
-    """Where reading one store goes on."""
-
-    boot_id: str
-    next: int = 0
-    totals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-
 class SampleReader:
     """Reads samples; keeps for each store where to go on."""
 
-    def __init__(self, client: Callable[[str], StoreHttp | None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: Callable[[str], StoreHttp | None], clock: Clock = time.monotonic) -> None:
         """``client`` returns the client of a store by its address, ``clock`` monotonic seconds."""
         self.missed = 0
         """Samples of all stores that were dropped for lack of room before they were read."""
@@ -96,7 +90,8 @@ class SampleReader:
         """Stores, by name, whose last answer was nonsense."""
         self._client = client
         self._clock = clock
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Header] = {}
+        """The last header of each store, which says where to go on."""
 
     def read(self, urls: Mapping[str, str]) -> list[Answer]:
         """Answers of the stores that give one; ``urls``: addresses by the stores' names."""
@@ -128,28 +123,28 @@ class SampleReader:
         return answer
 
     def _pages(self, client: StoreHttp, store: str, url: str) -> Answer:
-        known, first, until = self._known.get(url, _Known("")), url not in self._known, self._clock() + PAGES_S
-        header, lines = _parse(client.samples(known.next))
-        if header.boot_id != known.boot_id:
-            if known.next:
-                header, lines = _parse(client.samples(0))
-            known = _Known(header.boot_id)
-        missed = max(0, header.dropped - max(known.next, header.cleared))
+        last, until = self._known.get(url), self._clock() + PAGES_S
+        since = last.next if last else 0
+        header, lines = _parse(client.samples(since))
+        again = last is not None and last.boot_id == header.boot_id
+        if since and not again:
+            header, lines = _parse(client.samples(0))
+        missed = max(0, header.dropped - max(since if again else 0, header.cleared))
         for _ in range(PAGES - 1):
             if not header.behind or self._clock() > until:
                 break
             header, more = _parse(client.samples(header.next))
             lines += more
         requests = list(_requests(lines, header.time_s))
-        grown = {} if first else _grown(known.totals, header.totals)
-        self._known[url] = _Known(header.boot_id, header.next, header.totals)
-        return Answer(store, url, header, requests, grown, 0 if first else missed)
+        grown = _grown(last.totals if again else {}, header.totals) if last else {}
+        self._known[url] = header
+        return Answer(store, url, header, requests, grown, missed if last else 0)
 
 
-def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:
+def _parse(text: str) -> tuple[Header, list[JsonDict]]:
     head, *lines = [json.loads(line) for line in text.splitlines()]
     check(head, SAMPLES, "their header")
-    namespaces: Mapping[str, Mapping[str, Any]] = head["namespaces"]
+    namespaces: Mapping[str, Json] = head["namespaces"]
     header = Header(
         boot_id=str(head["boot_id"]),
         seed=int(head["hash_seed"]),
@@ -166,7 +161,7 @@ def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:
     return header, lines
 
 
-def _requests(lines: Sequence[Mapping[str, Any]], now_s: float) -> Iterator[SampledRequest]:
+def _requests(lines: Sequence[Json], now_s: float) -> Iterator[SampledRequest]:
     """Group the samples by request; those of one request come one after another."""
     for _, group in groupby(lines, key=lambda line: line["req"]):
         told = list(group)
@@ -179,7 +174,7 @@ def _requests(lines: Sequence[Mapping[str, Any]], now_s: float) -> Iterator[Samp
         yield SampledRequest(now_s - float(one["t"]), str(one["namespace"]), chunks, samples)
 
 
-def _grown(before: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+def _grown(before: Totals, now: Totals) -> dict[str, dict[str, int]]:
     nothing, grown = dict.fromkeys(COUNTED, 0), dict[str, dict[str, int]]()
     for digest, totals in now.items():
         known = before.get(digest, nothing)

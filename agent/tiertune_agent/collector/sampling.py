@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from math import floor, log2
 from operator import attrgetter
-from typing import Any
 
 import httpx
 
 from tiertune_agent.collector.samples import Answer
 from tiertune_agent.collector.stores import StoreHttp
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.network import at_once
 
 HOT_KEYS = 64
@@ -38,7 +38,7 @@ class FleetSampling:
     hot: tuple[bytes, ...]
     version: int
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         hot = [key.hex() for key in self.hot]
         return {"seed": self.seed, "rate": self.rate, "hot": hot, "version": self.version}
 

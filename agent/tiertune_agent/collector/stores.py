@@ -1,6 +1,5 @@
 """Reads the stores. One that does not answer, or answers nonsense, becomes a value, never an exception."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -15,8 +14,10 @@ from tiertune_agent.collector.direct_commands import AGENT
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.credentials import PLAIN, Access
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
-from tiertune_agent.records import FLEET, Snapshot
+from tiertune_agent.records import FLEET, Now, Snapshot
+from tiertune_connector.units import Clock
 
 TIMEOUT_S = 3.0
 KEPT_S = 60.0
@@ -39,6 +40,10 @@ class Trouble:
     """Its name no longer has its address: it is missed, but nothing waits for it."""
 
 
+Heard = Snapshot | Trouble
+"""What a store told, or why it told nothing."""
+
+
 class StoreHttp:
     """A store's HTTP interface. Methods raise httpx.HTTPError if the store does not answer."""
 
@@ -54,22 +59,22 @@ class StoreHttp:
         """JSON lines: a header, then samples from number ``since`` on."""
         return read_whole(self._http, f"/v1/samples?since={since}").text
 
-    def put_sampling(self, document: Mapping[str, Any]) -> httpx.Response:
+    def put_sampling(self, document: Json) -> httpx.Response:
         """Send the sampling; returns whatever the store answers."""
         return asked_whole(self._http, "PUT", "/v1/sampling", json=dict(document))
 
-    def tuning(self) -> dict[str, Any]:
+    def tuning(self) -> JsonDict:
         """The document, with its version; KeyError, TypeError or ValueError if the answer is malformed."""
-        told: dict[str, Any] = self.get("/v1/tuning")
+        told: JsonDict = self.get("/v1/tuning")
         check(told, TUNING, "tuning")
         return {**told, "version": int(told["version"])}
 
-    def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
+    def put_tuning(self, document: Json, *, expected: int, key: str) -> httpx.Response:
         """Send the tuning; returns whatever the store answers."""
         headers = {"If-Match": f'"{expected}"', "Idempotency-Key": key}
         return asked_whole(self._http, "PUT", "/v1/tuning", json=dict(document), headers=headers)
 
-    def post(self, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> httpx.Response:
+    def post(self, path: str, body: Json, timeout_s: float = TIMEOUT_S) -> httpx.Response:
         """Send a command; returns whatever the store answers."""
         return asked_whole(self._http, "POST", path, json=dict(body), timeout=timeout_s)
 
@@ -83,17 +88,17 @@ class Collector:
     def __init__(
         self,
         roster: Roster,
-        now: Callable[[], datetime],
+        now: Now,
+        steady_s: Clock,
         access: Access = PLAIN,
-        steady_s: Callable[[], float] | None = None,
     ) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``."""
+        """``steady_s`` counts seconds by a clock that nobody sets."""
         self.roster = roster
         self._now = now
-        self._steady_s = steady_s or (lambda: now().timestamp())
+        self._steady_s = steady_s
         self._made = partial(StoreHttp, access=access)
-        self._clients: Mapping[str, StoreHttp] = {}
-        self.addresses: Mapping[str, str] = {}
+        self._clients: dict[str, StoreHttp] = {}
+        self.addresses: dict[str, str] = {}
         """What each store is called until it reports its name."""
         self._names: dict[str, str] = {}
         self._readings: dict[str, tuple[Reading, float]] = {}
@@ -115,7 +120,7 @@ class Collector:
             self._meet()
         return others or renamed
 
-    def collect(self) -> list[Snapshot | Trouble]:
+    def collect(self) -> list[Heard]:
         """One answer per store, in the order of the roster."""
         clients = self._clients
         answers, told = zip(clients, at_once(self._ask, clients), strict=True), []
@@ -159,7 +164,7 @@ class Collector:
         self._names = {url: store.name or self._names.get(url) or self.addresses[url] for url, store in stores.items()}
         self._readings = {url: last for url, last in self._readings.items() if url in stores}
 
-    def _ask(self, url: str) -> Snapshot | Trouble:
+    def _ask(self, url: str) -> Heard:
         client = self._clients[url]
         try:
             counters, status = client.get("/v1/counters"), client.get("/v1/status")
@@ -189,9 +194,7 @@ class Collector:
     def _nonsense(self, url: str, error: Exception) -> Trouble:
         return Trouble(self._names[url], "store_nonsense", f"{url} answers what no store answers: {error!r}")
 
-    def _snapshot(
-        self, url: str, reading: Reading, status: Mapping[str, Any], tuning: Mapping[str, Any]
-    ) -> Snapshot | Trouble:
+    def _snapshot(self, url: str, reading: Reading, status: Json, tuning: Json) -> Heard:
         at, asked_s = self._now(), self._steady_s()
         before, last_s = self._readings.get(url, (None, asked_s))
         if before is not None and (odd := _odd(reading.time_s - before.time_s, asked_s - last_s)):

@@ -24,6 +24,7 @@ from tiertune_connector.ending import Ending, until_told
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import LookupReply, StepReport, TierReport
 from tiertune_connector.protocol.reporting import gained_s, prefill_line, tier_reports
+from tiertune_connector.units import Clock
 
 if TYPE_CHECKING:
     from tiertune_agent.replay.traces import Trace
@@ -146,7 +147,7 @@ class Player:
         job: Job,
         tally: Tally,
         *,
-        clock: Callable[[], float],
+        clock: Clock,
         sleep: Callable[[float], object],
     ) -> None:
         self._client = client

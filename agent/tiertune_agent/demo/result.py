@@ -4,16 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
-from typing import Any
 
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.demo.player import Tally
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.records import CHANGED
 from tiertune_connector.units import format_count
 
 TIERS = ("dram", "remote")
-Document = Mapping[str, Any]
 
 
 @dataclass
@@ -44,7 +43,7 @@ class Figures:
     tiers: Mapping[str, TierFigures] = field(default_factory=lambda: {tier: TierFigures() for tier in TIERS})
     fetching: Mapping[str, bool] = field(default_factory=dict)
     """Whether each store fetches from the remote."""
-    decisions: Sequence[Document] = ()
+    decisions: Sequence[Json] = ()
     """As ``--json`` has them, oldest first."""
     windows: int = 0
     counted: Mapping[str, int] = field(default_factory=dict)
@@ -58,7 +57,7 @@ class Figures:
         """Requests by the gates' decision and by outcome; each once, however many tiers had its chunks."""
         return {name: self.counted.get(name, 0) for name in Tally.GATE}
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         """As ``demo --json`` writes it."""
         kept = ("hit_tokens", "evictions", "resident_bytes", "capacity_bytes")
         return {
@@ -74,7 +73,7 @@ class Figures:
         }
 
 
-def tiers(counters: Sequence[Document], statuses: Sequence[Document], *, one_remote: bool) -> dict[str, TierFigures]:
+def tiers(counters: Sequence[Json], statuses: Sequence[Json], *, one_remote: bool) -> dict[str, TierFigures]:
     """From all stores' ``/v1/counters`` and ``/v1/status``; ``one_remote``: all report the usage of the same remote."""
     found = {name: TierFigures() for name in TIERS}
     for name, tier in found.items():
@@ -92,7 +91,7 @@ def evicted(exposition: str) -> float:
     return Exposition(exposition).total("tiertune_tier_evictions_total", tier="remote") or 0.0
 
 
-def values(store: Document, metric: str, **labels: str) -> Iterator[float]:
+def values(store: Json, metric: str, **labels: str) -> Iterator[float]:
     """Values of a counter's rows that carry the labels."""
     table = store["metrics"].get(metric, {"labels": [], "rows": []})
     for row in table["rows"]:
@@ -101,18 +100,18 @@ def values(store: Document, metric: str, **labels: str) -> Iterator[float]:
             yield row[-1]
 
 
-def decisions(documents: Sequence[Document], started: datetime) -> list[Document]:
+def decisions(documents: Sequence[Json], started: datetime) -> list[Json]:
     """From ``/api/v1/decisions``, oldest first, with the seconds since the start in ``at_s``."""
     return sorted((_decision(document, started) for document in documents), key=itemgetter("id"))
 
 
-def _decision(document: Document, started: datetime) -> Document:
+def _decision(document: Json, started: datetime) -> Json:
     at = datetime.fromisoformat(document["applied_at"] or document["created_at"])
     names = ("id", "tuner", "store", "pool", "from", "to", "state", "reason")
     return {name: document[name] for name in names} | {"at_s": round((at - started).total_seconds(), 3)}
 
 
-def applied(decision: Document) -> bool:
+def applied(decision: Json) -> bool:
     """Whether it changed the store."""
     return decision["state"] in CHANGED
 

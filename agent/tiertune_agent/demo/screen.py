@@ -11,7 +11,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from tiertune_agent.demo.result import Document, Figures, applied
+from tiertune_agent.demo.result import Figures, applied
+from tiertune_agent.fields import Json
 from tiertune_agent.records import State
 from tiertune_connector.units import format_size
 
@@ -128,7 +129,7 @@ def counted(figures: Figures) -> str:
     return f"{requests} requests · saved {saved:.1f} s of prefill, lost {lost:.1f} s · {chunks} chunks, {wrong} wrong"
 
 
-def decided(decision: Document) -> str:
+def decided(decision: Json) -> str:
     """Who decided what."""
     before, after = (_value(decision[side]) for side in ("from", "to"))
     pool = f" {decision['pool'][:8]}" if decision["pool"] else ""
@@ -173,7 +174,7 @@ def _fetching(figures: Figures) -> Text:
     return text
 
 
-def _decisions(decisions: Iterable[Document]) -> Iterator[RenderableType]:
+def _decisions(decisions: Iterable[Json]) -> Iterator[RenderableType]:
     newest = list(decisions)[-NEWEST:][::-1]
     if not newest:
         yield Text("none yet: the agent looks every two seconds", style="dim")

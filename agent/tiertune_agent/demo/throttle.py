@@ -8,6 +8,7 @@ import numpy as np
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.tiers.base import Came, Outcome, Tier, Usage, unheard
+from tiertune_connector.units import Clock
 
 
 class LinkRate:
@@ -37,7 +38,7 @@ class ThrottledTier:
         inner: Tier,
         rate: Callable[[], float],
         *,
-        clock: Callable[[], float],
+        clock: Clock,
         sleep: Callable[[float], None],
     ) -> None:
         """``rate`` returns bytes per second, 0 for no limit; ``clock`` monotonic seconds."""

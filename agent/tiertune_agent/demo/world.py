@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import httpx
 import msgspec
@@ -21,6 +20,7 @@ import msgspec
 from tiertune_agent.demo.player import Job, Tally, save_requests
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.demo.throttle import LinkRate
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.replay.traces import Trace
 from tiertune_connector.ending import Ending
 
@@ -73,7 +73,7 @@ class Setup:
     """Seconds to recompute a chunk; fetching one takes about 1 ms, and 21 ms over the slowed link."""
     policy: str = ""
     """YAML; empty: the demo's."""
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Json] = field(default_factory=dict)
     """By host, settings that extend or replace the demo's."""
     agent: Sequence[str] = ("-c", _COMMAND_LINE)
     """Python's arguments that run ``tiertune``."""
@@ -191,7 +191,7 @@ class World:
         counts = [tally.read() for tally in self.tallies]
         return {field: sum(count[field] for count in counts) for field in Tally.FIELDS}
 
-    def _start_remote(self) -> dict[str, Any]:
+    def _start_remote(self) -> JsonDict:
         """Start the remote; returns the hosts' settings of it."""
         if self.remote == "directory":
             (self.folder / "remote").mkdir()
@@ -211,7 +211,7 @@ class World:
         self._redis = f"redis://127.0.0.1:{port}/0"
         return {"url": self._redis}
 
-    def _start_host(self, host: str, remote: dict[str, Any]) -> None:
+    def _start_host(self, host: str, remote: JsonDict) -> None:
         # Paths relative to the folder: a unix socket's path is bounded, and temporary folders may lie deep.
         config = {
             "name": host,
@@ -249,7 +249,7 @@ class World:
     def _address(self, host: str) -> Path:
         return self.folder / f"{host}.state" / "http"
 
-    def _write(self, name: str, document: dict[str, Any]) -> None:
+    def _write(self, name: str, document: JsonDict) -> None:
         (self.folder / name).write_text(json.dumps(document, indent=1))  # JSON is YAML
 
     def _spawn(self, name: str, command: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import yaml
 from tiertune_agent.credentials import Access, access, from_environment
 from tiertune_agent.doctor import gathered, report
 from tiertune_agent.doctor.checks import findings
-from tiertune_agent.doctor.facts import AllFacts, DatabaseFacts, ServerFacts, StorageFacts, StoreFacts
+from tiertune_agent.doctor.facts import NOT_ASKED, AllFacts, DatabaseFacts, ServerFacts, StorageFacts, StoreFacts
 from tiertune_agent.fields import Json
 from tiertune_agent.incidents.detectors import FEW
 from tiertune_agent.replay.engine import break_even_tokens, prefill_s
@@ -100,10 +100,10 @@ def _here(url: str) -> str:
 def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathered.Reader | None = None) -> AllFacts:
     """Ask all of them. DocumentError if the environment names an unusable token or CA file."""
     reader = reader or gathered.Reader(from_environment(os.environ))
-    agent = reader.agent(asked.agent) if asked.agent else None
+    agent = reader.agent(asked.agent) if asked.agent else NOT_ASKED
     stores, named = dict(asked.stores), list(asked.servers)
     known: dict[str, Json] = {}
-    if agent and agent.answers:
+    if agent.answers:
         known = {str(one["url"]): one for one in agent.stores}
         stores |= {url: stores.get(url, "") for url in known}
         named += [one for one in gathered.told_servers(agent) if one.server not in {own.server for own in named}]
@@ -204,9 +204,9 @@ def tell(facts: AllFacts, json_path: Path | None) -> bool:
 
 def _unknown(facts: AllFacts) -> Iterator[str]:
     """What was not checked: nobody was named to ask, or those who were do not tell it yet."""
-    if facts.storage and not (facts.agent or facts.stores or facts.engines or facts.database):
+    if facts.storage and not (facts.agent.url or facts.stores or facts.engines or facts.database):
         return
-    if facts.agent is None:
+    if not facts.agent.url:
         yield "agent, policy, incidents: no agent is named (--agent, or its settings by --config)"
     if not facts.engines:
         yield "staging, hash algorithm, lost chunks: no engine is named (--engine)"

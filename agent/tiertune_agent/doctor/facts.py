@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import Rows
 from tiertune_agent.fields import Json, read
-from tiertune_agent.records import Window, series
+from tiertune_agent.records import Window, added_up, series
 from tiertune_agent.tuners.base import pools, present
 from tiertune_agent.whatif.terms import Prefill
 from tiertune_connector.tuning import TIERS
@@ -30,11 +30,8 @@ class Counted(Window):
 
     def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Sums of the numbers of ``name`` that carry ``labels``, by the values of ``label``; zeros are left out."""
-        sums: dict[str, float] = {}
-        for told, value in self.labelled(name):
-            if value and labels.items() <= told.items():
-                sums[told.get(label, "")] = sums.get(told.get(label, ""), 0.0) + value
-        return sums
+        found = ((told, value) for told, value in self.labelled(name) if value and labels.items() <= told.items())
+        return added_up((told.get(label, ""), value) for told, value in found)
 
 
 def counted_in(rows: Rows) -> Counted:
@@ -43,14 +40,22 @@ def counted_in(rows: Rows) -> Counted:
 
 
 @dataclass(frozen=True)
-class StoreFacts:
+class Facts:
+    problem: str = field(default="", kw_only=True)
+    """Why asking it failed; empty: it answers."""
+
+    @property
+    def answers(self) -> bool:
+        return not self.problem
+
+
+@dataclass(frozen=True)
+class StoreFacts(Facts):
     """One store, as its own HTTP answers."""
 
     url: str
     called: str = ""
     """Its name in the settings; empty: they give none."""
-    problem: str = ""
-    """Why asking it failed; empty: it answers."""
     status: Json = field(default_factory=dict)
     tuning: Json = field(default_factory=dict)
     counted: Counted = field(default_factory=lambda: counted_in({}))
@@ -61,10 +66,6 @@ class StoreFacts:
     """The agent reaches it, so it is well, even if we cannot."""
     closed: bool = False
     """It answers, but wants a token that we do not have."""
-
-    @property
-    def answers(self) -> bool:
-        return not self.problem
 
     @property
     def name(self) -> str:
@@ -89,11 +90,10 @@ class StoreFacts:
 
 
 @dataclass(frozen=True)
-class AgentFacts:
+class AgentFacts(Facts):
     """The agent, as its API answers."""
 
     url: str
-    problem: str = ""
     fleet: Json = field(default_factory=dict)
     incidents: Sequence[Json] = ()
     """Open ones."""
@@ -101,10 +101,6 @@ class AgentFacts:
     clock: Clock | None = None
     away: bool = False
     """It is there, but its database is not."""
-
-    @property
-    def answers(self) -> bool:
-        return not self.problem
 
     @property
     def file(self) -> str:
@@ -123,26 +119,27 @@ class AgentFacts:
         return frozenset((*known, *((self.fleet.get("unheard") or {}).get("sources") or ())))
 
 
+NOT_ASKED = AgentFacts("", problem="nobody named it")
+
+
 @dataclass(frozen=True)
-class EngineFacts:
+class EngineFacts(Facts):
     """One engine, by vLLM's own ``/metrics`` and ``/version``."""
 
     url: str
-    problem: str = ""
     version: str = ""
-    told: Exposition | None = None
+    told: Exposition = field(default_factory=lambda: Exposition(""))
 
-    def total(self, name: str, **labels: str) -> float:
+    def total(self, name: str) -> float:
         """A metric's sum; 0 if the engine does not export it."""
-        return (self.told.total(name, **labels) if self.told else None) or 0.0
+        return self.told.total(name) or 0.0
 
 
 @dataclass(frozen=True)
-class ServerFacts:
+class ServerFacts(Facts):
     """One server of the remote tier, by its own answer or by the agent's."""
 
     server: str
-    problem: str = ""
     maxmemory: int | None = None
     """0: no bound."""
     policy: str = ""
@@ -150,21 +147,19 @@ class ServerFacts:
 
 
 @dataclass(frozen=True)
-class DatabaseFacts:
+class DatabaseFacts(Facts):
     """The agent's database; ``have``: its schema's revision, None: it is empty."""
 
     shown: str
-    problem: str = ""
     have: str | None = None
     newest: str = ""
 
 
 @dataclass(frozen=True)
-class StorageFacts:
+class StorageFacts(Facts):
     """A measured storage, compared with recomputing."""
 
     storage: str
-    problem: str = ""
     latency_s: float = 0.0
     """Of reading a small chunk."""
     present_s: float = 0.0
@@ -185,7 +180,7 @@ class StorageFacts:
 class AllFacts:
     version: str
     """Of this command."""
-    agent: AgentFacts | None = None
+    agent: AgentFacts = NOT_ASKED
     stores: Sequence[StoreFacts] = ()
     engines: Sequence[EngineFacts] = ()
     servers: Sequence[ServerFacts] = ()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, TypeVar
 
 from tiertune_agent.doctor.facts import AllFacts
@@ -39,30 +38,30 @@ class Check:
         return (Finding(self.name, self.severity, *found) for found in self.look(facts))
 
 
-def check(name: str, severity: Severity) -> Callable[[Callable[[AllFacts], Found]], Check]:
-    """Decorator: makes a check of a function of all facts."""
-    return partial(Check, name, severity)
+def check(severity: Severity) -> Callable[[Callable[[AllFacts], Found]], Check]:
+    """Decorator: makes a check of a function of all facts, by its name."""
+    return lambda look: Check(look.__name__, severity, look)
 
 
 def of_each(
     subjects: Callable[[AllFacts], Iterable[Subject]], where: str
-) -> Callable[[str, Severity], Callable[[Callable[[Subject], Told]], Check]]:
+) -> Callable[[Severity], Callable[[Callable[[Subject], Told]], Check]]:
     """Decorator like ``check``, for a function of one subject; ``where`` is the attribute that says where it is."""
 
-    def named(name: str, severity: Severity) -> Callable[[Callable[[Subject], Told]], Check]:
+    def of(severity: Severity) -> Callable[[Callable[[Subject], Told]], Check]:
         def made(look_at: Callable[[Subject], Told]) -> Check:
             def look(facts: AllFacts) -> Found:
                 return ((getattr(one, where), *told) for one in subjects(facts) for told in look_at(one))
 
-            return Check(name, severity, look)
+            return Check(look_at.__name__, severity, look)
 
         return made
 
-    return named
+    return of
 
 
-of_agent = of_each(lambda facts: [facts.agent] if facts.agent else [], "url")
-of_policy = of_each(lambda facts: [facts.agent] if facts.agent else [], "file")
+of_agent = of_each(lambda facts: [facts.agent] if facts.agent.url else [], "url")
+of_policy = of_each(lambda facts: [facts.agent] if facts.agent.url else [], "file")
 of_store = of_each(lambda facts: facts.answering, "name")
 of_engine = of_each(lambda facts: facts.engines, "url")
 of_server = of_each(lambda facts: facts.servers, "server")

@@ -26,6 +26,7 @@ from tiertune_agent.doctor.facts import (
     counted_in,
 )
 from tiertune_agent.engines import shown as engine_key
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.database import DatabaseError, connect, revisions, shown, sqlite_path
 from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
 from tiertune_agent.remote.server import RedisServer
@@ -157,7 +158,7 @@ def _server(server: RedisServer) -> ServerFacts:
     return ServerFacts(held.server, maxmemory=held.maxmemory, policy=held.policy, used_bytes=held.used_bytes)
 
 
-def _document(http: httpx.Client, path: str) -> dict[str, Any]:
+def _document(http: httpx.Client, path: str) -> JsonDict:
     answer = asked_whole(http, "GET", path)
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise _ClosedError(f"it {turned_away(http)}")

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +10,7 @@ from rich.text import Text
 from tiertune_agent.doctor.checks import CHECKS, ORDER
 from tiertune_agent.doctor.facts import AllFacts, StorageFacts
 from tiertune_agent.doctor.finding import Finding
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.terminal.options import printable
 from tiertune_agent.terminal.tables import pairs, terminal
 
@@ -22,7 +22,7 @@ def healthy(findings: Sequence[Finding]) -> bool:
     return all(finding.severity == "note" for finding in findings)
 
 
-def document(facts: AllFacts, findings: Sequence[Finding]) -> dict[str, Any]:
+def document(facts: AllFacts, findings: Sequence[Finding]) -> JsonDict:
     """As ``--json`` writes it."""
     return {
         "healthy": healthy(findings),
@@ -44,7 +44,7 @@ def looked_at(facts: AllFacts) -> dict[str, int]:
         "databases": [facts.database],
         "storages": [facts.storage],
     }
-    return {kind: sum(one is not None and not one.problem for one in those) for kind, those in asked.items()}
+    return {kind: sum(one is not None and one.answers for one in those) for kind, those in asked.items()}
 
 
 def show(facts: AllFacts, findings: Sequence[Finding]) -> None:

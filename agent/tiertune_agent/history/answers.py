@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.models import AnswerRow
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Target
@@ -37,7 +38,7 @@ class Answers(OfHistory):
                 told_now = {name: newer.excluded[name] for name in ("at", "change", "reason")}
                 session.execute(newer.on_conflict_do_update(index_elements=_KEY, set_=told_now), rows)
 
-    def newest(self) -> list[dict[str, Any]]:
+    def newest(self) -> list[JsonDict]:
         query = select(AnswerRow).order_by(AnswerRow.store, AnswerRow.tuner, AnswerRow.tier, AnswerRow.namespace)
         return [
             {**row.told("tuner", "store", "tier"), "pool": row.namespace, **row.told("at", "change", "reason")}

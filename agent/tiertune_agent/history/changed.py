@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import Row, and_, func, or_, select
@@ -10,7 +11,7 @@ from sqlalchemy.orm import aliased
 
 from tiertune_agent.history.models import DecisionRow, ReviewRow, cut
 from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target, parts
+from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target, grouped, parts
 from tiertune_agent.tuners.remote_fetch import FIELD, protects
 
 _FIELD = ("tuner", "store", "tier", "namespace", "field")
@@ -127,11 +128,7 @@ def _of(stores: Collection[str]) -> Any:  # noqa: ANN401 (a condition)
 
 
 def _by_store(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
-    found: dict[str, list[Decision]] = {}
-    for decision in decisions:
-        for part in parts(decision):
-            found.setdefault(part.target.store, []).append(part)
-    return found
+    return grouped(chain.from_iterable(map(parts, decisions)), lambda part: part.target.store)
 
 
 def _followed(*, within_soak: bool = False) -> Any:  # noqa: ANN401 (a Select)

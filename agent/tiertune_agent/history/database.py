@@ -45,16 +45,12 @@ class DatabaseError(RuntimeError):
     """The database cannot be used now; the message says why, or what to do. It holds no password."""
 
 
-class AddressError(ValueError):
-    """An address that names no database of this version."""
-
-
 class UnusableError(DatabaseError, ValueError):
     """What was configured cannot be our database, and retrying is useless; the message says what to mend."""
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file behind ``sqlite:///path``; None for PostgreSQL; AddressError for any other address."""
+    """The file behind ``sqlite:///path``; None for PostgreSQL; UnusableError for any other address."""
     parsed = _address(url)
     return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
 
@@ -93,14 +89,14 @@ def _address(url: str) -> URL:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
     except (ArgumentError, ValueError):
-        raise AddressError(
+        raise UnusableError(
             "database: no address such as sqlite:///tiertune.sqlite or postgresql://user@host/name"
         ) from None
     if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
         return parsed
     if parsed.drivername in ("postgresql", "postgresql+psycopg") and "password" not in parsed.query:
         return parsed.set(drivername="postgresql+psycopg")
-    raise AddressError(
+    raise UnusableError(
         f"database: history is kept in an SQLite file (sqlite:///path) or in PostgreSQL (postgresql://user@host/name), "
         f"not in {shown(parsed)}"
     )

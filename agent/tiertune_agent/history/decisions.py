@@ -1,18 +1,21 @@
-"""Change control in SQL: moves decisions from state to state, and writes each verdict along with its state."""
+"""Change control in SQL: moves decisions from state to state; verdicts along with their states, and reviews."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from tiertune_agent.history.models import DecisionRow, VerdictRow
+from tiertune_agent.fields import JsonDict
+from tiertune_agent.history.models import DecisionRow, ReviewRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row
 from tiertune_agent.history.sessions import OfHistory, Sessions
-from tiertune_agent.records import STANDING, Decision, State, Target
+from tiertune_agent.records import STANDING, Decision, State, Target, grouped
 from tiertune_agent.tuners.base import Proposal
+from tiertune_agent.verdicts.verdict import Verdict
 
 MOST_WAITED = 10_000
 """More than the largest fleet wishes in a day."""
@@ -135,6 +138,26 @@ class Decisions(OfHistory):
         if moved and verdict != decision.state:
             self.observer(decision.tuner, verdict)
         return moved
+
+    def verdicts(self, decisions: Iterable[int]) -> dict[int, list[JsonDict]]:
+        """Verdicts by decision, for those that were judged."""
+        query = select(VerdictRow).where(VerdictRow.decision.in_(list(decisions))).order_by(VerdictRow.id)
+        found = grouped(self._all(query), attrgetter("decision"))
+        columns = ("at", "verdict", "reason", "evidence")
+        return {decision: [row.told(*columns) for row in rows] for decision, rows in found.items()}
+
+    def verdicts_of(self, decision: int) -> list[JsonDict]:
+        return self.verdicts([decision]).get(decision, [])
+
+    def review(self, decision: Decision, stands: str, verdict: Verdict, now: datetime) -> None:
+        """Write a row that says whether it still pays."""
+        told = {"stands": stands, "reason": verdict.reason, "evidence": dict(verdict.evidence)}
+        with self._session() as session:
+            session.add(ReviewRow(decision=decision.id, at=now, **told))
+
+    def reviews(self, decision: int) -> list[JsonDict]:
+        query = select(ReviewRow).where(ReviewRow.decision == decision).order_by(ReviewRow.id)
+        return self._told(query, "at", "stands", "reason", "evidence")
 
 
 def _moved(

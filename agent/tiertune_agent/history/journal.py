@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import func, select
 
 from tiertune_agent.collector.direct_commands import Entry
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.history.models import AuditRow, FreezeRow, IncidentRow, PolicyRevisionRow, cut
 from tiertune_agent.history.sessions import OfHistory
 
@@ -42,7 +43,7 @@ class Journal(OfHistory):
         for kind, store in closed:
             log.info("incident %s %r closed", kind, store)
 
-    def incidents(self) -> list[dict[str, Any]]:
+    def incidents(self) -> list[JsonDict]:
         """All open incidents, then others, newest first, up to 100 in all."""
         most = max(100, sum(self.open_incidents().values()))
         query = select(IncidentRow).order_by(IncidentRow.closed_at.is_not(None), IncidentRow.id.desc()).limit(most)
@@ -80,12 +81,12 @@ class Journal(OfHistory):
                 session.flush()
             return row.id
 
-    def policy_revisions(self) -> list[dict[str, Any]]:
+    def policy_revisions(self) -> list[JsonDict]:
         """The last 20, newest first."""
         query = select(PolicyRevisionRow).order_by(PolicyRevisionRow.id.desc()).limit(20)
         return self._told(query, "id", "digest", "source", "text", "loaded_at")
 
-    def audit(self, who: str, source: str, what: str, detail: Mapping[str, Any], now: datetime) -> int:
+    def audit(self, who: str, source: str, what: str, detail: Json, now: datetime) -> int:
         """Returns the row's number, for ``refused``."""
         with self._session() as session:
             row = AuditRow(at=now, who=who, source=source, what=what, detail=dict(detail))
@@ -110,7 +111,7 @@ class Journal(OfHistory):
                 new.pop((at, who, source, what), None)
             session.add_all(AuditRow(**{**vars(entry), "detail": dict(entry.detail)}) for entry in new.values())
 
-    def audited(self, limit: int = 100) -> list[dict[str, Any]]:
+    def audited(self, limit: int = 100) -> list[JsonDict]:
         """Newest first."""
         query = select(AuditRow).order_by(AuditRow.at.desc(), AuditRow.id.desc()).limit(limit)
         return [{**row.told("at", "who"), "from": row.source, **row.told("what", "detail")} for row in self._all(query)]

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, TypeVar
 
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.models import LedgerRow, cut
 from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import Rates, Window
+from tiertune_agent.records import Rates, Window, sum_known
 from tiertune_agent.verdicts.holdout import (
     COUNTER,
     GROUPS,
@@ -28,7 +28,6 @@ from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
 _TOLD = tuple(name for name in COLUMNS if name not in {"hour", "holdout"})
 """Columns of a row that are reported beside its hour."""
-Amount = TypeVar("Amount", int, float)
 Place = tuple[datetime, str, str, str]
 """Hour, store, namespace and tier: a row's key."""
 
@@ -36,11 +35,11 @@ Place = tuple[datetime, str, str, str]
 class Ledger(OfHistory):
     """Entries come in through `History`."""
 
-    def rows(self, since: datetime) -> list[dict[str, Any]]:
+    def rows(self, since: datetime) -> list[JsonDict]:
         """Rows from the hour of ``since`` on, by hour, store, namespace and tier; by day if over a fortnight old."""
         columns = [getattr(LedgerRow, name) for name in ("hour", *_TOLD)]
         query = select(*columns).where(LedgerRow.hour >= hour_of(since)).order_by(LedgerRow.hour, LedgerRow.store)
-        found: list[dict[str, Any]] = []
+        found: list[JsonDict] = []
         for hour, rows in groupby(self._rows(query), key=itemgetter(0)):
             told = hour.isoformat()
             found += [{"hour": told, **dict(zip(_TOLD, row[1:], strict=True))} for row in rows]
@@ -108,12 +107,7 @@ def _add(whole: LedgerRow, row: LedgerRow | Entry) -> None:
     whole.bytes = _mean(whole.bytes, whole.seconds, row.bytes, row.seconds)
     whole.seconds += row.seconds
     for name in ("saved", "lost", "transferred", "money"):
-        setattr(whole, name, _sum(getattr(whole, name), getattr(row, name)))
-
-
-def _sum(one: Amount | None, other: Amount | None) -> Amount | None:
-    """The sum of what is known; None if neither is."""
-    return other if one is None else one if other is None else one + other
+        setattr(whole, name, sum_known(getattr(each, name) for each in (whole, row)))
 
 
 def _mean(one: float | None, one_s: float, other: float | None, other_s: float) -> int | None:

@@ -7,6 +7,8 @@ from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, Index, Integ
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
+from tiertune_agent.fields import JsonDict
+
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 """A counting key: on SQLite only an Integer counts up by itself."""
 
@@ -57,7 +59,7 @@ class Words(TypeDecorator[str]):
 
 Key = Annotated[str, mapped_column(primary_key=True)]
 Wording = Annotated[str, mapped_column(Words())]
-Sparse = Annotated[dict[str, Any], mapped_column(JSON(none_as_null=True))]
+Sparse = Annotated[JsonDict, mapped_column(JSON(none_as_null=True))]
 """A document that is SQL's null where there is none, not JSON's."""
 
 
@@ -67,10 +69,10 @@ class Base(DeclarativeBase):
         str: Name(),
         float: Double(),
         int: BigInteger(),
-        dict[str, Any]: JSON(),
+        JsonDict: JSON(),
     }
 
-    def told(self, *columns: str) -> dict[str, Any]:
+    def told(self, *columns: str) -> JsonDict:
         """These columns, ready for JSON."""
         values = ((name, getattr(self, name)) for name in columns)
         return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values}
@@ -81,6 +83,8 @@ class _Numbered:
 
 
 class StoreRow(Base):
+    """A store as it last answered; ``pending_bypass`` is a wish that it has not acknowledged."""
+
     __tablename__ = "stores"
 
     name: Mapped[Key]
@@ -89,9 +93,9 @@ class StoreRow(Base):
     version: Mapped[str]
     first_seen: Mapped[datetime]
     last_seen: Mapped[datetime]
-    status: Mapped[dict[str, Any]]
-    tuning: Mapped[dict[str, Any]]
-    totals: Mapped[dict[str, Any]]
+    status: Mapped[JsonDict]
+    tuning: Mapped[JsonDict]
+    totals: Mapped[JsonDict]
     pending_bypass: Mapped[bool | None]
     expected: Mapped[Sparse | None]
     """The tuning as it was known at ``expected_at``; only decisions change it after."""
@@ -126,7 +130,7 @@ class _Counted(_Numbered):
     tier: Mapped[str]
     start: Mapped[datetime]
     seconds: Mapped[float]
-    counters: Mapped[dict[str, Any]]
+    counters: Mapped[JsonDict]
 
 
 class WindowRow(_Counted, Base):
@@ -198,7 +202,7 @@ class DecisionRow(_Numbered, Base):
     mode: Mapped[str]
     state: Mapped[str] = mapped_column(index=True)
     reason: Mapped[Wording]
-    evidence: Mapped[dict[str, Any]]
+    evidence: Mapped[JsonDict]
     expected_version: Mapped[int | None]
     applied_version: Mapped[int | None]
     policy_revision: Mapped[int | None]
@@ -220,7 +224,7 @@ class VerdictRow(_Numbered, Base):
     at: Mapped[datetime]
     verdict: Mapped[str]
     reason: Mapped[Wording]
-    evidence: Mapped[dict[str, Any]]
+    evidence: Mapped[JsonDict]
 
 
 class ReviewRow(_Numbered, Base):
@@ -233,7 +237,7 @@ class ReviewRow(_Numbered, Base):
     at: Mapped[datetime]
     stands: Mapped[str]
     reason: Mapped[Wording]
-    evidence: Mapped[dict[str, Any]]
+    evidence: Mapped[JsonDict]
 
 
 class ProspectRow(_Numbered, Base):
@@ -246,7 +250,7 @@ class ProspectRow(_Numbered, Base):
     start: Mapped[datetime]
     seconds: Mapped[float]
     requests: Mapped[int]
-    costs: Mapped[dict[str, Any]]
+    costs: Mapped[JsonDict]
 
 
 class AnswerRow(Base):
@@ -330,4 +334,4 @@ class AuditRow(_Numbered, Base):
     source: Mapped[str]
     """Where the command came from."""
     what: Mapped[str]
-    detail: Mapped[dict[str, Any]]
+    detail: Mapped[JsonDict]

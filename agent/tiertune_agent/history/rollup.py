@@ -15,7 +15,7 @@ from tiertune_agent.collector.counters import is_gauge
 from tiertune_agent.history.ledger import fold_ledger
 from tiertune_agent.history.models import HourRow, LedgerRow, StoreRow, WindowRow
 from tiertune_agent.history.rows import hour_row, window_of
-from tiertune_agent.records import Histogram, Value, Window, sum_of
+from tiertune_agent.records import Histogram, Value, Window, Windows, sum_of
 from tiertune_agent.verdicts.ledger import hour_of
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -86,7 +86,7 @@ def over(window: Window | WindowRow, now: datetime) -> bool:
     return hour_of(window.start) + HOUR + LATE <= now
 
 
-def summed(windows: Sequence[Window], start: datetime) -> Window:
+def summed(windows: Windows, start: datetime) -> Window:
     """Windows of one tier or pool as one that began at ``start``: counters add up, gauges are means over the seconds.
 
     So one of them may itself be the sum of many; a gauge known only in part of it weighs as if known in all.

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker
 
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.database import DatabaseError, cause, shown
 from tiertune_agent.history.rows import decision_of
 from tiertune_agent.records import Decision
@@ -66,7 +67,7 @@ class OfHistory:
             for change in changes:
                 session.execute(change)
 
-    def _told(self, query: Select[Any], *columns: str) -> list[dict[str, Any]]:
+    def _told(self, query: Select[Any], *columns: str) -> list[JsonDict]:
         """These columns of each row, ready for JSON."""
         return [row.told(*columns) for row in self._all(query)]
 

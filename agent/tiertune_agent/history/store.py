@@ -1,26 +1,54 @@
-"""Stores and what is expected of them, and access to all else that is remembered."""
+"""Stores: what they tell, what is expected and wished of them; and access to all else that is remembered."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, select, update
+from sqlalchemy import Connection, Engine, delete, insert, select, update
+from sqlalchemy.orm import Session
 
+from tiertune_agent.fields import read
 from tiertune_agent.history.answers import Answers
 from tiertune_agent.history.changed import Changed
 from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.journal import Journal
-from tiertune_agent.history.ledger import Ledger
+from tiertune_agent.history.ledger import Ledger, book
 from tiertune_agent.history.measured import Measured
-from tiertune_agent.history.models import AnswerRow, IncidentRow, StoreRow, WishRow, cut
-from tiertune_agent.history.remembering import NOWHERE, remember
+from tiertune_agent.history.models import AnswerRow, IncidentRow, StageWindowRow, StoreRow, WindowRow, WishRow, cut
 from tiertune_agent.history.retention import Retention
-from tiertune_agent.history.rollup import over
+from tiertune_agent.history.rollup import NEVER, add_late, over
+from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions
-from tiertune_agent.history.verdicts import Verdicts
-from tiertune_agent.history.wishes import Wishes
-from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, State, StoreRecord, Window
+from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, State, Window
+from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
+
+_STATE = ("url", "boot_id", "version", "status", "tuning", "totals")
+NOWHERE = ""
+"""Address of a store when another store answers at its former one."""
+
+
+class Wishes(OfHistory):
+    """Bypass wishes, on or off, for stores that never answered, by address, until they have received them."""
+
+    def of(self, urls: Collection[str]) -> dict[str, bool]:
+        """The wishes kept for these addresses."""
+        kept = {row.url: row.bypass for row in self._all(select(WishRow))}
+        return {url: kept[cut(url)] for url in urls if cut(url) in kept}
+
+    def keep(self, url: str, *, on: bool) -> None:
+        """Keep a wish; it replaces an earlier one."""
+        with self._session() as session:
+            session.merge(WishRow(url=cut(url), bypass=on))
+
+    def heard(self, url: str, *, on: bool) -> None:
+        """Drop a wish that the store has acknowledged; another one that came meanwhile stays."""
+        self._do(delete(WishRow).where(WishRow.url == cut(url), WishRow.bypass == on))
+
+    def drop(self, url: str) -> None:
+        """Drop the wish: the store is known by now, and what it has not received is kept beside its name."""
+        self._do(delete(WishRow).where(WishRow.url == cut(url)))
 
 
 class History(OfHistory):
@@ -36,7 +64,6 @@ class History(OfHistory):
         self.ledger = Ledger(self._session)
         self.retention = Retention(self._session)
         self.decisions = Decisions(self._session)
-        self.verdicts = Verdicts(self._session)
         self.changed = Changed(self._session)
         self.answers = Answers(self._session)
         self.journal = Journal(self._session)
@@ -57,7 +84,7 @@ class History(OfHistory):
         late = any(over(window, snapshot.at) for snapshot, _ in told for window in snapshot.windows)
         if told or booked:
             with self._session.summing if late else nullcontext(), self._session() as session:
-                remember(session, told, booked)
+                _remember(session, told, booked)
 
     def expectations(self, stores: Iterable[str]) -> dict[str, Expectation]:
         """The tuning expected of stores that were seen, apart from later decisions."""
@@ -80,18 +107,17 @@ class History(OfHistory):
             with self._session() as session:
                 session.execute(update(StoreRow), rows)
 
-    def stores(self) -> list[StoreRecord]:
+    def stores(self) -> Sequence[StoreRow]:
         """Stores at the addresses of ``named``, or all without it; former ones stay remembered."""
         query = select(StoreRow).where(StoreRow.name != FLEET).order_by(StoreRow.name)
         if self.named:
             query = query.where(StoreRow.url.in_(self.named()))
-        return [_store(row) for row in self._all(query)]
+        return self._all(query)
 
-    def store(self, name: str) -> StoreRecord | None:
+    def store(self, name: str) -> StoreRow | None:
         """A store by its name; ``fleet`` is the managed remote."""
         with self._session() as session:
-            row = session.get(StoreRow, name)
-            return _store(row) if row else None
+            return session.get(StoreRow, name)
 
     def forget(self, store: str) -> None:
         """Delete a store's state, and close its incidents; its decisions stay."""
@@ -146,8 +172,49 @@ class History(OfHistory):
             )
 
 
-_STORE_FIELDS = tuple(StoreRecord.__dataclass_fields__)
+def _remember(session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]]) -> None:
+    """Remember different stores, each with its rates. Takes as many statements for many stores as for one."""
+    snapshots = [snapshot for snapshot, _ in told]
+    summed = _write_stores(session, snapshots)
+    windows = [(window, rates) for snapshot, rates in told for window in snapshot.windows]
+    if windows:
+        session.execute(insert(WindowRow), [window_columns(window) for window, _ in windows])
+        add_late(session, [window for window, _ in windows if window.start < (summed.get(cut(window.store)) or NEVER)])
+    stages = list(chain.from_iterable(snapshot.stages for snapshot in snapshots))
+    if stages:
+        session.execute(insert(StageWindowRow), [dict(vars(window)) for window in stages])
+    shares = {snapshot.store: str(read(snapshot.tuning, HELD_OUT) or 0.0) for snapshot in snapshots}
+    book(session, [*windows, *booked], shares)
 
 
-def _store(row: StoreRow) -> StoreRecord:
-    return StoreRecord(**{name: getattr(row, name) for name in _STORE_FIELDS})
+def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:
+    """Write the state of each; returns until when the windows of already known stores are summed up."""
+    names = [cut(snapshot.store) for snapshot in snapshots]
+    found = session.execute(select(StoreRow.name, StoreRow.summed_until).where(StoreRow.name.in_(names)))
+    known = {row.name: row.summed_until for row in found}
+    bypassed = session.get(WishRow, FLEET) and True
+    new = [  # the tuning of one seen for the first time is taken as intended
+        {
+            **_state(one),
+            "first_seen": one.at,
+            "expected": one.tuning,
+            "expected_at": one.at,
+            "pending_bypass": None if one.observed else bypassed,
+        }
+        for one in snapshots
+        if cut(one.store) not in known
+    ]
+    old = [_state(snapshot) for snapshot in snapshots if cut(snapshot.store) in known]
+    for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
+        if rows:
+            session.execute(statement, rows)
+    here = [snapshot.url for snapshot in snapshots if not snapshot.observed]  # several sources may share one
+    for former in session.scalars(select(StoreRow).where(StoreRow.url.in_(here), StoreRow.name.not_in(names))):
+        if former.pending_bypass is not None:  # whoever answers there now must hear it
+            session.merge(WishRow(url=former.url, bypass=former.pending_bypass))
+        former.url, former.pending_bypass = NOWHERE, None
+    return known
+
+
+def _state(snapshot: Snapshot) -> dict[str, Any]:
+    return {"name": snapshot.store, "last_seen": snapshot.at, **{name: getattr(snapshot, name) for name in _STATE}}

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
-from tiertune_agent.fields import capacity_field, read
+from tiertune_agent.fields import Json, capacity_field, read
 from tiertune_agent.incidents.drift import drift
 from tiertune_agent.records import (
     CHANGED,
@@ -17,6 +16,7 @@ from tiertune_agent.records import (
     Snapshot,
     State,
     Window,
+    Windows,
     covered_s,
     direction,
     total,
@@ -58,16 +58,16 @@ class Sight:
     """All that is known of one store: ``windows`` of the last hour, ``decisions`` of the last hours, oldest first."""
 
     snapshot: Snapshot
-    windows: Sequence[Window]
+    windows: Windows
     decisions: Sequence[Decision]
-    expected: Mapping[str, Any]
+    expected: Json
     """The tuning as it should be."""
     now: datetime
     served: bool = False
     """Whether another store found chunks in the remote in the last hour: it reads what this one writes."""
 
     @property
-    def tuning(self) -> Mapping[str, Any]:
+    def tuning(self) -> Json:
         return self.snapshot.tuning
 
     def of(self, tier: str) -> list[Window]:

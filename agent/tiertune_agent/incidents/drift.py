@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from tiertune_agent.fields import read, replaced, shown
+from tiertune_agent.fields import Json, JsonDict, read, replaced, shown
 from tiertune_agent.records import CHANGED, Decision, State
 
 ADOPTED_AFTER = timedelta(days=1)
@@ -13,7 +13,7 @@ COMMANDED = ("version", "bypass")
 """Fields that are not tuned by decisions."""
 
 
-def expected(base: Mapping[str, Any], since: datetime, decisions: Iterable[Decision]) -> dict[str, Any]:
+def expected(base: Json, since: datetime, decisions: Iterable[Decision]) -> JsonDict:
     """The tuning known at ``since``, with what later ``decisions`` changed; these come oldest first."""
     document = dict(base)
     made = [each for each in decisions if each.state in CHANGED and (_changed_at(each) or since) >= since]
@@ -38,7 +38,7 @@ def unsettled(decisions: Iterable[Decision], at: datetime) -> set[str]:
     }
 
 
-def drift(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+def drift(wanted: Json, found: Json) -> Iterator[str]:
     """Every field that differs, with both values."""
     old, new = dict(leaves(wanted)), dict(leaves(found))
     for field in sorted(old.keys() | new.keys()):
@@ -46,7 +46,7 @@ def drift(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
             yield f"{field}: expected {_told(field, old.get(field))}, found {_told(field, new.get(field))}"
 
 
-def leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(document: Json, path: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted fields and their values; null counts as absent."""
     for name, value in document.items():
         field = f"{path}.{name}" if path else name
@@ -56,7 +56,7 @@ def leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, A
             yield field, value
 
 
-def overlooking(fields: Iterable[str], wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def overlooking(fields: Iterable[str], wanted: Json, found: Json) -> JsonDict:
     """The wanted tuning, but with ``fields`` as they were found."""
     document = dict(wanted)
     for field in fields:

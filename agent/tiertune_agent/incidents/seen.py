@@ -1,13 +1,13 @@
 """Windows of each store's last hour, summed up per five minutes, for the detectors of incidents."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tiertune_agent.history.rollup import summed
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.detectors import READ
-from tiertune_agent.records import Snapshot, Window
+from tiertune_agent.records import Now, Snapshot, Window
 
 LOOKED_AT = timedelta(hours=1)
 STEP_MIN = 5
@@ -22,7 +22,7 @@ Place = tuple[datetime, str, str]
 class SeenWindows:
     """Windows, read from history once for each store, then kept up to date from its answers."""
 
-    def __init__(self, history: History, now: Callable[[], datetime]) -> None:
+    def __init__(self, history: History, now: Now) -> None:
         self._history = history
         self._now = now
         self._stores: dict[str, dict[Place, Window]] = {}

@@ -1,11 +1,11 @@
 """What is wrong with an observed source, as far as it reports: pure detectors over its state and its windows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tiertune_agent.collector.adapters.mapped import CHUNKS
 from tiertune_agent.fields import read
 from tiertune_agent.incidents.detectors import FEW, OBSERVED_S
-from tiertune_agent.records import Snapshot, Window, covered_s, known
+from tiertune_agent.records import Snapshot, Window, Windows, covered_s, sum_known
 from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import format_duration, format_size
 
@@ -15,7 +15,7 @@ TRIED_IN = 2
 """Least number of windows in which nothing was stored: what is under way is not lost yet."""
 
 
-def incidents(snapshot: Snapshot, hour: Sequence[Window], lately: Sequence[Window]) -> dict[str, str]:
+def incidents(snapshot: Snapshot, hour: Windows, lately: Windows) -> dict[str, str]:
     """A message with figures for each kind; empty: nothing is wrong.
 
     ``hour``: windows of the last hour, summed up; ``lately``: the last ones, one by one; oldest first.
@@ -29,7 +29,7 @@ def incidents(snapshot: Snapshot, hour: Sequence[Window], lately: Sequence[Windo
     return {kind: "; ".join(found) for kind, found in told.items()}
 
 
-def stores_nothing(snapshot: Snapshot, tier: str, windows: Sequence[Window]) -> Iterator[str]:
+def stores_nothing(snapshot: Snapshot, tier: str, windows: Windows) -> Iterator[str]:
     """A message if chunks are sent to the tier and none arrives; looks back until it has seen enough of them."""
     tried = stored = 0.0
     looked: list[Window] = []
@@ -52,7 +52,7 @@ def stores_nothing(snapshot: Snapshot, tier: str, windows: Sequence[Window]) -> 
     )
 
 
-def never_read(tier: str, windows: Sequence[Window]) -> Iterator[str]:
+def never_read(tier: str, windows: Windows) -> Iterator[str]:
     """A message if the tier is written and nothing is read from it, as far as both are reported."""
     seconds, stored = covered_s(windows), known(windows, CHUNKS, operation="write")
     written = known(windows, "tier_transfer_bytes_total", operation="write")
@@ -66,6 +66,11 @@ def never_read(tier: str, windows: Sequence[Window]) -> Iterator[str]:
     if written or (stored or 0.0) >= FEW:
         what = f"{format_size(written)} were" if written else f"{stored:.0f} chunks were"
         yield f"{tier} is dead weight: {what} written in {format_duration(seconds)}, nothing was read"
+
+
+def known(windows: Windows, name: str, **labels: str) -> float | None:
+    """The sum of what is known; None if nothing is."""
+    return sum_known(window.known(name, **labels) for window in windows)
 
 
 def no_capacity(snapshot: Snapshot, tier: str) -> Iterator[str]:

@@ -1,17 +1,16 @@
 """Opens and closes incidents: trouble that the collector met, and what detectors find in stores that answer."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from tiertune_agent.collector.stores import Trouble
-from tiertune_agent.fields import capacity_field, read
+from tiertune_agent.fields import Json, JsonDict, capacity_field, read
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.detectors import Sight, incidents
 from tiertune_agent.incidents.drift import ADOPTED_AFTER, drift, expected, overlooking, unsettled
 from tiertune_agent.incidents.seen import SeenWindows
-from tiertune_agent.records import Decision, Expectation, Snapshot, Window, total
+from tiertune_agent.records import Decision, Expectation, Now, Snapshot, Window, total
 from tiertune_agent.remote.managed import KIND
 from tiertune_agent.tuners.base import present
 from tiertune_connector.tuning import TIERS
@@ -22,7 +21,7 @@ REMEMBERED = timedelta(hours=6)
 
 
 class Watch:
-    def __init__(self, history: History, now: Callable[[], datetime]) -> None:
+    def __init__(self, history: History, now: Now) -> None:
         self._history = history
         self._now = now
         self._windows = SeenWindows(history, now)
@@ -38,7 +37,7 @@ class Watch:
             found[store] |= incidents(sight)
         self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
 
-    def wanted(self, store: str) -> dict[str, Any]:
+    def wanted(self, store: str) -> JsonDict:
         """The tuning that decisions left in a store."""
         base = self._history.expectations([store])[store]
         decisions = self._history.changed.made_since(base.since, [store])
@@ -85,7 +84,7 @@ def messages(
 
 def _compared(
     snapshot: Snapshot, base: Expectation, decisions: Sequence[Decision], now: datetime
-) -> tuple[dict[str, Any], Expectation]:
+) -> tuple[JsonDict, Expectation]:
     """The tuning that is wanted, and what is expected from now on."""
     unknown, should = unsettled(decisions, snapshot.at), expected(base.tuning, base.since, decisions)
     wanted = overlooking(unknown, should, snapshot.tuning)
@@ -117,7 +116,7 @@ def _dead_tiers(snapshot: Snapshot) -> str:
     return "; ".join(f"{tier}: {why}" for tier, state in tiers if (why := _dead(state)))
 
 
-def _dead(state: Mapping[str, Any]) -> str:
+def _dead(state: Json) -> str:
     """Why a tier is dead, or a part of it; empty: nothing is."""
     dead = [one for one in state.get("servers") or () if one.get("health") == "dead"]
     servers = [f"{one.get('server')} ({one.get('reason')})" for one in dead]

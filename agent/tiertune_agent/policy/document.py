@@ -8,10 +8,11 @@ from datetime import datetime
 from itertools import combinations
 from pathlib import Path
 from time import sleep
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.followed import Followed
 from tiertune_agent.policy.budgets import Budgets, budgeted
 from tiertune_agent.policy.calendar import FreezeTimes
@@ -151,7 +152,7 @@ def _resolved(base: Rule, overrides: Sequence[Override]) -> Rule:
     return validated(Rule, rules)
 
 
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _laid_over(below: Json, above: Json) -> JsonDict:
     merged = dict(below)
     for key, value in above.items():
         lower = merged.get(key)

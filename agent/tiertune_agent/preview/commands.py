@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from tiertune_agent.terminal.options import InputError, Json, parsed, result
+from tiertune_agent.terminal.options import InputError, JsonPath, parsed, result
 
 dashboards_app = typer.Typer(help="The dashboards for Grafana.", no_args_is_help=True)
 
@@ -32,7 +32,7 @@ def dashboards_preview(
     ] = "",
     store: Annotated[str, typer.Option(help="Only these stores, such as host-a|host-b; by default all.")] = "",
     namespace: Annotated[str, typer.Option(help="Only these namespaces (digests); by default all.")] = "",
-    json_path: Json = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Show the dashboards with a Prometheus's real results, without Grafana."""
     import uvicorn

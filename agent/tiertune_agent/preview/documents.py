@@ -5,7 +5,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from tiertune_agent.fields import Json
 
 ORDER = ("fleet", "tiers", "gate", "whatif", "stages", "decisions")
 _PACKAGED = Path(__file__).with_name("json")
@@ -90,7 +91,7 @@ def board(path: Path) -> Board:
     return Board(path.stem, document["title"], document["description"], panels, tuple(marks))
 
 
-def _panel(document: Mapping[str, Any]) -> Panel:
+def _panel(document: Json) -> Panel:
     place = document["gridPos"]
     cells = (place["x"], place["y"], place["w"], place["h"])
     title, kind = document["title"], document["type"]
@@ -119,7 +120,7 @@ def _panel(document: Mapping[str, Any]) -> Panel:
     )
 
 
-def _words(mappings: list[Mapping[str, Any]]) -> dict[float, tuple[str, str]] | None:
+def _words(mappings: list[Json]) -> dict[float, tuple[str, str]] | None:
     told = {
         float(value): (word["text"], word["color"])
         for mapping in mappings
@@ -129,7 +130,7 @@ def _words(mappings: list[Mapping[str, Any]]) -> dict[float, tuple[str, str]] | 
     return told or None
 
 
-def _unit_of(field: str, overrides: list[Mapping[str, Any]]) -> str:
+def _unit_of(field: str, overrides: list[Json]) -> str:
     for one in overrides:
         if one["matcher"] == {"id": "byName", "options": field}:
             return next((str(each["value"]) for each in one["properties"] if each["id"] == "unit"), "none")

@@ -46,17 +46,13 @@ def ticks(low: float, high: float, unit: str) -> list[float]:
     span = (high - low) or 1.0
     base = 2.0 if unit in ("bytes", "Bps") else 10.0
     steps = (1.0,) if base == 2.0 else (1.0, 2.0, 5.0, 10.0)
-    power = base ** floor(_log(span / _TICKS, base))
+    power = base ** floor(log10(span / _TICKS) / log10(base))
     step = next((power * each for each in steps if power * each * _TICKS >= span), power * base)
     first = floor(low / step)
     found = [first * step]
     while found[-1] < high - step * 1e-9:
         found.append((first + len(found)) * step)
     return found
-
-
-def _log(value: float, base: float) -> float:
-    return log10(value) / log10(base)
 
 
 def moments(start: float, end: float, count: int) -> list[tuple[float, str]]:

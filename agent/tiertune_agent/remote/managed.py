@@ -7,16 +7,15 @@ Every command has a time-out. No message carries a password.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 from zlib import crc32
 
 import httpx
 import redis
 
-from tiertune_agent.collector.stores import Trouble
-from tiertune_agent.fields import Json
+from tiertune_agent.collector.stores import Heard, Trouble
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import said
 from tiertune_agent.records import FLEET, Snapshot, Window
 from tiertune_agent.remote.server import MAXMEMORY, POLICY, RedisServer, ServerMemory
@@ -24,6 +23,7 @@ from tiertune_agent.settings import RemoteAccess
 from tiertune_agent.whatif.shapes import EMPTY
 from tiertune_connector.addresses import listed, parse_addresses
 from tiertune_connector.documents import DocumentError
+from tiertune_connector.units import Clock
 
 KIND = "remote_unmanaged"
 """Kind of incident: the remote ought to be managed, but cannot be."""
@@ -34,9 +34,7 @@ Change = tuple[RedisServer, str, int | str, int | str]
 """Change of a setting: server, name, old and new value."""
 
 
-def remote_of(
-    access: RemoteAccess | None, *, manages: str, steady_s: Callable[[], float] | None = None
-) -> "Remote | None":
+def remote_of(access: RemoteAccess | None, steady_s: Clock, *, manages: str) -> "Remote | None":
     """The remote that the settings name, if any. DocumentError if it is to be managed, but cannot be.
 
     ``manages`` is the place in the policy that has it managed; empty: none does. ``steady_s`` as in ``Remote``.
@@ -45,7 +43,7 @@ def remote_of(
         if manages:
             raise DocumentError([f"{manages}: {UNNAMED}"])
         return None
-    remote = Remote(access, steady_s=steady_s)
+    remote = Remote(access, steady_s)
     refusal = remote.refusal() if manages else ""
     if refusal:
         remote.close()
@@ -59,12 +57,12 @@ class Remote:
     def __init__(
         self,
         access: RemoteAccess,
+        steady_s: Clock,
         environment: Mapping[str, str] = os.environ,
-        steady_s: Callable[[], float] | None = None,
     ) -> None:
         """DocumentError if a password or certificate cannot be read.
 
-        ``steady_s`` returns seconds of a clock that nobody sets; None: the times given to ``read``.
+        ``steady_s`` returns seconds of a clock that nobody sets.
         """
         access.check()
         self._login = access
@@ -91,12 +89,12 @@ class Remote:
         """``refusal`` of a remote that has just answered; once there is none, not asked until a change is refused."""
         return "" if self._permits else self.refusal()
 
-    def read(self, at: datetime) -> Snapshot | Trouble:
+    def read(self, at: datetime) -> Heard:
         """What it is set to and holds now, as a store would tell it; Trouble if one server does not answer.
 
         From the second reading on, it includes the window since the last one, for the ledger.
         """
-        now_s = self._steady_s() if self._steady_s else at.timestamp()
+        now_s = self._steady_s()
         since_s, self._asked_s = self._asked_s, now_s
         try:
             held = self._held()
@@ -116,7 +114,7 @@ class Remote:
             windows=tuple(_window(0.0 if since_s is None else now_s - since_s, at, state["resident_bytes"])),
         )
 
-    def tuning(self) -> dict[str, Any]:
+    def tuning(self) -> JsonDict:
         """As in a store's client. Raises httpx.TransportError if a server does not answer."""
         return _document(self._held())
 
@@ -199,7 +197,7 @@ def _answer(status: int, message: str) -> httpx.Response:
     return httpx.Response(status, json={"message": message}, request=httpx.Request("PUT", "http://remote/v1/tuning"))
 
 
-def _document(held: Sequence[ServerMemory]) -> dict[str, Any]:
+def _document(held: Sequence[ServerMemory]) -> JsonDict:
     """The version is a digest of what every server is set to: Redis has no versions."""
     capacities = [_capacity(one.maxmemory) for one in held]
     bounded = [capacity for capacity in capacities if capacity is not None]
@@ -213,7 +211,7 @@ def _document(held: Sequence[ServerMemory]) -> dict[str, Any]:
     return {"version": crc32(json.dumps(each).encode()), "remote": stands}
 
 
-def _state(held: Sequence[ServerMemory], capacity_bytes: int | None) -> dict[str, Any]:
+def _state(held: Sequence[ServerMemory], capacity_bytes: int | None) -> JsonDict:
     """A tier's state as a store tells it, and that of each server."""
     servers = [
         {

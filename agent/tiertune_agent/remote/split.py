@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field, capacity_of, read, replaced
+from tiertune_agent.fields import REMOTE_CAPACITY, JsonDict, capacity_field, capacity_of, read, replaced
 from tiertune_agent.policy.document import Policy, Rule, rules_for, split_rules
 from tiertune_agent.policy.guard import Rules
 from tiertune_agent.records import FLEET, Snapshot, Target
 from tiertune_agent.tuners.base import Answer, NoChange, Proposal, models
-from tiertune_agent.whatif.shapes import Split, held, split_bytes
+from tiertune_agent.whatif.shapes import Split, held
 from tiertune_connector.tuning import LOCAL
 from tiertune_connector.units import format_size
 
@@ -41,9 +40,9 @@ class Managed:
 
     @property
     def budget(self) -> Split | None:
-        """None: DRAM and remote share none."""
+        """What one budget leaves to both after the disks; None: DRAM and remote share none."""
         total = self.rule.budgets.total
-        return None if total is None else Split(split_bytes(total, self.fleet), max(1, len(self.fleet)))
+        return None if total is None else Split(max(0, total - held(self.fleet, "disk")), max(1, len(self.fleet)))
 
     @property
     def target(self) -> Target:
@@ -59,7 +58,7 @@ class Managed:
     @property
     def snapshot(self) -> Snapshot:
         """The remote, with the hosts' mean capacities of local tiers: the shape of the fleet."""
-        tuning: dict[str, Any] = dict(self.remote.tuning)
+        tuning: JsonDict = dict(self.remote.tuning)
         for tier in LOCAL:
             tuning = replaced(tuning, capacity_field(tier), held(self.fleet, tier) // max(1, len(self.fleet)))
         return replace(self.remote, tuning=tuning)
@@ -112,7 +111,7 @@ class Managed:
         evidence = {**proposal.evidence, "split": steps}
         return replace(proposal, after=dram // split.hosts, reason=told, evidence=evidence)
 
-    def _hosts(self, factor: float | None, each: int) -> Iterator[dict[str, Any]]:
+    def _hosts(self, factor: float | None, each: int) -> Iterator[JsonDict]:
         """Steps in which hosts keep their proportions, within what the policy allows each."""
         for snapshot in self.fleet:
             target = host(snapshot)
@@ -129,7 +128,7 @@ def host(snapshot: Snapshot) -> Target:
     return Target(snapshot.store, SPLIT.tier, models=models(snapshot.status))
 
 
-def _step(target: Target, field: str, before: int, after: int) -> dict[str, Any]:
+def _step(target: Target, field: str, before: int, after: int) -> JsonDict:
     return {"store": target.store, "tier": target.tier, "field": field, "from": before, "to": after}
 
 

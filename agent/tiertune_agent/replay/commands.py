@@ -1,26 +1,24 @@
 """``tiertune curve``, ``replay`` and ``policy backtest --trace``: check arguments, print results, write files."""
 
+# ruff: noqa: PLC0415 (--help is quick)
+# ruff: noqa: PLR0917 (typer calls commands by keyword)
+
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tiertune_agent.fields import shown
-from tiertune_agent.policy.document import Policy, load
-from tiertune_agent.replay.curve import curve_document, known_algorithms
-from tiertune_agent.replay.report import report
-from tiertune_agent.replay.sweep import grid, over_processes, over_ray, play, sweep_document
-from tiertune_agent.replay.traces import open_trace
-from tiertune_agent.terminal.options import InputError, result
-from tiertune_agent.terminal.progress import bar
-from tiertune_agent.terminal.tables import backtest_table, curve_table, runs_table, show
-from tiertune_connector.units import format_duration
+from tiertune_agent.terminal.options import TRACE, InputError, JsonPath, result, writable
+
+if TYPE_CHECKING:
+    from tiertune_agent.fields import Json
+    from tiertune_agent.policy.document import Policy
 
 MOST = 100
 """Largest size of a cache, as a share of the unique blocks."""
@@ -29,16 +27,22 @@ HARDLY = 0.0005
 BACKTEST_RUNS = ("baseline", "rule", "best_split", "tuned")
 
 
-def curve_command(
-    *,
-    trace: Path,
-    sizes: str,
-    algorithm: str,
-    sampled: float | None,
-    seed: int,
-    json_path: Path | None,
+def curve(
+    trace: Annotated[Path, typer.Argument(help=TRACE, metavar="TRACE")],
+    sizes: Annotated[str, typer.Option(help="Shares of the unique blocks, such as 0.01,0.03.")],
+    algorithm: Annotated[
+        str, typer.Option(help="lru, opt (perfect foresight), or any other algorithm of a store.")
+    ] = "lru",
+    sampled: Annotated[float | None, typer.Option(help="Share of the blocks to sample; by default all.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 1,
+    json_path: JsonPath = None,
 ) -> None:
-    """Print, and write to ``json_path``, the miss-ratio curve of ``trace`` (a file, or the name of a shipped one)."""
+    """Compute one cache's hit ratio by size; each request touches the tail of its prompt first."""
+    from tiertune_agent.replay.curve import curve_document, known_algorithms
+    from tiertune_agent.replay.traces import open_trace
+    from tiertune_agent.terminal.progress import bar
+    from tiertune_agent.terminal.tables import curve_table, show
+
     if algorithm not in known_algorithms():
         raise InputError(f"--algorithm: {algorithm!r} is not one of {', '.join(known_algorithms())}")
     if sampled is not None and not 0 < sampled <= 1:
@@ -59,7 +63,7 @@ def curve_command(
     result(document, json_path, lambda: show(curve_table(document["points"])))
 
 
-def _sampled(document: Mapping[str, Any], asked: float) -> str:
+def _sampled(document: "Json", asked: float) -> str:
     """The rates actually sampled, in words."""
     rates: list[float] = document["rates"]
     if min(rates) == 1 > asked:
@@ -69,22 +73,23 @@ def _sampled(document: Mapping[str, Any], asked: float) -> str:
     return f"sampled at {min(rates):g}, seed {document['seed']}{sizes if raised else ''}"
 
 
-def replay_command(
-    *,
-    traces: Sequence[Path],
-    scenarios: Sequence[Path],
-    policy: Path | None,
-    runs: str,
-    json_path: Path | None,
-    html_path: Path | None,
-    processes: int,
-    ray: str | None,
+def replay(
+    traces: Annotated[list[Path], typer.Argument(help=TRACE, metavar="TRACE...")],
+    scenarios: Annotated[list[Path], typer.Option("--scenario", help="YAML file, or a folder of them; repeatable.")],
+    policy: Annotated[Path | None, typer.Option(help="YAML file: what the agent in the run `tuned` may do.")] = None,
+    runs: Annotated[str, typer.Option("--run", help="Names of runs, separated by commas; by default all.")] = "",
+    json_path: JsonPath = None,
+    html_path: Annotated[
+        Path | None, typer.Option("--html", help="Write a report to this file.", metavar="PATH", callback=writable)
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="How many replays to run at once.")] = 1,
+    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster to spread the replays over.")] = None,
 ) -> None:
-    """Replay every trace under every scenario; print the results, and write them to the paths given.
+    """Replay every trace under every scenario, under a virtual clock."""
+    from tiertune_agent.replay.report import report
+    from tiertune_agent.replay.sweep import grid, over_processes, over_ray, sweep_document
+    from tiertune_agent.terminal.progress import bar
 
-    ``runs``: names, separated by commas; empty: all that exist. Work goes to ``processes``, or to the Ray cluster at
-    the address ``ray``.
-    """
     if json_path and html_path and json_path.resolve() == html_path.resolve():
         raise InputError(f"--html: {html_path} is the file of --json, too: name another")
     cells = grid(traces, scenarios, _names(runs))
@@ -103,8 +108,12 @@ def replay_command(
         html_path.write_text(report(played, shlex.join(["tiertune", *sys.argv[1:]])), encoding="utf-8")
 
 
-def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Path | None) -> None:
+def backtest(policy: Path, trace: Path, scenario: Path, json_path: Path | None) -> None:
     """Print, and write to ``json_path``, the policy's run of a trace, the runs that it must beat, and its decisions."""
+    from tiertune_agent.replay.sweep import grid, play
+    from tiertune_agent.terminal.progress import bar
+    from tiertune_agent.terminal.tables import backtest_table, show
+
     (cell,) = grid([trace], [scenario], BACKTEST_RUNS)
     cell = replace(cell, policy=_policy(policy))
     with bar("backtest", len(cell.runs)) as progress:
@@ -117,16 +126,21 @@ def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Pa
     result(document, json_path, lambda: show(backtest_table([*_decided(runs["tuned"])])))
 
 
-def _policy(path: Path) -> Policy:
+def _policy(path: Path) -> "Policy":
     """The policy in a file; a note says if it has freezes, which a replay leaves out."""
+    from tiertune_agent.policy.document import load
+
     policy = load(path).policy
     if policy.guard.freeze or any(override.guard.freeze for override in policy.overrides):
         typer.echo(f"note: {path}: guard.freeze: a trace has no dates, its calendar is left out", err=True)
     return policy
 
 
-def _decided(run: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def _decided(run: "Json") -> Iterator[tuple[str, ...]]:
     """Table rows: every change, then each tuner's last answer that proposed none."""
+    from tiertune_agent.fields import shown
+    from tiertune_connector.units import format_duration
+
     for one in run["changes"]:
         before, after = (shown(one["field"], one[name]) for name in ("before", "after"))
         change = f"{one['field']}: {before} → {after}"
@@ -139,7 +153,9 @@ def _against(name: str, gain: float) -> str:
     return f"that of {name}" if abs(gain) < HARDLY else f"{abs(gain):.1%} {'under' if gain > 0 else 'over'} {name}"
 
 
-def _tell(document: Mapping[str, Any]) -> None:
+def _tell(document: "Json") -> None:
+    from tiertune_agent.terminal.tables import runs_table, show
+
     typer.echo(
         f"{document['trace']}, {document['scenario']}: {document['requests']} requests in {document['wall_s']:.1f} s"
     )

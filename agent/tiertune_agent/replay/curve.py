@@ -1,26 +1,27 @@
 """Miss-ratio curve of one cache: exact, one simulation per size; or from a sample of the blocks."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.replay.exact import chunks_of, pool_hits
 from tiertune_agent.replay.opt import opt_hits
 from tiertune_agent.replay.sampled import Sampled, sampled
 from tiertune_agent.replay.traces import Trace
 from tiertune_agent.terminal.progress import Step, unseen
 from tiertune_connector.eviction import ALGORITHMS
+from tiertune_connector.units import Clock
 
 
 def curve_document(
     trace: Trace,
     algorithm: str,
     sizes: Sequence[float],
-    clock: Callable[[], float],
+    clock: Clock,
     *,
     rate: float | None = None,
     seed: int = 1,
     step: Step = unseen,
-) -> dict[str, Any]:
+) -> JsonDict:
     """The curve with its cost, as ``tiertune curve --json`` writes it; ``clock`` returns seconds.
 
     There is a point for each of ``sizes``, shares of the unique blocks; ``algorithm`` is one of the pool's, or opt. In

@@ -1,11 +1,11 @@
 """Replay a trace under a virtual clock: the same requests, under several ways to choose what is fetched and kept."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.contents import ReplayedRequest, arrivals, contents, route
 from tiertune_agent.replay.engine import local_costs, prefill_cost
@@ -18,6 +18,7 @@ from tiertune_agent.replay.tuned import ReplayAgent, tuned
 from tiertune_agent.terminal.progress import Step, unseen
 from tiertune_agent.whatif.shapes import SHARES
 from tiertune_connector.tuning import TIERS
+from tiertune_connector.units import Clock
 
 RUNS = ("always", "never", "best_static", "rule", "rule_oracle", "baseline", "best_split", "tuned")
 QUEUED_RUNS = ("rule_blind",)
@@ -62,7 +63,7 @@ class Replay:
         total, nodes = int(self._chunks("dram") + self._chunks("remote")), self.scenario.nodes
         return Sizes(dram=max(1, int(total * (1 - share) / nodes)), disk=self._disk, remote=int(total * share))
 
-    def run(self, name: str) -> dict[str, Any]:
+    def run(self, name: str) -> JsonDict:
         """Report a run other than ``tuned``; ValueError if the scenario has no such run."""
         if name == "best_static":
             best = min(("always", "never"), key=lambda static: np.mean(self._tally(self.own, static).ttft_s))
@@ -88,9 +89,7 @@ class Replay:
         engines: Iterable[int] = self._engines if self._engines is not None else play.idlest(self.times)
         return play.all(contents(self.trace, self.scenario, engines, fleet, conductor))
 
-    def report(
-        self, tally: Tally, *, split: list[list[float]], decisions: int = 0, rollbacks: int = 0
-    ) -> dict[str, Any]:
+    def report(self, tally: Tally, *, split: list[list[float]], decisions: int = 0, rollbacks: int = 0) -> JsonDict:
         """A run as ``tiertune replay --json`` writes it; ``split`` lists times and the remote's share since."""
         ttft = np.array(tally.ttft_s)
         settled = ttft[np.array(self.times) >= 3 * self.scenario.period_s]
@@ -121,7 +120,7 @@ class Replay:
         sized: Sized = getattr(self.scenario.tiers, tier)
         return sized.chunks(self.trace.unique, self.chunk_bytes)
 
-    def _best_split(self) -> dict[str, Any]:
+    def _best_split(self) -> JsonDict:
         """The gate's run at its best split by mean TTFT; on ties, the one with the least remote."""
         best = min(SHARES, key=lambda share: np.mean(self._tally(self.split(share), "rule").ttft_s))
         report = self.report(self._tally(self.split(best), "rule"), split=[[0.0, best]])
@@ -151,11 +150,11 @@ def replay_document(
     trace: Trace,
     scenario: Scenario,
     names: Sequence[str],
-    clock: Callable[[], float],
+    clock: Clock,
     policy: Policy | None = None,
     *,
     step: Step = unseen,
-) -> dict[str, Any]:
+) -> JsonDict:
     """The runs called ``names``, as ``tiertune replay --json`` writes them; ``clock`` returns seconds.
 
     The run ``tuned`` follows ``policy``; without one, a policy that acts as quickly as the evidence allows. ``step`` is

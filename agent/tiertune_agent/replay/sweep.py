@@ -9,8 +9,8 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.contents import arrivals
 from tiertune_agent.replay.opt import opt_prefixes
@@ -118,7 +118,7 @@ def _check_listens(address: str) -> None:
         raise InputError(f"--ray: no Ray cluster answers at {address!r}: {error}") from error
 
 
-def sweep_document(cells: Sequence[Played], wall_s: float) -> dict[str, Any]:
+def sweep_document(cells: Sequence[Played], wall_s: float) -> JsonDict:
     """As ``--json`` writes it: one replay as it is, several in a list."""
     if len(cells) == 1:
         return dict(cells[0].document)

@@ -5,16 +5,16 @@ alike, so one proposal changes every node. Tuners are asked at the end of every 
 more often, as in production; a tier is changed at most once within a period.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tiertune_agent.fields import capacity_field, capacity_of, read, replaced
+from tiertune_agent.fields import Json, JsonDict, capacity_field, capacity_of, read, replaced
 from tiertune_agent.policy.budgets import Budgets
 from tiertune_agent.policy.document import Guard, Policy, Rule, rates, rules_for, split_rules
 from tiertune_agent.policy.guard import Recent, guard
-from tiertune_agent.records import Made, State, Target, Window
+from tiertune_agent.records import Made, State, Target
 from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.play import Play, Tally
 from tiertune_agent.replay.stores import BEGIN, KEPT_REMOTE, POOL, STORE, WINDOWS, Stores
@@ -80,7 +80,7 @@ class Change(Proposal):
         moment = BEGIN + timedelta(seconds=self.at_s)
         return Made(self.field, self.before, self.after, moment, self.evidence.get("goal"))
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         told = {name: getattr(self, name) for name in ("at_s", "tuner", "field", "before", "after", "reason")}
         return {"id": self.number, **told, "state": str(self.state)}
 
@@ -98,7 +98,7 @@ class ReplayAgent:
         held = {tier: {"capacity_bytes": getattr(start, tier) * self._chunk_bytes} for tier in TIERS}
         gate = GateSettings()
         remote = {"fetch": "on", "margin": gate.margin, "min_fetch_tokens": gate.min_fetch_tokens}
-        self._tuning: Mapping[str, Any] = {
+        self._tuning: Json = {
             "tiers": {**held, "remote": {**held["remote"], **remote}},
             "pools": {POOL: {"dram": {"eviction": start.dram_eviction}}},
         }
@@ -115,7 +115,7 @@ class ReplayAgent:
         self.changes: list[Change] = []
         self.answers: dict[str, tuple[float, str]] = {}
         """The newest of each tuner that changed nothing: when, and why."""
-        self.incidents: list[dict[str, Any]] = []
+        self.incidents: list[JsonDict] = []
         self.split: list[list[float]] = [[0.0, self._share()]]
 
     def until(self, at_s: float) -> None:
@@ -228,7 +228,8 @@ class ReplayAgent:
             undone=undone,
             changes_last_hour=sum(change.at_s > self._at_s - 3600 for change in self.changes),
         )
-        answer = guard(tuner.evaluate(self._read(target), current), rules, recent)
+        windows = self.stores.lately() if target == REMOTE else self.stores.windows
+        answer = guard(tuner.evaluate(windows, current), rules, recent)
         if not isinstance(answer, Proposal):
             return answer
         if rules.mode != "auto":
@@ -271,9 +272,6 @@ class ReplayAgent:
         present = self._fleet.dram_pools[0].capacity
         chunks = int(proposal.after) // self._chunk_bytes if proposal.field == DRAM_FIELD else present
         return self.stores.fill_s(chunks, self._algorithm, present)
-
-    def _read(self, target: Target) -> list[Window]:
-        return self.stores.lately() if target == REMOTE else self.stores.windows
 
     def _soaking(self, tier: str) -> list[Change]:
         return [change for change in self.changes if change.state is State.SOAKING and change.target.tier == tier]
@@ -338,7 +336,7 @@ class ReplayAgent:
     def _share(self) -> float:
         return self.shape.remote / self._budget if self._budget else 0.0
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self) -> JsonDict:
         dram = {"effective": {"capacity_bytes": self.shape.dram}}
         return {
             "tiers": {"dram": {"health": "ok"}, "remote": {"health": "ok"}},
@@ -354,7 +352,7 @@ def conduct(replay: "Replay", policy: Policy | None = None) -> tuple[ReplayAgent
     return agent, replay.play(Play(replay.world, "rule", agent.gate, agent.stores.report), fleet, agent)
 
 
-def tuned(replay: "Replay", policy: Policy | None = None) -> dict[str, Any]:
+def tuned(replay: "Replay", policy: Policy | None = None) -> JsonDict:
     """The run ``tuned``, as ``tiertune replay --json`` tells it, with what was decided and why."""
     agent, tally = conduct(replay, policy)
     rolled_back = sum(change.state is State.ROLLED_BACK for change in agent.changes)

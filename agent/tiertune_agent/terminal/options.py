@@ -10,6 +10,7 @@ import typer
 
 Parsed = TypeVar("Parsed")
 AGENT = "http://127.0.0.1:7420"
+TRACE = "Parquet file, or an included trace: lmcache_agents, shift_mix_slice."
 Config = Annotated[Path, typer.Option(help="YAML file.")]
 _COMMANDS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
 """Control characters except tab and newline."""
@@ -29,7 +30,7 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
-Json = Annotated[
+JsonPath = Annotated[
     Path | None, typer.Option("--json", help="Write the result to this file.", metavar="PATH", callback=writable)
 ]
 

@@ -3,14 +3,13 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tiertune_agent.fields import Json, shown
+from tiertune_agent.fields import Json, JsonDict, shown
 
 PIPE_WIDTH = 200
 WIDE = 160
@@ -95,7 +94,7 @@ def audit_table(rows: Sequence[Json]) -> Listing:
     return Listing(("at (UTC)", "who", "from", "what", "detail"), told, nothing="no commands")
 
 
-def decision_table(decision: dict[str, Any]) -> Table:
+def decision_table(decision: JsonDict) -> Table:
     """All that is known of a decision; values as in the list, without those that are still empty."""
     values = {name: decision[name] for name in ("from", "to") if not isinstance(decision[name], dict)}
     change = {name: shown(decision["field"], value) for name, value in values.items()}

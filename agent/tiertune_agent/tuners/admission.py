@@ -10,14 +10,13 @@ each of which alone justifies ``second_access`` if it costs more than that can l
   few hits are lost, and what is written stays longer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
 
-from tiertune_agent.fields import read
-from tiertune_agent.records import GIB, Histogram, Rates, Target, Window, total
+from tiertune_agent.fields import Json, JsonDict, read
+from tiertune_agent.records import GIB, Histogram, Rates, Target, Windows, grouped, total
 from tiertune_agent.tuners.base import (
     Answer,
     Current,
@@ -94,7 +93,7 @@ class AdmissionEvidence:
     """Share of the writers' time."""
     full: bool
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         ratios = (("spare", self.spare), ("dropped", self.dropped), ("reused", self.reused), ("saved_s", self.saved_s))
         told = {"once": self.once, "written_bytes": self.written_bytes, "busy": self.busy, "full": self.full}
         return told | {key: value for name, each in ratios for key, value in each.document(name).items()}
@@ -106,10 +105,10 @@ class AdmissionTuner(Tuner):
     scope = "store"
     settings: AdmissionSettings
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+    def targets(self, store: str, status: Json) -> list[Target]:
         return tier_targets(store, SLOWER, status)
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+    def evaluate(self, history: Windows, current: Current) -> Answer:
         tier = current.target.tier
         field = f"admission.{tier}"
         now = read(current.tuning, field) or "always"
@@ -167,11 +166,9 @@ def _more(sums: AdmissionEvidence, price: float) -> tuple[bool, str]:
     return True, f"writing everything would take {wanted:.0%} of the writers' time and displaces nothing"
 
 
-def passed(windows: Sequence[Window], tier: str) -> list[Passage]:
+def passed(windows: Windows, tier: str) -> list[Passage]:
     """What was written to the tier and read from it, window by window of the whole store."""
-    times: dict[Any, list[Window]] = {}
-    for window in windows:
-        times.setdefault(window.start, []).append(window)
+    times = grouped(windows, lambda window: window.start)
     return [_passage(times[start], tier) for start in sorted(times)]
 
 
@@ -189,7 +186,7 @@ def summed(passages: Sequence[Passage], *, full: bool) -> AdmissionEvidence:
     )
 
 
-def _passage(windows: Sequence[Window], tier: str) -> Passage:
+def _passage(windows: Windows, tier: str) -> Passage:
     here = [window for window in windows if window.tier == tier]
     dram = [window for window in windows if window.tier == "dram"]
     counted, timed = partial(total, here), _timed(here, "write")
@@ -212,7 +209,7 @@ def _passage(windows: Sequence[Window], tier: str) -> Passage:
     )
 
 
-def _timed(windows: Sequence[Window], operation: str) -> list[Histogram]:
+def _timed(windows: Windows, operation: str) -> list[Histogram]:
     seen = (window.histograms("tier_operation_seconds", operation=operation, outcome="ok") for window in windows)
     return list(chain.from_iterable(seen))
 

@@ -1,12 +1,13 @@
 """Advice on what no knob of ours sets: routing, sharing as such, prefill against decode. It only ever recommends."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from tiertune_agent.records import FLEET, Prospect, Target, Window
+from tiertune_agent.fields import Json, JsonDict
+from tiertune_agent.records import FLEET, Prospect, Target, Windows
 from tiertune_agent.tuners.balance import Demand, demand, evened
 from tiertune_agent.tuners.base import (
     Answer,
@@ -59,7 +60,7 @@ class Comparison:
         )
 
     @property
-    def evidence(self) -> dict[str, Any]:
+    def evidence(self) -> JsonDict:
         return {"now_s": self.now_s, "requests": self.requests, **self.gain.document("gain")}
 
     def pays(self, least: float) -> bool:
@@ -91,10 +92,10 @@ class Routing(Advice):
 
     name = "routing"
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
+    def targets(self, store: str, status: Json) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return pool_targets(FLEET, "dram", status)
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
+    def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
         if current.hosts < 2:
             return NoChange("routing stays: there is one host, and nothing to route between")
         way = "routing each request to the host that has most of its prompt"
@@ -109,10 +110,10 @@ class Sharing(Advice):
 
     name = "sharing"
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
+    def targets(self, store: str, status: Json) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return pool_targets(FLEET, "remote", status)
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
+    def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
         if not current.remote_bytes:
             return NoChange("nothing is shared: there is no remote tier")
         return self._against(
@@ -130,10 +131,10 @@ class Balance(Advice):
 
     name = "balance"
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
+    def targets(self, store: str, status: Json) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return [Target(FLEET, "gpu")]
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (stages are enough)
+    def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (stages are enough)
         stages = demand(current.stages)
         if not {"prefill", "decode"} <= set(stages):
             return NoChange(f"the stages stay as they are: {_apart(stages)}")

@@ -3,9 +3,9 @@
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tiertune_agent.records import StageWindow
+from tiertune_agent.fields import JsonDict
+from tiertune_agent.records import StageWindow, grouped
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summand, ratio
 
 COMPUTES = ("prefill", "decode")
@@ -35,15 +35,14 @@ class Demand:
         """How busy ``gpus`` GPUs would be with the same work."""
         return self.work.value / gpus
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         return {"gpus": self.gpus, "busy": self.busy, **self.work.document("gpu_seconds_per_second")}
 
 
 def demand(windows: Sequence[StageWindow]) -> dict[str, Demand]:
     """Demand by stage, for stages with known GPUs and enough windows."""
     found = {}
-    for stage in sorted({window.stage for window in windows}):
-        mine = [window for window in windows if window.stage == stage]
+    for stage, mine in sorted(grouped(windows, lambda window: window.stage).items()):
         gpus = len({(window.store, window.gpu) for window in mine if window.gpu})
         work = ratio(_parts(mine))
         if gpus and work.windows >= ENOUGH_WINDOWS:

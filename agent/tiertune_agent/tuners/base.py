@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from tiertune_agent.fields import read
-from tiertune_agent.records import Prospect, Rates, StageWindow, Target, Window
+from tiertune_agent.fields import Json, read
+from tiertune_agent.records import Prospect, Rates, StageWindow, Target, Window, Windows
 from tiertune_connector.documents import Document
 from tiertune_connector.units import Duration
 
@@ -53,7 +53,7 @@ class Proposal:
     before: Any
     after: Any
     reason: str
-    evidence: Mapping[str, Any] = member(default_factory=dict)
+    evidence: Json = member(default_factory=dict)
     requests: int | None = None
     """Requests that the wish rests on; None: it rests on something else (probes, the policy file)."""
 
@@ -63,7 +63,7 @@ class NoChange:
     """Nothing to change, or not enough data to tell. ``reason``: one sentence with figures."""
 
     reason: str
-    evidence: Mapping[str, Any] = member(default_factory=dict)
+    evidence: Json = member(default_factory=dict)
     refused: str = ""
     """The field whose change the guard refused; empty: nothing is wished."""
 
@@ -86,8 +86,8 @@ class Current:
     """How things stand now, as the store reported them."""
 
     target: Target
-    tuning: Mapping[str, Any]
-    status: Mapping[str, Any]
+    tuning: Json
+    status: Json
     changed_at: datetime | None = None
     """When the target was last changed by a decision."""
     typical: TypicalCandidate | None = None
@@ -127,47 +127,47 @@ class Tuner(ABC):
         self.settings = settings
 
     @abstractmethod
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+    def targets(self, store: str, status: Json) -> list[Target]:
         """What there is to tune in a store with this status."""
 
     @abstractmethod
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+    def evaluate(self, history: Windows, current: Current) -> Answer:
         """Answer from the windows, oldest first."""
 
 
-def models(status: Mapping[str, Any]) -> tuple[str, ...]:
+def models(status: Json) -> tuple[str, ...]:
     """Models that a store serves, by its status."""
     told = {pool.get("model", "") for pool in served(status).values()}
     return tuple(sorted(told.union(status.get("models") or ())))  # sources report no pools
 
 
-def pools(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+def pools(status: Json) -> Mapping[str, Json]:
     """A store's pools in its status, by namespace."""
-    told: Mapping[str, Mapping[str, Any]] = status.get("pools") or {}
+    told: Mapping[str, Json] = status.get("pools") or {}
     return told
 
 
-def pool_targets(store: str, tier: str, status: Mapping[str, Any]) -> list[Target]:
+def pool_targets(store: str, tier: str, status: Json) -> list[Target]:
     """A store's pools, each with the model that it serves."""
     return [Target(store, tier, digest, (pool.get("model", ""),)) for digest, pool in sorted(served(status).items())]
 
 
-def tier_targets(store: str, tiers: Iterable[str], status: Mapping[str, Any]) -> list[Target]:
+def tier_targets(store: str, tiers: Iterable[str], status: Json) -> list[Target]:
     """A target for each of the tiers that the store is configured with."""
     return [Target(store, tier, models=models(status)) for tier in tiers if present(status, tier)]
 
 
-def since_change(history: Sequence[Window], current: Current) -> list[Window]:
+def since_change(history: Windows, current: Current) -> list[Window]:
     """Windows that began after the target's last change."""
     since = current.changed_at
     return [window for window in history if since is None or window.start >= since]
 
 
-def served(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+def served(status: Json) -> Mapping[str, Json]:
     """The pools, by namespace, but for those only on disk, whose engines have not come since the store started."""
     return {digest: pool for digest, pool in pools(status).items() if "dram" in pool or "disk" not in pool}
 
 
-def present(status: Mapping[str, Any], tier: str) -> bool:
+def present(status: Json, tier: str) -> bool:
     """Whether a store is configured with the tier."""
     return read(status, f"tiers.{tier}.health") not in (None, "absent")

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from tiertune_agent.fields import in_force, read
-from tiertune_agent.records import Target, Window, ended, total
+from tiertune_agent.fields import Json, JsonDict, in_force, read
+from tiertune_agent.records import Target, Window, Windows, ended, total
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Tuner, TunerSettings, pool_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, ghost_tokens, nearest
@@ -93,10 +93,10 @@ class EvictionTuner(Tuner):
     scope = "pool"
     settings: EvictionSettings
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+    def targets(self, store: str, status: Json) -> list[Target]:
         return pool_targets(store, "dram", status)
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+    def evaluate(self, history: Windows, current: Current) -> Answer:
         """From ``whatif_tokens_total``. Ghosts do not depend on what is in force: windows before a change count too."""
         field = f"pools.{current.target.namespace}.dram.eviction"
         algorithm = in_force(current.tuning, field) or "lru"
@@ -173,7 +173,7 @@ class EvictionTuner(Tuner):
         return Proposal(field, algorithm, best, reason, {"capacity_bytes": size, "shares": shares})
 
 
-def ghosts(history: Sequence[Window], capacity: float | None, period_s: float) -> tuple[int, list[GhostWindow]]:
+def ghosts(history: Windows, capacity: float | None, period_s: float) -> tuple[int, list[GhostWindow]]:
     """The size nearest to ``capacity`` among the newest ghosts, in bytes, and all windows with ghosts of that size.
 
     Without a capacity it must be the only size. Windows in which nobody asked for anything are left out.
@@ -260,7 +260,7 @@ def _told(rival: Rival, present: str) -> str:
     )
 
 
-def _figures(rival: Rival) -> dict[str, Any]:
+def _figures(rival: Rival) -> JsonDict:
     gain = rival.gain
     told = {"hits": rival.hits, "present": rival.present, "gain": gain.value, "standard_error": gain.error}
     summed = rival.summed if isfinite(rival.summed) else None

@@ -1,10 +1,9 @@
 """The gates' margin and floor follow the policy file; the floor is higher where short fetches were seen to lose."""
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from tiertune_agent.fields import read
-from tiertune_agent.records import Window
+from tiertune_agent.records import Windows
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, since_change
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_agent.tuners.remote_fetch import OfRemote
@@ -19,13 +18,13 @@ class GateTuner(OfRemote):
 
     name = "gate_settings"
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+    def evaluate(self, history: Windows, current: Current) -> Answer:
         margin, wanted = read(current.tuning, MARGIN), self.settings.margin
         if margin != wanted:
             return Proposal(MARGIN, margin, wanted, f"the policy says margin {wanted:g}, the store has {margin}")
         return self._floor(since_change(history, current), read(current.tuning, FLOOR), current.changed_at)
 
-    def _floor(self, windows: Sequence[Window], now: int | None, since: datetime | None) -> Answer:
+    def _floor(self, windows: Windows, now: int | None, since: datetime | None) -> Answer:
         policy = self.settings.min_fetch_tokens
         if now is None or now < policy:
             return Proposal(FLOOR, now, policy, f"the policy says min_fetch_tokens {policy}, the store has {now}")

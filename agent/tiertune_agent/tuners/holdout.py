@@ -1,9 +1,7 @@
 """The share of requests held out from remote fetches follows the policy file."""
 
-from collections.abc import Sequence
-
 from tiertune_agent.fields import read
-from tiertune_agent.records import Window
+from tiertune_agent.records import Windows
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal
 from tiertune_agent.tuners.remote_fetch import OfRemote
 
@@ -13,7 +11,7 @@ FIELD = "tiers.remote.holdout"
 class Holdout(OfRemote):
     name = "holdout"
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (the policy is enough)
+    def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (the policy is enough)
         before, wanted = read(current.tuning, FIELD), current.holdout
         if before == wanted:
             return NoChange(f"as the policy says: {wanted:.1%} of the requests are held out from remote fetches")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from tiertune_agent.records import Window
+from tiertune_agent.records import Window, Windows
 from tiertune_agent.tuners.evidence import Ratio, Summand, ratio
 
 Sums = tuple[float, float]
@@ -22,7 +22,7 @@ class Short:
     """Number of short fetches."""
 
 
-def losing_lengths(windows: Sequence[Window], needed: int) -> Short | None:
+def losing_lengths(windows: Windows, needed: int) -> Short | None:
     """The floor that saves most; None if short fetches do not lose, or long ones do not pay.
 
     Short fetches must have lost in each of the last ``needed`` windows that had any, and by two standard errors.

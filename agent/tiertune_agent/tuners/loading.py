@@ -1,10 +1,9 @@
 """Does loading pay at an engine that keeps its own connector? Compares waiting for chunks with computing them."""
 
-from collections.abc import Mapping, Sequence
 from math import hypot
-from typing import Any
 
-from tiertune_agent.records import OBSERVED, Target, Window, total
+from tiertune_agent.fields import Json
+from tiertune_agent.records import OBSERVED, Target, Windows, total
 from tiertune_agent.tuners.advice import ADVICE, Advice
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summand, ratio
@@ -24,13 +23,13 @@ class Loading(Advice):
     name = "loading"
     scope = "store"
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+    def targets(self, store: str, status: Json) -> list[Target]:
         """The first tier beyond the GPU of an observed source; our own stores have a gate instead."""
         tiers = [tier for tier in status.get("tiers") or {} if tier != "gpu"]
         models = tuple(status.get("models") or ())
         return [Target(store, tiers[0], models=models)] if status.get(OBSERVED) and tiers else []
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (windows are enough)
+    def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (windows are enough)
         whole = [window for window in history if not window.tier and window.observed]
         wait, compute = _per_token(whole, WAIT_S, LOADED), _per_token(whole, PREFILL_S, COMPUTED)
         if wait is None or compute is None:
@@ -51,7 +50,7 @@ class Loading(Advice):
         return NoChange(f"{'loading pays' if gain > ERRORS * error else 'loading stays'}: {told}", evidence)
 
 
-def _per_token(windows: Sequence[Window], seconds: str, tokens: str) -> Ratio | None:
+def _per_token(windows: Windows, seconds: str, tokens: str) -> Ratio | None:
     """Seconds per token; None if unknown, or if too few windows had any."""
     told = [
         Summand(spent, count)

@@ -1,13 +1,12 @@
 """Is it right to fetch from the remote tier at all? Switches fetching off and on, with hysteresis."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import Field
 
-from tiertune_agent.fields import read
-from tiertune_agent.records import Target, Window
+from tiertune_agent.fields import Json, JsonDict, read
+from tiertune_agent.records import Target, Window, Windows
 from tiertune_agent.tuners.base import (
     Answer,
     Current,
@@ -73,14 +72,14 @@ class OfRemote(Tuner):
     scope = "tier"
     settings: RemoteFetchSettings
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+    def targets(self, store: str, status: Json) -> list[Target]:
         return tier_targets(store, ("remote",), status)
 
 
 class RemoteFetch(OfRemote):
     name = "remote_fetch"
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+    def evaluate(self, history: Windows, current: Current) -> Answer:
         """Answer from windows that began after the last change only, so that changing again takes N windows."""
         windows, typical, margin = since_change(history, current), current.typical, self.settings.margin
         on = read(current.tuning, FIELD) == "on"
@@ -105,14 +104,15 @@ class RemoteFetch(OfRemote):
         return NoChange(told, _table([newest]))
 
     def _ran(
-        self, windows: Sequence[Window], streak: Sequence[Evidence], typical: TypicalCandidate | None, *, on: bool
+        self, windows: Windows, streak: Sequence[Evidence], typical: TypicalCandidate | None, *, on: bool
     ) -> Answer:
         """Answer from a run of windows that speak for a switch; ``on``: for switching off."""
         margin, needed = self.settings.margin, self.settings.disable_after if on else self.settings.enable_after
         stays = "stays on: fetching cost more" if on else "stays off: fetching would pay"
         told = _sums(streak) if on else _each(streak[-1], typical)
         if len(streak) < needed:
-            return NoChange(f"{stays} in {_of(streak, needed)}: {told}", _table(streak))
+            few = f"in {len(streak)} of the {needed} windows in a row that it takes"
+            return NoChange(f"{stays} {few}: {told}", _table(streak))
         if doubt := _doubt(gains(streak, None if on else margin)):
             return NoChange(f"{stays}, {doubt}: {told}", _table(streak))
         row = f"in {format_count(len(streak), 'window')} in a row fetching"
@@ -182,7 +182,7 @@ def typical_candidate(windows: Iterable[Window]) -> TypicalCandidate | None:
 
 
 def _streak(
-    windows: Sequence[Window], look: Callable[[Window], Evidence | None], holds: Callable[[Evidence], bool]
+    windows: Windows, look: Callable[[Window], Evidence | None], holds: Callable[[Evidence], bool]
 ) -> tuple[Evidence | None, list[Evidence]]:
     """The newest evidence, and the latest unbroken run that ``holds``, oldest first. Looks at no older window."""
     newest, streak = None, list[Evidence]()
@@ -207,7 +207,7 @@ def _doubt(gain: Ratio) -> str:
     )
 
 
-def _why_unknown(windows: Sequence[Window], typical: TypicalCandidate | None) -> str:
+def _why_unknown(windows: Windows, typical: TypicalCandidate | None) -> str:
     if not windows:
         return "no window has passed since it was switched off"
     if typical is None:
@@ -219,25 +219,20 @@ def _why_unknown(windows: Sequence[Window], typical: TypicalCandidate | None) ->
     return f"no probe has renewed the estimate in {_count(windows)}; {newest}"
 
 
-def _table(evidence: Sequence[Evidence]) -> dict[str, Any]:
+def _table(evidence: Sequence[Evidence]) -> JsonDict:
     return {"windows": [dict(vars(window)) for window in evidence]}
 
 
-def _count(windows: Sequence[Window]) -> str:
+def _count(windows: Windows) -> str:
     if not windows:
         return "any window yet"
     return "the last window" if len(windows) == 1 else f"the last {len(windows)} windows"
 
 
-def _of(streak: Sequence[Evidence], needed: int) -> str:
-    return f"{len(streak)} of the {needed} windows in a row that it takes"
-
-
 def _sums(windows: Sequence[Evidence]) -> str:
-    requests = sum(window.requests for window in windows)
-    saved, lost = (sum(getattr(window, name) for window in windows) for name in ("saved_s", "lost_s"))
+    names = ("requests", "saved_s", "lost_s", "fetch_s", "recompute_s")
+    requests, saved, lost, fetch, recompute = (sum(getattr(window, name) for window in windows) for name in names)
     outcome = f"those fetched saved {saved:.3g} s and lost {lost:.3g} s" if saved or lost else "none was fetched"
-    fetch, recompute = (sum(getattr(window, name) for window in windows) for name in ("fetch_s", "recompute_s"))
     told = "though predicted were" if (saved - lost) * (recompute - fetch) < 0 else "predicted"
     asked = format_count(requests, "request")
     return f"{asked}, {outcome}; {told} {fetch:.3g} s to fetch against {recompute:.3g} s to recompute"

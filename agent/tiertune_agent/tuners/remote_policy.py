@@ -1,10 +1,7 @@
 """Does the remote evict what it must? Asked only where the remote is managed."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from tiertune_agent.fields import read
-from tiertune_agent.records import FLEET, Target, Window
+from tiertune_agent.fields import Json, read
+from tiertune_agent.records import FLEET, Target, Windows
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.eviction import EvictionSettings
 
@@ -20,10 +17,10 @@ class RemotePolicy(Tuner):
     scope = "fleet"
     settings: EvictionSettings
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
+    def targets(self, store: str, status: Json) -> list[Target]:  # noqa: ARG002 (the fleet's)
         return [Target(FLEET, "remote")]
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (what is set is enough)
+    def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (what is set is enough)
         found = str(read(current.tuning, FIELD))
         if found.startswith("allkeys-"):
             return NoChange(f"the remote stays with {found}, which evicts any key")

@@ -1,16 +1,16 @@
 """How large should a tier be? Weighs seconds of requests, from the fleet's miniature simulations, against the rent."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from math import ceil, floor, sqrt
 from operator import mul
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field, capacity_of
-from tiertune_agent.records import GIB, Prospect, Rates, Target, Window, ended
+from tiertune_agent.fields import REMOTE_CAPACITY, Json, capacity_field, capacity_of
+from tiertune_agent.records import GIB, Prospect, Rates, Target, Windows, ended
 from tiertune_agent.tuners.base import (
     REMNANT,
     Answer,
@@ -106,10 +106,10 @@ class TierSize(Tuner):
     scope = "size"
     settings: TierSizeSettings
 
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+    def targets(self, store: str, status: Json) -> list[Target]:
         return tier_targets(store, LOCAL, status)
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
+    def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
         tier, now, shapes = current.target.tier, present_shape(current), candidates(current)
         stays = f"{tier} stays at {format_size(size_of(now, tier))}"
         prospects, seconds = _telling(current.prospects, shapes)

@@ -11,8 +11,8 @@ since. So each share is a stratum of its own; what they saved adds up.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.records import Window
 
 COUNTER = "holdout_sums_total"
@@ -89,11 +89,11 @@ def added(one: Mapping[str, Groups], other: Mapping[str, Groups]) -> dict[str, G
     }
 
 
-def document(strata: Mapping[str, Groups]) -> dict[str, Any]:
+def document(strata: Mapping[str, Groups]) -> JsonDict:
     return {share: {name: vars(group) for name, group in groups.items()} for share, groups in strata.items()}
 
 
-def parse(kept: Mapping[str, Any] | None) -> dict[str, Groups]:
+def parse(kept: Json | None) -> dict[str, Groups]:
     """The strata, by share."""
     kept = kept or {}
     strata = {UNKNOWN_SHARE: kept} if any(name in kept for name in GROUPS) else kept

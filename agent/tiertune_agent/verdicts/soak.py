@@ -1,16 +1,16 @@
 """How long a change is watched: at least until its tier could have filled once. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from tiertune_agent.records import Window, covered_s, total
+from tiertune_agent.fields import Json
+from tiertune_agent.records import Windows, covered_s, grouped, total
 from tiertune_agent.tuners.base import pools
 
 LONGEST_S = 6 * 3600.0
 """A tier that fills more slowly is judged before it is full: its ghosts were warm all along."""
 
 
-def fill_seconds(windows: Sequence[Window], capacity: float, chunk_bytes: Mapping[str, float]) -> float | None:
+def fill_seconds(windows: Windows, capacity: float, chunk_bytes: Mapping[str, float]) -> float | None:
     """Seconds that storing ``capacity`` bytes takes at the rate of these windows of one tier; None: nothing was stored.
 
     ``chunk_bytes`` by namespace. Slower tiers count what is written; for DRAM it follows from what came and went.
@@ -34,14 +34,13 @@ def soak_seconds(policy_s: float, fill_s: float | None) -> float:
     return max(policy_s, min(fill_s or 0.0, LONGEST_S))
 
 
-def chunk_sizes(status: Mapping[str, Any]) -> dict[str, float]:
+def chunk_sizes(status: Json) -> dict[str, float]:
     """Bytes of one chunk by namespace, from a store's status."""
     return {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools(status).items()}
 
 
-def _came(windows: Sequence[Window]) -> float:
+def _came(windows: Windows) -> float:
     """Bytes by which the pools grew."""
-    ends: dict[str, list[float]] = {}
-    for window in windows:
-        ends.setdefault(window.namespace, []).append(window.gauge("tier_resident_bytes") or 0.0)
-    return sum(max(0.0, held[-1] - held[0]) for held in ends.values())
+    by_pool = grouped(windows, lambda window: window.namespace).values()
+    ends = ([window.gauge("tier_resident_bytes") or 0.0 for window in (mine[0], mine[-1])] for mine in by_pool)
+    return sum(max(0.0, last - first) for first, last in ends)

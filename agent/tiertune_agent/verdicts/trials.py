@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from statistics import fmean
 
-from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window
+from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window, Windows
 from tiertune_agent.tuners import gate_settings, holdout, remote_fetch
 from tiertune_agent.tuners.admission import Passage, passed
 from tiertune_agent.tuners.base import TypicalCandidate
@@ -52,7 +52,7 @@ def by_the_past(decision: Decision) -> bool:
     return measure(decision) == "admission" or raised
 
 
-def fetch_trial(after: str, windows: Sequence[Window], typical: TypicalCandidate | None) -> Trial:
+def fetch_trial(after: str, windows: Windows, typical: TypicalCandidate | None) -> Trial:
     """Fetching against recomputing, when fetching was switched to ``after`` (on, off).
 
     Measured by a holdout if there is one, else by outcomes (what the gate refuses costs as much as recomputing), or by
@@ -88,9 +88,7 @@ def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
     return Trial(fetched, recomputed, of) if after > before else Trial(recomputed, fetched, of)
 
 
-def admission_trial(
-    windows: Sequence[Window], tier: str, rates: Rates, *, changed_at: datetime, filled_at: datetime
-) -> Spells:
+def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: datetime, filled_at: datetime) -> Spells:
     """Prompts before a change of a tier's admission against those from ``filled_at`` on; windows of the whole store.
 
     A prompt costs what computing all of it would, minus the worth of what was found in the tier, plus what the network

@@ -1,11 +1,11 @@
 """Was a change right? Pure: the old and the new setting on the same samples, or the windows before and after it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import hypot, sqrt
 from statistics import fmean
-from typing import Any
 
+from tiertune_agent.fields import Json
 from tiertune_agent.records import State
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Summand, ratio
 from tiertune_connector.units import format_count
@@ -17,7 +17,7 @@ class Verdict:
 
     state: State
     reason: str
-    evidence: Mapping[str, Any]
+    evidence: Json
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Spells:
     before: tuple[Summand, ...]
     after: tuple[Summand, ...]
     of: str
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Json = field(default_factory=dict)
     """What else to put into the verdict's evidence."""
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +13,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.changes.control import ChangeControl, Refused, Unknown
 from tiertune_agent.changes.operators import Caller, Operators
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.leader import NotLeadingError
 from tiertune_agent.records import Decision
@@ -79,8 +80,7 @@ def application(
         if not leads():
             raise HTTPException(409, "this agent stands by: another one leads, or the database is away")
 
-    app.include_router(_reading(views, metrics, unwell))
-    app.include_router(_seen(looks))
+    app.include_router(_reading(views, looks, metrics, unwell))
     app.include_router(_writing(operators, changes), dependencies=[Depends(from_here), Depends(leading)])
     app.add_exception_handler(RequestValidationError, unprocessable)
     codes = {Unknown: 404, Refused: 409, NotLeadingError: 409, DatabaseError: 503}
@@ -89,7 +89,7 @@ def application(
     return app
 
 
-def _reading(views: Views, metrics: AgentMetrics, unwell: Callable[[], Sequence[str]]) -> APIRouter:
+def _reading(views: Views, looks: Looks, metrics: AgentMetrics, unwell: Callable[[], Sequence[str]]) -> APIRouter:
     api = APIRouter()
     told = (views.fleet, views.policies, views.incidents, views.decisions, views.audit, views.ledger, views.windows)
     for view in told:
@@ -105,27 +105,20 @@ def _reading(views: Views, metrics: AgentMetrics, unwell: Callable[[], Sequence[
         return PlainTextResponse("".join(f"{line}\n" for line in ("ok", *unwell())))
 
     @api.get("/api/v1/decisions/{number}")
-    def decision(number: Number) -> dict[str, Any]:
+    def decision(number: Number) -> JsonDict:
         found = views.decision(number)
         if found is None:
             raise Unknown(f"there is no decision {number}")
         return found
 
-    return api
-
-
-def _seen(looks: Looks) -> APIRouter:
-    """What the page computes from the last windows."""
-    api = APIRouter(prefix="/api/v1")
-
-    @api.get("/curves")
-    def curves() -> dict[str, Any]:
+    @api.get("/api/v1/curves")
+    def curves() -> JsonDict:
         """What each pool would have hit at other sizes and with other algorithms, and what follows, in a sentence."""
         seen = looks.seen()
         return {"since": seen.since.isoformat(), "curves": [one.document() for one in seen.curves]}
 
-    @api.get("/auto")
-    def auto() -> dict[str, Any]:
+    @api.get("/api/v1/auto")
+    def auto() -> JsonDict:
         """What TierTune would have changed by itself where the policy lets it only recommend or observe."""
         return unmade(looks.seen()).document()
 
@@ -138,7 +131,7 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
     def command(act: Callable[[int, str], Decision]) -> None:
         name = act.__name__
 
-        def run(number: Number, caller: CallerOf) -> dict[str, Any]:
+        def run(number: Number, caller: CallerOf) -> JsonDict:
             with operators.audited(caller, name, {"decision": number}):
                 if act != changes.reject and (frozen := operators.frozen()):
                     raise Refused(f"nothing changes now: frozen {frozen}")
@@ -150,19 +143,19 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
         command(act)
 
     @api.post("/freeze")
-    def freeze(body: FreezeBody, caller: CallerOf) -> dict[str, Any]:
+    def freeze(body: FreezeBody, caller: CallerOf) -> JsonDict:
         return operators.freeze(caller, body.reason, body.seconds)
 
     @api.post("/unfreeze")
-    def unfreeze(caller: CallerOf) -> dict[str, Any]:
+    def unfreeze(caller: CallerOf) -> JsonDict:
         return operators.unfreeze(caller)
 
     @api.post("/bypass")
-    def bypass(body: BypassBody, caller: CallerOf) -> dict[str, Any]:
+    def bypass(body: BypassBody, caller: CallerOf) -> JsonDict:
         return operators.bypass(caller, body.on, body.store)
 
     @api.post("/flush")
-    def flush(body: FlushBody, caller: CallerOf) -> dict[str, Any]:
+    def flush(body: FlushBody, caller: CallerOf) -> JsonDict:
         which = body.model_dump(exclude_none=True, exclude={"engines"})
         return operators.flush(caller, which, engines=body.engines)
 

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite, log
-from typing import Any
 
-from tiertune_agent.fields import Json, in_force, read
-from tiertune_agent.records import Window
+from tiertune_agent.fields import Json, JsonDict, in_force, read
+from tiertune_agent.records import Window, grouped
 from tiertune_agent.tuners.evidence import ERRORS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, Which, ghost_tokens, nearest
 from tiertune_agent.web.charts import Chart
@@ -92,9 +91,7 @@ class Ghosts:
 
 def ghosts(seen: Iterable[Counted]) -> tuple[Ghosts, ...]:
     """Ghosts of every pool of one store; ``seen``: windows, oldest first."""
-    pools: dict[str, list[Counted]] = {}
-    for one in seen:
-        pools.setdefault(one.namespace, []).append(one)
+    pools = grouped(seen, lambda one: one.namespace)
     return tuple(Ghosts(pools[pool]) for pool in sorted(pools))
 
 
@@ -137,7 +134,7 @@ class Curve:
         share = self.ghosts.share(which)
         return float(which[1]), share.value, ERRORS * share.error if isfinite(share.error) else 0.0
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         """The curve as the API shows it; null: not known."""
         pool = self.ghosts
         return {

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tiertune_agent.fields import Json
 from tiertune_agent.web.text import figure, title
 from tiertune_connector.units import format_size
 from tiertune_connector.whatif.chain import Shape
@@ -24,7 +25,7 @@ class Table:
     left_out: int = 0
 
 
-def tables(evidence: Mapping[str, Any]) -> tuple[Table, ...]:
+def tables(evidence: Json) -> tuple[Table, ...]:
     """One table of all plain values, and one for each list of objects."""
     lists = {name: value for name, value in evidence.items() if _is_table(value)}
     plain = tuple((title(name), _plain(name, value)) for name, value in evidence.items() if name not in lists)
@@ -36,7 +37,7 @@ def _is_table(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
-def _table(name: str, rows: list[Mapping[str, Any]]) -> Table:
+def _table(name: str, rows: list[Json]) -> Table:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = tuple(tuple(_plain(key, row.get(key)) for key in columns) for row in rows[-SHOWN_ROWS:])
     return Table(title(name), tuple(title(key) for key in columns), cells, max(0, len(rows) - SHOWN_ROWS))

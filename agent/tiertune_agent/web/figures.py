@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from operator import itemgetter
 
-from tiertune_agent.records import Histogram, Value, Window, ended, sum_known, sum_of
+from tiertune_agent.records import Histogram, Value, Window, added_up, ended, grouped, sum_known, sum_of
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_connector import tuning
@@ -53,6 +54,8 @@ class Cost:
     recompute_s: float
 
 
+Switched = Sequence[tuple[datetime, str]]
+"""When a switch was set, and to what; oldest first."""
 Span = tuple[datetime, datetime]
 """From and to."""
 
@@ -106,13 +109,13 @@ def sums(window: Window) -> WindowSums:
 
 def added(parts: Iterable[WindowSums]) -> WindowSums:
     """The sums of all parts, which may themselves be sums, in any order."""
-    every, tiers = list(parts), dict[str, list[Served]]()
-    for part in every:
-        for tier, served in part.tiers.items():
-            tiers.setdefault(tier, []).append(served)
+    every = list(parts)
+    tiers = grouped((row for part in every for row in part.tiers.items()), itemgetter(0))
     until = max((part.until for part in every if part.until), default=None)
     prompted, found = (sum(getattr(part, name) for part in every) for name in ("prompt_tokens", "found_tokens"))
-    return WindowSums(prompted, found, until, {tier: _together(each) for tier, each in tiers.items()})
+    return WindowSums(
+        prompted, found, until, {tier: _together([served for _, served in rows]) for tier, rows in tiers.items()}
+    )
 
 
 def busy(whole: WindowSums) -> bool:
@@ -163,8 +166,8 @@ def cost(window: Window, typical: TypicalCandidate | None = None) -> Cost | None
     return Cost(end, evidence.fetch_s / requests, evidence.recompute_s / requests)
 
 
-def off_spans(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetime, now: datetime) -> list[Span]:
-    """When a switch was off since ``since``; ``changes`` are those to ``on`` and ``off``, oldest first.
+def off_spans(changes: Switched, now_is: str, since: datetime, now: datetime) -> list[Span]:
+    """When a switch was off since ``since``; ``changes`` are those to ``on`` and ``off``.
 
     If it is on now by no known change, nobody knows how long it was off.
     """
@@ -179,7 +182,7 @@ def off_spans(changes: Sequence[tuple[datetime, str]], now_is: str, since: datet
     return spans
 
 
-def _before(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetime) -> str:
+def _before(changes: Switched, now_is: str, since: datetime) -> str:
     """The state at ``since``: what was set last before, else the opposite of what was set first after."""
     earlier = [to for at, to in changes if at <= since]
     if earlier:
@@ -189,17 +192,12 @@ def _before(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetim
 
 def _together(each: Sequence[Served]) -> Served:
     """Parts of one tier as one."""
-    hits, gate = dict[tuple[datetime, float], float](), dict[str, list[Value]]()
-    for one in each:
-        for when, found in one.hits.items():
-            hits[when] = hits.get(when, 0.0) + found
-        for name, value in one.gate.items():
-            gate.setdefault(name, []).append(value)
+    gate = grouped((row for one in each for row in one.gate.items()), itemgetter(0))
     return Served(
         sum_known(one.hit_tokens for one in each),
         sum_known(one.missed_tokens for one in each),
-        hits,
-        {name: sum_of(values) for name, values in gate.items()},
+        added_up(hit for one in each for hit in one.hits.items()),
+        {name: sum_of([value for _, value in rows]) for name, rows in gate.items()},
     )
 
 
@@ -224,9 +222,6 @@ def _mean(window: Window, name: str, **labels: str) -> float | None:
 
 def _refusals(window: Window) -> dict[str, float]:
     """Requests that did not fetch, by reason, most frequent first."""
-    found: dict[str, float] = {}
-    for labels, value in window.labelled("gate_requests_total"):
-        if labels.get("decision") == "recompute":
-            reason = labels.get("reason", "")
-            found[reason] = found.get(reason, 0.0) + value
+    told = window.labelled("gate_requests_total")
+    found = added_up((one.get("reason", ""), value) for one, value in told if one.get("decision") == "recompute")
     return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -1,7 +1,7 @@
 """One look at history: all that the page is made of, read at one moment."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -11,7 +11,7 @@ from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.store import History
-from tiertune_agent.records import CHANGED, JUDGED, Decision, Prospect, State, Window, ended
+from tiertune_agent.records import CHANGED, JUDGED, Decision, Now, Prospect, State, Window, Windows, ended
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
 from tiertune_agent.web.curves import Counted, Curve, Ghosts, counted, curves, ghosts
@@ -35,7 +35,7 @@ class _Step:
     """Windows of one store that began at the same time, and what is read out of them once."""
 
     start: datetime
-    windows: Sequence[Window]
+    windows: Windows
     sums: WindowSums
     counted: Sequence[Counted]
     """What ghosts counted."""
@@ -52,11 +52,11 @@ class SeenStore:
     answered: str = ""
     steps: Sequence[_Step] = ()
     """Oldest first."""
-    candidates: Sequence[Window] = ()
+    candidates: Windows = ()
     """The last ones of the remote in which requests found chunks there."""
     ghosts: tuple[Ghosts, ...] = ()
     """What its pools would have hit otherwise."""
-    windows: Sequence[Window] = ()
+    windows: Windows = ()
     """This and the next two: of ``steps``."""
     sums: WindowSums = EMPTY
     costs: Sequence[Cost] = ()
@@ -103,7 +103,7 @@ class Seen:
 
 
 class Looks:
-    def __init__(self, views: Views, history: History, *, now: Callable[[], datetime], window_s: float) -> None:
+    def __init__(self, views: Views, history: History, *, now: Now, window_s: float) -> None:
         self._views = views
         self._history = history
         self._now = now
@@ -121,8 +121,8 @@ class Looks:
 
     def _look(self) -> Seen:
         now, decisions = self._now(), self._history.decisions
-        fleet = self._views.fleet()
-        self._renew(fleet["stores"], now)
+        fleet, since = self._views.fleet(), now - timedelta(seconds=POINTS * self._window_s)
+        self._renew(fleet["stores"], since, now)
         lately = decisions.find(limit=SHOWN_DECISIONS)
         waiting = (one for one in decisions.in_state(State.PROPOSED) if approvable(one))
         shown = sorted({one.id: one for one in (*waiting, *lately)}.values(), key=attrgetter("id"), reverse=True)
@@ -140,17 +140,16 @@ class Looks:
             stores=self._stores,
             decisions=shown,
             switches=[one for one in decisions.find(states=CHANGED)[::-1] if one.field == FIELD and one.applied_at],
-            verdicts=self._history.verdicts.by_decision(one.id for one in shown if one.state in JUDGED),
+            verdicts=self._history.decisions.verdicts(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
-            prospects=self._history.measured.prospects("", now - timedelta(seconds=POINTS * self._window_s), now),
+            prospects=self._history.measured.prospects("", since, now),
         )
 
-    def _renew(self, stores: Sequence[Json], now: datetime) -> None:
+    def _renew(self, stores: Sequence[Json], since: datetime, now: datetime) -> None:
         """Read new windows of stores that answered since; for others, what was read still holds.
 
         Except for what lies ahead: that was counted before the clock was set back.
         """
-        since = now - timedelta(seconds=POINTS * self._window_s)
         before = {store["name"]: self._stores.get(store["name"], NOTHING) for store in stores}
         newest = {name: min(read.sums.until or since, now) for name, read in before.items()}
         stale = {store["name"] for store in stores if before[store["name"]].answered != store["last_seen"]}
@@ -166,9 +165,7 @@ class Looks:
             for store in stores
         }
 
-    def _added(
-        self, store: Json, read: SeenStore, told: Sequence[Window], span: tuple[datetime, datetime]
-    ) -> SeenStore:
+    def _added(self, store: Json, read: SeenStore, told: Windows, span: tuple[datetime, datetime]) -> SeenStore:
         """Add windows since the newest one read, which comes again; nothing outside of the span."""
         again, (since, now) = {window.start for window in told}, span
         before = [step for step in read.steps if since <= step.start <= now and step.start not in again]
@@ -189,7 +186,7 @@ class Looks:
             typical,
         )
 
-    def _candidates(self, store: str, read: SeenStore, told: Sequence[Window]) -> Sequence[Window]:
+    def _candidates(self, store: str, read: SeenStore, told: Windows) -> Windows:
         if not read.answered:
             return self._history.measured.candidate_windows(store, "remote")
         again = {window.start for window in told}
@@ -202,7 +199,7 @@ def approvable(decision: Decision) -> bool:
     return decision.state == State.PROPOSED and not unmakeable(decision)
 
 
-def newest_remote(windows: Sequence[Window]) -> Window | None:
+def newest_remote(windows: Windows) -> Window | None:
     """The newest window of the remote tier as a whole."""
     return next((one for one in reversed(windows) if one.tier == "remote" and not one.namespace), None)
 

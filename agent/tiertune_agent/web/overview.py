@@ -1,19 +1,20 @@
 """All that the page shows, put into plain values for the templates. Pure."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
+from operator import itemgetter
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.policy.document import settable
-from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, Window, sum_known
+from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, Windows, grouped, sum_known
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import TOLD, Curve
 from tiertune_agent.web.evidence import Table, tables
-from tiertune_agent.web.figures import Cost, Gate, TierFlow, WindowSums
+from tiertune_agent.web.figures import Cost, Gate, Switched, TierFlow, WindowSums
 from tiertune_agent.web.headline import Headline, headline
 from tiertune_agent.web.look import POINTS, Seen, approvable, newest_remote
 from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
@@ -26,8 +27,8 @@ DRAWN = 8
 """Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
 FRESH = 3
 """Age in windows; anything older is not called now."""
-Switches = Mapping[str, Sequence[tuple[datetime, str]]]
-"""By store, when fetching was switched there, and to what; oldest first."""
+Switches = Mapping[str, Switched]
+"""Of fetching, by store."""
 
 
 @dataclass(frozen=True)
@@ -166,17 +167,10 @@ def overview(seen: Seen) -> Overview:
         more_curves=max(0, len(drawn) - TOLD),
         decisions=tuple(_decisions(seen)),
         unmade=unmade(seen),
-        incidents=_by_kind(seen.incidents),
+        incidents=grouped(seen.incidents, itemgetter("kind")),
         policy=policy_view(seen),
         bypassed=_bypassed(stores),
     )
-
-
-def _by_kind(incidents: Iterable[Json]) -> dict[str, list[Json]]:
-    found: dict[str, list[Json]] = {}
-    for one in incidents:
-        found.setdefault(one["kind"], []).append(one)
-    return found
 
 
 def less(one: float | None, other: float | None) -> float | None:
@@ -241,7 +235,7 @@ def _charts(seen: Seen, switches: Switches) -> dict[str, Chart]:
     return {name: made[name] for name in sorted(made, key=rank)}
 
 
-def _chart(store: Json, seen: Seen, switches: Sequence[tuple[datetime, str]]) -> Chart | None:
+def _chart(store: Json, seen: Seen, switches: Switched) -> Chart | None:
     name = store["name"]
     off = figures.off_spans(switches, str(read(store, "tuning.tiers.remote.fetch")), seen.since, seen.now)
     return cost_chart(name, seen.stores[name].costs, off, seen.now, timedelta(seconds=FRESH * seen.window_s))
@@ -258,7 +252,7 @@ def _switches(seen: Seen) -> Switches:
     return {store: sorted(mine) for store, mine in told.items()}
 
 
-def _estimate(windows: Sequence[Window]) -> Estimate | None:
+def _estimate(windows: Windows) -> Estimate | None:
     newest = newest_remote(windows)
     if newest is None:
         return None

@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 
 from tiertune_agent.fields import Json
 from tiertune_agent.policy.document import DEFAULT
 from tiertune_agent.policy.lint import Finding
 from tiertune_agent.policy.match import Match
-from tiertune_agent.records import FLEET, Target
+from tiertune_agent.records import FLEET, Target, grouped
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.web.headline import names
 from tiertune_agent.web.look import Seen
@@ -80,10 +81,7 @@ def policy_view(seen: Seen) -> PolicyView:
 
 
 def _asked(seen: Seen) -> Iterator[TunerAnswers]:
-    answers: dict[str, list[Json]] = {}
-    for answer in seen.fleet["answers"]:
-        answers.setdefault(answer["tuner"], []).append(answer)
-    for tuner, told in sorted(answers.items()):
+    for tuner, told in sorted(grouped(seen.fleet["answers"], itemgetter("tuner")).items()):
         modes = tuple(sorted({str(answer["mode"] or "none") for answer in told}))
         wishes = sum(bool(answer["change"]) for answer in told)
         yield TunerAnswers(tuner, modes, len(told), wishes, max(moment(answer["at"]) for answer in told))

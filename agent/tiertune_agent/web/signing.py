@@ -1,6 +1,5 @@
 """Who may call the agent: tokens of programs, sessions of browsers that signed in with one."""
 
-from collections.abc import Callable
 from secrets import token_urlsafe
 from typing import Annotated
 from urllib.parse import parse_qs
@@ -15,6 +14,7 @@ from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, READI
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.sites import FOREIGN, foreign
 from tiertune_connector.httpd.tokens import Holder, Role, TokenFile
+from tiertune_connector.units import Clock
 
 COOKIE = "tiertune_session"
 LAST_S = 12 * 3600.0
@@ -30,7 +30,7 @@ TUNING = ("/api/v1/bypass", "/api/v1/flush")
 class Sessions:
     """Sessions of signed-in browsers. They end with the process, with their time, or with their token."""
 
-    def __init__(self, tokens: TokenFile, clock: Callable[[], float]) -> None:
+    def __init__(self, tokens: TokenFile, clock: Clock) -> None:
         """``clock`` gives monotonic seconds."""
         self._tokens, self._clock = tokens, clock
         self._begun: dict[str, tuple[str, float]] = {}
@@ -57,9 +57,7 @@ class Sessions:
         return self._tokens.holder(token) if token else None
 
 
-def guarded(
-    app: ASGIApp, tokens: TokenFile, sessions: Sessions, listening: Listening, clock: Callable[[], float]
-) -> ASGIApp:
+def guarded(app: ASGIApp, tokens: TokenFile, sessions: Sessions, listening: Listening, clock: Clock) -> ASGIApp:
     """The application behind the tokens. Reading is free on loopback."""
 
     def holder_of(connection: HTTPConnection) -> Holder | None:
@@ -89,7 +87,7 @@ def from_here(request: Request) -> None:
 
 
 def router(
-    sessions: Sessions, templates: Environment, headers: dict[str, str], *, secure: bool, clock: Callable[[], float]
+    sessions: Sessions, templates: Environment, headers: dict[str, str], *, secure: bool, clock: Clock
 ) -> APIRouter:
     """``/login`` and ``/logout``. ``secure``: cookies go over HTTPS alone.
 

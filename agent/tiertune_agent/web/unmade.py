@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, lru_cache, partial
-from typing import Any
 
-from tiertune_agent.fields import Json
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.policy.document import advises
-from tiertune_agent.records import FLEET, Decision, Prospect, State, Target, Window, sum_known, total
+from tiertune_agent.records import FLEET, Decision, Prospect, State, Target, Windows, sum_known, total
 from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import TypicalCandidate, served
 from tiertune_agent.tuners.remote_fetch import asked, estimated
@@ -67,13 +66,13 @@ class Wish:
         became = {State.REJECTED: f"rejected by {one.approved_by}", State.EXPIRED: "no longer wished"}
         return f"It was {became.get(one.state, str(one.state).replace('_', ' '))} at {self.until:%H:%M} UTC."
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         """As the API tells it."""
-        one = self.decision
-        told = {"decision": one.id, "tuner": one.tuner, "store": one.target.store, "tier": one.target.tier}
-        told |= {"pool": one.target.namespace, "field": one.field, "from": one.before, "to": one.after}
-        told |= {"mode": one.mode, "state": str(one.state), "at": self.at.isoformat(), "until": self.until.isoformat()}
-        return {**told, "won_s": self.won_s, "at_most": self.at_most, "over_s": self.over_s, "sentence": self.sentence}
+        told = self.decision.document()
+        kept = {name: told[name] for name in ("tuner", "store", "tier", "pool", "field", "from", "to", "mode", "state")}
+        spell = {"at": self.at.isoformat(), "until": self.until.isoformat(), "over_s": self.over_s}
+        won = {"won_s": self.won_s, "at_most": self.at_most, "sentence": self.sentence}
+        return {"decision": self.decision.id, **kept, **spell, **won}
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Unmade:
         most = "at most " if won > 0 and any(wish.at_most for wish in self.wishes) else ""
         return f"{told}, and {'won' if won >= 0 else 'lost'} {most}{seconds(abs(won))} lately{rest}."
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonDict:
         """As the API tells it."""
         return {"sentence": self.sentence, "won_s": self.won_s, "would": [wish.document() for wish in self.wishes]}
 
@@ -176,7 +175,7 @@ def _size_won(
     return won if told else None
 
 
-def _by_fetches(after: str, windows: Sequence[Window], typical: TypicalCandidate | None) -> tuple[float | None, str]:
+def _by_fetches(after: str, windows: Windows, typical: TypicalCandidate | None) -> tuple[float | None, str]:
     """Switching off saves what fetches lost; switching on gains what they are estimated to."""
     if after == "off":
         seen = [evidence for window in windows if (evidence := asked(window))]
@@ -185,7 +184,7 @@ def _by_fetches(after: str, windows: Sequence[Window], typical: TypicalCandidate
     return (sum(one.gain_s for one in gained), "") if gained else (None, "no request is counted while fetching is off")
 
 
-def _by_ghosts(decision: Decision, pool: Ghosts | None, windows: Sequence[Window]) -> tuple[float | None, str]:
+def _by_ghosts(decision: Decision, pool: Ghosts | None, windows: Windows) -> tuple[float | None, str]:
     """Seconds to compute the tokens that the other algorithm would have hit beyond the present one.
 
     This is the most that it would have won: tokens in a slower tier only cost a fetch.

@@ -1,19 +1,20 @@
 """The documents that the API and the page show, read from history."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Annotated, Any
+from datetime import timedelta
+from typing import Annotated
 
 from fastapi import Query
 
 from tiertune_agent.collector.counters import SHOWN
-from tiertune_agent.fields import read
+from tiertune_agent.fields import Json, JsonDict, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.measured import MOST_WINDOWS
+from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, Override, Rulings, frozen_by, mode_of
 from tiertune_agent.policy.lint import Finding, errors, notes
-from tiertune_agent.records import FLEET, OBSERVED, State, StoreRecord, Target, Window
+from tiertune_agent.records import FLEET, OBSERVED, Now, State, Target, Window
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of
 from tiertune_agent.web.compared import compared
@@ -34,7 +35,7 @@ class Views:
         policy: Followed[LoadedPolicy],
         *,
         leads: Callable[[], bool],
-        now: Callable[[], datetime],
+        now: Now,
         window_s: float,
         stores: Callable[[], Mapping[str, str]] = dict,
         sources: Mapping[str, str] | None = None,
@@ -49,7 +50,7 @@ class Views:
         self._window_s = window_s
         self._studied: tuple[LoadedPolicy, Rulings, list[Finding]] | None = None
 
-    def fleet(self) -> dict[str, Any]:
+    def fleet(self) -> JsonDict:
         """Every store with its tiers, counters since its boot, tuning; what tuners last answered; what is frozen.
 
         A source that is only observed is among the stores: ``observed`` is its kind, what it does not report is null.
@@ -76,30 +77,30 @@ class Views:
             "incidents": self._history.journal.open_incidents(),
         }
 
-    def frozen(self) -> dict[str, Any] | None:
+    def frozen(self) -> JsonDict | None:
         """Why nothing may change now, by command or by the policy's calendar."""
         freeze = self._history.journal.frozen(self._now())
         if freeze:
-            until = freeze.until.isoformat() if freeze.until else None
-            return {"reason": freeze.reason, "who": freeze.who, "since": freeze.start.isoformat(), "until": until}
+            return {**freeze.told("reason", "who", "until"), "since": freeze.start.isoformat()}
         calendar = frozen_by(self._policy.content.policy, self._now())
         return {"reason": calendar, "who": "policy", "since": None, "until": None} if calendar else None
 
-    def decisions(self, state: State | None = None, limit: Limit = 200) -> dict[str, Any]:
+    def decisions(self, state: State | None = None, limit: Limit = 200) -> JsonDict:
         """Newest first."""
         found = self._history.decisions.find(states=[state] if state else [], limit=limit)
         return {"decisions": [decision.document() for decision in found]}
 
-    def decision(self, number: int) -> dict[str, Any] | None:
-        decision = self._history.decisions.get(number)
+    def decision(self, number: int) -> JsonDict | None:
+        decisions = self._history.decisions
+        decision = decisions.get(number)
         if decision is None:
             return None
-        verdicts, reviews = self._history.verdicts.of(number), self._history.verdicts.reviews(number)
+        verdicts, reviews = decisions.verdicts_of(number), decisions.reviews(number)
         weighed = compared(decision, verdicts)
         told = {"verdicts": verdicts, "reviews": reviews, "compared": vars(weighed) if weighed else None}
         return {**decision.document(), **told}
 
-    def ledger(self, hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> dict[str, Any]:
+    def ledger(self, hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> JsonDict:
         """Rows by hour, store, namespace and tier, and their sums by tier, from the hour ``since`` on."""
         since = hour_of(self._now() - timedelta(hours=hours))
         return {
@@ -111,7 +112,7 @@ class Views:
 
     def windows(
         self, store: str, tier: str, namespace: str = "", limit: Annotated[int, Query(ge=1, le=MOST_WINDOWS)] = 60
-    ) -> dict[str, Any]:
+    ) -> JsonDict:
         """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first.
 
         None that lie ahead: they were counted before the clock was set back.
@@ -120,7 +121,7 @@ class Views:
         windows = read(store, tier=tier, namespace=namespace, limit=limit, histograms=False, until=now)
         return {"windows": [_shown(window) for window in windows]}
 
-    def policies(self) -> dict[str, Any]:
+    def policies(self) -> JsonDict:
         """The policy in force, what lint says of its file, why a newer one is not in force; earlier revisions.
 
         ``modes``: of each tuner, without overrides.
@@ -139,18 +140,18 @@ class Views:
             "revisions": self._history.journal.policy_revisions(),
         }
 
-    def incidents(self) -> dict[str, Any]:
+    def incidents(self) -> JsonDict:
         return {"incidents": self._history.journal.incidents()}
 
-    def audit(self, limit: Limit = 100) -> dict[str, Any]:
+    def audit(self, limit: Limit = 100) -> JsonDict:
         """Newest first."""
         return {"audit": self._history.journal.audited(limit)}
 
-    def _answers(self, stores: Sequence[StoreRecord]) -> list[dict[str, Any]]:
+    def _answers(self, stores: Sequence[StoreRow]) -> list[JsonDict]:
         """Each tuner's last answer on each target, and its mode there by the policy; null if the tuner is no more."""
         status, rulings = {store.name: store.status for store in stores}, self._in_force()[1]
 
-        def mode(answer: Mapping[str, Any]) -> str | None:
+        def mode(answer: Json) -> str | None:
             told, pool = status.get(answer["store"], {}), answer["pool"]
             served = (read(told, f"pools.{pool}.model") or "",) if pool else models(told)
             target = Target(answer["store"], answer["tier"], pool, served)
@@ -165,45 +166,39 @@ class Views:
             self._studied = loaded, Rulings(loaded.policy), notes(loaded)
         return self._studied
 
-    def _remote(self) -> dict[str, Any] | None:
+    def _remote(self) -> JsonDict | None:
         """The Redis of the fleet, if it is managed: what it holds and is set to."""
         found = self._history.store(FLEET)
         if found is None:
             return None
         state = read(found.status, "tiers.remote") or {}
-        return {"url": found.url, "last_seen": found.last_seen.isoformat(), **state, "tuning": found.tuning["remote"]}
+        return {**found.told("url", "last_seen"), **state, "tuning": found.tuning["remote"]}
 
-    def _store(self, store: StoreRecord) -> dict[str, Any]:
+    def _store(self, store: StoreRow) -> JsonDict:
         age = (self._now() - store.last_seen).total_seconds()
         return {
-            "name": store.name,
-            "url": store.url,
-            "boot_id": store.boot_id,
-            "version": store.version,
-            "last_seen": store.last_seen.isoformat(),
+            **store.told("name", "url", "boot_id", "version", "last_seen", "pending_bypass", "tuning"),
             "age_s": age,
             "reachable": abs(age) <= 3 * self._window_s,  # a time that lies ahead is from before the clock was set back
             "observed": store.status.get(OBSERVED),
             "unknown": store.status.get("unknown") or [],
             "bypass": bool(store.tuning.get("bypass")),
-            "pending_bypass": store.pending_bypass,
             "tiers": {
                 tier: {**state, **store.totals.get(tier, {})}
                 for tier, state in (store.status.get("tiers") or {}).items()
             },
             "pools": pools(store.status),
             "models": list(models(store.status)),
-            "tuning": store.tuning,
         }
 
 
-def _overlaid(override: Override) -> dict[str, Any]:
+def _overlaid(override: Override) -> JsonDict:
     """Where an override matches, and what it says there: only what is written."""
     said = override.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return {"match": said.pop("match"), "says": said}
 
 
-def _shown(window: Window) -> dict[str, Any]:
+def _shown(window: Window) -> JsonDict:
     """Hits are counted by pool, a fetch's figures by tier: they are null in the other kind of window."""
     figures = {title: window.known(name, **labels) for title, (name, labels) in SHOWN_PER_WINDOW.items()}
     if not window.observed:

@@ -1,9 +1,10 @@
 """What the fleet's requests would have cost with tiers of other sizes, from the samples of all stores."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cache
 from itertools import chain
 from math import log
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from tiertune_agent.records import Prospect, Snapshot
 from tiertune_agent.tuners.base import pools
 from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape
 from tiertune_agent.whatif.terms import KnownCosts, Terms
+from tiertune_connector.units import Clock
 from tiertune_connector.whatif.chain import ChainGhosts, SampledRequest, Shape
 from tiertune_connector.whatif.sampler import hashes, threshold
 
@@ -116,8 +118,8 @@ class Pace:
 class FleetWhatif:
     """Joins the samples of all stores, plays them in miniature fleets, and reports what they cost there."""
 
-    def __init__(self, reader: SampleReader, handout: Handout, steady_s: Callable[[], float] | None = None) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets; None: the rounds' own times are used."""
+    def __init__(self, reader: SampleReader, handout: Handout, steady_s: Clock) -> None:
+        """``steady_s`` counts seconds by a clock that nobody sets."""
         self._steady_s = steady_s
         self._now_s: float | None = None
         """When the last round was, in steady seconds."""
@@ -160,7 +162,7 @@ class FleetWhatif:
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
         now = self._now = median_shape(fleet, self._now.remote if self._now else None)
         self._hand_out(fleet, answers, at, now)
-        now_s = self._steady_s() if self._steady_s else at.timestamp()
+        now_s = self._steady_s()
         since_s, self._now_s = now_s if self._now_s is None else self._now_s, now_s
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
         shapes = tuple(self._grid.around(now, local_tiers(fleet) + ("remote",) * managed, split))
@@ -229,12 +231,9 @@ class FleetWhatif:
         stores = {snapshot.store: snapshot for snapshot in fleet}
         came = [(request, answer.store) for answer in answers for request in answer.requests]
         first = {answer.store for answer in answers if not answer.grown}
-        terms: dict[tuple[str, str], Terms | None] = {}
+        terms = cache(lambda store, namespace: self._known.terms(stores[store], namespace))
         for request, store in sorted(came, key=lambda each: -each[0].age_s):
-            place = store, request.namespace
-            if place not in terms:
-                terms[place] = self._known.terms(stores[store], request.namespace)
-            known, cost = self._namespaces.get(request.namespace), terms[place]
+            known, cost = self._namespaces.get(request.namespace), terms(store, request.namespace)
             if known is not None and cost is not None:  # else the cost of prefilling is not known yet
                 known.play(SampledRequest(store, request.chunks, request.samples), cost, told=store in first)
 

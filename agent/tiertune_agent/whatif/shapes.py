@@ -39,11 +39,6 @@ def held(fleet: Sequence[Snapshot], tier: str) -> int:
     return sum(capacity_of(snapshot.tuning, tier) for snapshot in fleet)
 
 
-def split_bytes(total: int, fleet: Sequence[Snapshot]) -> int:
-    """What one budget leaves to DRAM of all hosts and the remote, after the disks."""
-    return max(0, total - held(fleet, "disk"))
-
-
 def remote_bytes(fleet: Sequence[Snapshot], before: int | None = None) -> int:
     """Capacity of the remote tier; if unbounded, a power of two that is at least what the stores hold.
 
@@ -70,15 +65,6 @@ def local_tiers(fleet: Sequence[Snapshot]) -> tuple[str, ...]:
     return LOCAL if configured or median_shape(fleet).disk else ("dram",)
 
 
-def grid(now: Shape, tiers: Sequence[str], split: Split | None = None) -> list[Shape]:
-    """The present shape, shapes with one of the ``tiers`` at other sizes, and one without the remote.
-
-    If DRAM and remote share one budget, splits of it replace other sizes of these two.
-    """
-    splits = () if split is None else _splits(now, split)
-    return sorted({now, replace(now, remote=0), *_sizes(now, _apart(tiers, split)), *splits})
-
-
 class Grid:
     """Keeps the same shapes while they surround the present sizes, so that prospects can be compared.
 
@@ -88,14 +74,20 @@ class Grid:
     def __init__(self) -> None:
         self._of: object = None
         self._apart: Sequence[str] = ()
+        """Tiers that are varied by themselves: not DRAM and remote if one budget is split between them."""
         self.shapes: list[Shape] = []
 
     def around(self, now: Shape, tiers: tuple[str, ...], split: Split | None = None) -> list[Shape]:
-        """The shapes to simulate; a new grid if the old one does not hold, or tiers or split have changed."""
+        """The present shape, shapes with one of the ``tiers`` at other sizes, and one without the remote.
+
+        If DRAM and remote share one budget, splits of it replace other sizes of these two. A new grid is made if the
+        old one does not hold, or tiers or split have changed.
+        """
         if (tiers, split) != self._of or not self._holds(now):
             self._of = tiers, split
-            self._apart = _apart(tiers, split)
-            self.shapes = grid(now, tiers, split)
+            self._apart = [tier for tier in tiers if split is None or tier == "disk"]
+            splits = () if split is None else _splits(now, split)
+            self.shapes = sorted({now, replace(now, remote=0), *_sizes(now, self._apart), *splits})
         return self.shapes
 
     def _holds(self, now: Shape) -> bool:
@@ -110,11 +102,6 @@ class Grid:
         size = getattr(now, tier)
         others = [getattr(shape, tier) for shape in self.shapes if replace(shape, **{tier: size}) == now]
         return size < max(others) and (not size or any(0 < other < size for other in others))
-
-
-def _apart(tiers: Sequence[str], split: Split | None) -> Sequence[str]:
-    """The tiers that are varied by themselves: not DRAM and remote if one budget is split between them."""
-    return [tier for tier in tiers if split is None or tier == "disk"]
 
 
 def _sizes(now: Shape, tiers: Sequence[str]) -> Iterator[Shape]:

@@ -1,12 +1,11 @@
 """What requests of one namespace cost on one host, by its store's figures, for simulations of other sizes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
-from tiertune_agent.fields import read
-from tiertune_agent.records import Snapshot, Window, total
+from tiertune_agent.fields import Json, read
+from tiertune_agent.records import Snapshot, Window, Windows, total
 from tiertune_agent.tuners.base import TypicalCandidate, pools
 
 NEVER = (1e9, 0.0)
@@ -25,7 +24,7 @@ class Prefill:
     step_tokens: int
 
     @classmethod
-    def told(cls, pool: Mapping[str, Any]) -> "Prefill | None":
+    def told(cls, pool: Json) -> "Prefill | None":
         """From a store's status of a pool. Other versions may report more, or less; None: something is missing."""
         line, names = pool.get("prefill"), cls.__dataclass_fields__
         if not isinstance(line, Mapping) or not names.keys() <= line.keys():
@@ -106,7 +105,7 @@ class KnownCosts:
         return None if token_s is None else Prefill(0.0, token_s, 0.5, 0, 0, 0)
 
 
-def mean_prompt(snapshot: Snapshot, windows: Sequence[Window]) -> TypicalCandidate | None:
+def mean_prompt(snapshot: Snapshot, windows: Windows) -> TypicalCandidate | None:
     """A prompt of mean length with all its chunks in one tier, by the store's windows; None: its costs are unknown.
 
     It stands in for requests that found chunks there until there are some.

@@ -5,7 +5,7 @@ from math import isfinite
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tiertune_agent.records import sum_known
+from tiertune_agent.records import added_up, sum_known
 
 Sample = tuple[dict[str, str], float]
 
@@ -54,11 +54,7 @@ class Exposition:
 
     def split(self, name: str, label: str) -> dict[str, float]:
         """Sums by the values of a label."""
-        sums: dict[str, float] = {}
-        for told, value in self._of(name):
-            if label in told:
-                sums[told[label]] = sums.get(told[label], 0.0) + value
-        return sums
+        return added_up((told[label], value) for told, value in self._of(name) if label in told)
 
     def declares(self, name: str) -> bool:
         """Whether the family is there, with or without samples."""

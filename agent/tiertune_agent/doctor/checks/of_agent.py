@@ -37,8 +37,8 @@ OF_SOURCES = {
 """What mends an incident of an observed source, where that differs."""
 
 
-@of_agent("agent_unreachable", "error")
-def unreachable(agent: AgentFacts) -> Told:
+@of_agent("error")
+def agent_unreachable(agent: AgentFacts) -> Told:
     if agent.away:
         mend = "see to its database: the agent goes on by itself when that is back"
         yield f"the agent cannot tell anything: {agent.problem}", mend
@@ -47,7 +47,7 @@ def unreachable(agent: AgentFacts) -> Told:
         yield f"no agent answers: {agent.problem}", mend
 
 
-@of_agent("nobody_leads", "error")
+@of_agent("error")
 def nobody_leads(agent: AgentFacts) -> Told:
     late_s = _late_s(agent)
     if late_s is not None and not agent.fleet.get("leader"):
@@ -55,10 +55,10 @@ def nobody_leads(agent: AgentFacts) -> Told:
         yield wrong, "look at the other agents and at the database's lock: none of them leads"
 
 
-@check("agent_stuck", "error")
-def stuck(facts: AllFacts) -> Found:
-    late_s = _late_s(facts.agent) if facts.agent else None
-    if facts.agent and late_s is not None and facts.agent.fleet.get("leader") and facts.answering:
+@check("error")
+def agent_stuck(facts: AllFacts) -> Found:
+    late_s = _late_s(facts.agent)
+    if late_s is not None and facts.agent.fleet.get("leader") and facts.answering:
         wrong = f"it leads, but has heard no store for {format_duration(late_s)}, though one answers here"
         yield facts.agent.url, wrong, "look at its log: the database may be away, or a round fails"
 
@@ -71,19 +71,19 @@ def _late_s(agent: AgentFacts) -> float | None:
     return late_s if late_s > SILENT_WINDOWS * float(agent.fleet.get("window_s") or 0.0) else None
 
 
-@of_policy("policy_invalid", "error")
+@of_policy("error")
 def policy_invalid(agent: AgentFacts) -> Told:
     if problem := agent.policies.get("problem"):
         yield f"the policy file is not in force, an older one is: {problem}", MEND_POLICY
 
 
-@of_policy("policy_without_effect", "warning")
+@of_policy("warning")
 def policy_without_effect(agent: AgentFacts) -> Told:
     for note in agent.policies.get("notes") or ():
         yield f"the policy does less than it says: {note}", "take the key out, or set what it lacks"
 
 
-@of_agent("frozen", "warning")
+@of_agent("warning")
 def frozen(agent: AgentFacts) -> Told:
     """A freeze that ends by itself is intended: no finding."""
     told = agent.fleet.get("frozen") or {}
@@ -93,22 +93,21 @@ def frozen(agent: AgentFacts) -> Told:
         yield wrong, "tiertune unfreeze, or freeze --for a time"
 
 
-@check("bypassed", "warning")
+@check("warning")
 def bypassed(facts: AllFacts) -> Found:
     off = {store.name for store in facts.answering if store.tuning.get("bypass")}
-    if facts.agent:
-        asked = {store.name for store in facts.answering}
-        off |= {str(one["name"]) for one in facts.agent.stores if one.get("bypass") and one["name"] not in asked}
+    asked = {store.name for store in facts.answering}
+    off |= {str(one["name"]) for one in facts.agent.stores if one.get("bypass") and one["name"] not in asked}
     for name in sorted(off):
         wrong = "it is bypassed: it answers miss to everything, and engines recompute"
         yield name, wrong, f"tiertune bypass off --store {name}"
 
 
-@check("bypass_not_acknowledged", "error")
+@check("error")
 def bypass_not_acknowledged(facts: AllFacts) -> Found:
     agent = facts.agent
-    pending = [(store, store.get("pending_bypass")) for store in agent.stores] if agent else []
-    unheard = [(one, one["on"]) for one in agent.fleet.get("bypass_unheard") or ()] if agent else []
+    pending = [(store, store.get("pending_bypass")) for store in agent.stores]
+    unheard = [(one, one["on"]) for one in agent.fleet.get("bypass_unheard") or ()]
     for store, wished in (*pending, *unheard):
         if wished is not None:
             switch = "on" if wished else "off"
@@ -119,8 +118,8 @@ def bypass_not_acknowledged(facts: AllFacts) -> Found:
 def _incident(kind: str, mend: str) -> Check:
     def look(facts: AllFacts) -> Found:
         agent = facts.agent
-        for one in agent.incidents if agent else ():
-            if agent and one.get("kind") == kind:
+        for one in agent.incidents:
+            if one.get("kind") == kind:
                 where = str(one.get("store") or agent.url)
                 yield where, str(one.get("message")), OF_SOURCES.get(kind, mend) if where in agent.sources else mend
 

@@ -5,28 +5,28 @@ from tiertune_agent.doctor.finding import Found, Told, check, of_server, of_stor
 from tiertune_connector.units import format_size
 
 
-@of_server("remote_unreachable", "error")
-def server_unreachable(server: ServerFacts) -> Told:
+@of_server("error")
+def remote_unreachable(server: ServerFacts) -> Told:
     if server.problem:
         mend = "start it, or mend address, user, rights, password (TIERTUNE_REMOTE_PASSWORD, password_file) or tls"
         yield f"the remote does not answer: {server.problem}", mend
 
 
-@of_server("remote_unbounded", "warning")
-def server_unbounded(server: ServerFacts) -> Told:
+@of_server("warning")
+def remote_unbounded(server: ServerFacts) -> Told:
     if server.maxmemory == 0:
         wrong = f"maxmemory is 0: it holds {format_size(server.used_bytes)}, and grows until its host has no memory"
         yield wrong, "set maxmemory, or let the agent (remote: {manage: true} in the policy)"
 
 
-@of_server("remote_keeps_all", "warning")
-def server_keeps_all(server: ServerFacts) -> Told:
+@of_server("warning")
+def remote_keeps_all(server: ServerFacts) -> Told:
     if server.policy == "noeviction" or server.policy.startswith("volatile-"):
         wrong = f"maxmemory-policy is {server.policy}: chunks never leave, and when it is full nothing new is kept"
         yield wrong, "set maxmemory-policy allkeys-lru, or let the agent (remote.manage)"
 
 
-@check("database", "error")
+@check("error")
 def database(facts: AllFacts) -> Found:
     base = facts.database
     if base is None:
@@ -39,7 +39,7 @@ def database(facts: AllFacts) -> Found:
         yield base.shown, wrong, newer if base.have > base.newest else "tiertune db upgrade --config FILE"
 
 
-@of_storage("storage_failed", "error")
+@of_storage("error")
 def storage_failed(storage: StorageFacts) -> Told:
     if storage.problem:
         mend = (
@@ -49,7 +49,7 @@ def storage_failed(storage: StorageFacts) -> Told:
         yield f"it could not be measured: {storage.problem}", mend
 
 
-@of_storage("storage_slow", "warning")
+@of_storage("warning")
 def storage_slow(one: StorageFacts) -> Told:
     if not one.problem and one.fetch_s >= one.recompute_s:
         wrong = (

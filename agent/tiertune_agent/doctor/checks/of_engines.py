@@ -19,23 +19,23 @@ LOST = ("unreachable", "late", "failed", "full")
 """Results of chunks that their store never got; a ``busy`` chunk is not lost, another engine stores it."""
 
 
-@of_engine("engine_unreachable", "error")
-def unreachable(engine: EngineFacts) -> Told:
+@of_engine("error")
+def engine_unreachable(engine: EngineFacts) -> Told:
     if engine.problem:
         authority = "stores_ca_file of --config, else TIERTUNE_CA_FILE"
         mend = f"start it, or mend its address, its key or, for https://, {authority}"
         yield f"no engine answers: {engine.problem}", mend
 
 
-@of_engine("engine_silent", "warning")
-def silent(engine: EngineFacts) -> Told:
-    if engine.told and not engine.told.declares(INFO):
+@of_engine("warning")
+def engine_silent(engine: EngineFacts) -> Told:
+    if not engine.problem and not engine.told.declares(INFO):
         yield "it tells no metrics of vLLM", "start it without --disable-log-stats"
 
 
-@of_engine("engine_without_store", "error")
-def without_store(engine: EngineFacts) -> Told:
-    ranks = engine.told.split(CONNECTED, "engine") if engine.told else {}
+@of_engine("error")
+def engine_without_store(engine: EngineFacts) -> Told:
+    ranks = engine.told.split(CONNECTED, "engine")
     away = [rank for rank, on in ranks.items() if not on]
     if away:
         which = f"{len(away)} of {format_count(len(ranks), 'rank')} ({', '.join(away)})"
@@ -43,7 +43,7 @@ def without_store(engine: EngineFacts) -> Told:
         yield wrong, "start the store of that host at the socket that the engine names; same user"
 
 
-@of_engine("staging_small", "warning")
+@of_engine("warning")
 def staging_small(engine: EngineFacts) -> Told:
     failures = sum(engine.total(name) for name in NO_ROOM)
     if often(failures, engine.total(REQUESTS)):
@@ -52,24 +52,23 @@ def staging_small(engine: EngineFacts) -> Told:
         yield wrong, mend
 
 
-@of_engine("no_prefix_cache", "error")
+@of_engine("error")
 def no_prefix_cache(engine: EngineFacts) -> Told:
-    if engine.told and engine.told.total(INFO, enable_prefix_caching="False"):
+    if engine.told.total(INFO, enable_prefix_caching="False"):
         wrong = "prefix caching is off: chunks have no keys, and nothing is shared"
         yield wrong, "start it without --no-enable-prefix-caching"
 
 
-@of_engine("random_hash_seed", "warning")
-def random_seed(engine: EngineFacts) -> Told:
-    algorithms = engine.told.split(INFO, "prefix_caching_hash_algo") if engine.told else {}
-    for name in algorithms:
+@of_engine("warning")
+def random_hash_seed(engine: EngineFacts) -> Told:
+    for name in engine.told.split(INFO, "prefix_caching_hash_algo"):
         if name.startswith("xxhash"):
             wrong = f"it hashes by {name}: without PYTHONHASHSEED its keys are its own, and change when it restarts"
             yield wrong, "set --prefix-caching-hash-algo sha256_cbor, or one PYTHONHASHSEED everywhere"
 
 
-@check("engine_versions_differ", "warning")
-def versions_differ(facts: AllFacts) -> Found:
+@check("warning")
+def engine_versions_differ(facts: AllFacts) -> Found:
     versions = sorted({engine.version for engine in facts.engines if engine.version})
     if len(versions) > 1:
         urls = ", ".join(f"{engine.url} {engine.version}" for engine in facts.engines if engine.version)
@@ -77,7 +76,7 @@ def versions_differ(facts: AllFacts) -> Found:
         yield "engines", f"{len(versions)} versions of vLLM run: {urls}", mend
 
 
-@of_engine("lookups_late", "warning")
+@of_engine("warning")
 def lookups_late(engine: EngineFacts) -> Told:
     late, requests = engine.total(LATE), engine.total(REQUESTS)
     if often(late, requests):
@@ -85,9 +84,9 @@ def lookups_late(engine: EngineFacts) -> Told:
         yield wrong, "give the store its own cores, or raise lookup_deadline"
 
 
-@of_engine("chunks_lost", "warning")
+@of_engine("warning")
 def chunks_lost(engine: EngineFacts) -> Told:
-    results = engine.told.split(STORED, "result") if engine.told else {}
+    results = engine.told.split(STORED, "result")
     lost, every = sum(results.get(one, 0.0) for one in LOST), sum(results.values())
     if often(lost, every):
         why = ", ".join(f"{results[one]:.0f} {one}" for one in LOST if results.get(one))

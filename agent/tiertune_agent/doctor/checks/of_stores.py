@@ -17,8 +17,8 @@ SHORT_BY = 0.1
 """Share of a capacity that may be missing, as slots are whole chunks."""
 
 
-@check("store_unreachable", "error")
-def unreachable(facts: AllFacts) -> Found:
+@check("error")
+def store_unreachable(facts: AllFacts) -> Found:
     """A store that only wants a token, or that the agent reaches, is no fault: the report lists it as not checked."""
     for store in facts.stores:
         if not (store.answers or store.closed or store.heard):
@@ -26,16 +26,16 @@ def unreachable(facts: AllFacts) -> Found:
             yield store.name, wrong, ALSO_LOOKED_FOR["store_unreachable"]
 
 
-@of_store("store_misnamed", "error")
-def misnamed(store: StoreFacts) -> Told:
+@of_store("error")
+def store_misnamed(store: StoreFacts) -> Told:
     own = store.status.get("store")
     if store.called and own and store.called != own:
         wrong = f"{store.url} is called {store.called} in the settings, and {own} by itself"
         yield wrong, ALSO_LOOKED_FOR["store_misnamed"]
 
 
-@check("duplicate_store", "error")
-def duplicate(facts: AllFacts) -> Found:
+@check("error")
+def duplicate_store(facts: AllFacts) -> Found:
     named: dict[str, dict[str, str]] = defaultdict(dict)
     for store in facts.answering:
         named[store.name][str(store.status.get("boot_id") or store.url)] = store.url
@@ -45,10 +45,10 @@ def duplicate(facts: AllFacts) -> Found:
             yield name, wrong, ALSO_LOOKED_FOR["duplicate_store"]
 
 
-@check("clock_skew", "warning")
+@check("warning")
 def clock_skew(facts: AllFacts) -> Found:
     """Against the agent's clock; without one, against this host's."""
-    agent = facts.agent.clock if facts.agent else None
+    agent = facts.agent.clock
     base, whose = (agent, "the agent's") if agent else (Clock(0.0, 0.0), "this host's")
     for store in facts.answering:
         if store.clock is None:
@@ -60,7 +60,7 @@ def clock_skew(facts: AllFacts) -> Found:
             yield store.name, wrong, "run a time service (chrony, systemd-timesyncd) on both hosts"
 
 
-@check("version_mismatch", "warning")
+@check("warning")
 def version_mismatch(facts: AllFacts) -> Found:
     for store in facts.answering:
         own = str(store.status.get("version") or "")
@@ -69,7 +69,7 @@ def version_mismatch(facts: AllFacts) -> Found:
             yield store.name, wrong, "install one version everywhere: agents first, then stores, then engines"
 
 
-@of_store("engines_refused", "error")
+@of_store("error")
 def engines_refused(store: StoreFacts) -> Told:
     mends = {
         "protocol": "install one version of tiertune beside the engines and at the store",
@@ -81,7 +81,7 @@ def engines_refused(store: StoreFacts) -> Told:
         yield wrong, mends.get(reason, "look at the engines' logs: they tell why")
 
 
-@of_store("tier_dead", "error")
+@of_store("error")
 def tier_dead(store: StoreFacts) -> Told:
     for tier, state in store.tiers.items():
         dead = [f"{one['server']}: {one['reason']}" for one in _dead_servers(state)]
@@ -96,7 +96,7 @@ _DEAD = {
 }
 
 
-@of_store("tier_slow", "warning")
+@of_store("warning")
 def tier_slow(store: StoreFacts) -> Told:
     for tier, state in store.tiers.items():
         if state.get("health") == "slow" and not _dead_servers(state):
@@ -108,10 +108,10 @@ _SLOW = "look at its host and at the network between; measure it: doctor --stora
 _FULL = "make room (df -h; Redis: maxmemory-policy allkeys-lru), or lower its capacity; what it has is read meanwhile"
 
 
-@check("tier_unused", "warning")
-def tier_empty(facts: AllFacts) -> Found:
+@check("warning")
+def tier_unused(facts: AllFacts) -> Found:
     """A configured tier of capacity 0. The agent's stores are left to its incidents: none if it decided so itself."""
-    heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent and facts.agent.answers else set()
+    heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent.answers else set()
     for store in facts.answering:
         for tier in store.tiers:
             if store.name not in heard and read(store.tuning, capacity_field(tier)) == 0:
@@ -119,7 +119,7 @@ def tier_empty(facts: AllFacts) -> Found:
                 yield store.name, wrong, "give it a capacity (tiertune decisions, or PUT /v1/tuning), or take it away"
 
 
-@of_store("capacity_not_effective", "warning")
+@of_store("warning")
 def capacity_not_effective(store: StoreFacts) -> Told:
     if float(store.status.get("uptime_s") or 0.0) < SETTLED_S:
         return
@@ -132,7 +132,7 @@ def capacity_not_effective(store: StoreFacts) -> Told:
             yield wrong, mend
 
 
-@of_store("no_engine", "warning")
+@of_store("warning")
 def no_engine(store: StoreFacts) -> Told:
     uptime_s = float(store.status.get("uptime_s") or 0.0)
     if "clients" in store.status and not store.clients and uptime_s > SETTLED_S:
@@ -140,7 +140,7 @@ def no_engine(store: StoreFacts) -> Told:
         yield wrong, "name its socket in kv_connector_extra_config, under the same user, on the same host"
 
 
-@of_store("gpus_unseen", "note")
+@of_store("note")
 def gpus_unseen(store: StoreFacts) -> Told:
     told = str(store.status.get("gpus") or "")
     if told.startswith("absent") and "not installed" in told:
@@ -149,7 +149,7 @@ def gpus_unseen(store: StoreFacts) -> Told:
         yield f"GPUs are not watched: {told}", "look at the driver (nvidia-smi)"
 
 
-@of_store("internal_errors", "warning")
+@of_store("warning")
 def internal_errors(store: StoreFacts) -> Told:
     if places := store.counted.split("internal_errors_total", "place"):
         counts = ", ".join(f"{count:.0f} in {place}" for place, count in places.items())

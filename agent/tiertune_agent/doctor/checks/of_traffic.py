@@ -35,7 +35,7 @@ MEND_ON = "let remote_fetch run in mode auto, or get a faster link (plan: what i
 MEND_WRITES = "look at its room, its permissions and its time-outs (df -h; Redis: maxmemory-policy allkeys-lru)"
 
 
-@check("namespaces_differ", "error")
+@check("error")
 def namespaces_differ(facts: AllFacts) -> Found:
     """Engines of one model that cannot read each other's chunks."""
     engines: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -67,7 +67,7 @@ def _differing(parts: list[Mapping[str, str]]) -> list[str]:
     return [name for name in names if len({own.get(name) for own in parts}) > 1]
 
 
-@of_store("unsalted_traffic", "warning")
+@of_store("warning")
 def unsalted_traffic(store: StoreFacts) -> Told:
     """As the agent's incident of this name, but since the store's start instead of in the last hour."""
     counts = store.counted.split("requests_total", "salted")
@@ -76,7 +76,7 @@ def unsalted_traffic(store: StoreFacts) -> Told:
         yield wrong, ALSO_LOOKED_FOR["unsalted_traffic"]
 
 
-@of_store("remote_slow", "warning")
+@of_store("warning")
 def remote_slow(store: StoreFacts) -> Told:
     """A remote whose chunks would be recomputed faster than fetched, by the gate's own predictions."""
     found = store.counted.total("gate_candidate_requests_total", tier="remote")
@@ -107,7 +107,7 @@ def _break_even(store: StoreFacts) -> Iterator[str]:
             yield f"at {rate / 1e6:.0f} MB/s {pool.get('model') or digest} breaks even at {even:,.0f} tokens"
 
 
-@of_store("write_behind_drops", "warning")
+@of_store("warning")
 def write_behind_drops(store: StoreFacts) -> Told:
     for tier in SLOWER:
         told = store.counted.split("write_behind_dropped_total", "reason", tier=tier)
@@ -121,7 +121,7 @@ def write_behind_drops(store: StoreFacts) -> Told:
             yield wrong, mend if slow else f"writes to {tier} fail: {MEND_WRITES}"
 
 
-@of_store("loads_late", "warning")
+@of_store("warning")
 def loads_late(store: StoreFacts) -> Told:
     for tier in TIERS:
         outcomes = store.counted.split("gate_outcomes_total", "outcome", tier=tier)
@@ -132,7 +132,7 @@ def loads_late(store: StoreFacts) -> Told:
             yield wrong, "look at the tier's load and link; a higher margin fetches less, surer"
 
 
-@of_store("no_room", "warning")
+@of_store("warning")
 def no_room(store: StoreFacts) -> Told:
     """What a load brings comes into DRAM: no more of a prompt than its pool there takes at once."""
     for tier in SLOWER:
@@ -144,7 +144,7 @@ def no_room(store: StoreFacts) -> Told:
             yield wrong, "raise the capacity of DRAM, or the pool's own there, until the longest shared prompt fits"
 
 
-@of_store("corrupt_chunks", "warning")
+@of_store("warning")
 def corrupt_chunks(store: StoreFacts) -> Told:
     for tier in TIERS:
         if found := store.counted.total("tier_errors_total", tier=tier, reason="corrupt"):
@@ -152,7 +152,7 @@ def corrupt_chunks(store: StoreFacts) -> Told:
             yield wrong, "look at who else writes there, at the disk, and at the host's memory"
 
 
-@of_store("quotas_full", "note")
+@of_store("note")
 def quotas_full(store: StoreFacts) -> Told:
     refused = store.counted.total("quota_refused_chunks_total")
     if refused >= FEW:
