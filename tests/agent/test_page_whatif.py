@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from agent.conftest import POLICY
+from agent.agents import POLICY
 from agent.fakes import DIGEST, SLOW, START, propose, remember, window
 from agent.html import Page
 from tiertune_agent.records import Prospect, State, Target, series
