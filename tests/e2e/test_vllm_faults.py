@@ -85,7 +85,7 @@ def test_a_store_that_is_killed_amid_requests(fleet, reference, engine_a, engine
     engine_b.reset()
     assert fleet.right(engine_b, some[:4]).external == 0
 
-    fleet.host_a.start()
+    fleet.host_a.restart()
     fleet.host_a.wait_back(clients)
     fleet.computed(engine_a, later)
     fleet.fetched(engine_b, later)

@@ -5,7 +5,7 @@ from pathlib import Path
 from e2e.vllm_engines import CHUNK_TOKENS, Request, differences, engine, of_engines, regions, through_store
 from e2e.vllm_fixtures import chunks, fetching, prompts
 from e2e.vllm_model import ADAPTER_RANK, write_adapter, write_model
-from e2e.vllm_stores import host
+from e2e.vllm_stores import Host
 
 pytestmark = of_engines(600)
 
@@ -34,7 +34,7 @@ def test_windows_and_adapters_keep_their_chunks_apart(tmp_path_factory):
     asked = [Request(prompt, adapter=adapter) for adapter in adapters for prompt in prompts(2, seed=73, **APART)]
     lora = {"enable_lora": True, "max_lora_rank": ADAPTER_RANK, "max_loras": len(adapters)}
     with (
-        host(folder / "store", "host-f", remote=None, dram="256MiB") as store,
+        Host(folder / "store", "host-f", remote=None, dram="256MiB") as store,
         engine(model, folder / "engine.log", transfer=through_store(store.socket, "forms"), **lora) as one,
     ):
         one.wait_ready()

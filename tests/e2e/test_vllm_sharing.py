@@ -64,7 +64,7 @@ def test_a_restarted_store_is_filled_from_the_engines_staging(fleet, reference, 
         clients = fleet.host_a.clients()
         fleet.host_a.kill()
         fleet.right(engine_a, asked)
-        fleet.host_a.start()
+        fleet.host_a.restart()
         assert fleet.host_a.resident() == 0
         fleet.host_a.wait_back(clients)
         engine_a.generate(asked)

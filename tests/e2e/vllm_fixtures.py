@@ -26,7 +26,7 @@ from e2e.vllm_engines import (
 )
 from e2e.vllm_model import KV_BYTES_PER_TOKEN, VOCABULARY, write_model
 from e2e.vllm_server import Server, server
-from e2e.vllm_stores import Host, host
+from e2e.vllm_stores import Host
 
 CHUNK_BYTES = CHUNK_TOKENS * KV_BYTES_PER_TOKEN
 NAMES = ("reference", "engine_a", "engine_b", "engine_c")
@@ -39,8 +39,8 @@ class Fleet:
     def __init__(self, folder: Path, redis: Redis, stack: ExitStack) -> None:
         self.folder, self.redis = folder, redis
         self.model = write_model(folder / "model")
-        self.host_a = stack.enter_context(host(folder / "a", "host-a", remote=redis.url, dram="512MiB", disk=True))
-        self.host_b = stack.enter_context(host(folder / "b", "host-b", remote=redis.url, dram="256MiB"))
+        self.host_a = stack.enter_context(Host(folder / "a", "host-a", remote=redis.url, dram="512MiB", disk=True))
+        self.host_b = stack.enter_context(Host(folder / "b", "host-b", remote=redis.url, dram="256MiB"))
         self.ids: list[str] = []
         self.engines: list[Engine] = []
         self._by_name: dict[str, Engine] = {}
