@@ -64,6 +64,7 @@ class Player:
         self.prompts = prompts(REQUESTS, seed=seed, prefix=0, tail=TOKENS)
         self.expected = fleet.expected(self.prompts, max_tokens=4)
         self.arrivals = np.cumsum(np.random.default_rng(seed).exponential(1.0, REQUESTS))
+        self.arrivals -= self.arrivals[0]  # nobody waits for the first
         self.prefill_s = min(engine.generate([prompt]).answers[0].ttft_s for prompt in self.prompts[:4])
 
     def play(self, mode, count=REQUESTS, load=CALM):
