@@ -27,7 +27,7 @@ from benchmarks import document
 from e2e.servers import wait_until
 from e2e.vllm_engines import Answer, Engine, Request, engine, through_store
 from e2e.vllm_model import KV_BYTES_PER_TOKEN, VOCABULARY, write_model
-from e2e.vllm_stores import Host, host
+from e2e.vllm_stores import Host
 
 CHUNK = 256
 CHUNK_BYTES = CHUNK * KV_BYTES_PER_TOKEN
@@ -67,7 +67,7 @@ def fleet(folder: Path, engines: int) -> Iterator[Fleet]:
     """Start engines together and warm them up one by one: an engine's first requests are slow."""
     model = write_model(folder / "model")
     with ExitStack() as stack:
-        home = stack.enter_context(host(folder / "host", "host-a", remote=None, dram="1GiB"))
+        home = stack.enter_context(Host(folder / "host", "host-a", remote=None, dram="1GiB"))
         shared = [
             stack.enter_context(
                 engine(

@@ -24,7 +24,7 @@ from benchmarks.engines import prompt
 from e2e.servers import redis_server
 from e2e.vllm_engines import Answer, Engine, Request, engine, through_store
 from e2e.vllm_model import CONFIG, shapes
-from e2e.vllm_stores import Host, host
+from e2e.vllm_stores import Host
 
 MODEL: dict[str, Any] = CONFIG | {
     "torch_dtype": "bfloat16", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -72,7 +72,7 @@ def fleet(folder: Path, model: Path, mode: Mapping[str, Any]) -> Iterator[Fleet]
     with ExitStack() as stack:
         redis = stack.enter_context(redis_server(maxmemory="24gb", options=["--io-threads", "4"]))
         homes = tuple(
-            stack.enter_context(host(folder / name, name, remote=redis.url, dram="12GiB")) for name in ("a", "b")
+            stack.enter_context(Host(folder / name, name, remote=redis.url, dram="12GiB")) for name in ("a", "b")
         )
         engines = [
             stack.enter_context(

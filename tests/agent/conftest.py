@@ -11,35 +11,20 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from fastapi.testclient import TestClient
 from sqlalchemy import Engine
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as SQLiteDialect
 from sqlalchemy.util import LRUCache
 
-from agent.fakes import DIGEST, SLOW, Clock, FakeStore, transport
+from agent.agents import EVICTION, POLICY, busy, client_of, looks_of, made, make_agent, pass_windows
+from agent.fakes import DIGEST, SLOW, Clock, FakeStore
 from agent.hostile import hostile_history
 from agent.html import Page
 from agent.managed import managed_redis, world  # noqa: F401
 from agent.observed import lmcache, observing, vllm  # noqa: F401
 from e2e.postgres import postgres_server
-from tiertune_agent.changes.survey import Hours, Survey, TierWindows
 from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import load
-from tiertune_agent.records import Target
-from tiertune_agent.run import Agent
-from tiertune_agent.settings import AgentSettings
-from tiertune_agent.tuners.base import Proposal
-from tiertune_agent.web.look import Looks
-from tiertune_agent.web.views import Views
-
-POLICY = """
-version: 1
-guard: {changes_per_hour: 100, min_requests: 1, soak: 1m}
-tuners: {remote_fetch: {mode: auto, period: 15s, disable_after: 2, enable_after: 2}}
-"""
-
-EVICTION = f"pools.{DIGEST}.dram.eviction"
 
 BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.real)]
 
@@ -188,50 +173,6 @@ def policy_file(tmp_path):
     return path
 
 
-def make_agent(database, policy_file, now, stores=(), /, *, network=None, dry_run=False, **settings):
-    """An agent over fake stores, or the real ones of its settings, which leads where no other one does.
-
-    Who made it closes it. ``network`` is in place of the fake stores'.
-    """
-    addresses = [{"url": f"http://{store.name[:63]}:7410"} for store in stores]  # the longest part of a host's name
-    settings = AgentSettings(**{"database": database, "stores": addresses, "policy": policy_file, **settings})
-    network = network or (transport(*stores) if stores else None)
-    agent = Agent(settings, now=now, transport=network, dry_run=dry_run)
-    agent.leader.leads()
-    return agent
-
-
-def pass_windows(agent, stores, clock, count=1, requests=10, *, seconds=15, tick=False):
-    """Windows with traffic at a store or several, each with a round, or with what the scheduler would start."""
-    for _ in range(count):
-        clock.advance(seconds)
-        for store in stores if isinstance(stores, list | tuple) else [stores]:
-            store.traffic(requests)
-        agent.tick() if tick else agent.loop.run_once()
-
-
-def client_of(agent):
-    """Its API, asked from this host."""
-    return TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000))
-
-
-def told(agent):
-    """Decisions, oldest first."""
-    return [(d.tuner, d.before, d.after, str(d.state)) for d in reversed(agent.history.decisions.find())]
-
-
-def answer(agent, tuner="remote_fetch"):
-    """Of the last time the tuner was asked."""
-    return next(a for a in agent.history.answers.newest() if a["tuner"] == tuner)
-
-
-def made(agent, store, field, before, after, evidence=None, mode="auto", namespace="", **target):  # noqa: PLR0917
-    """A decision as a tuner would have made it."""
-    proposal = Proposal(field, before, after, "because", evidence or {})
-    tuner, target = target.get("tuner", "eviction"), Target("host-a", target.get("tier", "dram"), namespace)
-    return agent.changes.take(tuner, target, proposal, mode=mode, version=store.tuning["version"], policy=1)
-
-
 @pytest.fixture
 def agents(database, clock, store, policy_file):
     """Makes agents on the one database, over the one store; what they hold is closed at the end.
@@ -337,20 +278,6 @@ def arc(agent, store, auto, rounds):
     return made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
 
 
-def views_of(agent, clock):
-    """What stands, by an agent's history alone."""
-    return Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
-
-
-def survey_of(agent, now):
-    """What a round of now reads."""
-    return Survey(agent.history, now, Hours(), TierWindows(agent.history), ["host-a"])
-
-
-def looks_of(agent, clock):
-    return Looks(views_of(agent, clock), agent.history, now=clock.now, window_s=15)
-
-
 @pytest.fixture
 def seen(agent, clock):
     """Looks at what stands as nobody has before."""
@@ -368,18 +295,6 @@ def look(http, clock):
         return Page(answer.text)
 
     return read
-
-
-def busy(agent, store, clock):
-    """Two windows in which fetching pays, eight in which it does not: one decision, kept after its soak."""
-    store.held = {"dram": {"resident_bytes": 3 << 28, "capacity_bytes": 1 << 30}}
-    agent.leader.leads()
-    agent.loop.run_once()
-    for _ in range(2):
-        store.larger_pays()
-        pass_windows(agent, store, clock)
-    store.bandwidth = SLOW
-    pass_windows(agent, store, clock, 8)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from agent.conftest import pass_windows
+from agent.agents import pass_windows
 from agent.fakes import SLOW, START, FakeStore, fetch, open_incidents
 from tiertune_agent.collector.counters import FASTEST
 

@@ -158,16 +158,11 @@ def test_a_lost_answer_is_found_out_about(actuator, store, late):
     assert len(store.puts) == 1
 
 
-def test_a_change_that_never_arrived_is_made_again_with_its_key(actuator, store):
-    """Resumed in time, the same change under the same key is sent again."""
-    assert actuator.resume(DECISION, late="").state == "applied"
-    assert store.puts == ["k1"]
-
-
-def test_a_change_that_never_arrived_is_not_made_late(actuator, store):
-    """Resumed too late, it expires."""
-    assert actuator.resume(DECISION, late="too late").state == "expired"
-    assert store.puts == []
+@pytest.mark.parametrize(("late", "state", "puts"), [("", "applied", ["k1"]), ("too late", "expired", [])])
+def test_a_change_that_never_arrived_is_made_again_with_its_key(actuator, store, late, state, puts):
+    """Resumed in time, the same change under the same key is sent again; resumed too late, it expires."""
+    assert actuator.resume(DECISION, late=late).state == state
+    assert store.puts == puts
 
 
 def test_an_unknown_store_expires_the_decision(actuator):

@@ -56,16 +56,43 @@ def tokens(rows, tier):
     return found["hit"], found["miss"]
 
 
-def test_vllm_tells_hits_by_tier():
-    """The GPU is asked for every prompt, each tier below for the rest; bytes are those between the tiers."""
-    rows = told("vllm")
-    assert tokens(rows, "gpu") == (4096, 20608)
-    assert tokens(rows, "staging") == (2048, 18560)
-    assert tokens(rows, "disk") == (8192, 10368)
-    assert rows["prompt_tokens_total{stage=all}"] == 24704
-    assert rows["tier_transfer_bytes_total{tier=disk,operation=write}"] == 16777216
-    assert rows["tier_transfer_bytes_total{tier=staging,operation=read}"] == 41943040
-    assert rows["stage_gpu_seconds_total{stage=all,phase=kv_wait}"] == pytest.approx(0.3)
+KV_WAIT = "stage_gpu_seconds_total{stage=all,phase=kv_wait}"
+DRAM_CAPACITY = "tier_capacity_bytes{tier=dram,state=effective}"
+MOVED = "tier_transfer_bytes_total{{tier={},operation={}}}"
+# The GPU is asked for every prompt, each tier below for the rest; bytes are those between the tiers.
+OF_VLLM = {
+    "prompt_tokens_total{stage=all}": 24704,
+    MOVED.format("disk", "write"): 16777216,
+    MOVED.format("staging", "read"): 41943040,
+    KV_WAIT: 0.3,
+}
+# L1 is DRAM, an L2 of files is a disk; capacity follows from what is used and its share.
+OF_LMCACHE_MP = {
+    "tier_resident_bytes{tier=disk}": 12582912,
+    DRAM_CAPACITY: 100663296,
+    "requests_total{salted=no}": 18,
+    "requests_total{salted=yes}": 0,
+}
+# Its hits are a whole.
+OF_LMCACHE = {"tier_resident_bytes{tier=dram}": 1500, MOVED.format("remote", "write"): 3000, KV_WAIT: 0.5}
+# Mebibytes and milliseconds become bytes and seconds.
+OF_THE_EXAMPLE = {MOVED.format("disk", "write"): 12 << 20, KV_WAIT: 0.6, DRAM_CAPACITY: 96 << 20}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tiers", "others"),
+    [
+        ("vllm", {"gpu": (4096, 20608), "staging": (2048, 18560), "disk": (8192, 10368)}, OF_VLLM),
+        ("lmcache_mp", {"dram": (6144, 12288), "disk": (4096, 8192)}, OF_LMCACHE_MP),
+        ("lmcache", {"unknown": (4096, None)}, OF_LMCACHE),
+        ("kv_exporter", {"dram": (6144, 12288), "disk": (4096, 8192)}, OF_THE_EXAMPLE),
+    ],
+)
+def test_each_tells_hits_by_tier(kind, tiers, others):
+    """Those found and those missed; of the rest what it tells, in the units of stores."""
+    rows = told(kind)
+    assert {tier: tokens(rows, tier) for tier in tiers} == tiers
+    assert {name: rows[name] for name in others} == pytest.approx(others)
 
 
 def test_vllm_never_tells_what_it_does_not_measure():
@@ -169,17 +196,6 @@ def test_why_lmcache_evicts_is_unknown():
     assert rows["tier_evictions_total{tier=dram,algorithm=,reason=unknown}"] == 5
 
 
-def test_lmcache_tells_hits_of_l1_and_l2():
-    """L1 is DRAM, an L2 of files is a disk; capacity follows from what is used and its share."""
-    rows = told("lmcache_mp")
-    assert tokens(rows, "dram") == (6144, 12288)
-    assert tokens(rows, "disk") == (4096, 8192)
-    assert rows["tier_resident_bytes{tier=disk}"] == 12582912
-    assert rows["tier_capacity_bytes{tier=dram,state=effective}"] == 100663296
-    assert rows["requests_total{salted=no}"] == 18
-    assert rows["requests_total{salted=yes}"] == 0
-
-
 def test_lmcaches_stores_are_told_by_chunks_not_by_completed_requests():
     """Completed requests count failed ones: 24 chunks were to be stored, 20 were."""
     rows = told("lmcache_mp")
@@ -191,7 +207,7 @@ def test_lmcaches_stores_are_told_by_chunks_not_by_completed_requests():
 
 def test_lmcaches_bytes_need_the_size_of_a_chunk():
     """It counts chunks; the settings say what one weighs, else bytes stay unknown."""
-    moved = "tier_transfer_bytes_total{tier=disk,operation=write}"
+    moved = MOVED.format("disk", "write")
     assert moved not in told("lmcache_mp")
     assert told("lmcache_mp", chunk_bytes=1 << 20)[moved] == 20 << 20
 
@@ -213,27 +229,17 @@ def test_a_counter_of_lmcache_that_is_not_there_is_unknown():
 
 
 def test_lmcache_in_workers_knows_no_hits_by_tier():
-    """Its hits are a whole; one tier named in the settings has them. Gauges of tiers never used say nothing."""
+    """One tier named in the settings has them. Gauges of tiers never used say nothing."""
     rows = told("lmcache")
     assert [name for name in rows if name.startswith("tier_lookup_tokens_total")] == [
         "tier_lookup_tokens_total{tier=unknown,result=hit,origin=unknown,stage=all}"
     ]
-    assert tokens(rows, "unknown") == (4096, None)
     assert tokens(told("lmcache", tier="dram"), "dram") == (4096, 8192)
-    assert rows["tier_resident_bytes{tier=dram}"] == 1500
-    assert rows["tier_transfer_bytes_total{tier=remote,operation=write}"] == 3000
-    assert rows["stage_gpu_seconds_total{stage=all,phase=kv_wait}"] == 0.5
     assert not [name for name in rows if "tier=disk" in name or name.startswith("tier_resident_bytes{tier=remote")]
 
 
-def test_the_example_has_its_units_and_leaves_unknown_what_is_not_told():
-    """Mebibytes and milliseconds become bytes and seconds; a limit of -1 is none, and no errors told are not 0."""
-    rows = told("kv_exporter")
-    assert tokens(rows, "dram") == (6144, 12288)
-    assert tokens(rows, "disk") == (4096, 8192)
-    assert rows["tier_transfer_bytes_total{tier=disk,operation=write}"] == 12 << 20
-    assert rows["stage_gpu_seconds_total{stage=all,phase=kv_wait}"] == pytest.approx(0.6)
-    assert rows["tier_capacity_bytes{tier=dram,state=effective}"] == 96 << 20
+def test_the_example_leaves_unknown_what_is_not_told():
+    """A limit of -1 is none, and no errors told are not 0."""
     assert mapped("kv_exporter").state()["disk"] == {
         "health": "observed",
         "reason": "nvme",

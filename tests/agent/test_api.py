@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent.conftest import POLICY
+from agent.agents import POLICY
 from agent.fakes import DIGEST, SLOW, START, remember, window
 from tiertune_agent.catalogue import METRICS
 from tiertune_agent.demo.run import MOST_WINDOWS

@@ -4,7 +4,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from agent.conftest import POLICY
+from agent.agents import POLICY
 from agent.fakes import SLOW, fetch
 from tiertune_agent.changes.operators import Caller
 from tiertune_connector.httpd.sites import REMARK

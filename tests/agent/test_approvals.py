@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from agent.conftest import answer, told
+from agent.agents import answer, told
 from agent.fakes import FAST, fetch, propose
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.changes.operators import Caller

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.conftest import POLICY, pass_windows
+from agent.agents import POLICY, pass_windows
 from agent.fakes import DIGEST, FAST, SLOW, costs
 from tiertune_agent.backtest.run import BacktestError, backtest, record, rehearse
 from tiertune_agent.fields import replaced

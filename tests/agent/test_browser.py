@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from starlette.responses import Response
 
-from agent.conftest import POLICY, pass_windows
+from agent.agents import POLICY, pass_windows
 from agent.fakes import SLOW, Clock, FakeStore, fetch, propose
 from agent.test_signing import APPROVE, READ, asking, tokens  # noqa: F401 (fixtures)
 from e2e.servers import app_served, program

@@ -57,13 +57,6 @@ class TestDecisions:
         assert "fetching cost more than recomputing" in " ".join(done.stdout.split())
         assert len(document["evidence"]["windows"]) >= 2
 
-    def test_an_approval_changes_the_store_once(self, proposed, tiertune, store):
-        """Approved: exit 0 and the store changed; again: exit 1 and why."""
-        assert tiertune("decisions", "approve", 1)[0] == 0
-        assert fetch(store) == "off"
-        code, _, err = tiertune("decisions", "approve", 1)
-        assert (code, err) == (1, "decision 1 is applied, not proposed\n")
-
     def test_what_others_wrote_commands_no_terminal(self, served, proposed, tiertune):
         """A reason may come from anybody who could freeze; its letters are told, and nothing else of it."""
         said = {"reason": "release\x1b]52;c;cm0gLXJm\x07\x9b2J\rtonight"}
@@ -77,9 +70,12 @@ class TestDecisions:
         assert tiertune("decisions", "reject", 1)[0] == 0
         assert fetch(store) == "on"
 
-    def test_a_change_is_rolled_back_once(self, proposed, tiertune, store):
-        """Made, then undone: exit 0 and the store as before; again: exit 1 and why."""
-        tiertune("decisions", "approve", 1)
+    def test_a_change_is_approved_and_rolled_back_once(self, proposed, tiertune, store):
+        """Made, then undone: exit 0 and the store changed, or as before; either again: exit 1 and why."""
+        assert tiertune("decisions", "approve", 1)[0] == 0
+        assert fetch(store) == "off"
+        code, _, err = tiertune("decisions", "approve", 1)
+        assert (code, err) == (1, "decision 1 is applied, not proposed\n")
         assert tiertune("decisions", "rollback", 1)[:2] == (0, "decision 1 is rolled back\n")
         assert fetch(store) == "on"
         code, _, err = tiertune("decisions", "rollback", 1)

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from agent.conftest import looks_of, pass_windows, survey_of, told, views_of
+from agent.agents import looks_of, pass_windows, survey_of, told, views_of
 from agent.fakes import FAST, SLOW, Clock, FakeStore, fetch, transport
 from agent.sources import VLLM, FakeSource
 from tiertune_agent.changes.survey import HOUR, Hours

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.conftest import POLICY
+from agent.agents import POLICY
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import FAST, SLOW, fetch
 from agent.fuses import Fuse

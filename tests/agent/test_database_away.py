@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from agent.conftest import BACKENDS, client_of, make_agent, pass_windows, told
+from agent.agents import client_of, make_agent, pass_windows, told
+from agent.conftest import BACKENDS
 from agent.fakes import SLOW, START, fetch
 from e2e.postgres import PASSWORD, postgres_server
 from tiertune_agent.history.database import open_current

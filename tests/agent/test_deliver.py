@@ -5,7 +5,7 @@ import threading
 import httpx
 import pytest
 
-from agent.conftest import pass_windows
+from agent.agents import pass_windows
 from agent.fakes import FakeStore
 from tiertune_agent.changes.operators import Caller
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.agents import pass_windows
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.conftest import pass_windows
 from agent.fakes import START
 from connector.stores import running, short_folder
 from tiertune_agent.changes.operators import Caller

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import redis
 
-from agent.conftest import client_of
+from agent.agents import client_of
 from agent.fakes import SLOW, START, Clock
 from agent.sources import VLLM
 from tiertune_agent.collector.stores import Trouble

@@ -7,7 +7,7 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from agent.conftest import client_of
+from agent.agents import client_of
 from agent.fakes import propose
 from agent.sources import VLLM
 from connector.stores import CHUNK_TOKENS, STRIDE, Engine, Http, chain, eventually, running, short_folder

@@ -5,7 +5,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from agent.conftest import client_of
+from agent.agents import client_of
 from agent.engine_server import fake_engine
 from agent.test_cli import served  # noqa: F401 (a fixture)
 from tiertune_agent.credentials import Access

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from agent.conftest import EVICTION, POLICY, answer, made, survey_of
+from agent.agents import EVICTION, POLICY, answer, made, survey_of
 from agent.fakes import DIGEST, FAST, SLOW, START, fetch
 from tiertune_agent.changes.control import Refused, Unknown
 from tiertune_agent.records import FLEET, Prospect, Target

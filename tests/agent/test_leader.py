@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 
-from agent.conftest import POLICY
+from agent.agents import POLICY
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import START, fetch
 from connector.stores import at_best

@@ -8,7 +8,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.conftest import POLICY, client_of, pass_windows
+from agent.agents import POLICY, client_of, pass_windows
 from agent.fakes import DIGEST, START, FakeStore, window
 from agent.test_published import samples
 from tiertune_agent.collector.counters import parse, windows

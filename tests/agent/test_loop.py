@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from agent.conftest import POLICY, answer, pass_windows, told
+from agent.agents import POLICY, answer, pass_windows, told
 from agent.fakes import FAST, SLOW, FakeStore, fetch, open_incidents, propose, wrong
 from tiertune_agent.changes.survey import HOUR
 from tiertune_agent.records import State, Target

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from agent.conftest import POLICY, client_of, pass_windows
+from agent.agents import POLICY, client_of, pass_windows
 from agent.fakes import DIGEST, SLOW, START, propose
 from agent.html import Page
 from tiertune_agent.doctor.checks import findings

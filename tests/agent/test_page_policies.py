@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.conftest import POLICY
+from agent.agents import POLICY
 from tiertune_agent.policy.document import load
 from tiertune_agent.policy.lint import errors, notes
 from tiertune_agent.web.policies import policy_view

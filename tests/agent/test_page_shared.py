@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.conftest import client_of, looks_of, pass_windows
+from agent.agents import client_of, looks_of, pass_windows
 from agent.fakes import START, FakeStore, after, propose, remote_window, window
 from tiertune_agent.records import Histogram, Target
 from tiertune_agent.tuners.base import Proposal, TypicalCandidate

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from agent.conftest import POLICY
+from agent.agents import POLICY
 from agent.fakes import DIGEST, SLOW, START, propose, remember, window
 from agent.html import Page
 from tiertune_agent.records import Prospect, State, Target, series
@@ -311,30 +311,22 @@ class TestUnmade:
         (told,) = unmade(seen()).wishes
         assert (told.decision.tuner, told.won_s) == ("remote_fetch", pytest.approx(7.0))
 
-    def test_an_algorithm_wins_its_ghosts_tokens_at_the_price_of_computing(self, store, history, clock, rounds, seen):
+    @pytest.mark.parametrize("windows", [2, 4])
+    def test_an_algorithm_wins_its_ghosts_tokens_until_it_is_given_up(
+        self, store, history, clock, *, rounds, seen, windows
+    ):
         """Tokens beyond those of the present one, at the seconds that requests were predicted to take for one."""
         rounds(1)
         evidence = {"capacity_bytes": GIB}
-        wish(history, "eviction", POOL, ARC, evidence=evidence, at=clock.now())
-        for _ in range(2):
+        made = wish(history, "eviction", POOL, ARC, evidence=evidence, at=clock.now())
+        for number in range(windows):
+            if number == 2:
+                history.decisions.expire(made, "no longer", now=clock.now())
             arc_hits_more(store)
             rounds(1)
         (told,) = unmade(seen()).wishes
         assert told.won_s == pytest.approx(2 * 100 * 5.0 / 10_000)
         assert told.sentence.startswith("It would have won at most ")
-
-    def test_what_came_after_a_wish_was_given_up_does_not_count(self, store, history, clock, rounds, seen):
-        """Ghosts' windows count until the change was made or given up, as others do."""
-        rounds(1)
-        evidence = {"capacity_bytes": GIB}
-        made = wish(history, "eviction", POOL, ARC, evidence=evidence, at=clock.now())
-        for number in range(4):
-            arc_hits_more(store)
-            rounds(1)
-            if number == 1:
-                history.decisions.expire(made, "no longer", now=clock.now())
-        (told,) = unmade(seen()).wishes
-        assert told.won_s == pytest.approx(2 * 100 * 5.0 / 10_000)
 
     def test_what_nobody_simulates_is_unknown(self, history, clock, rounds, seen):
         """The sentence says so, and why; the sum does not count it as nothing."""

@@ -53,23 +53,21 @@ def of(**changes):
 
 class TestReference:
     @pytest.mark.parametrize("row", ROWS)
-    def test_costs_per_token_and_break_even_bandwidths(self, row):
-        """Recompute and fetch per token, and GB/s at h0 + h1 = 0, 32k and 128k, to the reference's digits."""
+    def test_costs_per_token_and_break_evens(self, row):
+        """Recompute and fetch per token, and GB/s at h0 + h1 = 0, 32k and 128k, to the reference's digits.
+
+        And h* on 10, 25 and 100 GbE, one Redis and RDMA, to the token.
+        """
         model, gpu = MODELS[row[0]], GPUS[row[1]]
-        (head, per_10k), bandwidths, fetches, _ = ROWS[row]
+        (head, per_10k), bandwidths, fetches, lengths = ROWS[row]
         linear, quadratic = token_s(model, gpu)
         assert (round(1e3 * linear, 4), round(1e7 * quadratic, 4)) == (head, per_10k)
         told = [break_even_bandwidth(model, gpu, around) / 1e9 for around in (0, 2**15, 2**17)]
         assert [round(value, 2) for value in told] == list(bandwidths)
         told = [1e3 * model.kv_token_bytes / bandwidth for bandwidth in BANDWIDTHS[:3]]
         assert [round(value, 4) for value in told] == list(fetches)
-
-    @pytest.mark.parametrize("row", ROWS)
-    def test_break_even_lengths(self, row):
-        """h* on 10, 25 and 100 GbE, one Redis and RDMA, to the token."""
-        model, gpu = MODELS[row[0]], GPUS[row[1]]
         told = [break_even_tokens(model, gpu, model.kv_token_bytes / bandwidth) for bandwidth in BANDWIDTHS]
-        assert [round(length) for length in told] == list(ROWS[row][3])
+        assert [round(length) for length in told] == list(lengths)
 
     @pytest.mark.parametrize("row", ROWS)
     @pytest.mark.parametrize("bandwidth", BANDWIDTHS)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.conftest import client_of, pass_windows
+from agent.agents import client_of, pass_windows
 from agent.fakes import SLOW, START, after, window
 from agent.test_actuator import DECISION
 from tiertune_agent.catalogue import AgentMetrics

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.conftest import POLICY, client_of
+from agent.agents import POLICY, client_of
 from agent.fakes import Clock
 from agent.test_actuator import DECISION
 from connector.stores import Http, counted, eventually, running

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import Engine, event
 
-from agent.conftest import EVICTION, made
+from agent.agents import EVICTION, made
 from agent.fakes import DIGEST, fetch
 from tiertune_agent.records import State
 

@@ -5,7 +5,7 @@ import socket
 import httpx
 import pytest
 
-from agent.conftest import pass_windows
+from agent.agents import pass_windows
 from agent.fakes import START, FakeStore, propose, urls, wrong
 from tiertune_agent.changes.actuator import HttpActuator
 from tiertune_agent.changes.operators import Caller

@@ -55,17 +55,18 @@ def moves(answer):
     return [(step["store"], step["from"] // GIB, step["to"] // GIB) for step in answer.evidence["split"]]
 
 
-def test_the_hosts_shrink_before_the_remote_grows():
-    """What DRAM gives up the remote has, and only afterwards."""
-    made = even().split(dram_to(50 * GIB))
-    assert moves(made) == [("host-0", 100, 50), ("host-1", 100, 50), (FLEET, 200, 300)]
-    assert (made.field, made.after) == (capacity_field("dram"), 50 * GIB)
-
-
-def test_the_remote_shrinks_before_the_hosts_grow():
-    """The other way round the remote is first."""
-    made = even().split(dram_to(150 * GIB))
-    assert moves(made) == [(FLEET, 200, 100), ("host-0", 100, 150), ("host-1", 100, 150)]
+@pytest.mark.parametrize(
+    ("each", "expected"),
+    [
+        (50, [("host-0", 100, 50), ("host-1", 100, 50), (FLEET, 200, 300)]),
+        (150, [(FLEET, 200, 100), ("host-0", 100, 150), ("host-1", 100, 150)]),
+    ],
+)
+def test_who_gives_shrinks_before_who_gets_grows(each, expected):
+    """What DRAM gives up the remote has, and only afterwards; the other way round the remote is first."""
+    made = even().split(dram_to(each * GIB))
+    assert moves(made) == expected
+    assert (made.field, made.after) == (capacity_field("dram"), each * GIB)
 
 
 def test_hosts_keep_their_proportions_within_their_own_bounds():

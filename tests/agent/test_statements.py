@@ -6,7 +6,7 @@ from shutil import copy
 import pytest
 from sqlalchemy import event
 
-from agent.conftest import make_agent, pass_windows
+from agent.agents import make_agent, pass_windows
 from agent.fakes import SLOW, FakeStore
 from tiertune_agent.records import State
 

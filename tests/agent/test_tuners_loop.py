@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from agent.conftest import POLICY, pass_windows
+from agent.agents import POLICY, pass_windows
 from agent.fakes import DIGEST, START, costs, fetch
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.fields import replaced

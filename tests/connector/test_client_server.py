@@ -202,23 +202,13 @@ def test_a_client_that_was_welcomed_too_late_does_not_end_its_next_connection(st
     again.close()
 
 
-def test_pins_of_a_lost_connection_go_at_once(store):
-    """A reader notices by the generation; nobody waits for it."""
-    engine = Engine(store, name="lost")
-    engine.put(chain("k", 3))
-    engine.load(chain("k", 3))
-    assert pinned(store) == 3
-    lose(store, "lost")
-    eventually(lambda: pinned(store) == 0)
-    engine.client.close()
-
-
 def test_a_release_of_before_does_not_hit_a_lease_of_now(store):
-    """Lease numbers begin anew with every connection."""
+    """Pins of a lost connection go at once, and lease numbers begin anew with every connection."""
     with Engine(store, name="lost") as engine:
         engine.put(chain("k", 2))
         before = engine.load(chain("k", 2))
         lose(store, "lost")
+        eventually(lambda: pinned(store) == 0)
         eventually(lambda: engine.client._connection > before.connection and engine.client.connected)
         now = engine.load(chain("k", 2))
         assert now.lease == before.lease

@@ -24,9 +24,10 @@ def test_nothing_is_ahead_of_the_first():
     assert backlog.seconds("a") == 0
 
 
-def test_the_backlog_is_what_is_left_of_those_before():
-    """A prompt of which a part is computed counts with the rest, at the rest's FLOPs."""
-    backlog, cost = Backlog(prefill()), prefill()
+@pytest.mark.parametrize("cost", [prefill(), PrefillCost(TOKENS_ONLY, seconds_per_flop=1.0)])
+def test_the_backlog_is_what_is_left_of_those_before(cost):
+    """A prompt of which a part is computed counts with the rest, at the rest's FLOPs, or its tokens without a shape."""
+    backlog = Backlog(cost)
     backlog.arrived("a", 8192)
     backlog.arrived("b", 100)
     assert backlog.seconds("b") == pytest.approx(cost.seconds(0, 8192))
@@ -87,16 +88,6 @@ def test_of_each_request_ahead_as_much_is_believed_as_of_one():
         backlog.arrived(str(number), 100_000)
     assert backlog.seconds("1") == pytest.approx(0.001 * REACH * 40)
     assert backlog.seconds(str(ahead)) == pytest.approx(ahead * 0.001 * REACH * 40)
-
-
-def test_without_a_shape_every_token_ahead_counts():
-    """Exactly those that are not computed yet."""
-    backlog = Backlog(PrefillCost(TOKENS_ONLY, seconds_per_flop=1.0))
-    backlog.arrived("a", 5)
-    backlog.arrived("b", 5)
-    assert backlog.seconds("b") == 5
-    backlog.computed("a", 3)
-    assert backlog.seconds("b") == 2
 
 
 def test_a_prompt_of_one_token_waits_and_an_empty_one_does_not():

@@ -111,21 +111,14 @@ class TestSampling:
         assert counted(counters, "gpu_power_watts")["GPU-2", ""] == 350.5
         assert sampler.state == "ok: 2 of 2 GPUs"
 
-    def test_energy_counts_from_the_first_sample_on(self, sampler, fake, counters):
-        """Joules that the GPU used since, by the stage that computed meanwhile."""
-        sampler.sample()
-        assert counted(counters, "gpu_energy_joules_total")["GPU-1", "prefill"] == 0
-        fake.energy_mj["GPU-1"] += 2_500
-        sampler.sample()
-        assert counted(counters, "gpu_energy_joules_total")["GPU-1", "prefill"] == 2.5
-
     def test_a_gpu_that_changes_hands_counts_for_both(self, sampler, fake, counters, stages):
-        """Energy goes to the stage that has the GPU when it is read."""
-        sampler.sample()
-        stages["GPU-1"] = "decode"
-        fake.energy_mj["GPU-1"] += 1_000
-        sampler.sample()
-        assert counted(counters, "gpu_energy_joules_total")["GPU-1", "decode"] == 1.0
+        """Energy goes to the stage that has the GPU when it is read, from the first sample on."""
+        for stage in ("prefill", "prefill", "decode"):
+            stages["GPU-1"] = stage
+            sampler.sample()
+            fake.energy_mj["GPU-1"] += 2_500
+        counts = counted(counters, "gpu_energy_joules_total")
+        assert (counts["GPU-1", "prefill"], counts["GPU-1", "decode"]) == (2.5, 2.5)
         assert set(counted(counters, "gpu_power_watts")) == {("GPU-1", "decode"), ("GPU-2", "")}
 
     @given(readings=st.lists(st.integers(0, 10**9), min_size=1, max_size=20))

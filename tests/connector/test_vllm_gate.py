@@ -37,6 +37,11 @@ def loads():
     return OwnLoads()
 
 
+def behind(loads, now, tier="remote"):
+    """What a fetch costs now behind those that were begun, of a tier that is idle but for them."""
+    return loads.behind({tier: FAST}, now, now)[tier]
+
+
 def ask(tiers, remote, settings=None):
     """A request of 300 tokens that the store has answered."""
     reply = Future()
@@ -154,12 +159,12 @@ def test_a_load_that_ends_early_holds_up_nobody(loads):
     first, second = loads.began("remote", 10.0, 0.0), loads.began("remote", 15.0, 0.0)
     third = loads.began("remote", 18.0, 0.0)
     loads.ended(first, 2.0)
-    assert loads.behind({"remote": FAST}, 2.0, 2.0)["remote"] == queued(8.0, 2)
+    assert behind(loads, 2.0) == queued(8.0, 2)
     loads.ended(third, 3.0)  # before the one ahead of it: its own part falls away
-    assert loads.behind({"remote": FAST}, 3.0, 3.0)["remote"] == queued(4.0, 1)
+    assert behind(loads, 3.0) == queued(4.0, 1)
     loads.ended(second, 4.0)
     loads.ended(second, 4.0)
-    assert loads.behind({"remote": FAST}, 4.0, 4.0) == {"remote": FAST}
+    assert behind(loads, 4.0) == FAST
     assert loads.began("remote", 1.0, 4.0).ends_at == 5.0
 
 
@@ -167,8 +172,8 @@ def test_a_load_that_was_foretold_without_those_ahead_keeps_its_own_time(loads):
     """The rest of a prefetch: it stays when what was ahead of it is over, and those behind it stay behind it."""
     first, _, _ = loads.began("dram", 10.0, 0.0), loads.began("dram", 3.0, 0.0), loads.began("dram", 12.0, 0.0)
     loads.ended(first, 0.5)
-    assert loads.behind({"dram": FAST}, 0.5, 0.5)["dram"] == queued(4.5, 2)
-    assert loads.behind({"dram": FAST}, 2.5, 2.5)["dram"] == queued(2.5, 2)
+    assert behind(loads, 0.5, "dram") == queued(4.5, 2)
+    assert behind(loads, 2.5, "dram") == queued(2.5, 2)
 
 
 def test_a_load_that_ended_late_moves_nothing(loads):
@@ -176,4 +181,4 @@ def test_a_load_that_ended_late_moves_nothing(loads):
     late = loads.began("remote", 1.0, 0.0)
     loads.began("remote", 4.0, 0.0)
     loads.ended(late, 2.0)
-    assert loads.behind({"remote": FAST}, 2.0, 2.0)["remote"] == queued(2.0, 1)
+    assert behind(loads, 2.0) == queued(2.0, 1)

@@ -3,9 +3,11 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
+Told = TypeVar("Told")
 _EVERY_S = 0.005
 _LATE_S = 0.02
 """Far more than threads of this process keep each other from running."""
@@ -34,6 +36,12 @@ class Stalls:
             told = max(told, until)
         return away_s
 
+    def timed(self, call: Callable[[], Told]) -> tuple[float, Told]:
+        """Seconds that a call took, but for those in which a processor was away, and its answer."""
+        started = time.monotonic()
+        told, ended = call(), time.monotonic()
+        return ended - started - self.seconds(started, ended), told
+
     def watch(self, cpu: int) -> None:
         """One processor, until the end."""
         os.sched_setaffinity(0, {cpu})  # of this thread alone
@@ -61,3 +69,9 @@ def stalls() -> Iterator[Stalls]:
         made.end()
         for thread in threads:
             thread.join()
+
+
+def timed(call: Callable[[], Told]) -> tuple[float, Told]:
+    """As `Stalls.timed`, of a single call."""
+    with stalls() as stood:
+        return stood.timed(call)

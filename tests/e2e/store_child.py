@@ -22,8 +22,8 @@ class Child:
         """``first`` is Python that runs in it before the store: limits and faults of its machine."""
         self.home = home
         self.socket = home / "s.sock"
-        self._address = home / "state" / "http"
-        self._address.unlink(missing_ok=True)
+        self.config, self.log, self._address = home / "store.yaml", home / "log", home / "state" / "http"
+        self._first = first
         config = {
             "name": "host-a",
             "socket": str(self.socket),
@@ -31,17 +31,24 @@ class Child:
             "http": {"port": 0},
             "dram": {"capacity": 64 * STRIDE, "segment": 16 * STRIDE},
         }
-        (home / "store.yaml").write_text(json.dumps(config | more))
-        self.log = home / "log"
-        python = [sys.executable, "-X", "faulthandler", "-c", f"{first}\n{MAIN}"]
-        command = [*python, "store", "serve", "--config", str(home / "store.yaml")]
+        self.config.write_text(json.dumps(config | more))
+        self.start()
+
+    def command(self) -> list[str]:
+        python = [sys.executable, "-X", "faulthandler", "-c", f"{self._first}\n{MAIN}"]
+        return [*python, "store", "serve", "--config", str(self.config)]
+
+    def start(self) -> None:
+        """First, or again after ``kill``: with the same state and socket."""
+        self._address.unlink(missing_ok=True)
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
 
     def __enter__(self) -> Self:
         eventually(lambda: self.process.poll() is not None or self.serves(), 30)
         assert self.process.poll() is None, self.log.read_text()
-        self.http = Http(self._address.read_text().strip())
+        self.url = self._address.read_text().strip()
+        self.http = Http(self.url)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,6 +69,7 @@ class Child:
         return self._address.exists()
 
     def kill(self) -> None:
+        """As a crash ends it."""
         self.process.kill()
         self.process.wait()
 

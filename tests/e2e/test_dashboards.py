@@ -124,27 +124,30 @@ def test_metrics_taken_from_vllm_are_vllms(name):
     assert f'"{name}"' in found[0].read_text()
 
 
+@pytest.fixture
+def document(path):
+    """What the file holds."""
+    return json.loads(path.read_text())
+
+
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 class TestDashboard:
-    def test_survives_the_sdk_s_round_trip(self, path):
+    def test_survives_the_sdk_s_round_trip(self, document):
         """No key is unknown to the SDK: reading and writing again gives the same document."""
-        document = json.loads(path.read_text())
         assert json.loads(JSONEncoder().encode(Dashboard.from_json(document))) == document
 
-    def test_has_unique_ids_and_refs_and_a_stable_uid(self, path):
-        """Links to panels keep working, and one dashboard replaces its older self."""
-        document = json.loads(path.read_text())
-        ids = [panel["id"] for panel in document["panels"]]
-        assert len(set(ids)) == len(ids)
+    def test_has_unique_ids_titles_and_refs_and_a_stable_uid(self, path, document):
+        """Links to panels keep working, a panel is found by its name, and one dashboard replaces its older self."""
+        for key in ("id", "title"):
+            assert len({panel[key] for panel in document["panels"]}) == len(document["panels"])
         assert document["uid"] == f"tiertune-{path.stem}"
         for panel in document["panels"]:
             refs = [target["refId"] for target in panel.get("targets", [])]
             assert len(set(refs)) == len(refs)
             assert refs or panel["type"] == "row"
 
-    def test_every_panel_follows_the_chosen_data_source_and_explains_itself(self, path):
+    def test_every_panel_follows_the_chosen_data_source_and_explains_itself(self, document):
         """Panels, targets, variables and annotations use ${datasource}; each panel has a description and a unit."""
-        document = json.loads(path.read_text())
         queried = [one for one in document["templating"]["list"] if one["type"] == "query"]
         asking = [*queried, *document["annotations"]["list"]]
         for panel in document["panels"]:
@@ -154,30 +157,25 @@ class TestDashboard:
                 assert panel["fieldConfig"]["defaults"]["unit"]
         assert {one["datasource"]["uid"] for one in asking} == {"${datasource}"}
 
-    def test_every_line_has_a_legend_of_labels_that_its_query_keeps(self, path):
+    def test_every_line_has_a_legend_of_labels_that_its_query_keeps(self, path, document):
         """No legend shows a raw label set or an empty {{label}}; two lines of one panel are not called the same."""
         for query in (query for query in PANELS if query.dashboard == path.stem):
             assert query.legend, query
             named = set(re.findall(r"{{(\w+)}}", query.legend))
             assert named <= groupings(concrete(query.expr)), query
-        for panel in json.loads(path.read_text())["panels"]:
+        for panel in document["panels"]:
             legends = [target["legendFormat"] for target in panel.get("targets", [])]
             assert len(set(legends)) == len(legends), panel["title"]
 
-    def test_titles_of_panels_are_unique(self, path):
-        """A panel is found by its name."""
-        titles = [panel["title"] for panel in json.loads(path.read_text())["panels"]]
-        assert len(set(titles)) == len(titles)
-
-    def test_offers_data_source_store_and_namespace(self, path):
+    def test_offers_data_source_store_and_namespace(self, path, document):
         """The three variables stand in this order: each narrows the ones after it."""
-        names = [variable["name"] for variable in json.loads(path.read_text())["templating"]["list"]]
+        names = [variable["name"] for variable in document["templating"]["list"]]
         assert names == ["datasource", "store", "namespace"]
         assert [(name, label) for name, _, label in choices(path)] == [("store", "store"), ("namespace", "namespace")]
 
-    def test_shows_every_change_of_the_agent(self, path):
+    def test_shows_every_change_of_the_agent(self, document):
         """Changes and roll backs are annotations at the time of the change, with what was changed as their text."""
-        marks = json.loads(path.read_text())["annotations"]["list"]
+        marks = document["annotations"]["list"]
         assert [re.search(r'state="(\w+)"', mark["expr"])[1] for mark in marks] == ["applied", "rolled_back"]
         for mark in marks:
             assert mark["useValueForTime"]
@@ -185,17 +183,16 @@ class TestDashboard:
             assert mark["expr"].endswith(" * 1000")
             assert set(re.findall(r"{{(\w+)}}", mark["titleFormat"])) <= groupings(concrete(mark["expr"]))
 
-    def test_links_to_the_others_with_time_and_choices(self, path):
+    def test_links_to_the_others_with_time_and_choices(self, document):
         """A dashboard finds the others by the tag that all have."""
-        document = json.loads(path.read_text())
         (link,) = document["links"]
         assert (link["type"], link["tags"], document["tags"]) == ("dashboards", ["tiertune"], ["tiertune"])
         assert (link["includeVars"], link["keepTime"]) == (True, True)
 
-    def test_panels_do_not_overlap(self, path):
+    def test_panels_do_not_overlap(self, document):
         """Each cell of the 24 columns belongs to at most one panel."""
         cells = set()
-        for panel in json.loads(path.read_text())["panels"]:
+        for panel in document["panels"]:
             place = panel["gridPos"]
             assert place["x"] + place["w"] <= 24
             own = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}

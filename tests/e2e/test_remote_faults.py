@@ -17,7 +17,7 @@ import redis as library
 from connector.stores import STRIDE, Engine, amid, at_best, chain, eventually, short_folder
 from e2e.relay import relay
 from e2e.servers import redis_server, wait_until
-from e2e.stalls import stalls
+from e2e.stalls import stalls, timed
 from e2e.store_child import Child, stopped
 from tiertune_agent.demo.ports import free_port
 
@@ -42,13 +42,6 @@ def calls(store, *turns):
                 turns[player](engine, number)
 
     return amid(play, len(turns))
-
-
-def timed(call, stood=None):
-    """Seconds that a call took, but for those in which a processor was away, and its answer."""
-    started = time.monotonic()
-    result, ended = call(), time.monotonic()
-    return ended - started - (stood.seconds(started, ended) if stood else 0.0), result
 
 
 def late(spans, bound_s, stood):
@@ -130,11 +123,11 @@ def outage():
             eventually(lambda: len(traffic.took["disk", False]) > 150, 60)
             with stopped(redis.process):
                 traffic.hung = True
-                met.told_s, met.told = timed(lambda: eventually(lambda: _unwell(store)), met.stood)
+                met.told_s, met.told = met.stood.timed(lambda: eventually(lambda: _unwell(store)))
                 store.await_health("remote", "dead")
                 eventually(lambda: len(traffic.took["disk", True]) > 100, 60)
                 traffic.hung = False
-            met.recovered_s, _ = timed(lambda: store.await_health("remote", "ok"), met.stood)
+            met.recovered_s, _ = met.stood.timed(lambda: store.await_health("remote", "ok"))
         met.took = traffic.took
         met.found = eventually(lambda: len(found := engine.find(traffic.away)) == len(traffic.away) and found)
         met.internal_errors = store.http.total("internal_errors_total")
@@ -189,7 +182,7 @@ def test_a_store_whose_redis_is_away_starts_serves_and_uses_it_when_it_comes(hom
 
         assert at_best(without, TIMEOUT_S)
         with redis_server(port=port):
-            took, _ = timed(lambda: store.await_health("remote", "ok"), stood)
+            took, _ = stood.timed(lambda: store.await_health("remote", "ok"))
             assert took < PROBE_S + 1.0
             assert store.http.text("/healthz") == "ok\n"
             engine.find(keys)
@@ -219,8 +212,7 @@ def test_a_redis_that_goes_on_is_used_again_within_seconds_by_default(home):
         with stopped(redis.process):
             while store.health("remote") != "dead":
                 engine.find(chain(f"n{random.random()}", 2))
-        with stalls() as stood:
-            seconds, _ = timed(lambda: store.await_health("remote", "ok", 60), stood)
+        seconds, _ = timed(lambda: store.await_health("remote", "ok", 60))
         assert seconds < 5.0
 
 
@@ -295,11 +287,9 @@ def test_a_redis_that_cannot_be_asked_is_missed_and_comes_back(home, fault):
                     way.drop()
                     spoilt.callback(lambda: library.Redis(port=port, password="secret").config_set("requirepass", ""))
                 while store.health("remote") != "dead":
-                    started = time.monotonic()
-                    loaded = engine.load(keys, deadline_s=DEADLINE_S)
-                    ended = time.monotonic()
+                    took_s, loaded = stood.timed(lambda: engine.load(keys, deadline_s=DEADLINE_S))
                     assert set(loaded.outcomes) <= {"late", "error", "miss"}
-                    assert ended - started - stood.seconds(started, ended) < DEADLINE_S + 0.3
+                    assert took_s < DEADLINE_S + 0.3
                     assert engine.find(chain(f"new-{random.random()}", 2)) == []
                 assert errors(store, reason) > before
                 assert "in a row ended in " + reason in store.told("remote")[1]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from e2e.servers import wait_until
-from e2e.vllm_engines import CHUNK_TOKENS, Request, differences, of_engines
+from e2e.vllm_engines import Request, differences, of_engines
 from e2e.vllm_fixtures import CHUNK_BYTES, chunks, fetching, prompts
 from e2e.vllm_stores import MIB, damage
 from tiertune_connector.chunk import HEADER_BYTES
@@ -19,53 +19,36 @@ def salted(some, salt):
 def test_another_salt_never_hits_and_the_same_salt_does(fleet, reference, engine_a, engine_b):
     """What tenant one stored is found by tenant one alone: not by tenant two, and not without a salt."""
     some = prompts(2, seed=21)
-    expected = fleet.expected(some)
-    before = fleet.host_a.resident()
-    assert differences(engine_a.generate(salted(some, "one")).answers, expected) == []
-    fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)
-
+    fleet.computed(engine_a, salted(some, "one"))
     hits = fleet.host_a.hits("dram") + fleet.host_a.hits("remote")
     for requests in (salted(some, "two"), salted(some, "")):
-        foreign = engine_b.generate(requests)
-        assert differences(foreign.answers, expected) == []
-        assert foreign.external == 0
+        assert fleet.right(engine_b, requests).external == 0
     assert fleet.host_a.hits("dram") + fleet.host_a.hits("remote") == hits
-
     engine_b.reset()
-    with fetching(engine_b):
-        own = engine_b.generate(salted(some, "one"))
-    assert differences(own.answers, expected) == []
-    assert own.external >= chunks(2) * CHUNK_TOKENS, fleet.host_a.gate()
+    fleet.fetched(engine_b, salted(some, "one"))
 
 
 def test_a_reset_while_the_worker_still_stores(fleet, reference, engine_a, engine_b):
     """What it was told before it writes over rows of staging that are others' by then: no load may be in them yet."""
     some = prompts(1, seed=28)
-    expected = fleet.expected(some)
-    before = fleet.host_a.resident()
-    engine_a.generate(some)
-    fleet.host_a.wait_resident(before + chunks(1) * CHUNK_BYTES)
+    fleet.computed(engine_a, some)
     engine_b.reset()
     with fetching(engine_b):
         engine_b.start(some, do="over_reset", storing=prompts(1, seed=29)[0])
-        assert differences(engine_b.finish().answers, expected) == []
-        engine_b.reset()
-        again = engine_b.generate(some)
-    assert differences(again.answers, expected) == []
-    assert again.external >= chunks(1) * CHUNK_TOKENS, fleet.host_a.gate()
+        assert differences(engine_b.finish().answers, fleet.expected(some)) == []
+    engine_b.reset()
+    fleet.fetched(engine_b, some)
 
 
 def test_damaged_chunks_are_recomputed(fleet, reference, engine_b, engine_c):
     """One flipped byte in every chunk of Redis: the store notices each that is asked for, the engine recomputes."""
     some = prompts(2, seed=22)
-    expected = fleet.expected(some)
     in_remote(fleet, engine_b, some)
     fleet.host_b.wait_estimate(at_least=MIB)
-    assert damage(fleet.redis.url, HEADER_BYTES + CHUNK_BYTES // 2) >= chunks(2)
+    assert damage(fleet.redis.url, HEADER_BYTES + CHUNK_BYTES // 2) >= chunks(some)
     corrupt = fleet.host_b.http.total("tier_errors_total", tier="remote", operation="read", reason="corrupt")
     with fetching(engine_c):
-        answers = engine_c.generate(some).answers
-    assert differences(answers, expected) == []
+        fleet.right(engine_c, some)
     after = fleet.host_b.http.total("tier_errors_total", tier="remote", operation="read", reason="corrupt")
     assert after > corrupt, "no damaged chunk was read"
     assert fleet.host_b.flush().keys() >= {"dram", "remote"}
@@ -74,18 +57,16 @@ def test_damaged_chunks_are_recomputed(fleet, reference, engine_b, engine_c):
 def test_a_load_that_is_late_is_recomputed(fleet, reference, engine_b, engine_c):
     """The remote gets slower than predicted by far: the engine waits for its deadline, not for the chunks."""
     some = prompts(1, seed=23)
-    expected = fleet.expected(some)
     in_remote(fleet, engine_b, some)
     fleet.host_b.wait_estimate(at_least=MIB)
     outcomes = missed(fleet)
     fleet.host_b.link.bytes_per_s = 0.2 * MIB  # 20 s for these chunks
     engine_c.ask("always_fetch", on=True)  # what its first steps told of its prefills may be wrong on a busy machine
     try:
-        got = engine_c.generate(some)
+        got = fleet.right(engine_c, some)
     finally:
         engine_c.ask("always_fetch", on=False)
         fleet.host_b.link.bytes_per_s = 0.0
-    assert differences(got.answers, expected) == []
     assert got.answers[0].ttft_s < 6.0
     wait_until(lambda: missed(fleet) > outcomes, "the fetch is counted as late or failed")
 
@@ -102,53 +83,38 @@ def test_a_store_that_is_killed_amid_requests(fleet, reference, engine_a, engine
     for engine in (engine_a, engine_b):
         assert differences(engine.finish().answers, expected) == []
     engine_b.reset()
-    orphaned = engine_b.generate(some[:4])
-    assert differences(orphaned.answers, expected[:4]) == []
-    assert orphaned.external == 0
+    assert fleet.right(engine_b, some[:4]).external == 0
 
-    fleet.host_a.start()
+    fleet.host_a.restart()
     fleet.host_a.wait_back(clients)
-    expected = fleet.expected(later)
-    before = fleet.host_a.resident()
-    assert differences(engine_a.generate(later).answers, expected) == []
-    fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)
-    with fetching(engine_b):
-        helped = engine_b.generate(later)
-    assert differences(helped.answers, expected) == []
-    assert helped.external >= chunks(2) * CHUNK_TOKENS, fleet.host_a.gate()
+    fleet.computed(engine_a, later)
+    fleet.fetched(engine_b, later)
 
 
 @pytest.mark.parametrize("call", ["write", "read"])
 def test_a_socket_that_breaks_in_mid_copy(fleet, reference, engine_a, engine_b, call):
     """The engine lives and goes on copying into or out of a slot that is not its own any more: none torn is read."""
     some = prompts(2, seed=26 if call == "write" else 27)
-    expected = fleet.expected(some)
-    before = fleet.host_a.resident()
+    fleet.expected(some)
     if call == "read":
-        engine_a.generate(some)
-        fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)
+        fleet.computed(engine_a, some)
         engine_b.reset()
     breaks, clients = engine_b.ask("broken")["broken"], fleet.host_a.clients()
     engine_b.ask("break_socket", path=str(fleet.host_a.socket), call=call, after=3)
     with fetching(engine_b):
-        broken = engine_b.generate(some)
-    assert differences(broken.answers, expected) == []
+        fleet.right(engine_b, some)
     assert engine_b.ask("broken")["broken"] == breaks + 1
     fleet.host_a.wait_back(clients)
 
-    engine_a.reset()
-    assert differences(engine_a.generate(some).answers, expected) == []
-    engine_b.reset()
-    again = engine_b.generate(some)
-    assert differences(again.answers, expected) == []
+    for engine in (engine_a, engine_b):
+        engine.reset()
+        fleet.right(engine, some)
     wait_until(lambda: fleet.host_a.http.total("quarantined_slots") == 0, "no slot stays out of use")
 
 
 def in_remote(fleet, engine, some):
     """Prompts that another host's engine has computed: they are in Redis alone, as host b sees it."""
-    before = fleet.host_a.resident()
-    engine.generate(some)
-    fleet.host_a.wait_resident(before + chunks(len(some)) * CHUNK_BYTES)
+    fleet.computed(engine, some)
     fleet.host_b.forget_dram()
 
 

@@ -16,7 +16,7 @@ from connector.stores import short_folder
 from e2e.vllm_engines import PYTHON, environment, of_engines
 from e2e.vllm_fixtures import prompts
 from e2e.vllm_model import write_model
-from e2e.vllm_stores import MIB, host
+from e2e.vllm_stores import MIB, Host
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace
 from tiertune_connector.vllm.transfers import Job, Transfers
@@ -35,7 +35,7 @@ RUNNER = Path(__file__).parent / "vllm_scheduler.py"
 
 @pytest.fixture
 def home():
-    with short_folder() as folder, host(folder / "a", "host-a", remote=None, dram="256MiB") as running:
+    with short_folder() as folder, Host(folder / "a", "host-a", remote=None, dram="256MiB") as running:
         yield running
 
 

@@ -13,10 +13,20 @@ import numpy as np
 import pytest
 
 from e2e.servers import Redis, redis_server, wait_until
-from e2e.vllm_engines import CHUNK_TOKENS, Answer, Engine, Request, engine, regions, through_store
+from e2e.vllm_engines import (
+    CHUNK_TOKENS,
+    Answer,
+    Batch,
+    Engine,
+    Request,
+    differences,
+    engine,
+    regions,
+    through_store,
+)
 from e2e.vllm_model import KV_BYTES_PER_TOKEN, VOCABULARY, write_model
 from e2e.vllm_server import Server, server
-from e2e.vllm_stores import Host, host
+from e2e.vllm_stores import Host
 
 CHUNK_BYTES = CHUNK_TOKENS * KV_BYTES_PER_TOKEN
 NAMES = ("reference", "engine_a", "engine_b", "engine_c")
@@ -29,8 +39,8 @@ class Fleet:
     def __init__(self, folder: Path, redis: Redis, stack: ExitStack) -> None:
         self.folder, self.redis = folder, redis
         self.model = write_model(folder / "model")
-        self.host_a = stack.enter_context(host(folder / "a", "host-a", remote=redis.url, dram="512MiB", disk=True))
-        self.host_b = stack.enter_context(host(folder / "b", "host-b", remote=redis.url, dram="256MiB"))
+        self.host_a = stack.enter_context(Host(folder / "a", "host-a", remote=redis.url, dram="512MiB", disk=True))
+        self.host_b = stack.enter_context(Host(folder / "b", "host-b", remote=redis.url, dram="256MiB"))
         self.ids: list[str] = []
         self.engines: list[Engine] = []
         self._by_name: dict[str, Engine] = {}
@@ -96,6 +106,27 @@ class Fleet:
             self._expected |= {(prompt, max_tokens): answer for prompt, answer in zip(some, answers, strict=True)}
         return [self._expected[prompt, max_tokens] for prompt in prompts]
 
+    def right(self, each: Engine, asked: Sequence[Request | list[int]]) -> Batch:
+        """What an engine answers: the same as one without any cache."""
+        expected = self.expected(asked)
+        batch = each.generate(asked)
+        assert differences(batch.answers, expected) == []
+        return batch
+
+    def computed(self, each: Engine, asked: Sequence[Request | list[int]]) -> Batch:
+        """As `right`, and then the store of host a, and its remote, have all that the engine has computed of it."""
+        self.expected(asked)
+        before = self.host_a.resident()
+        batch = self.right(each, asked)
+        self.host_a.wait_resident(before + chunks(asked) * CHUNK_BYTES)
+        return batch
+
+    def fetched(self, each: Engine, asked: Sequence[Request | list[int]]) -> None:
+        """As `right`, of an engine that gets every whole chunk from the store of its host."""
+        with fetching(each):
+            batch = self.right(each, asked)
+        assert batch.external >= chunks(asked) * CHUNK_TOKENS, f"{self.host_a.gate()}\n{self.host_b.gate()}"
+
     def close(self) -> None:
         """Every engine ends by itself, and leaves neither a process nor a region of staging."""
         running = [each for each in self.engines if each.process.poll() is None]
@@ -136,9 +167,11 @@ def prompts(count: int, *, seed: int, prefix: int = 1024, tail: int = 100) -> li
     return [common + own for own in tails]
 
 
-def chunks(count: int, *, prefix: int = 1024, tail: int = 100) -> int:
-    """Whole chunks that ``prompts`` of these lengths have."""
-    return prefix // CHUNK_TOKENS + count * ((prefix + tail) // CHUNK_TOKENS - prefix // CHUNK_TOKENS)
+def chunks(asked: Sequence[Request | list[int]]) -> int:
+    """Whole chunks that prompts have, what several begin with once."""
+    plain = [each.prompt if isinstance(each, Request) else each for each in asked]
+    ends = [(prompt, end) for prompt in plain for end in range(CHUNK_TOKENS, len(prompt) + 1, CHUNK_TOKENS)]
+    return len({tuple(prompt[:end]) for prompt, end in ends})
 
 
 def steps_of_all_sizes() -> list[Request]:

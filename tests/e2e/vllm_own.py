@@ -3,7 +3,6 @@
 Only the worker that copies blocks is ours, for vLLM's own refuses the CPU.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +10,9 @@ from pathlib import Path
 
 import httpx
 
-from e2e.servers import sampled, wait_until
-from e2e.vllm_engines import PYTHON
+from e2e.servers import sampled
 from e2e.vllm_model import KV_BYTES_PER_TOKEN
-from e2e.vllm_server import READY_S, _failure, _healthy, _process
-from tiertune_agent.demo.ports import free_port
+from e2e.vllm_server import api_server
 
 CHUNK_TOKENS = 64
 CHUNK_BYTES = CHUNK_TOKENS * KV_BYTES_PER_TOKEN
@@ -47,7 +44,7 @@ class Own:
 
 @contextmanager
 def own_server(model: Path, folder: Path) -> Iterator[Own]:
-    port, below = free_port(), folder / "below"
+    below = folder / "below"
     transfer = {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -61,14 +58,6 @@ def own_server(model: Path, folder: Path) -> Iterator[Own]:
             "secondary_tiers": [{"type": "fs", "root_dir": str(below)}],
         },
     }
-    command = [
-        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--tokens-only",
-        "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--block-size", "32",
-        "--max-model-len", "2048", "--kv-cache-memory-bytes", str(GPU_TOKENS * KV_BYTES_PER_TOKEN),
-        "--host", "127.0.0.1", "--port", str(port), "--kv-transfer-config", json.dumps(transfer),
-    ]  # fmt: skip
-    log, url = folder / "own.log", f"http://127.0.0.1:{port}"
-    with _process(command, log) as process:
-        wait_until(lambda: _healthy(url) or process.poll() is not None, "the API server is ready", READY_S)
-        assert process.poll() is None, _failure(log)
+    kv_bytes = GPU_TOKENS * KV_BYTES_PER_TOKEN
+    with api_server(model, folder / "own.log", kv_bytes, transfer) as (url, _):
         yield Own(url, below)

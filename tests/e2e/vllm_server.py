@@ -3,7 +3,7 @@
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,26 +61,37 @@ class Server:
 @contextmanager
 def server(model: Path, folder: Path, store: Path, engine_id: str, **more: str) -> Iterator[Server]:
     """Two ranks, float32, token ids in and out, that fetch whatever they find; ``more`` are settings of the adapter."""
-    port, events = free_port(), free_ports(RANKS)
+    events = free_ports(RANKS)
     publish = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}"}
     transfer = through_store(store, engine_id, gated=False, self_describing_kv_events=True, **more)
     kv_bytes = GPU_BLOCKS * BLOCK_TOKENS * KV_BYTES_PER_TOKEN
-    command = [
-        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--tokens-only",
-        "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_TOKENS),
-        "--max-model-len", "2048", "--kv-cache-memory-bytes", str(kv_bytes), "--data-parallel-size", str(RANKS),
-        "--host", "127.0.0.1", "--port", str(port), "--kv-transfer-config", json.dumps(transfer),
-        "--kv-events-config", json.dumps(publish), "--enable-prompt-tokens-details",
-    ]  # fmt: skip
-    log, url, heard = folder / "server.log", f"http://127.0.0.1:{port}", folder / "events.jsonl"
+    options = ("--data-parallel-size", str(RANKS), "--kv-events-config", json.dumps(publish))
+    log, heard = folder / "server.log", folder / "events.jsonl"
     endpoints = [f"tcp://127.0.0.1:{events + rank}" for rank in range(RANKS)]
     with (
         _process([str(PYTHON), str(SUBSCRIBER), str(heard), *endpoints], folder / "events.log"),
-        _process(command, log) as process,
+        api_server(model, log, kv_bytes, transfer, *options, "--enable-prompt-tokens-details") as (url, process),
     ):
+        yield Server(url, process, log, heard)
+
+
+@contextmanager
+def api_server(
+    model: Path, log: Path, kv_bytes: int, transfer: Mapping[str, Any], *options: str
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """vLLM's own, ready to answer: its address and its process. Its device holds ``kv_bytes`` of chunks."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--tokens-only",
+        "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_TOKENS),
+        "--max-model-len", "2048", "--kv-cache-memory-bytes", str(kv_bytes), "--host", "127.0.0.1",
+        "--port", str(port), "--kv-transfer-config", json.dumps(transfer), *options,
+    ]  # fmt: skip
+    with _process(command, log) as process:
         wait_until(lambda: _healthy(url) or process.poll() is not None, "the API server is ready", READY_S)
         assert process.poll() is None, _failure(log)
-        yield Server(url, process, log, heard)
+        yield url, process
 
 
 @contextmanager

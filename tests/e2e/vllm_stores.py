@@ -1,74 +1,45 @@
 """Store processes beside real engines: they can be killed, restarted, retuned, and their way to the remote slowed."""
 
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import redis
-import yaml
 
-from connector.stores import Http
 from e2e.servers import wait_until
+from e2e.store_child import Child
 from tiertune_agent.demo.throttle import LinkRate
 
-START_S = 30.0
-END_S = 15.0
 MIB = 1 << 20
 
 
-class Host:
+class Host(Child):
     """A host: a store as ``tiertune store serve`` runs it, its remote behind a link whose speed is set here."""
 
     def __init__(
         self, folder: Path, name: str, *, remote: str | None, dram: str = "128MiB", disk: bool = False
     ) -> None:
         folder.mkdir()
-        self.name = name
-        self.socket = folder / "s.sock"
-        self._link = folder / "link"
+        self.name, self._link = name, folder / "link"
         self.link = LinkRate(self._link)
         """Bytes per second; 0 is no bound."""
-        self._config, self._log, self._address = folder / "store.yaml", folder / "store.log", folder / "state" / "http"
-        config: dict[str, Any] = {
-            "name": name, "socket": str(self.socket), "state_dir": str(folder / "state"), "http": {"port": 0},
-            "dram": {"capacity": dram, "segment": "16MiB"},
-        }  # fmt: skip
-        if disk:
-            config["disk"] = {"path": str(folder / "disk"), "capacity": 0}
+        more: dict[str, Any] = {"disk": {"path": str(folder / "disk"), "capacity": 0}} if disk else {}
         if remote:
-            config["remote"] = {"url": remote, "timeout": "2s", "probe_every": "500ms"}
-        self._config.write_text(yaml.safe_dump(config))
+            more["remote"] = {"url": remote, "timeout": "2s", "probe_every": "500ms"}
+        super().__init__(folder, name=name, dram={"capacity": dram, "segment": "16MiB"}, **more)
 
-    def start(self) -> None:
-        """First, or again after ``kill``: with the same state and socket."""
-        self._address.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "tiertune_agent.demo.host", "--config", str(self._config)]
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen([*command, "--link", str(self._link)], stdout=log, stderr=subprocess.STDOUT)
-        wait_until(lambda: self._address.exists() or self.process.poll() is not None, f"{self.name} serves", START_S)
-        assert self.process.poll() is None, self._log.read_text()
-        self.url = self._address.read_text().strip()
-        self.http = Http(self.url)
+    def command(self) -> list[str]:
+        module = [sys.executable, "-m", "tiertune_agent.demo.host"]
+        return [*module, "--config", str(self.config), "--link", str(self._link)]
 
-    def kill(self) -> None:
-        """As a crash ends it."""
-        self.process.kill()
-        self.process.wait()
+    def restart(self) -> None:
+        """After ``kill``."""
         self.http.close()
-
-    def end(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(END_S)
-        finally:
-            self.process.kill()
-            self.process.wait()
-        self.http.close()
+        self.start()
+        self.__enter__()
 
     def clients(self) -> set[str]:
         """Those that are connected: an engine may have more than one."""
@@ -129,18 +100,6 @@ class Host:
         self.tune(tiers__dram__capacity_bytes=0)
         wait_until(lambda: self.resident() == 0, f"{self.name} has let go of its DRAM")
         self.tune(tiers__dram__capacity_bytes=capacity)
-
-
-@contextmanager
-def host(folder: Path, name: str, *, remote: str | None, **more: Any) -> Iterator[Host]:
-    """A running host, ended at the end."""
-    each = Host(folder, name, remote=remote, **more)
-    each.start()
-    try:
-        yield each
-    finally:
-        with suppress(ProcessLookupError):
-            each.end()
 
 
 def damage(url: str, payload_offset: int) -> int:

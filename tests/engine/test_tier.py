@@ -203,20 +203,15 @@ class TestExchangedWeights:
         assert trained.finds("b", theirs) == 0
 
 
-def test_prompts_whose_logprobs_are_asked_for_are_not_looked_up(engine, store):
-    """They are computed from their first token on, and wait for nothing."""
-    sampling = SamplingParams(max_tokens=1, prompt_logprobs=1)
-    request = engine.request("a", tokens(300), sampling=sampling)
+@pytest.mark.parametrize(
+    "asks", [{"prompt_logprobs": 1}, {"extra_args": {"kv_transfer_params": {"kv_load_tiers": []}}}]
+)
+def test_who_could_not_use_what_is_found_is_not_looked_up(engine, store, asks):
+    """Who asks for a prompt's logprobs, or may load from no tier: all is computed, and waits for nothing."""
+    request = engine.request("a", tokens(300), sampling=SamplingParams(max_tokens=1, **asks))
     assert engine.connector.get_num_new_matched_tokens(request, 0) == (0, False)
     engine.compute(request)
     assert held(store) == 4
-
-
-def test_a_request_that_may_not_load_from_a_tier_is_not_looked_up(engine):
-    """It waits for no answer that it could not use."""
-    sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"kv_load_tiers": []}})
-    request = engine.request("a", tokens(300), sampling=sampling)
-    assert engine.connector.get_num_new_matched_tokens(request, 0) == (0, False)
 
 
 def test_a_long_engine_id_does_not_keep_an_engine_from_the_store(engines):

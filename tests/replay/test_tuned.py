@@ -1,6 +1,5 @@
 """The agent in a replay: it keeps the total, explains itself, beats what it started from, and obeys its policy."""
 
-import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -190,13 +189,6 @@ def test_at_most_one_change_of_a_tier_in_a_period(sticky):
     assert len(changes) == len(set(changes))
 
 
-def test_the_same_seed_gives_the_same_run(trace, sticky):
-    """Nothing in it depends on a clock or on chance."""
-    _, report = sticky
-    again = tuned(Replay(trace, scenario()))
-    assert json.dumps(again) == json.dumps(report)
-
-
 @pytest.mark.parametrize("mode", ["observe", "recommend"])
 def test_without_auto_nothing_changes(trace, mode):
     """The run is then the gate at 50/50, and the answers say what would have been done."""
@@ -260,21 +252,17 @@ def test_harm_by_hand_is_reported_as_drift(trace, by_hand, field):
 
 
 def test_harm_by_hand_is_no_older_than_it_is(trace):
-    """Where all requests come at once every ten seconds, windows that ended before the change do not tell of it."""
+    """Where all requests come at once every ten seconds, windows that ended before the change do not tell of it.
+
+    A tenth of the DRAM is left: the tuner gives it back at once.
+    """
     bursts = replace(trace, t=trace.t // 10 * 10)
     events = [{"at_s": 50, "for_s": 1, "by_hand": {"dram_factor": 0.1}}]
     agent, _ = conduct(Replay(bursts, scenario(share=0.1, events=events)))
     assert [incident["at_s"] for incident in agent.incidents] == [51]
-    assert agent.changes[-1].at_s == 52
-
-
-def test_a_dram_cut_by_hand_grows_again(trace):
-    """A tenth of the DRAM is left: the tuner gives it back within the soak."""
-    events = [{"at_s": 50, "for_s": 1, "by_hand": {"dram_factor": 0.1}}]
-    agent, _ = conduct(Replay(trace, scenario(share=0.1, events=events)))
-    later = [change for change in agent.changes if change.at_s >= 50 and change.target.tier == "dram"]
-    assert later
-    assert later[0].after > 2 * later[0].before
+    change = agent.changes[-1]
+    assert (change.at_s, change.target.tier) == (52, "dram")
+    assert change.after > 2 * change.before
 
 
 FEW = DEFAULT_POLICY.model_copy(update={"guard": Guard(changes_per_hour=1000, min_requests=10)})

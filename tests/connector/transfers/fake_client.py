@@ -5,7 +5,36 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded
+from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, Reserved
+from tiertune_connector.protocol.messages import SlotRef
+from tiertune_connector.vllm.transfers import Job
+
+KEYS = [bytes([n]) * 36 for n in range(3)]
+ROW = 4096
+
+
+def slot(index):
+    return ClientSlot(KEYS[index], SlotRef(0, index, 1, 0), 1)
+
+
+ONE_GRANTED = Reserved([slot(0), None, None], ["", "full", "full"])
+
+
+def load(transfers, job=1, rows=(0, 1, 2)):
+    """Into these rows of staging; its deadline comes a second later."""
+    transfers.load(Job(job, f"request-{job}", KEYS, list(rows), loads=True, deadline_s=1))
+
+
+def store(transfers, job=1):
+    """The first rows, with the same deadline."""
+    transfers.store(Job(job, f"request-{job}", KEYS, [0, 1, 2], loads=False, deadline_s=1))
+
+
+def drained(transfers):
+    """The one job that is over when all copies have ended."""
+    transfers.drain(10)
+    (job,) = transfers.take()
+    return job
 
 
 class FakeClient:
@@ -36,6 +65,28 @@ class FakeClient:
     def answers(self, reply, question=0):
         """What was asked first, or another one."""
         self.pending[question].set_result(reply)
+
+    def holds(self, count=3):
+        """Slots of the first keys: all bytes of the first are 1, of the next 2."""
+        made = [slot(index) for index in range(count)]
+        for index, known in enumerate(made):
+            self.payloads[known] = np.full(ROW, index + 1, np.uint8)
+        return made
+
+    def comes(self, slots=None, question=0):
+        """The reply to a load: of the first keys these slots, or all."""
+        slots = self.holds() if slots is None else slots
+        outcomes = ["hit"] * len(slots) + ["miss"] * (len(KEYS) - len(slots))
+        self.answers(Loaded(slots, outcomes, {}, 1, 1), question)
+
+    def gave_back_once(self):
+        """All that was loaded, and nothing twice."""
+        assert self.gave_back.wait(10)
+        assert len(self.released) == 1
+
+    def grants(self, reserved=ONE_GRANTED):
+        """The reply to a reservation, once it has been asked for."""
+        self.reservation().set_result(reserved)
 
     def load(self, keys, *, deadline_s, arriving):
         self.arriving = arriving
