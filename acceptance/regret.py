@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from tiertune_agent.replay.traces import Trace
 from tiertune_agent.whatif.shapes import SHARES
 
 Seconds = npt.NDArray[np.float64]
+PROBE_S = 1.0
+"""Between the probes by which the replay's gates know the link, as the stores' do."""
 PARAMS = 1e9
 """Of the replay's model. Its GPU's speed is chosen so that a chunk's prefill takes as long as with the engines."""
 
@@ -46,6 +49,18 @@ class Standing:
     dram: Sequence[int]
     """By host."""
     remote: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """What fetching from the remote cost from a time on, as the stores measured it."""
+
+    at: float
+    """Unix time."""
+    first_s: float
+    """Seconds before the first byte."""
+    chunk_s: float
+    """Seconds per chunk."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +118,14 @@ def recorded(trace: Trace, journals: Sequence[Path]) -> Recorded:
 
 
 def regret(
-    traffic: Recorded, setup: Setup, stood: Sequence[Standing], *, fetch: tuple[float, float], period_s: float
+    traffic: Recorded, setup: Setup, stood: Sequence[Standing], *, fetches: Sequence[Fetch], period_s: float
 ) -> Regret:
-    """``stood``: all sizes that were in force, oldest first; ``fetch``: seconds per fetch, and per chunk of it."""
-    replay = Replay(traffic.trace, _scenario(traffic.trace, setup, fetch, period_s))
+    """``stood``: all sizes that were in force, ``fetches``: all measured costs, oldest first.
+
+    Every split pays what fetching cost at the time: on a busy machine that is several times as much in one minute as in
+    the next, and who was right to do without the remote would have been wrong by the price of a quiet moment.
+    """
+    replay = Replay(traffic.trace, _scenario(traffic.trace, setup, fetches, period_s))
     late = np.array(replay.times) >= 3 * period_s
 
     def ttft_s(fleet: FleetPools, conductor: Any = None) -> Seconds:  # noqa: ANN401 (of the replay)
@@ -140,15 +159,29 @@ class _AsStood:
             self._fleet.resize(dram=dram // self._chunk_bytes, remote=sizes.remote // self._chunk_bytes)
 
 
-def _scenario(trace: Trace, setup: Setup, fetch: tuple[float, float], period_s: float) -> Scenario:
+def _scenario(trace: Trace, setup: Setup, fetches: Sequence[Fetch], period_s: float) -> Scenario:
     """The real fleet as a scenario: its engines' prefill, its stores' fetches, its budget (half of it remote)."""
     assert setup.prefill_step_s == OVERHEAD_S, "the replay's overhead is fixed"
-    first_s, chunk_s = fetch
+    first_s, chunk_s = (median(values) for values in zip(*((one.first_s, one.chunk_s) for one in fetches), strict=True))
     budget = len(HOSTS) * setup.dram_bytes + setup.remote_bytes
     half = {"gib": budget / 2 / 2**30}
     speed = 2 * PARAMS * trace.block_tokens / setup.prefill_chunk_s
     model = {"params": PARAMS, "layers": 1, "width": 1, "kv_bytes": setup.chunk_bytes // trace.block_tokens}
-    line = {"gbps": 8e-9 * setup.chunk_bytes / chunk_s, "efficiency": 1.0, "latency_s": first_s, "per_chunk_s": 0.0}
+    line = {
+        "gbps": 8e-9 * setup.chunk_bytes / chunk_s,
+        "efficiency": 1.0,
+        "latency_s": first_s,
+        "per_chunk_s": 0.0,
+        "probe_s": PROBE_S,
+    }
+    begin = float(trace.t[0])
+    starts = [max(0.0, one.at - begin) for one in fetches]
+    ends = [*starts[1:], float(trace.t[-1]) - begin + 1.0]
+    speeds = [
+        {"at_s": start, "for_s": end - start, "link_factor": chunk_s / one.chunk_s}
+        for one, start, end in zip(fetches, starts, ends, strict=True)
+        if end > start
+    ]
     return Scenario.model_validate(
         {
             "name": "acceptance",
@@ -159,6 +192,7 @@ def _scenario(trace: Trace, setup: Setup, fetch: tuple[float, float], period_s: 
             "tiers": {"dram": half, "remote": half},
             "link": line,
             "period_s": period_s,
+            "events": speeds,
         }
     )
 

@@ -2,11 +2,11 @@
 
 import time
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 
 from acceptance.fleet import Fleet, NotShownError, expect, fleet
 from acceptance.gates import WITHIN_S
-from acceptance.regret import Recorded, Regret, Standing, recorded, regret
+from acceptance.regret import PROBE_S, Fetch, Recorded, Regret, Standing, recorded, regret
 from acceptance.traffic import Phase, shifting
 from tiertune_agent.demo.result import values
 from tiertune_agent.demo.world import HOSTS, Setup
@@ -69,29 +69,32 @@ def prove(*, short: bool) -> str:
     with fleet(setup, trace, plays=False) as made:
         made.world.limit(LINK_BYTES_PER_S)
         made.world.play(trace)
-        stood = _watched(made, few + many)
-        fetch = _fetch(made)
+        stood, fetches = _watched(made, few + many)
         changes = [one for one in made.agent.decisions("tier_size") if one["state"] in CHANGED]
         made.world.stop("player")
         journals = [made.world.folder / f"player-{index}.journal" for index in range(setup.players)]
         traffic = recorded(trace, journals)
         verified = made.unharmed()
-    found = regret(traffic, setup, stood, fetch=fetch, period_s=PERIOD_S)
+    found = regret(traffic, setup, stood, fetches=fetches, period_s=PERIOD_S)
     return judged(found, traffic, stood, len(changes), verified, must_follow=not short)
 
 
-def _watched(made: Fleet, requests: int) -> list[Standing]:
-    """All sizes in force until this many requests were served."""
+def _watched(made: Fleet, requests: int) -> tuple[list[Standing], list[Fetch]]:
+    """All sizes in force until this many requests were served, and what a fetch cost meanwhile."""
     stood: list[Standing] = []
+    fetches: list[Fetch] = []
 
     def over() -> bool:
         now = _standing(made)
         if now and not (stood and (now.dram, now.remote) == (stood[-1].dram, stood[-1].remote)):
             stood.append(now)
+        if not fetches or time.time() - fetches[-1].at >= PROBE_S:
+            fetches.extend(_fetch(made))
         return made.world.counted()["requests"] >= requests
 
     made.world.until(over, f"engines serve {requests} requests", requests / 4 + WITHIN_S)
-    return stood
+    expect(fetches, "no store tells what a fetch from the remote takes")
+    return stood, fetches
 
 
 def _standing(made: Fleet) -> Standing | None:
@@ -101,13 +104,14 @@ def _standing(made: Fleet) -> Standing | None:
     return None if remote is None else Standing(time.time(), dram, int(remote))
 
 
-def _fetch(made: Fleet) -> tuple[float, float]:
-    """Seconds per fetch and per chunk of it, as the stores measured them."""
+def _fetch(made: Fleet) -> list[Fetch]:
+    """What a fetch costs now, as the stores measured it, the mean of both; none while one does not know."""
     counters = [made.store(host, "counters") for host in HOSTS]
     first = [value for one in counters for value in values(one, "fetch_estimate_t0_seconds", tier="remote")]
     rate = [value for one in counters for value in values(one, "fetch_estimate_bytes_per_second", tier="remote")]
-    expect(first and rate, "no store tells what a fetch from the remote takes")
-    return median(first), CHUNK_BYTES / median(rate)
+    if len(rate) < len(HOSTS):
+        return []
+    return [Fetch(time.time(), fmean(first), fmean(CHUNK_BYTES / each for each in rate))]
 
 
 def judged(

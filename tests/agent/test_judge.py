@@ -333,8 +333,13 @@ class TestMemory:
         survey = survey_of(agent, store.clock.now())
         assert survey.undone(Target("host-a", "remote")) == ()
 
-    def test_sizes_are_judged_by_prospects(self, agent, store, clock, auto, rounds):
-        """A size that the fleet's simulations call worse is set back."""
+    @pytest.mark.parametrize(
+        ("prices", "ends", "gib"),
+        [("", "rolled_back", 1.0), ("prices: {gpu_hour: 1, dram_gib_month: 100000}", "kept", 0.1)],
+    )
+    def test_sizes_are_judged_by_prospects(self, agent, store, clock, auto, rounds, *, policy_file, prices, ends, gib):
+        """A size that the fleet's simulations call worse is set back, unless its rent is worth the seconds."""
+        policy_file.write_text(f"{policy_file.read_text()}{prices}\n")
         rounds(1)
         before, after = Shape(GIB, 0, GIB), Shape(GIB // 10, 0, GIB)
         decision = made(
@@ -344,8 +349,8 @@ class TestMemory:
             costs = {str(before): 1.0 + index / 10, str(after): 1.3 + index / 9}
             agent.history.measured.remember_prospects([Prospect(DIGEST, clock.now(), 15.0, 50, costs)])
             rounds(1)
-        assert state(agent, decision) == "rolled_back"
-        assert store.tuning["tiers"]["dram"]["capacity_bytes"] == GIB
+        assert state(agent, decision) == ends
+        assert store.tuning["tiers"]["dram"]["capacity_bytes"] == int(gib * GIB)
 
 
 class TestByCommand:

@@ -263,6 +263,15 @@ def test_sizes_are_tried_on_the_same_requests():
     assert size_trial(seen, HALF, FULL) == Trial((1.25,), (1.1,), "seconds to the first token per request", (40.0,))
 
 
+def test_sizes_with_a_price_are_tried_by_seconds_and_rent():
+    """As they were chosen: what the larger tier saves on these requests is worth less than its rent of an hour."""
+    seen = [replace(prospect(0, 30, 1.0, 0.8), seconds=3600.0), prospect(0, 10, 2.0, 2.0, "cd" * 16)]
+    rates = Rates(gpu_hour=3600.0, gib_hour={"dram": GIB / 10})
+    trial = size_trial(seen, HALF, FULL, rates=rates, hosts=2)
+    assert trial.of == "money per request"
+    assert (trial.before, trial.after) == (pytest.approx((1.75,)), pytest.approx((2.1,)))
+
+
 def test_an_idle_namespace_weighs_what_it_asks():
     """It is told of at times of its own, where the new size is worse: three requests do not outvote five thousand."""
     chance, seen = Random(1), []

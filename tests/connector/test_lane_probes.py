@@ -129,6 +129,29 @@ def test_a_probe_whose_first_read_fails_has_failed(tier, counters):
     lane.close()
 
 
+@pytest.mark.parametrize(
+    ("carries", "believed_s", "then_s"),
+    [(True, 0.05, 0.01), (True, 0.002, 0.01), (True, None, 0.01), (False, 0.05, 0.05)],
+)
+def test_a_server_without_room_is_measured_by_what_it_refuses(tier, counters, carries, believed_s, then_s):
+    """It holds nothing to be read: what was believed when it lost its room, or nothing, would be so for ever."""
+    clock, writes = Clock(), iter([0.05, 0.011])
+    lane = Lane(tier, counters, clock, carries=carries)
+    if believed_s:
+        lane.transit.asked(1 << 16)
+        clock.now += believed_s
+        lane.transit.ended(1 << 16, Outcome.OK)
+
+    def full(operation: str) -> Outcome | None:
+        clock.now += next(writes) if operation == "write" else 0.001
+        return Outcome.FULL if operation == "write" else None
+
+    tier.fault = full
+    assert lane.probe(1 << 16) is Outcome.FULL
+    assert lane.transit.estimate().seconds(1, 1 << 16) == pytest.approx(then_s, rel=0.03)
+    lane.close()
+
+
 def test_what_a_fetch_costs_is_measured_again_where_nobody_asks(tier, counters):
     """A tier that was slow once would be slow for ever: its gates refuse, and so nobody would tell better."""
     clock, gate = Clock(), Gate("read")

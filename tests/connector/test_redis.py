@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +12,20 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.stores import A, B, amid, at_best, at_once, chain, eventually, payload, read_chunk, short_folder, view
+from connector.stores import (
+    A,
+    B,
+    amid,
+    at_best,
+    at_once,
+    chain,
+    eventually,
+    payload,
+    read_chunk,
+    running,
+    short_folder,
+    view,
+)
 from e2e.servers import redis_server
 from tiertune_agent.demo.ports import free_port
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY
@@ -311,6 +324,17 @@ def test_a_full_server_that_does_not_evict_is_full_and_keeps_no_remains():
         assert set(outcomes) == {Outcome.OK, Outcome.FULL}
         with redis.Redis.from_url(server.url) as raw:
             assert raw.dbsize() == outcomes.count(Outcome.OK)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_servers_sized_to_nothing_tell_what_a_fetch_would_take(home, count):
+    """They keep no probe that could be read; whether they are worth a size again depends on it."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(redis_server(maxmemory="1")) for _ in range(count)]
+        urls = [server.url for server in servers]
+        store = stack.enter_context(running(home, remote={"url": urls if count > 1 else urls[0], "probe_every": 0.1}))
+        eventually(lambda: "remote" in store.store.health.costs())
+        assert [server.dbsize() for server in map(redis.Redis.from_url, urls)] == count * [0]
 
 
 def test_many_threads_share_the_connections(server, raw):

@@ -8,7 +8,7 @@ import pytest
 from acceptance.__main__ import main
 from acceptance.claims import CLAIMS, Claim, proved
 from acceptance.fleet import NotShownError
-from acceptance.regret import Regret, Standing, recorded, regret
+from acceptance.regret import Fetch, Regret, Standing, recorded, regret
 from acceptance.sizes import BUDGET_BYTES, CHUNK_BYTES, judged
 from acceptance.traffic import Phase, shifting
 from e2e.servers import program
@@ -91,7 +91,7 @@ def test_a_split_that_stands_still_has_its_own_regret(traffic):
     """The best split has none, the worst as much as the seven splits tell."""
     begin = float(traffic.trace.t[0])
     for sizes, share in ((ALL_DRAM, 0.0), (ALL_REMOTE, 0.99)):
-        found = regret(traffic, SETUP, [Standing(begin, *sizes)], fetch=(0.001, 0.002), period_s=4.0)
+        found = regret(traffic, SETUP, [Standing(begin, *sizes)], fetches=[Fetch(begin, 0.001, 0.002)], period_s=4.0)
         assert found.ttft_s == pytest.approx(found.by_share[share], rel=0.02)
         assert found.share == pytest.approx(found.by_share[share] / min(found.by_share.values()) - 1, abs=0.02)
 
@@ -103,10 +103,24 @@ def test_sizes_that_follow_the_traffic_have_less_regret_than_any_that_stand_stil
         traffic,
         SETUP,
         [Standing(begin, *ALL_DRAM), Standing(turn, *ALL_REMOTE)],
-        fetch=(0.001, 0.001),
+        fetches=[Fetch(begin, 0.001, 0.001)],
         period_s=4.0,
     )
     assert followed.share < 0
+
+
+def test_a_fetch_costs_what_it_did_at_the_time(traffic):
+    """To do without the remote was right while fetches took as long as computing, also if they do no longer at last."""
+    begin, end = float(traffic.trace.t[0]), float(traffic.trace.t[-1])
+    dear, cheap = Fetch(begin, 0.001, 0.009), Fetch(end - 2, 0.001, 0.001)
+    still = [Standing(begin, *ALL_DRAM)]
+    first, both, last = (
+        regret(traffic, SETUP, still, fetches=fetches, period_s=4.0).share
+        for fetches in ([dear], [dear, cheap], [cheap])
+    )
+    assert both == pytest.approx(first, abs=0.02)
+    assert both < 0.02
+    assert last > 0.1
 
 
 def test_sizes_that_stay_where_it_is_dear_are_no_proof(traffic):
@@ -125,7 +139,9 @@ def test_sizes_that_stay_where_it_is_dear_are_no_proof(traffic):
 
 def test_what_it_costs_to_stay_is_told_of_the_traffic_after_the_turn(traffic):
     """DRAM alone is best while few documents are asked about, and dear when they have become many."""
-    found = regret(traffic, SETUP, [Standing(float(traffic.trace.t[0]), *ALL_DRAM)], fetch=(0.001, 0.001), period_s=4.0)
+    begin = float(traffic.trace.t[0])
+    still = [Standing(begin, *ALL_DRAM)]
+    found = regret(traffic, SETUP, still, fetches=[Fetch(begin, 0.001, 0.001)], period_s=4.0)
     assert traffic.turn == 200
     assert found.to_stay(0.02) == found.to_stay(0.0) > 0.2
     assert found.to_stay(0.99) == pytest.approx(0.0, abs=0.05)

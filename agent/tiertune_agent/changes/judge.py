@@ -12,10 +12,12 @@ from tiertune_agent.history.changed import place
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import frozen_by, mode_of, rates
 from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target, Window
+from tiertune_agent.remote.split import SPLIT
 from tiertune_agent.tuners import remote_fetch
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
 from tiertune_agent.verdicts.soak import chunk_sizes, fill_seconds, slowest, soak_seconds
 from tiertune_agent.verdicts.trials import (
+    SECONDS,
     admission_trial,
     by_the_past,
     coarse,
@@ -187,7 +189,8 @@ class Judge:
         measured, spell = self._history.measured, (since, self._now())  # what lies ahead may be of before the change
         if kind == "size":
             told = concerning(measured.prospects(target.namespace, *spell), target, snapshot)
-            return size_trial(told, *shapes(decision))
+            priced = SECONDS if target == SPLIT else rates(this.rule(target).prices)  # both sides of a split cost alike
+            return size_trial(told, *shapes(decision), rates=priced, hosts=this.hosts(snapshot))
         if kind == "admission":
             return self._admission_trial(decision, since, this)
         if kind == "fetch":

@@ -270,9 +270,8 @@ def choose(
         return None
     seconds = [_sum(weights, costs) for costs in zip(*(spell.costs for spell in spells), strict=True)]
     weighted = _sum(weights, [spell.requests for spell in spells])
-    price = rates.gpu_hour / 3600 if rates.gpu_hour else 1.0
     hourly = [
-        price * (each / hours) + (_rent(shape, rates, hosts) if rates.gpu_hour else 0.0)
+        cost(each, shape, hours=hours, rates=rates, hosts=hosts) / hours
         for shape, each in zip(shapes, seconds, strict=True)
     ]
     mine = list(shapes).index(now)
@@ -282,7 +281,7 @@ def choose(
         shape=shapes[best],
         before=hourly[mine],
         after=hourly[best],
-        error=price * _error(weights, differences) / hours,
+        error=worth(_error(weights, differences), rates) / hours,
         seconds_before=seconds[mine] / weighted,
         seconds_after=seconds[best] / weighted,
         requests=requests,
@@ -292,6 +291,16 @@ def choose(
 
 def size_of(shape: Shape, tier: str) -> int:
     return int(getattr(shape, tier))
+
+
+def cost(seconds: float, shape: Shape, *, hours: float, rates: Rates, hosts: int) -> float:
+    """Engine seconds that requests took in some ``hours``; money, with the rent of the tiers, if these have a price."""
+    return worth(seconds, rates) + (hours * _rent(shape, rates, hosts) if rates.gpu_hour else 0.0)
+
+
+def worth(seconds: float, rates: Rates) -> float:
+    """Engine seconds in money; as they are if they have no price."""
+    return rates.gpu_hour / 3600 * seconds if rates.gpu_hour else seconds
 
 
 @dataclass

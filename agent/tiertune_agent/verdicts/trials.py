@@ -6,6 +6,7 @@ with those after it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from statistics import fmean
 
 from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window, Windows
@@ -16,9 +17,13 @@ from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Summand
 from tiertune_agent.tuners.ghosts import ghost_tokens, nearest
 from tiertune_agent.tuners.lengths import between
 from tiertune_agent.tuners.remote_fetch import asked, estimated
+from tiertune_agent.tuners.tier_size import cost
 from tiertune_agent.verdicts.holdout import sums
 from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict
 from tiertune_connector.whatif.chain import Shape
+
+SECONDS = Rates()
+"""Without prices: seconds alone are weighed."""
 
 
 def measure(decision: Decision) -> str:
@@ -126,18 +131,27 @@ def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity:
     return Trial(tuple(old for old, _ in pairs), tuple(new for _, new in pairs), "missed share of the prompts")
 
 
-def size_trial(prospects: Iterable[Prospect], before: Shape, after: Shape) -> Trial:
-    """Two shapes on the same requests; namespaces seen at about the same time are added up."""
-    sums: dict[int, tuple[int, float, float]] = {}
+def size_trial(
+    prospects: Iterable[Prospect], before: Shape, after: Shape, *, rates: Rates = SECONDS, hosts: int = 1
+) -> Trial:
+    """Two shapes on the same requests; namespaces seen at about the same time are added up, and share one rent.
+
+    Weighed as `tier_size` weighs them: a size that was taken for its rent may lose seconds that are worth less.
+    """
+    sums: dict[int, tuple[int, float, float, float]] = {}
     for part, prospect in _parts([prospect for prospect in prospects if prospect.requests]):
         old, new = cost_of(prospect, before), cost_of(prospect, after)
         if old is not None and new is not None:
-            requests, old_s, new_s = sums.get(part, (0, 0.0, 0.0))
+            requests, old_s, new_s, part_s = sums.get(part, (0, 0.0, 0.0, 0.0))
             more = prospect.requests
-            sums[part] = requests + more, old_s + more * old, new_s + more * new
-    windows = [(old_s / requests, new_s / requests, float(requests)) for requests, old_s, new_s in sums.values()]
-    before_s, after_s, weights = zip(*windows, strict=True) if windows else ((), (), ())
-    return Trial(before_s, after_s, "seconds to the first token per request", weights)
+            sums[part] = requests + more, old_s + more * old, new_s + more * new, max(part_s, prospect.seconds)
+    windows = []
+    for requests, old_s, new_s, part_s in sums.values():
+        priced = partial(cost, hours=part_s / 3600, rates=rates, hosts=hosts)
+        windows.append((priced(old_s, before) / requests, priced(new_s, after) / requests, float(requests)))
+    old_values, new_values, weights = zip(*windows, strict=True) if windows else ((), (), ())
+    what = "money" if rates.gpu_hour else "seconds to the first token"
+    return Trial(old_values, new_values, f"{what} per request", weights)
 
 
 def shapes(decision: Decision) -> tuple[Shape, Shape]:

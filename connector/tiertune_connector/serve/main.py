@@ -167,8 +167,8 @@ class StoreProcess:
     def _remote_lane(self, remote: Tier, wrapped: Tier, codec: Codec | None, timeout_s: float) -> Lane:
         lane = partial(Lane, wrapped, self.counters, self._clock, patience_s=timeout_s, codec=codec)
         if isinstance(remote, SpreadTier):
-            return lane(breaker=remote.breaker, probe_keys=remote.probe_keys)
-        return lane(hung_s=HUNG_S if isinstance(remote, DirectoryTier) else None)
+            return lane(breaker=remote.breaker, probe_keys=remote.probe_keys, carries=True)
+        return lane(hung_s=HUNG_S) if isinstance(remote, DirectoryTier) else lane(carries=True)
 
     def start(self) -> None:
         """Serve; OSError if another store listens on the socket."""

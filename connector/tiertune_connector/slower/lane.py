@@ -47,17 +47,20 @@ class Lane:
         breaker: Breaker | Breakers | None = None,
         probe_keys: Callable[[bytes], Sequence[bytes]] = lambda stem: [stem],
         codec: Codec | None = None,
+        carries: bool = False,
     ) -> None:
         """``clock`` gives monotonic seconds; ``patience_s`` bounds `present` and `prepare`.
 
         A tier without time-outs of its own hangs if nothing under way ends for ``hung_s``; `watch` finds that out.
         A tier of several servers brings its ``breaker``, and ``probe_keys``, which give each server's key for a stem.
         One that codes payloads brings its ``codec``, so that a probe costs as much as what requests fetch.
+        ``carries``: what the tier has no room for has come to it all the same, as to a server.
         """
         self.name = tier.name
         self.tier = InstrumentedTier(tier, counters, clock)
         self.breaker = breaker or Breaker()
         self._probe_keys = probe_keys
+        self._carries = carries
         self.codec = codec
         self.readers = Threads(FETCHED_AT_ONCE, f"{tier.name}-read")
         self._askers = Threads(32, f"{tier.name}-ask")
@@ -234,6 +237,21 @@ class Lane:
             outcome = self.tier.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
             if outcome is Outcome.OK:
                 outcome = self._measured_read(key, buffer)
+            elif outcome is Outcome.FULL and self._carries:
+                outcome = self._measured_refusal(key, payload, seconds)
+        return outcome
+
+    def _measured_refusal(self, key: bytes, payload: bytes, asked_s: float) -> Outcome:
+        """Offer it again, and measure its way there: the tier holds nothing that could be read.
+
+        What was believed when it lost its room would be believed for ever. A write asks first whether its chunk is
+        there, which takes about as long as it did just now, ``asked_s``; and the connection is up to speed.
+        """
+        started = self._clock()
+        outcome = self.tier.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
+        took_s = self._clock() - started
+        if outcome is Outcome.FULL:
+            self.transit.went(len(payload), max(took_s - asked_s, took_s / 2))
         return outcome
 
     def try_again(self, *, asking: bool = True) -> None:

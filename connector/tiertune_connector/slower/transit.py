@@ -82,6 +82,11 @@ class Transit:
                 cost.observe(1, nbytes, seconds, now)
             cost.heard(nbytes, now)
 
+    def went(self, nbytes: int, seconds: float) -> None:
+        """A chunk's way to the tier took ``seconds``: the way back is taken to be as fast."""
+        with self._lock:
+            self._traffic.cost.observe(1, nbytes, seconds, self._clock())
+
     def unanswered(self, nbytes: int, seconds: float) -> None:
         """A question about ``nbytes`` had no answer within ``seconds``: a fetch takes longer."""
         with self._lock:
