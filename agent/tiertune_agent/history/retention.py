@@ -1,11 +1,11 @@
 """Ages what was measured: sums windows up into hours, folds hours into days, drops what is old."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnExpressionArgument, delete, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, ColumnExpressionArgument, delete, func, select
+from sqlalchemy.orm import Session, aliased
 
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.models import (
@@ -27,10 +27,14 @@ HOURS_AT_ONCE = 200
 DAYS_AT_ONCE = 400
 """Days folded by one call."""
 FORTNIGHT, YEAR = timedelta(days=14), timedelta(days=366)
+_OfStore = WindowRow | StageWindowRow | HourRow
 
 
 class Retention(OfHistory):
-    """Every method takes several transactions, each for an hour, a day or the windows of a store."""
+    """Every method takes several transactions, each for an hour, a day or the windows of a store.
+
+    One statement first tells for which stores there is something to do: of many remembered names there is nothing.
+    """
 
     def sum_up(self, now: datetime) -> int:
         """Sum up windows of hours that are over, stores furthest behind first; returns how many hours."""
@@ -39,8 +43,9 @@ class Retention(OfHistory):
 
     def fold(self, now: datetime) -> int:
         """Fold hours over a fortnight old into days, of windows and the ledger; returns how many days."""
-        before = _midnight(now - FORTNIGHT)
-        return self._repeat(fold, before, self._stores(StoreRow.name), DAYS_AT_ONCE)
+        before, since = _midnight(now - FORTNIGHT), func.coalesce(StoreRow.folded_until, StoreRow.first_seen)
+        stores = self._stores(StoreRow.name, since < before, since <= StoreRow.last_seen)
+        return self._repeat(fold, before, stores, DAYS_AT_ONCE)
 
     def forget(self, now: datetime, keep: timedelta, named: Collection[str]) -> None:
         """Drop stores at no address of ``named`` that were not seen for a fortnight, or ``keep`` if that is longer.
@@ -65,15 +70,11 @@ class Retention(OfHistory):
         are about what no longer exists. Returns how many rows went.
         """
         dropped, year, fortnight = 0, now - max(keep, YEAR), now - max(keep, FORTNIGHT)
-        for store in self._stores(StoreRow.name):
-            with self._session() as session:
-                summed = select(StoreRow.summed_until).where(StoreRow.name == store).scalar_subquery()
-                mine = (WindowRow.store == store, WindowRow.start < now - keep, WindowRow.start < summed)
-                last = select(WindowRow.id).where(WindowRow.store == store, WITH_CANDIDATES)
-                kept = session.scalars(last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)).all()
-                dropped += _drop(session, WindowRow, *mine, WindowRow.id.not_in(kept))
-                for row, before in ((StageWindowRow, now - keep), (HourRow, year)):
-                    dropped += _drop(session, row, row.store == store, row.start < before)
+        for kind, before in ((WindowRow, now - keep), (StageWindowRow, now - keep), (HourRow, year)):
+            due = _any(kind, *_old(kind, before, StoreRow.name, StoreRow.summed_until))
+            for store, summed in self._rows(select(StoreRow.name, StoreRow.summed_until).where(due)):
+                with self._session() as session:
+                    dropped += _drop(session, kind, kind.store == store, *_old(kind, before, store, summed))
         with self._session() as session:
             dropped += _drop(session, ProspectRow, ProspectRow.start < fortnight)
             dropped += _drop(session, AnswerRow, AnswerRow.at < fortnight)
@@ -96,6 +97,29 @@ class Retention(OfHistory):
     def _stores(self, order: Any, *which: ColumnExpressionArgument[bool]) -> Sequence[str]:  # noqa: ANN401 (a column)
         """Names of stores, including former ones."""
         return self._all(select(StoreRow.name).where(*which).order_by(order))
+
+
+def _any(kind: type[_OfStore], *which: ColumnExpressionArgument[bool]) -> ColumnElement[bool]:
+    """Whether the store of the enclosing query has such a row.
+
+    No EXISTS, which PostgreSQL may answer by reading a whole table.
+    """
+    return select(kind.id).where(kind.store == StoreRow.name, *which).limit(1).scalar_subquery().is_not(None)
+
+
+def _old(
+    kind: type[_OfStore],
+    before: datetime,
+    store: Any,  # noqa: ANN401 (a name or a column)
+    summed: Any,  # noqa: ANN401 (a time or a column)
+) -> Iterator[ColumnElement[bool]]:
+    """Which rows of a store that began ``before`` may go; ``summed``: until when its windows are in hours."""
+    yield kind.start < before
+    if kind is WindowRow:
+        yield WindowRow.start < summed
+        other = aliased(WindowRow)
+        last = select(other.id).where(other.store == store, WITH_CANDIDATES).order_by(other.start.desc())
+        yield WindowRow.id.not_in(last.limit(KEPT_CANDIDATE_WINDOWS))
 
 
 def _midnight(at: datetime) -> datetime:
