@@ -205,8 +205,8 @@ def test_pruning_reads_no_table_whole(history):
         assert not any(f"SCAN {table}" in plans for table in ("windows", "stage_windows", "hours", "prospects"))
 
 
-def test_pruning_asks_as_often_for_many_stores_as_for_one(history):
-    """Of the names that an autoscaled fleet had within a fortnight most have nothing to prune, and what is kept."""
+def test_ageing_asks_as_often_for_many_stores_as_for_one(history):
+    """Of the names that an autoscaled fleet had within a fortnight most have nothing to sum up, to fold or to drop."""
     candidates = {"gate_candidate_requests_total{tier=remote}": 1.0}
 
     def asked(*stores):
@@ -214,8 +214,9 @@ def test_pruning_asks_as_often_for_many_stores_as_for_one(history):
             kept = [told_of("remote", candidates, START + index * DAY, store=store) for index in range(2)]
             remembered(history, *kept, at=after(days=2), store=store, url=f"http://{store}:7410")
         history.retention.sum_up(after(days=3))
-        statements = asked_of(history)
-        assert history.retention.prune(after(days=10), DAY) == history.retention.fold(after(days=10)) == 0
+        statements, now = asked_of(history), after(days=10)
+        done = history.retention.sum_up(now), history.retention.fold(now), history.retention.prune(now, DAY)
+        assert done == (0, 0, 0)
         return len(statements)
 
     assert asked("pod-0") == asked(*(f"pod-{index}" for index in range(1, 30)))
@@ -265,7 +266,7 @@ def test_old_hours_are_days(history):
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
         (lambda history: history.measured.prospects(DIGEST, START), "prospects_by_time"),
         (lambda history: history.changed.standing(START, ["host-a"]), "reviews_by_decision"),
-        (lambda history: history.retention.sum_up(START), "windows_by_store"),
+        (lambda history: history.retention.sum_up(after(hours=2)), "windows_by_store"),
     ],
     ids=["place", "store", "candidates", "prospects", "prospects of one", "standing", "sum up"],
 )

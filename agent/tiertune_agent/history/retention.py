@@ -18,9 +18,10 @@ from tiertune_agent.history.models import (
     StoreRow,
     WindowRow,
 )
-from tiertune_agent.history.rollup import NEVER, fold, sum_up
+from tiertune_agent.history.rollup import LATE, NEVER, fold, sum_up
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import FLEET
+from tiertune_agent.verdicts.ledger import hour_of
 
 HOURS_AT_ONCE = 200
 """Hours summed up by one call, over all stores: catching up takes several calls."""
@@ -39,7 +40,8 @@ class Retention(OfHistory):
     def sum_up(self, now: datetime) -> int:
         """Sum up windows of hours that are over, stores furthest behind first; returns how many hours."""
         since = func.coalesce(StoreRow.summed_until, NEVER)
-        return self._repeat(sum_up, now, self._stores(since, StoreRow.last_seen >= since), HOURS_AT_ONCE)
+        due = _any(WindowRow, WindowRow.start >= since, WindowRow.start < hour_of(now - LATE))
+        return self._repeat(sum_up, now, self._stores(since, due), HOURS_AT_ONCE)
 
     def fold(self, now: datetime) -> int:
         """Fold hours over a fortnight old into days, of windows and the ledger; returns how many days."""
