@@ -8,10 +8,8 @@ checksum. Each copy is followed by numpy's copy of as many bytes.
 
 import json
 import shutil
-import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from time import perf_counter

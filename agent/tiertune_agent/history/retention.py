@@ -1,11 +1,11 @@
 """Ages what was measured: sums windows up into hours, folds hours into days, drops what is old."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, ColumnExpressionArgument, delete, func, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.models import (
@@ -28,7 +28,6 @@ HOURS_AT_ONCE = 200
 DAYS_AT_ONCE = 400
 """Days folded by one call."""
 FORTNIGHT, YEAR = timedelta(days=14), timedelta(days=366)
-_OfStore = WindowRow | StageWindowRow | HourRow
 
 
 class Retention(OfHistory):
@@ -72,11 +71,20 @@ class Retention(OfHistory):
         are about what no longer exists. Returns how many rows went.
         """
         dropped, year, fortnight = 0, now - max(keep, YEAR), now - max(keep, FORTNIGHT)
-        for kind, before in ((WindowRow, now - keep), (StageWindowRow, now - keep), (HourRow, year)):
-            due = _any(kind, *_old(kind, before, StoreRow.name, StoreRow.summed_until))
-            for store, summed in self._rows(select(StoreRow.name, StoreRow.summed_until).where(due)):
+        old = WindowRow.start < now - keep
+        idle = _any(WindowRow, old, WindowRow.start < StoreRow.summed_until, WindowRow.requests == 0)
+        more = _any(WindowRow, WITH_CANDIDATES, besides=KEPT_CANDIDATE_WINDOWS)
+        for store in self._stores(StoreRow.name, idle | more):
+            summed = select(StoreRow.summed_until).where(StoreRow.name == store).scalar_subquery()
+            last = select(WindowRow.id).where(WindowRow.store == store, WITH_CANDIDATES)
+            kept = last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)
+            mine = (WindowRow.store == store, old, WindowRow.start < summed)
+            with self._session() as session:
+                dropped += _drop(session, WindowRow, *mine, WindowRow.id.not_in(session.scalars(kept).all()))
+        for kind, before in ((StageWindowRow, now - keep), (HourRow, year)):
+            for store in self._stores(StoreRow.name, _any(kind, kind.start < before)):
                 with self._session() as session:
-                    dropped += _drop(session, kind, kind.store == store, *_old(kind, before, store, summed))
+                    dropped += _drop(session, kind, kind.store == store, kind.start < before)
         with self._session() as session:
             dropped += _drop(session, ProspectRow, ProspectRow.start < fortnight)
             dropped += _drop(session, AnswerRow, AnswerRow.at < fortnight)
@@ -101,27 +109,15 @@ class Retention(OfHistory):
         return self._all(select(StoreRow.name).where(*which).order_by(order))
 
 
-def _any(kind: type[_OfStore], *which: ColumnExpressionArgument[bool]) -> ColumnElement[bool]:
-    """Whether the store of the enclosing query has such a row.
+def _any(
+    kind: type[WindowRow | StageWindowRow | HourRow], *which: ColumnExpressionArgument[bool], besides: int = 0
+) -> ColumnElement[bool]:
+    """Whether the store of the enclosing query has such a row, ``besides`` so many.
 
     No EXISTS, which PostgreSQL may answer by reading a whole table.
     """
-    return select(kind.id).where(kind.store == StoreRow.name, *which).limit(1).scalar_subquery().is_not(None)
-
-
-def _old(
-    kind: type[_OfStore],
-    before: datetime,
-    store: Any,  # noqa: ANN401 (a name or a column)
-    summed: Any,  # noqa: ANN401 (a time or a column)
-) -> Iterator[ColumnElement[bool]]:
-    """Which rows of a store that began ``before`` may go; ``summed``: until when its windows are in hours."""
-    yield kind.start < before
-    if kind is WindowRow:
-        yield WindowRow.start < summed
-        other = aliased(WindowRow)
-        last = select(other.id).where(other.store == store, WITH_CANDIDATES).order_by(other.start.desc())
-        yield WindowRow.id.not_in(last.limit(KEPT_CANDIDATE_WINDOWS))
+    mine = select(kind.id).where(kind.store == StoreRow.name, *which)
+    return mine.offset(besides or None).limit(1).scalar_subquery().is_not(None)
 
 
 def _midnight(at: datetime) -> datetime:
