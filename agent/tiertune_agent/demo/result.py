@@ -108,7 +108,7 @@ def decisions(documents: Sequence[Document], started: datetime) -> list[Document
 
 def _decision(document: Document, started: datetime) -> Document:
     at = datetime.fromisoformat(document["applied_at"] or document["created_at"])
-    names = ("id", "tuner", "store", "pool", "from", "to", "state", "reason")
+    names = ("id", "tuner", "store", "pool", "field", "from", "to", "state", "reason")
     return {name: document[name] for name in names} | {"at_s": round((at - started).total_seconds(), 3)}
 
 
