@@ -173,7 +173,7 @@ class Lane:
     def flush(self, namespace: str | None, tenant: bytes | None) -> Counted:
         """The tier's `flush`, probes not counted; TIMEOUT after ``hung_s``, but it goes on."""
         dropping = partial(self._flush, namespace, tenant)
-        flushing = _submitted(self._askers, self._guarded, "flush", dropping, (Outcome.ERROR, 0))
+        flushing: Future[Counted] = _submitted(self._askers, self._guarded, "flush", dropping, (Outcome.ERROR, 0))
         try:
             return flushing.result(self._hung_s)
         except _UNANSWERED:
