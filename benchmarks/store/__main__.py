@@ -21,6 +21,7 @@ from benchmarks.store.disk import disk
 from benchmarks.store.goals import judged
 from benchmarks.store.remote import remote
 from benchmarks.store.slower import NotMeasuredError
+from benchmarks.store.world import unwound
 
 QUICK_ROUNDS = 3
 Told = dict[str, Any]
@@ -75,7 +76,8 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     document.add_bench_json(parser)
     options = parser.parse_args(given)
-    told = measure(options.parts, quick=options.quick, folder=options.folder)
+    with unwound():
+        told = measure(options.parts, quick=options.quick, folder=options.folder)
     document.lay(options.json, {**told, "machine": document.MACHINE})
     print(f"{document.MACHINE}\n\n{table(told)}")
 

@@ -8,10 +8,8 @@ checksum. Each copy is followed by numpy's copy of as many bytes.
 
 import json
 import shutil
-import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -154,9 +152,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
     homes = [folder / name for name in ("memory", "remote")]
     for home in homes:
         home.mkdir()
-    with unwound():
-        took = memory(homes[0], rounds) | remote(homes[1], rounds)
-    return {"peers": {"lmcache": figures(took)}}
+    return {"peers": {"lmcache": figures(memory(homes[0], rounds) | remote(homes[1], rounds))}}
 
 
 def memory(folder: Path, rounds: int) -> Seconds:
@@ -279,16 +275,6 @@ def sent(server: "redis.Redis", once: Callable[[], float]) -> float:
     if (moved := _sent_bytes(server) - before) < CHUNKS * NBYTES:
         raise RuntimeError(f"a prompt was to come from Redis, which sent {moved} bytes")
     return took_s
-
-
-@contextmanager
-def unwound() -> Iterator[None]:
-    """Meanwhile SIGTERM ends this process as Ctrl-C does, and with it what it has started."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _wait_held(server: "redis.Redis", chunks: int) -> None:

@@ -1,5 +1,6 @@
 """A store process as operators run it, and a client beside it."""
 
+import signal
 import socket
 import subprocess
 import sys
@@ -124,6 +125,16 @@ def running(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Ite
     finally:
         process.terminate()
         process.wait(START_S)
+
+
+@contextmanager
+def unwound() -> Iterator[None]:
+    """Meanwhile SIGTERM ends this process as Ctrl-C does, and with it what it has started."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def wait_until(done: Callable[[], bool], what: str, *, poll_s: float = POLL_S) -> None:

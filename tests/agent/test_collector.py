@@ -320,6 +320,22 @@ class TestStores:
         assert second.kind == "duplicate_store"
         assert "both call themselves host-a" in second.message
 
+    def test_an_address_that_no_longer_answers_calls_itself_nothing(self, collector, clock, store, other):
+        """If its store answers at another one, what is told is true of both; so it is if that one falls silent, too."""
+        collector.collect()
+        clock.advance(15)
+        store.up, other.name = False, "host-a"
+        first, second = collector.collect()
+        assert (first.store, first.kind) == ("host-a", "store_unreachable")
+        assert (second.store, second.kind) == ("http://host-b:7410", "duplicate_store")
+        assert "both" not in second.message
+        assert "not tuned until http://host-a:7410 is taken out" in second.message
+        other.up = False
+        assert [(one.store, one.kind) for one in collector.collect()] == [
+            ("host-a", "store_unreachable"),
+            ("http://host-b:7410", "store_unreachable"),
+        ]
+
     def test_a_name_in_the_settings_is_checked(self, clock, store):
         """A store that is not the one that the settings mean is not tuned."""
         roster = Roster([StoreAddress(url="http://host-a:7410", name="gpu-7")], now=clock.now)

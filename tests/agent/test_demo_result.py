@@ -16,7 +16,7 @@ from tiertune_connector.ending import Ending
 
 def decision(number, after, at_s, *, state="applied", tuner="remote_fetch"):
     told = {"id": number, "tuner": tuner, "store": "host-a", "pool": "", "reason": "because", "at_s": at_s}
-    return told | {"from": "off" if after == "on" else "on", "to": after, "state": state}
+    return told | {"field": "tiers.remote.fetch", "from": "off" if after == "on" else "on", "to": after, "state": state}
 
 
 def figures(*decisions, hits=1.0, **counted):
@@ -81,6 +81,7 @@ def test_decisions_are_told_in_order_with_seconds_since_the_start():
         "tuner": "remote_fetch",
         "store": "a",
         "pool": "",
+        "field": "tiers.remote.fetch",
         "from": "on",
         "to": "off",
         "state": "kept",
@@ -92,8 +93,11 @@ def test_decisions_are_told_in_order_with_seconds_since_the_start():
 
 
 def test_a_decision_on_a_size_is_told_in_bytes_and_shown_in_units():
-    """The JSON keeps numbers; people read 10.0 MiB, and whether it was applied."""
+    """The JSON keeps numbers; people read 10.0 MiB, and whether it was applied. Tokens are no bytes."""
     size = decision(3, 15 << 20, 20.0, state="proposed", tuner="tier_size") | {"from": 10 << 20}
+    size |= {"field": "tiers.dram.capacity_bytes"}
+    floor = decision(4, 1024, 21.0, tuner="gate_settings") | {"field": "tiers.remote.min_fetch_tokens", "from": 0}
+    assert screen.decided(floor) == "host-a: gate_settings 0 → 1024"
     assert figures(size).document()["decisions"][0]["from"] == 10 << 20
     assert screen.decided(size) == "host-a: tier_size 10.0 MiB → 15.0 MiB (proposed)"
 

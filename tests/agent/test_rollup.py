@@ -13,6 +13,7 @@ from agent.fakes import window as told_of
 from tiertune_agent.history import measured
 from tiertune_agent.history.retention import FORTNIGHT, YEAR
 from tiertune_agent.history.rollup import DAY
+from tiertune_agent.records import StageWindow
 
 HIT = "tier_lookup_tokens_total{result=hit}"
 AGE, TOOK = "fetch_estimate_age_seconds", "gate_actual_seconds"
@@ -34,7 +35,8 @@ def remember(history, *windows, at=None):
 
 
 def fill(history, minutes, until):
-    """A window every so many minutes."""
+    """A window every so many minutes, since the store was first seen."""
+    remembered(history)
     remember(history, *(window(at) for at in every(minutes, until)))
 
 
@@ -190,15 +192,34 @@ def explained(connection, asked):
 
 def test_pruning_reads_no_table_whole(history):
     """Each store's rows go by themselves: those of a large fleet, kept for weeks, would take longer than any may."""
-    remember(history, window(START))
+    remembered(history, window(START), stages=(StageWindow("host-a", "all", "prefill", "", START, 15.0, 3.5, 700.0),))
+    history.retention.sum_up(after(hours=2))
     asked, engine = asked_of(history), history._engine
-    history.retention.prune(after(days=4), DAY)
-    deletes = [each for each in asked if each[0].startswith("DELETE") and "answers" not in each[0]]
-    assert len(deletes) == 4
+    assert history.retention.prune(after(days=4) + YEAR, DAY) == 3
+    assert len([each for each in asked if each[0].startswith("DELETE") and "answers" not in each[0]]) == 4
     if engine.dialect.name == "sqlite":
+        asked = [each for each in asked if "answers" not in each[0]]
         with engine.connect() as connection:
-            plans = {row[3] for row in explained(connection, deletes)}
-        assert plans.isdisjoint(f"SCAN {table}" for table in ("windows", "stage_windows", "hours", "prospects"))
+            plans = " ".join(row[3] for row in explained(connection, asked))
+        assert "SCAN stores" in plans
+        assert not any(f"SCAN {table}" in plans for table in ("windows", "stage_windows", "hours", "prospects"))
+
+
+def test_ageing_asks_as_often_for_many_stores_as_for_one(history):
+    """Of the names that an autoscaled fleet had within a fortnight most have nothing to sum up, to fold or to drop."""
+    candidates = {"gate_candidate_requests_total{tier=remote}": 1.0}
+
+    def asked(*stores):
+        for store in stores:
+            kept = [told_of("remote", candidates, START + index * DAY, store=store) for index in range(2)]
+            remembered(history, *kept, at=after(days=2), store=store, url=f"http://{store}:7410")
+        history.retention.sum_up(after(days=3))
+        statements, now = asked_of(history), after(days=10)
+        done = history.retention.sum_up(now), history.retention.fold(now), history.retention.prune(now, DAY)
+        assert done == (0, 0, 0)
+        return len(statements)
+
+    assert asked("pod-0") == asked(*(f"pod-{index}" for index in range(1, 30)))
 
 
 def test_a_window_that_is_in_no_hour_yet_is_not_pruned(history):
@@ -245,7 +266,7 @@ def test_old_hours_are_days(history):
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
         (lambda history: history.measured.prospects(DIGEST, START), "prospects_by_time"),
         (lambda history: history.changed.standing(START, ["host-a"]), "reviews_by_decision"),
-        (lambda history: history.retention.sum_up(START), "windows_by_store"),
+        (lambda history: history.retention.sum_up(after(hours=2)), "windows_by_store"),
     ],
     ids=["place", "store", "candidates", "prospects", "prospects of one", "standing", "sum up"],
 )

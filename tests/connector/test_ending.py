@@ -82,12 +82,13 @@ def test_a_signal_that_meets_a_look_ends_the_process():
     ],
     ids=["module", "command line"],
 )
-def test_a_container_that_is_still_starting_ends_when_told(command):
+def test_a_container_that_is_still_starting_ends_when_told(command, tmp_path):
     """The kernel keeps a signal without a handler from its first process, which would serve until it is killed."""
+    (tmp_path / "uvicorn.py").write_text("input()")  # what it imports takes its time
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     if subprocess.run([*FIRST, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this machine gives no pid namespace of one's own")
-    # Its settings never come.
-    with subprocess.Popen([*FIRST, sys.executable, *command], stdin=subprocess.PIPE) as outer:
+    with subprocess.Popen([*FIRST, sys.executable, *command], stdin=subprocess.PIPE, env=env) as outer:
         try:
             children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
             (first,) = eventually(lambda: children.read_text().split())

@@ -3,6 +3,7 @@
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from connector.stores import PATIENCE_S, A, B, at_best, eventually, payload, vie
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.slower.writers import MAX_QUEUED, WriteQueue
-from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.base import UNKNOWN, Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 
 REASONS = ("evicted", "full", "dead")
@@ -279,3 +280,20 @@ def test_close_writes_what_it_can_and_tells_the_rest(tier, counters):
 
     assert at_best(closed, 2.0)
     gate.open()
+
+
+def test_a_lane_that_has_ended_answers_as_one_that_is_late(tier, counters):
+    """Who asks at the end of a process, or waits then, gets no exception, which would be logged as a failure."""
+    lane, gate = Lane(tier, counters, time.monotonic, patience_s=PATIENCE_S), Gate("present")
+    tier.fault = gate
+    with ThreadPoolExecutor(33) as askers:
+        asked = [askers.submit(lane.present, A, [b"key"]) for _ in range(33)]
+        eventually(lambda: (gate.entered, lane._askers._work_queue.qsize()) == (32, 1))
+        lane.close()
+        gate.open()
+        assert {each.result(PATIENCE_S) for each in asked} == {0}
+    assert lane.present(A, [b"key"]) == 0
+    assert lane.prepare(lambda: Outcome.OK) is lane.probe(100) is Outcome.TIMEOUT
+    assert lane.flush(A, None) == (Outcome.TIMEOUT, 0)
+    assert lane.usage() == UNKNOWN
+    assert total(counters, "internal_errors_total") == 0

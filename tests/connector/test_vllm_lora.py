@@ -122,6 +122,15 @@ def test_an_adapter_is_known_as_it_was_told(adapter):
     assert not digests.stands(used, told)
 
 
+@pytest.mark.parametrize("field", ["lora_path", "lora_name", "lora_int_id"])
+def test_a_request_whose_adapter_became_an_unknown_one_stands_for_none(adapter, field):
+    """Its caller, in the engine's process, renamed it amid the request: the rest is of nobody knows what."""
+    digests, used = AdapterDigests(), adapter()
+    told = digests.suffix(used)
+    setattr(used, field, {"lora_path": adapter("b").lora_path, "lora_name": "other", "lora_int_id": 2}[field])
+    assert not digests.stands(used, told)
+
+
 def test_what_has_no_adapter_or_no_files_to_change_stands():
     """Unknown contents are this engine's own as long as it has them loaded."""
     digests, unknown = AdapterDigests(), Adapter("someone/adapter")

@@ -123,15 +123,23 @@ class Collector:
     def collect(self) -> list[Heard]:
         """One answer per store, in the order of the roster."""
         clients = self._clients
-        answers, told = zip(clients, at_once(self._ask, clients), strict=True), []
+        answers, told = dict(zip(clients, at_once(self._ask, clients), strict=True)), []
         seen: dict[str, str] = {}
-        for url, answer in answers:
+        for url, answer in answers.items():
             first = seen.setdefault(answer.store, url)
             if first == url:
                 gone = url in self.roster.former
                 told.append(replace(answer, gone=gone) if isinstance(answer, Trouble) else answer)
             elif url in self.roster.former:
                 self.roster.leave(url)
+            elif isinstance(answer, Trouble):
+                told.append(replace(answer, store=url))
+            elif isinstance(answers[first], Trouble):
+                message = (
+                    f"{url} calls itself {answer.store}, as {first} did, which comes first and gives no usable answer"
+                    f" now: it is not tuned until {first} is taken out, or it has another name"
+                )
+                told.append(Trouble(url, "duplicate_store", message))
             else:
                 message = f"{url} and {first} both call themselves {answer.store}; only the first is tuned"
                 told.append(Trouble(url, "duplicate_store", message))

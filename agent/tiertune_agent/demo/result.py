@@ -107,7 +107,7 @@ def decisions(documents: Sequence[Json], started: datetime) -> list[Json]:
 
 def _decision(document: Json, started: datetime) -> Json:
     at = datetime.fromisoformat(document["applied_at"] or document["created_at"])
-    names = ("id", "tuner", "store", "pool", "from", "to", "state", "reason")
+    names = ("id", "tuner", "store", "pool", "field", "from", "to", "state", "reason")
     return {name: document[name] for name in names} | {"at_s": round((at - started).total_seconds(), 3)}
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tiertune_agent.demo.result import Figures, applied
-from tiertune_agent.fields import Json
+from tiertune_agent.fields import Json, shown
 from tiertune_agent.records import State
 from tiertune_connector.units import format_size
 
@@ -131,7 +131,7 @@ def counted(figures: Figures) -> str:
 
 def decided(decision: Json) -> str:
     """Who decided what."""
-    before, after = (_value(decision[side]) for side in ("from", "to"))
+    before, after = (shown(decision["field"], decision[side]) for side in ("from", "to"))
     pool = f" {decision['pool'][:8]}" if decision["pool"] else ""
     how = "" if applied(decision) else f" ({decision['state']})"
     return f"{decision['store']}{pool}: {decision['tuner']} {before} → {after}{how}"
@@ -186,7 +186,3 @@ def _decisions(decisions: Iterable[Json]) -> Iterator[RenderableType]:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "-"
-
-
-def _value(side: str | int) -> str:
-    return format_size(side) if isinstance(side, int) else side

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnExpressionArgument, delete, func, select
+from sqlalchemy import ColumnElement, ColumnExpressionArgument, delete, func, select
 from sqlalchemy.orm import Session
 
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
@@ -18,9 +18,10 @@ from tiertune_agent.history.models import (
     StoreRow,
     WindowRow,
 )
-from tiertune_agent.history.rollup import NEVER, fold, sum_up
+from tiertune_agent.history.rollup import LATE, NEVER, fold, sum_up
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import FLEET
+from tiertune_agent.verdicts.ledger import hour_of
 
 HOURS_AT_ONCE = 200
 """Hours summed up by one call, over all stores: catching up takes several calls."""
@@ -30,17 +31,22 @@ FORTNIGHT, YEAR = timedelta(days=14), timedelta(days=366)
 
 
 class Retention(OfHistory):
-    """Every method takes several transactions, each for an hour, a day or the windows of a store."""
+    """Every method takes several transactions, each for an hour, a day or the windows of a store.
+
+    One statement first tells for which stores there is something to do: of many remembered names there is nothing.
+    """
 
     def sum_up(self, now: datetime) -> int:
         """Sum up windows of hours that are over, stores furthest behind first; returns how many hours."""
         since = func.coalesce(StoreRow.summed_until, NEVER)
-        return self._repeat(sum_up, now, self._stores(since, StoreRow.last_seen >= since), HOURS_AT_ONCE)
+        due = _any(WindowRow, WindowRow.start >= since, WindowRow.start < hour_of(now - LATE))
+        return self._repeat(sum_up, now, self._stores(since, due), HOURS_AT_ONCE)
 
     def fold(self, now: datetime) -> int:
         """Fold hours over a fortnight old into days, of windows and the ledger; returns how many days."""
-        before = _midnight(now - FORTNIGHT)
-        return self._repeat(fold, before, self._stores(StoreRow.name), DAYS_AT_ONCE)
+        before, since = _midnight(now - FORTNIGHT), func.coalesce(StoreRow.folded_until, StoreRow.first_seen)
+        stores = self._stores(StoreRow.name, since < before, since <= StoreRow.last_seen)
+        return self._repeat(fold, before, stores, DAYS_AT_ONCE)
 
     def forget(self, now: datetime, keep: timedelta, named: Collection[str]) -> None:
         """Drop stores at no address of ``named`` that were not seen for a fortnight, or ``keep`` if that is longer.
@@ -65,15 +71,20 @@ class Retention(OfHistory):
         are about what no longer exists. Returns how many rows went.
         """
         dropped, year, fortnight = 0, now - max(keep, YEAR), now - max(keep, FORTNIGHT)
-        for store in self._stores(StoreRow.name):
+        old = WindowRow.start < now - keep
+        idle = _any(WindowRow, old, WindowRow.start < StoreRow.summed_until, WindowRow.requests == 0)
+        more = _any(WindowRow, WITH_CANDIDATES, besides=KEPT_CANDIDATE_WINDOWS)
+        for store in self._stores(StoreRow.name, idle | more):
+            summed = select(StoreRow.summed_until).where(StoreRow.name == store).scalar_subquery()
+            last = select(WindowRow.id).where(WindowRow.store == store, WITH_CANDIDATES)
+            kept = last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)
+            mine = (WindowRow.store == store, old, WindowRow.start < summed)
             with self._session() as session:
-                summed = select(StoreRow.summed_until).where(StoreRow.name == store).scalar_subquery()
-                mine = (WindowRow.store == store, WindowRow.start < now - keep, WindowRow.start < summed)
-                last = select(WindowRow.id).where(WindowRow.store == store, WITH_CANDIDATES)
-                kept = session.scalars(last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)).all()
-                dropped += _drop(session, WindowRow, *mine, WindowRow.id.not_in(kept))
-                for row, before in ((StageWindowRow, now - keep), (HourRow, year)):
-                    dropped += _drop(session, row, row.store == store, row.start < before)
+                dropped += _drop(session, WindowRow, *mine, WindowRow.id.not_in(session.scalars(kept).all()))
+        for kind, before in ((StageWindowRow, now - keep), (HourRow, year)):
+            for store in self._stores(StoreRow.name, _any(kind, kind.start < before)):
+                with self._session() as session:
+                    dropped += _drop(session, kind, kind.store == store, kind.start < before)
         with self._session() as session:
             dropped += _drop(session, ProspectRow, ProspectRow.start < fortnight)
             dropped += _drop(session, AnswerRow, AnswerRow.at < fortnight)
@@ -96,6 +107,17 @@ class Retention(OfHistory):
     def _stores(self, order: Any, *which: ColumnExpressionArgument[bool]) -> Sequence[str]:  # noqa: ANN401 (a column)
         """Names of stores, including former ones."""
         return self._all(select(StoreRow.name).where(*which).order_by(order))
+
+
+def _any(
+    kind: type[WindowRow | StageWindowRow | HourRow], *which: ColumnExpressionArgument[bool], besides: int = 0
+) -> ColumnElement[bool]:
+    """Whether the store of the enclosing query has such a row, ``besides`` so many.
+
+    No EXISTS, which PostgreSQL may answer by reading a whole table.
+    """
+    mine = select(kind.id).where(kind.store == StoreRow.name, *which)
+    return mine.offset(besides or None).limit(1).scalar_subquery().is_not(None)
 
 
 def _midnight(at: datetime) -> datetime:

@@ -3,8 +3,12 @@
 import argparse
 import sys
 
-from tiertune_connector.documents import DocumentError
 from tiertune_connector.ending import heed_sigterm
+
+if __name__ == "__main__":
+    heed_sigterm()  # before what takes a second to import
+
+from tiertune_connector.documents import DocumentError
 from tiertune_connector.serve.main import StartError, serve
 from tiertune_connector.settings import load
 from tiertune_connector.state import StateError
@@ -13,7 +17,6 @@ from tiertune_connector.tuning import TuningError
 
 def main(arguments: list[str]) -> int:
     """Serve until the store ends; 2 and a message if it cannot start."""
-    heed_sigterm()
     parser = argparse.ArgumentParser("python -m tiertune_connector.serve", description="Serve a store until stopped.")
     parser.add_argument("config", metavar="CONFIG", help="the store's settings, a YAML file")
     config = parser.parse_args(arguments).config

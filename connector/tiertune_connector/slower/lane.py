@@ -4,7 +4,7 @@ import logging
 import mmap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from math import inf
 from typing import TypeVar
@@ -31,10 +31,15 @@ _PRESENT = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
 TELLS_S = 1.0
 """Patience for what a tier holds: an agent that asks a store for its state gives up after three seconds."""
 _NOT_READ: Read = (Outcome.ERROR, NOBODY)
+_UNANSWERED = (TimeoutError, CancelledError)
+"""Of a question that takes too long, or was still waiting when the lane ended."""
 
 
 class Lane:
-    """One slower tier as the store uses it. Thread-safe. A tier should not raise; if it does, that is an ERROR."""
+    """One slower tier as the store uses it. Thread-safe. A tier should not raise; if it does, that is an ERROR.
+
+    Once it has ended it answers nothing any more, as a tier that is late: who asks may not have ended yet.
+    """
 
     def __init__(
         self,
@@ -95,13 +100,13 @@ class Lane:
         return Outcome.ERROR if self.breaker.open else self._ask("prepare", lambda: (preparing(), 0))[0]
 
     def _ask(self, place: str, question: Callable[[], Counted], within_s: float = inf) -> Counted:
-        asked = self._askers.submit(self._guarded, place, question, (Outcome.ERROR, 0))
+        asked = _submitted(self._askers, self._guarded, place, question, (Outcome.ERROR, 0))
         try:
             outcome, count = asked.result(min(self._patience_s, within_s))
-        except TimeoutError:  # the tier has no time-out of its own, or the asker less patience
+        except _UNANSWERED:  # the tier has no time-out of its own, or the asker less patience
             outcome, count = Outcome.TIMEOUT, 0
             if asked.cancel():
-                return outcome, count  # it was never asked: too many questions say nothing of its health
+                return outcome, count  # it was never asked: too many questions, or the end, say nothing of its health
             if within_s < self._patience_s:
                 self._counters.add("tier_errors_total", (self.name, place, "late"))
                 self._left[asked] = self._clock() + self._patience_s - within_s
@@ -121,10 +126,13 @@ class Lane:
 
         A directory has to be looked through once, a server may hang.
         """
-        telling = self._telling or self._askers.submit(self.tier.usage)
-        ended = bool(wait([telling], TELLS_S).done)
-        self._telling = None if ended else telling
-        return telling.result() if ended else UNKNOWN
+        telling = self._telling or _submitted(self._askers, self.tier.usage)
+        try:
+            return telling.result(TELLS_S)
+        except _UNANSWERED:
+            return UNKNOWN
+        finally:
+            self._telling = None if telling.done() else telling
 
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
         """The tier's `read`; an error at once while the breaker is open."""
@@ -172,10 +180,10 @@ class Lane:
                 self.tier.inner.flush(PROBE_NAMESPACE)  # first: probes go with all else, but are nobody's chunks
             return self.tier.flush(namespace, tenant)
 
-        flushing = self._askers.submit(self._guarded, "flush", dropping, (Outcome.ERROR, 0))
+        flushing: Future[Counted] = _submitted(self._askers, self._guarded, "flush", dropping, (Outcome.ERROR, 0))
         try:
             return flushing.result(self._hung_s)
-        except TimeoutError:
+        except _UNANSWERED:
             return Outcome.TIMEOUT, 0
 
     def probe(self, nbytes: int) -> Outcome:
@@ -184,10 +192,13 @@ class Lane:
         Each of several servers is probed; returns the first outcome that is not OK. TIMEOUT after ``hung_s``, but the
         probe goes on, and there is no second one meanwhile.
         """
-        probing = self._probing or self._prober.submit(self._probe_all, nbytes)
-        ended = bool(wait([probing], self._hung_s).done)
-        self._probing = None if ended else probing
-        return probing.result() if ended else Outcome.TIMEOUT  # `watch` tells the breaker
+        probing = self._probing or _submitted(self._prober, self._probe_all, nbytes)
+        try:
+            return probing.result(self._hung_s)
+        except _UNANSWERED:
+            return Outcome.TIMEOUT  # `watch` tells the breaker
+        finally:
+            self._probing = None if probing.done() else probing
 
     def measure(self, reading: Callable[[memoryview], Read], nbytes: int, silent_s: float) -> None:
         """Have a chunk of ``nbytes`` read, if none about as large was for ``silent_s``: it may cost less by now.
@@ -197,7 +208,7 @@ class Lane:
         known, silence_s = self.transit.estimate() is not None, self.transit.silent_s(nbytes)
         if not known or silence_s < silent_s or self.breaker.open or (self._probing and not self._probing.done()):
             return
-        self._probing = self._prober.submit(self._measured, reading, nbytes)
+        self._probing = _submitted(self._prober, self._measured, reading, nbytes)
 
     def _measured(self, reading: Callable[[memoryview], Read], nbytes: int) -> Outcome:
         buffer = memoryview(mmap.mmap(-1, nbytes, _PRESENT))
@@ -326,6 +337,16 @@ class Lane:
             if there or outcome is not Outcome.OK:
                 return outcome, False
         return self.tier.write(write.namespace, write.key, write.payload, write.origin), True
+
+
+def _submitted(threads: Threads, work: Callable[..., Told], *given: object) -> Future[Told]:
+    """Have it done; once the threads have ended it is cancelled, as is what waited for them then."""
+    try:
+        return threads.submit(work, *given)
+    except RuntimeError:
+        never: Future[Told] = Future()
+        never.cancel()
+        return never
 
 
 Lanes = Mapping[str, Lane]

@@ -95,11 +95,14 @@ class AdapterDigests:
         return self._served[named] or os.urandom(SUFFIX_BYTES)
 
     def stands(self, adapter: "LoRARequest | None", suffix: bytes) -> bool:
-        """Whether ``suffix`` also tells what the engine has computed with ``adapter`` since."""
+        """Whether ``suffix`` also tells what the engine has computed with ``adapter`` since.
+
+        False for one never asked for: a caller in the engine's process may have made that of a request's own.
+        """
         if adapter is None:
             return True
-        served, known = self._served[self._named(adapter)], self._known[adapter.lora_int_id]
-        return served == known.suffix == suffix and not known.moved(adapter)
+        served, known = self._served.get(self._named(adapter)), self._known.get(adapter.lora_int_id)
+        return known is not None and served == known.suffix == suffix and not known.moved(adapter)
 
     def _named(self, adapter: "LoRARequest") -> Named:
         return adapter.lora_name, "" if self._encoding else adapter.lora_path

@@ -23,7 +23,7 @@ INCIDENTS = {
 ALSO_LOOKED_FOR = {
     "store_unreachable": "start the store, or mend its address or the token among the agent's settings",
     "store_misnamed": "write the store's own name, or none, into the agent's stores",
-    "duplicate_store": "give each store a name of its own: only the first of a name is tuned",
+    "duplicate_store": "give each store a name of its own, or take out the address that its store has left",
     "tier_dead": "look at what the tier stands on: its reason says what failed",
     "unsalted_traffic": "have the front set cache_salt on every request, or set isolation: require_salt at the engines",
 }
