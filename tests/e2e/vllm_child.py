@@ -159,7 +159,7 @@ class Child:
 
         None: it does not know yet.
         """
-        cost = self._core.scheduler.connector.tier.gate._prefill
+        cost = self._core.scheduler.connector.tier.gate.prefill
         return {"seconds": [cost.seconds(0, end) for end in tokens], "samples": cost.samples, "line": cost.line}
 
     def close(self) -> None:

@@ -41,12 +41,13 @@ class Ghosts:
 
     def rows(self, namespace: str, model: str, chunk_tokens: int) -> Iterator[Gauge]:
         """The pool's series of ``whatif_tokens_total``."""
-        before, self._told = self._told, {}
+        told = {}
         for which, (hits, chunks) in self._ghosts.counts().items():
-            hit, missed, came = before.get(which, _NOTHING)
+            hit, missed, came = self._told.get(which, _NOTHING)
             if chunks < came:  # the ghosts count anew there
                 hit, missed, _ = _NOTHING
-            self._told[which] = max(hit, hits), max(missed, chunks - hits), chunks
+            told[which] = max(hit, hits), max(missed, chunks - hits), chunks
+        self._told = told
         for (algorithm, chunks), (hit, missed, _) in self._told.items():
             size = str(chunks * self._room.stride)
             for result, count in (("hit", hit), ("miss", missed)):

@@ -272,4 +272,4 @@ def _refused(_: Request, error: Exception) -> Response:
     told = (
         {"field": error.field, "message": error.message} if isinstance(error, FieldError) else {"message": str(error)}
     )
-    return JSONResponse(told, status_code=REFUSALS[type(error)])
+    return JSONResponse(told, status_code=next(REFUSALS[kind] for kind in type(error).__mro__ if kind in REFUSALS))

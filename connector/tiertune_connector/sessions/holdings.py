@@ -88,7 +88,7 @@ class Holdings:
     def _take_back(self, session: Session, until: float) -> None:
         """Take what a client may hold until then at most: pins, and slots that it may still be writing."""
         with self.dram.lock:
-            for number in [n for n, lease in session.leases.items() if lease.expires_at < until]:
+            for number in [n for n, lease in session.leases.items() if lease.expires_at <= until]:
                 self.release(session, number)
-            for key in [key for key, held in session.reservations.items() if held.expires_at < until]:
+            for key in [key for key, held in session.reservations.items() if held.expires_at <= until]:
                 self.give_up(session, key, quarantine=True)

@@ -159,8 +159,9 @@ class DirectoryTier(OnFiles):
                     if writer_of(_beginning(path)) == self._writer:
                         told = path.stat()
                         found.append((told.st_mtime, told.st_size, path))
+            found.sort()
             with self._lock:
-                for _, size, path in sorted(found):
+                for _, size, path in found:
                     self._own[path] = size
                     self._own_bytes += size
                 self._found = True

@@ -217,7 +217,7 @@ class TierTuneTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        known = self._known(req_context.req_id)
+        known = self._requests.get(req_context.req_id, _ENDED)
         if known.ask is None or self.telemetry.steps.ended <= self._held_by:
             return LookupResult.MISS
         fetched = self._lookups.offers(known.ask, bytes(key) + known.prompt.suffix)
