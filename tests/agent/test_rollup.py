@@ -257,6 +257,13 @@ def test_old_hours_are_days(history):
     assert history.ledger.account(START - DAY) == before[1]
 
 
+def test_a_store_that_came_while_the_clock_was_ahead_is_folded_all_the_same(history):
+    remembered(history, at=START + YEAR)
+    remember(history, window(START))
+    history.retention.sum_up(after(days=4))
+    assert history.retention.fold(START + FORTNIGHT + timedelta(days=2)) == 1
+
+
 @pytest.mark.parametrize(
     ("ask", "index"),
     [

@@ -84,7 +84,7 @@ def test_the_grid_stands_still_while_sizes_stay_within_it():
 
 @pytest.mark.parametrize(("size", "sizes"), [(32, (4, 8, 16, 32, 64, 128)), (1, (0.125, 0.25, 0.5, 1, 2, 4))])
 def test_the_end_of_a_grid_is_not_the_end_of_growing_and_shrinking(size, sizes):
-    """At the largest and the smallest size simulated there is a new which is then left as it is."""
+    """At the largest and the smallest size simulated there is a new grid, which is then left as it is."""
     kept = Grid()
     first = kept.around(gib(8, 1), ("dram",))
     assert size * GIB in (first[-1].dram, min(shape.dram for shape in first if shape.dram))
@@ -104,7 +104,7 @@ MOVED = gib(16, 32, 64)
 )
 @pytest.mark.parametrize("now", [replace(MOVED, dram=8 * GIB), replace(MOVED, remote=16 * GIB)])
 def test_another_size_of_one_tier_leaves_the_others_theirs(tiers, split, now):
-    """A grid varies one tier at a time: around a new size of one there is a new or none of the others had any."""
+    """A grid varies one tier at a time: around a new size of one there is a new grid, or none of the others had any."""
     kept = Grid()
     kept.around(now, tiers, split)
     shapes = kept.around(MOVED, tiers, split)

@@ -326,6 +326,17 @@ def test_a_full_server_that_does_not_evict_is_full_and_keeps_no_remains():
             assert raw.dbsize() == outcomes.count(Outcome.OK)
 
 
+def test_a_connection_is_kept_over_what_is_refused_for_want_of_room():
+    """Who measures a server by what it refuses would else measure a new connection's begin."""
+    with redis_server(maxmemory="1") as server, opened(server.url) as tier, redis.Redis.from_url(server.url) as raw:
+        outcomes = [write(tier, key) for key in chain("k", 1)]
+        before = raw.info("stats")["total_connections_received"]
+        outcomes += [write(tier, key) for key in chain("k", 3)]
+        assert set(outcomes) == {Outcome.FULL}
+        assert raw.info("stats")["total_connections_received"] == before
+        assert tier.present(A, chain("k", 3)) == (Outcome.OK, 0)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_servers_sized_to_nothing_tell_what_a_fetch_would_take(home, count):
     """They keep no probe that could be read; whether they are worth a size again depends on it."""

@@ -132,7 +132,7 @@ class Collector:
                 told.append(replace(answer, gone=gone) if isinstance(answer, Trouble) else answer)
             elif url in self.roster.former:
                 self.roster.leave(url)
-            elif isinstance(answer, Trouble):
+            elif isinstance(answer, Trouble) and answer.kind != "stale_counters":  # such a store does answer
                 told.append(replace(answer, store=url))
             elif isinstance(answers[first], Trouble):
                 message = (

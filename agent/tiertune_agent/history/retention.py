@@ -44,8 +44,9 @@ class Retention(OfHistory):
 
     def fold(self, now: datetime) -> int:
         """Fold hours over a fortnight old into days, of windows and the ledger; returns how many days."""
-        before, since = _midnight(now - FORTNIGHT), func.coalesce(StoreRow.folded_until, StoreRow.first_seen)
-        stores = self._stores(StoreRow.name, since < before, since <= StoreRow.last_seen)
+        before, since = _midnight(now - FORTNIGHT), func.coalesce(StoreRow.folded_until, NEVER)
+        old = (StoreRow.first_seen < before) | _any(HourRow, HourRow.start < before)  # of a clock that was set back
+        stores = self._stores(StoreRow.name, since < before, since <= StoreRow.last_seen, old)
         return self._repeat(fold, before, stores, DAYS_AT_ONCE)
 
     def forget(self, now: datetime, keep: timedelta, named: Collection[str]) -> None:

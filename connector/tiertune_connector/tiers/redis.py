@@ -153,7 +153,7 @@ class RedisTier:
 
     @contextmanager
     def _wire(self, until: float) -> Iterator[Wire]:
-        """Lend a connection of the pool. It is used again only if all went well: else replies may still come."""
+        """Lend a connection of the pool. It is used again only if all is answered, or there was no room: else replies may still come."""
         pool, fine = self._redis.connection_pool, False
         connection = pool.get_connection()
         try:
@@ -162,6 +162,9 @@ class RedisTier:
             wire = Wire(connection._sock, lambda: self._check(until))  # noqa: SLF001 # the library has no other way
             yield wire
             fine = wire.in_step
+        except redis.exceptions.OutOfMemoryError:
+            fine = wire.in_step  # it answered: who measures what it refuses needs a connection that is up to speed
+            raise
         except TimeoutError:
             raise redis.TimeoutError("the server did not answer in time") from None
         except OSError as error:

@@ -32,7 +32,7 @@ def _bulk(word: bytes) -> bytes:
 
 @dataclass(eq=False)
 class Wire:
-    """Commands and their replies, in turn. Not thread-safe; of no use any more after an exception.
+    """Commands and their replies, in turn. Not thread-safe; of no use after an exception, unless still `in_step`.
 
     ``check`` raises when it is too late to go on: it is asked before every step, each of which takes no longer than the
     socket's time-out. RedisError as redis-py would raise it, and OSError of the socket.
@@ -106,6 +106,8 @@ class Wire:
             self._more()
         line, ended, rest = self._held.partition(_END)
         if line.startswith(b"-"):
+            if ended:  # a whole answer
+                self._held, self.awaited = rest, self.awaited - 1
             told = line[1:].decode(errors="replace")
             raise (redis.exceptions.OutOfMemoryError if told.startswith("OOM ") else redis.ResponseError)(told)
         if not ended:
