@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import asdict
 
 from agent.fakes import START, gib, window
 from tiertune_agent.records import Snapshot
@@ -158,7 +159,7 @@ def test_an_overhead_that_flops_hide_is_not_paid_again():
     for n in (16, 64, 256, 512, 2048, 4096, 8192):
         cost.observe_step([(0, n)], max(0.02, shape.flops(0, n) / 730e12))
     known = KnownCosts()
-    told = snapshot(pool=POOL | {"prefill": prefill_line(cost).document()})
+    told = snapshot(pool=POOL | {"prefill": asdict(prefill_line(cost))})
     known.hear(told)
     terms = known.terms(told, "n")
     assert terms.prefill_s(1024) == pytest.approx(cost.seconds(0, 16_384), rel=1e-6)
