@@ -264,12 +264,17 @@ def test_sizes_are_tried_on_the_same_requests():
 
 
 def test_sizes_with_a_price_are_tried_by_seconds_and_rent():
-    """As they were chosen: what the larger tier saves on these requests is worth less than its rent of an hour."""
-    seen = [replace(prospect(0, 30, 1.0, 0.8), seconds=3600.0), prospect(0, 10, 2.0, 2.0, "cd" * 16)]
+    """As they were chosen: what a larger tier saves is worth less than its rent, which is the same for each request."""
     rates = Rates(gpu_hour=3600.0, gib_hour={"dram": GIB / 10})
-    trial = size_trial(seen, HALF, FULL, rates=rates, hosts=2)
-    assert trial.of == "money per request"
-    assert (trial.before, trial.after) == (pytest.approx((1.75,)), pytest.approx((2.1,)))
+    busy = replace(prospect(0, 30, 1.0, 0.8), seconds=1800.0)
+    idle = replace(prospect(0, 10, 2.0, 2.0, "cd" * 16), start=after(minutes=20), seconds=2400.0)
+    alone = size_trial([busy, idle], HALF, FULL)
+    assert size_trial([busy, idle], HALF, FULL, rates=Rates(gib_hour=rates.gib_hour), hosts=2) == alone
+    trial = size_trial([busy, idle], HALF, FULL, rates=rates, hosts=2)
+    assert (trial.of, trial.before, trial.weights) == (alone.of, alone.before, alone.weights)
+    assert trial.after == pytest.approx([value + 2 * 100 / 10 / 40 for value in alone.after])
+    smaller = size_trial([busy, idle], FULL, HALF, rates=rates, hosts=2)
+    assert compare(smaller, worse_by=0.02).state != "rolled_back"
 
 
 def test_an_idle_namespace_weighs_what_it_asks():

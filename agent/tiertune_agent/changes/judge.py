@@ -17,7 +17,7 @@ from tiertune_agent.tuners import remote_fetch
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
 from tiertune_agent.verdicts.soak import chunk_sizes, fill_seconds, slowest, soak_seconds
 from tiertune_agent.verdicts.trials import (
-    SECONDS,
+    NO_PRICES,
     admission_trial,
     by_the_past,
     coarse,
@@ -189,8 +189,8 @@ class Judge:
         measured, spell = self._history.measured, (since, self._now())  # what lies ahead may be of before the change
         if kind == "size":
             told = concerning(measured.prospects(target.namespace, *spell), target, snapshot)
-            priced = SECONDS if target == SPLIT else rates(this.rule(target).prices)  # both sides of a split cost alike
-            return size_trial(told, *shapes(decision), rates=priced, hosts=this.hosts(snapshot))
+            prices = NO_PRICES if target == SPLIT else rates(this.rule(target).prices)  # as `tier_size` weighs them
+            return size_trial(told, *shapes(decision), rates=prices, hosts=this.hosts(target, snapshot))
         if kind == "admission":
             return self._admission_trial(decision, since, this)
         if kind == "fetch":

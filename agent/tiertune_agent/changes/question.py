@@ -129,7 +129,7 @@ class Question:
             changed_at=self._last.at if self._last else None,
             typical=self._typical() if off else None,
             prospects=concerning(told, target, snapshot),
-            hosts=this.hosts(snapshot),
+            hosts=this.hosts(target, snapshot),
             rates=rates(self._rule.prices),
             holdout=self._rule.guard.holdout,
             budget_bytes=split.budget if split else None,

@@ -47,9 +47,9 @@ class Round:
         """Capacity of the remote tier."""
         return (self.shared.capacity or 0) if self.shared else remote_bytes(self.fleet)
 
-    def hosts(self, snapshot: Snapshot) -> int:
-        """Number of stores that sizes of this one, or of the fleet, are simulated for."""
-        return len(self.fleet) if snapshot.store == FLEET else self.sharing(snapshot)
+    def hosts(self, target: Target, snapshot: Snapshot) -> int:
+        """Number of stores that a target's sizes are simulated for."""
+        return len(self.fleet) if target.store == FLEET else self.sharing(snapshot)
 
     def sharing(self, snapshot: Snapshot) -> int:
         """Number of stores that serve any of this one's namespaces; at least one, itself."""

@@ -270,8 +270,9 @@ def choose(
         return None
     seconds = [_sum(weights, costs) for costs in zip(*(spell.costs for spell in spells), strict=True)]
     weighted = _sum(weights, [spell.requests for spell in spells])
+    price = rates.gpu_hour / 3600 if rates.gpu_hour else 1.0
     hourly = [
-        cost(each, shape, hours=hours, rates=rates, hosts=hosts) / hours
+        price * (each / hours) + (_rent(shape, rates, hosts) if rates.gpu_hour else 0.0)
         for shape, each in zip(shapes, seconds, strict=True)
     ]
     mine = list(shapes).index(now)
@@ -281,7 +282,7 @@ def choose(
         shape=shapes[best],
         before=hourly[mine],
         after=hourly[best],
-        error=worth(_error(weights, differences), rates) / hours,
+        error=price * _error(weights, differences) / hours,
         seconds_before=seconds[mine] / weighted,
         seconds_after=seconds[best] / weighted,
         requests=requests,
@@ -291,16 +292,6 @@ def choose(
 
 def size_of(shape: Shape, tier: str) -> int:
     return int(getattr(shape, tier))
-
-
-def cost(seconds: float, shape: Shape, *, hours: float, rates: Rates, hosts: int) -> float:
-    """Engine seconds that requests took in some ``hours``; money, with the rent of the tiers, if these have a price."""
-    return worth(seconds, rates) + (hours * _rent(shape, rates, hosts) if rates.gpu_hour else 0.0)
-
-
-def worth(seconds: float, rates: Rates) -> float:
-    """Engine seconds in money; as they are if they have no price."""
-    return rates.gpu_hour / 3600 * seconds if rates.gpu_hour else seconds
 
 
 @dataclass
@@ -362,6 +353,11 @@ def _error(weights: Sequence[float], differences: Sequence[float]) -> float:
 
 def _sum(weights: Sequence[float], values: Sequence[float]) -> float:
     return float(sum(map(mul, weights, values)))
+
+
+def rent_s(shape: Shape, rates: Rates, hosts: int) -> float:
+    """Engine seconds that an hour of a shape is worth; 0 where either has no price."""
+    return 3600 * _rent(shape, rates, hosts) / rates.gpu_hour if rates.gpu_hour else 0.0
 
 
 def _rent(shape: Shape, rates: Rates, hosts: int) -> float:

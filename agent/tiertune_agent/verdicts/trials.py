@@ -6,7 +6,7 @@ with those after it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from functools import partial
+from math import inf
 from statistics import fmean
 
 from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window, Windows
@@ -17,13 +17,13 @@ from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Summand
 from tiertune_agent.tuners.ghosts import ghost_tokens, nearest
 from tiertune_agent.tuners.lengths import between
 from tiertune_agent.tuners.remote_fetch import asked, estimated
-from tiertune_agent.tuners.tier_size import cost
+from tiertune_agent.tuners.tier_size import rent_s
 from tiertune_agent.verdicts.holdout import sums
 from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict
 from tiertune_connector.whatif.chain import Shape
 
-SECONDS = Rates()
-"""Without prices: seconds alone are weighed."""
+NO_PRICES = Rates()
+"""Seconds alone are weighed."""
 
 
 def measure(decision: Decision) -> str:
@@ -132,26 +132,27 @@ def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity:
 
 
 def size_trial(
-    prospects: Iterable[Prospect], before: Shape, after: Shape, *, rates: Rates = SECONDS, hosts: int = 1
+    prospects: Iterable[Prospect], before: Shape, after: Shape, *, rates: Rates = NO_PRICES, hosts: int = 1
 ) -> Trial:
-    """Two shapes on the same requests; namespaces seen at about the same time are added up, and share one rent.
+    """Two shapes on the same requests; namespaces seen at about the same time are added up.
 
-    Weighed as `tier_size` weighs them: a size that was taken for its rent may lose seconds that are worth less.
+    A size that was taken for its rent may lose seconds that are worth less: each request bears as much of what the new
+    shape's rent is more or less, in seconds, so that this adds nothing to the doubt.
     """
-    sums: dict[int, tuple[int, float, float, float]] = {}
+    sums: dict[int, tuple[int, float, float]] = {}
+    began, ended, every = inf, -inf, 0
     for part, prospect in _parts([prospect for prospect in prospects if prospect.requests]):
         old, new = cost_of(prospect, before), cost_of(prospect, after)
         if old is not None and new is not None:
-            requests, old_s, new_s, part_s = sums.get(part, (0, 0.0, 0.0, 0.0))
-            more = prospect.requests
-            sums[part] = requests + more, old_s + more * old, new_s + more * new, max(part_s, prospect.seconds)
-    windows = []
-    for requests, old_s, new_s, part_s in sums.values():
-        priced = partial(cost, hours=part_s / 3600, rates=rates, hosts=hosts)
-        windows.append((priced(old_s, before) / requests, priced(new_s, after) / requests, float(requests)))
-    old_values, new_values, weights = zip(*windows, strict=True) if windows else ((), (), ())
-    what = "money" if rates.gpu_hour else "seconds to the first token"
-    return Trial(old_values, new_values, f"{what} per request", weights)
+            requests, old_s, new_s = sums.get(part, (0, 0.0, 0.0))
+            more, start = prospect.requests, prospect.start.timestamp()
+            sums[part] = requests + more, old_s + more * old, new_s + more * new
+            began, ended, every = min(began, start), max(ended, start + prospect.seconds), every + more
+    hourly_s = rent_s(after, rates, hosts) - rent_s(before, rates, hosts)
+    rent = hourly_s * (ended - began) / 3600 / every if every else 0.0
+    windows = [(old_s / requests, new_s / requests + rent, float(requests)) for requests, old_s, new_s in sums.values()]
+    before_s, after_s, weights = zip(*windows, strict=True) if windows else ((), (), ())
+    return Trial(before_s, after_s, "seconds to the first token per request", weights)
 
 
 def shapes(decision: Decision) -> tuple[Shape, Shape]:
