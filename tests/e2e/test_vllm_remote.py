@@ -108,6 +108,7 @@ def told(home):
 @pytest.fixture(scope="module")
 def player(fleet, reference, engine_b, engine_c):
     """Engine C's requests; engine B has computed the prompts, so that Redis has them. Costs are known."""
+    fleet.host_b.tune(tiers__remote__write="off")  # what engine C computes is there, and would fill a slow link
     home, player = fleet.host_a, Player(fleet, engine_c, seed=41)
     for start in range(0, REQUESTS, 3):  # no more at a time than staging holds
         some = player.prompts[start : start + 3]
@@ -116,7 +117,8 @@ def player(fleet, reference, engine_b, engine_c):
         engine_b.generate(some, max_tokens=2)
         home.wait_resident(before + len(some) * (TOKENS // CHUNK_TOKENS) * CHUNK_BYTES)
     fleet.host_b.wait_estimate(at_least=FAST)
-    return player
+    yield player
+    fleet.host_b.tune(tiers__remote__write="commit")
 
 
 def test_a_fast_remote_makes_first_tokens_early(player, record_property):
