@@ -34,7 +34,7 @@ def addresses(urls: Iterable[str]) -> tuple[str, ...]:
     try:
         return tuple(map(address, urls))
     except ValueError as error:
-        raise InputError(str(error)) from None
+        raise InputError(f"--engine: {error}") from None
 
 
 def shown(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -99,7 +99,7 @@ class TestFiles:
             ("--storage file:/// --chunk 4KiB", "less tells no bandwidth"),
             ("--storage file:/// --chunk 100TiB", "at most 4.0 GiB"),
             ("--agent nonsense", "--agent: write the agent's address as http://host:port"),
-            ("--engine engine:8000", "write an engine's address as http://host:port"),
+            ("--engine engine:8000", "--engine: write an engine's address as http://host:port"),
             ("--engine http://user:word@engine:8000", "no user and no password"),
             ("--config nowhere.yaml", "nowhere.yaml: cannot be read"),
         ],
