@@ -153,18 +153,19 @@ class RedisTier:
 
     @contextmanager
     def _wire(self, until: float) -> Iterator[Wire]:
-        """Lend a connection of the pool. It is used again only if all is answered, or there was no room: else replies may still come."""
+        """Lend a connection of the pool. It is used again if all was answered, also by a want of room: else replies may come."""
         pool, fine = self._redis.connection_pool, False
         connection = pool.get_connection()
         try:
             if connection._sock is None:  # noqa: SLF001 # closed by another thread, which met a new master
                 raise redis.ConnectionError("the connection was closed")
             wire = Wire(connection._sock, lambda: self._check(until))  # noqa: SLF001 # the library has no other way
-            yield wire
+            try:
+                yield wire
+            except redis.exceptions.OutOfMemoryError:
+                fine = wire.in_step  # it answered: who measures what it refuses needs a connection that is up to speed
+                raise
             fine = wire.in_step
-        except redis.exceptions.OutOfMemoryError:
-            fine = wire.in_step  # it answered: who measures what it refuses needs a connection that is up to speed
-            raise
         except TimeoutError:
             raise redis.TimeoutError("the server did not answer in time") from None
         except OSError as error:
