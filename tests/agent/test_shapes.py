@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 
 from agent.fakes import START, gib, window
 from tiertune_agent.records import Snapshot
-from tiertune_agent.whatif.shapes import Grid, Split, grid, median_shape, remote_bytes
+from tiertune_agent.whatif.shapes import Grid, Split, median_shape, remote_bytes
 from tiertune_agent.whatif.terms import KnownCosts, mean_prompt
 from tiertune_connector.cost import ModelShape, PrefillCost
 from tiertune_connector.protocol.reporting import prefill_line
@@ -57,18 +57,18 @@ def test_parts_of_a_directory_add_up():
 def test_a_grid_varies_one_tier_at_a_time():
     """Present, none, and from an eighth to four times, of each local tier that there is; and no remote."""
     now = gib(8, 32, 16)
-    shapes = grid(now, ("dram", "disk"))
+    shapes = Grid().around(now, ("dram", "disk"))
     assert len(shapes) == len(set(shapes)) == 7 + 6 + 1
     assert {shape.dram // GIB for shape in shapes if (shape.disk, shape.remote) == (now.disk, now.remote)} == {
         0, 1, 2, 4, 8, 16, 32,
     }  # fmt: skip
     assert gib(8, disk=16) in shapes
-    assert all(shape.disk == 0 for shape in grid(gib(1, 1), ("dram",)))
+    assert all(shape.disk == 0 for shape in Grid().around(gib(1, 1), ("dram",)))
 
 
 def test_a_tier_that_was_sized_away_can_come_back():
     """At zero the larger sizes are parts and multiples of a gibibyte."""
-    assert GIB in {shape.dram for shape in grid(gib(0, 1), ("dram",))}
+    assert GIB in {shape.dram for shape in Grid().around(gib(0, 1), ("dram",))}
 
 
 def test_the_grid_stands_still_while_sizes_stay_within_it():

@@ -153,7 +153,7 @@ class RedisTier:
 
     @contextmanager
     def _wire(self, until: float) -> Iterator[Wire]:
-        """Lend a connection of the pool. It is used again if all was answered, also by a want of room: else replies may come."""
+        """Lend a connection of the pool. It is used again if all is answered, also by a refusal for want of room."""
         pool, fine = self._redis.connection_pool, False
         connection = pool.get_connection()
         try:
