@@ -13,6 +13,8 @@ from tiertune_agent.records import CHANGED
 from tiertune_connector.units import format_count
 
 TIERS = ("dram", "remote")
+TOLD = ("id", "tuner", "store", "pool", "from", "to", "state", "reason")
+"""Of each decision, by ``--json``; also ``at_s``."""
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Figures:
     fetching: Mapping[str, bool] = field(default_factory=dict)
     """Whether each store fetches from the remote."""
     decisions: Sequence[Json] = ()
-    """As ``--json`` has them, oldest first."""
+    """As ``--json`` has them and with their ``field``, oldest first."""
     windows: int = 0
     counted: Mapping[str, int] = field(default_factory=dict)
     """The players' tallies."""
@@ -64,7 +66,7 @@ class Figures:
             "seconds": round(self.seconds, 3),
             "requests": self.counted.get("requests", 0),
             "windows": self.windows,
-            "decisions": list(self.decisions),
+            "decisions": [{name: decision[name] for name in (*TOLD, "at_s")} for decision in self.decisions],
             "tiers": {name: {part: int(getattr(tier, part)) for part in kept} for name, tier in self.tiers.items()},
             "gate": self.gate,
             "saved_seconds": round(self.total("saved_s"), 3),
@@ -107,8 +109,7 @@ def decisions(documents: Sequence[Json], started: datetime) -> list[Json]:
 
 def _decision(document: Json, started: datetime) -> Json:
     at = datetime.fromisoformat(document["applied_at"] or document["created_at"])
-    names = ("id", "tuner", "store", "pool", "field", "from", "to", "state", "reason")
-    return {name: document[name] for name in names} | {"at_s": round((at - started).total_seconds(), 3)}
+    return {name: document[name] for name in ("field", *TOLD)} | {"at_s": round((at - started).total_seconds(), 3)}
 
 
 def applied(decision: Json) -> bool:
