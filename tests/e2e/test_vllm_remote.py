@@ -129,13 +129,17 @@ def player(fleet, reference, engine_b, engine_c):
 
 
 def test_a_fast_remote_makes_first_tokens_early(player, record_property):
-    """Every prompt comes from the other host's engine, and half of the first tokens well before a recompute's."""
+    """Every prompt comes from the other host's engine, and half of the first tokens well before a recompute's.
+
+    A prompt's last chunks need not: the gate leaves those that a step computes in the time that it takes anyway.
+    """
     count = 4
     ratios = []
     while len(ratios) < ROUNDS and sum(ratio < 0.6 for ratio in ratios) < ENOUGH:
         never, gate = player.play("never", count), player.play("gate", count)
         assert never.external == 0
-        assert gate.external >= count * (TOKENS - CHUNK_TOKENS)
+        assert gate.told["won"] == count, gate
+        assert gate.external >= 0.8 * count * TOKENS
         ratios.append(median(gate.ttft_s) / median(never.ttft_s))
     record_property("TTFT median, fetched to recomputed", [round(ratio, 3) for ratio in ratios])
     assert sum(ratio < 0.6 for ratio in ratios) >= ENOUGH, ratios
