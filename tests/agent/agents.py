@@ -69,9 +69,9 @@ def views_of(agent, clock):
     return Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
 
 
-def survey_of(agent, now):
+def survey_of(agent, now, stores=("host-a",)):
     """What a round of now reads."""
-    return Survey(agent.history, now, Hours(), TierWindows(agent.history), ["host-a"])
+    return Survey(agent.history, now, Hours(), TierWindows(agent.history), stores)
 
 
 def looks_of(agent, clock):

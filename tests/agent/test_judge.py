@@ -6,9 +6,10 @@ from datetime import timedelta
 import pytest
 
 from agent.agents import EVICTION, POLICY, answer, made, survey_of
-from agent.fakes import DIGEST, FAST, SLOW, START, fetch
+from agent.fakes import DIGEST, FAST, SLOW, START, fetch, propose
 from tiertune_agent.changes.control import Refused, Unknown
-from tiertune_agent.records import FLEET, Prospect, Target
+from tiertune_agent.records import FLEET, Prospect, State, Target
+from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.whatif.chain import Shape
 
 pytestmark = pytest.mark.slow
@@ -280,6 +281,17 @@ class TestMemory:
             assert watched(target).id == arc.id
         for target in (("host-a", "dram", "cd" * 16), ("host-b", "dram", DIGEST), ("host-a", "disk")):
             assert watched(Target(*target)) is None
+
+    @pytest.mark.parametrize(("stores", "waits"), [(1, True), (2, True), (3, False), (500, False)])
+    def test_of_many_stores_one_always_soaks(self, agent, arc, stores, waits):
+        """A change in few of the stores holds up nothing of the fleet; one of the fleet's own does."""
+        fleet, split = [f"host-{number}" for number in range(stores)], Target(FLEET, "dram")
+        watched = survey_of(agent, START, fleet).watched(split)
+        assert (watched and watched.id) == (arc.id if waits else None)
+        wish = Proposal("tiers.dram.capacity_bytes", GIB, 2 * GIB, "because", {"split": []})
+        own = propose(agent.history, "tier_size", split, wish)
+        agent.history.decisions.move(own, State.APPLIED, now=START)
+        assert survey_of(agent, START, fleet).watched(split).id == own.id
 
     def test_what_was_rolled_back_is_not_tried_again_soon(self, agent, store, rounds, policy_file):
         """A wrong switch is rolled back; the same evidence again is refused for twice the soak, and says so."""

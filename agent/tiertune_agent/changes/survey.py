@@ -96,7 +96,10 @@ class Survey:
         return self._made.get(store, 0)
 
     def watched(self, target: Target) -> Decision | None:
-        """The newest change not judged yet of the same pool, or its whole tier; for the fleet, in any store."""
+        """The newest change not judged yet of the same pool, or its whole tier.
+
+        Changes of single stores hold up the fleet's if half of the stores have one: of many stores one always soaks.
+        """
         stores, pools = (target.store, FLEET), ("", target.namespace)
 
         def same(changed: Target) -> bool:
@@ -106,9 +109,10 @@ class Survey:
                 and (not target.namespace or changed.namespace in pools)
             )
 
-        return next(
-            (one for one in self._watched if same(one.target) or any(same(part.target) for part in parts(one))), None
-        )
+        found = [one for one in self._watched if same(one.target) or any(same(part.target) for part in parts(one))]
+        where = {one.target.store for one in found}
+        few = target.store == FLEET and FLEET not in where and 2 * len(where) < len(self._stores)
+        return found[0] if found and not few else None
 
     def prospects(self, namespace: str, horizon_s: float) -> list[Prospect]:
         """Prospects of one namespace (empty: all) in the last ``horizon_s`` seconds, oldest first."""
