@@ -171,7 +171,7 @@ class FakeStore:
         return httpx.Response(
             200,
             json={"store": self.name, "version": "0.1", "tiers": tiers, "pools": {DIGEST: pool}, "bypass": self.bypass}
-            | {"uptime_s": self.uptime_s},
+            | {"uptime_s": self.uptime_s, "boot_id": self.boot_id, "tuning_version": self.tuning["version"]},
         )
 
     def get_tuning(self, _request):

@@ -197,6 +197,28 @@ class TestStores:
         assert self.requests(second) == (15.0, 3.0)
         assert second.tuning["version"] == 1
 
+    def test_a_tuning_is_read_when_it_has_changed(self, collector, clock, store):
+        """By its version, or as the store has begun anew; by a store that does not tell it, each time."""
+        asked, answer = [], store.get_tuning
+        store.get_tuning = lambda request: asked.append(request) or answer(request)
+
+        def told():
+            clock.advance(15)
+            del asked[:]
+            snapshot = collector.collect()[0]
+            return snapshot.tuning["bypass"], len(asked)
+
+        assert [told(), told()] == [(False, 1), (False, 0)]
+        store.tuning = {**store.tuning, "bypass": True, "version": 2}
+        assert [told(), told()] == [(True, 1), (True, 0)]
+        store.restart()
+        store.tuning = {**store.tuning, "bypass": False}
+        assert [told(), told()] == [(False, 1), (False, 0)]
+        status = json.loads(store.get_status(None).content)
+        del status["tuning_version"]
+        store.answers("get_status", 200, json=status)
+        assert [told(), told()] == [(False, 1), (False, 1)]
+
     def requests(self, snapshot):
         """Seconds of the remote's window, and requests that found chunks there."""
         remote = next(w for w in snapshot.windows if w.tier == "remote" and not w.namespace)

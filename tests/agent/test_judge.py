@@ -141,7 +141,7 @@ class TestByItself:
 
         def meddling(request):
             answer = handle(request)
-            if request.url.path == "/v1/tuning" and store.tuning["version"] == 2:
+            if request.url.path == "/v1/status" and store.tuning["version"] == 2:
                 store.by_hand(EVICTION, "s3fifo")
             return answer
 

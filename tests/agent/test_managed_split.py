@@ -199,7 +199,7 @@ def test_an_approval_that_comes_too_late_changes_nothing(world):
     world.edit(("mode: auto", "mode: recommend"))
     world.sampled(MORE_DRAM)
     (open_,) = world.agent.history.decisions.find(states=[State.PROPOSED])
-    world.stores[1].tuning["tiers"]["dram"]["capacity_bytes"] = 3 * GIB
+    world.stores[1].by_hand("tiers.dram.capacity_bytes", 3 * GIB)
     world.clock.advance(15)
     loop = world.agent.loop
     loop._remember(world.agent.policy.content.policy, loop.collector.collect(), None)

@@ -50,6 +50,8 @@ class StoreHttp:
     def __init__(self, url: str, access: Access = PLAIN) -> None:
         kept, headers = httpx.Limits(keepalive_expiry=KEPT_S), {"User-Agent": AGENT}
         self._http = access.client(base_url=url, headers=headers, timeout=TIMEOUT_S, limits=kept)
+        self._known: tuple[Any, JsonDict] = None, {}
+        """The tuning last read for a status: the store's boot and its version, then the document."""
 
     def get(self, path: str) -> Any:  # noqa: ANN401 (JSON)
         """The JSON at a path; ValueError if the answer is not JSON."""
@@ -68,6 +70,14 @@ class StoreHttp:
         told: JsonDict = self.get("/v1/tuning")
         check(told, TUNING, "tuning")
         return {**told, "version": int(told["version"])}
+
+    def tuning_of(self, status: Json) -> JsonDict:
+        """The tuning that a status names by its version, read unless it was before; errors as of `tuning`."""
+        named = status.get("boot_id"), status.get("tuning_version")
+        if None in named or named != self._known[0]:
+            tuning = self.tuning()
+            self._known = (named[0], tuning["version"]), tuning
+        return self._known[1]
 
     def put_tuning(self, document: Json, *, expected: int, key: str) -> httpx.Response:
         """Send the tuning; returns whatever the store answers."""
@@ -175,10 +185,9 @@ class Collector:
     def _ask(self, url: str) -> Heard:
         client = self._clients[url]
         try:
-            counters, status = client.get("/v1/counters"), client.get("/v1/status")
-            tuning = client.tuning()
-            reading = parse(counters)
+            reading, status = parse(client.get("/v1/counters")), client.get("/v1/status")
             check(status, STATUS, "status")
+            tuning = client.tuning_of(status)
         except httpx.HTTPError as error:
             return Trouble(self._names[url], "store_unreachable", f"{url}: {said(error)}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
