@@ -40,8 +40,8 @@ LABELS = {
     "state": "Of a capacity `desired` or `effective`, of a tier `ok`, `slow`, `bypassed`, `recovering` or `dead`, "
     "of a tuning `applied`, of memory `used` or `free`, of a decision as in the history.",
     "algorithm": f"Of eviction: `{'`, `'.join(ALGORITHMS)}`; of the remote its `maxmemory-policy`.",
-    "reason": "Why, in one word: of the gate, of an eviction, of an error (`corrupt`, `timeout`, `late`, `error`), of a "
-    "refusal; `other` for one unknown.",
+    "reason": "Why, in one word: of the gate, of an eviction, of an error (`corrupt`, `timeout`, `late`, `error`), of "
+    "a refusal; `other` for one unknown.",
     "operation": "`present`, `read`, `write`, `flush`; of disk `attach` and `scrub`, of remote `encode` and `decode`.",
     "form": "`payload` as engines have it, `stored` as it was coded.",
     "outcome": "Of an operation `ok`, `miss`, `corrupt`, `full`, `timeout` or `error`; "

@@ -217,7 +217,7 @@ CASES = {
         facts(agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(60.5, 0.1))]),
         ("1m 00s behind the agent's", "time service"),
     ),
-    "version_mismatch": (with_store(version="0.0.9"), with_store(), ("version 0.0.9", "version 0.1.0", "while no agent runs")),
+    "version_mismatch": (with_store(version="0.0.9"), with_store(), ("version 0.0.9", "version 0.1.0", "agents first")),
     "engines_refused": (
         with_store(("rejected_hellos_total", {"reason": "protocol"}, 3.0)),
         with_store(("rejected_hellos_total", {"reason": "protocol"}, 0.0)),
