@@ -12,6 +12,7 @@ import typer
 from tiertune_agent.terminal.options import AGENT, AgentUrl, JsonPath, fail, result, server
 
 Number = Annotated[int, typer.Argument(help="The decision's number in `decisions list`.", metavar="ID")]
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many, at most.")]
 decisions_app = typer.Typer(help="Change control: what the agent proposed and changed.", no_args_is_help=True)
 control_app = typer.Typer()
 TIMEOUT_S, FLUSH_TIMEOUT_S = 30.0, 60.0
@@ -23,7 +24,7 @@ NO_STORE = "the agent knows no store: nothing was done"
 def decisions_list(
     agent: AgentUrl = AGENT,
     state: Annotated[str | None, typer.Option(help="Only decisions in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
+    limit: Limit = 50,
     json_path: JsonPath = None,
 ) -> None:
     """List decisions, newest first."""
@@ -73,7 +74,7 @@ def decisions_rollback(number: Number, agent: AgentUrl = AGENT, json_path: JsonP
 @control_app.command()
 def audit(
     agent: AgentUrl = AGENT,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
+    limit: Limit = 50,
     json_path: JsonPath = None,
 ) -> None:
     """List who commanded what, from where and when; newest first."""
@@ -102,8 +103,10 @@ def freeze(
 @control_app.command()
 def unfreeze(agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
     """Lift every freeze set by command."""
+    from tiertune_connector.units import format_count
+
     document = _agent("POST", agent, "/api/v1/unfreeze")
-    result(document, json_path, lambda: typer.echo(f"lifted {document['lifted']}"))
+    result(document, json_path, lambda: typer.echo(f"lifted {format_count(document['lifted'], 'freeze')}"))
 
 
 @control_app.command()

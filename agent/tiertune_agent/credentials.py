@@ -1,11 +1,11 @@
 """How servers are asked: which bearer token they are shown, who may have signed their certificates. Both from files."""
 
 import ssl
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -14,6 +14,7 @@ from tiertune_connector.documents import DocumentError, plain_file, read_text
 
 TOKEN_FILE, CA_FILE = "TIERTUNE_TOKEN_FILE", "TIERTUNE_CA_FILE"
 """Environment variables that name the command line's files."""
+Read = TypeVar("Read")
 
 
 class Bearer(httpx.Auth):
@@ -63,18 +64,12 @@ PLAIN = Access()
 
 def access(token_file: Path | None, ca_file: Path | None, transport: httpx.BaseTransport | None = None) -> Access:
     """Access by these files. DocumentError names a file that is not what it should be."""
-    bearer = Bearer(token_file) if token_file else None
-    try:
-        trust = ssl.create_default_context(cafile=str(plain_file(ca_file))) if ca_file else None
-    except (OSError, ssl.SSLError) as error:
-        raise DocumentError([f"{ca_file}: no PEM certificates: {error.strerror or error}"]) from None
-    return Access(bearer, trust, transport)
+    return Access(Bearer(token_file) if token_file else None, _trust(ca_file) if ca_file else None, transport)
 
 
 def from_environment(environment: Mapping[str, str], *, token: bool = True) -> Access:
     """The command line's access; without ``token`` to a server that is shown none of ours, such as an engine."""
-    token_file, ca_file = environment.get(TOKEN_FILE) if token else None, environment.get(CA_FILE)
-    return access(Path(token_file) if token_file else None, Path(ca_file) if ca_file else None)
+    return Access(_named(TOKEN_FILE, environment, Bearer) if token else None, _named(CA_FILE, environment, _trust))
 
 
 def turned_away(http: httpx.Client) -> str:
@@ -82,6 +77,21 @@ def turned_away(http: httpx.Client) -> str:
     if isinstance(http.auth, Bearer):
         return f"refuses the token in {http.auth.path}"
     return f"asks for a token: name a file that has one in {TOKEN_FILE}"
+
+
+def _named(variable: str, environment: Mapping[str, str], read: Callable[[Path], Read]) -> Read | None:
+    """What is in the file that a variable names, if it is set; DocumentError names both."""
+    try:
+        return read(Path(path)) if (path := environment.get(variable)) else None
+    except DocumentError as error:
+        raise DocumentError([f"{variable}: {error}"]) from None
+
+
+def _trust(ca_file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(plain_file(ca_file)))
+    except (OSError, ssl.SSLError) as error:
+        raise DocumentError([f"{ca_file}: no PEM certificates: {error.strerror or error}"]) from None
 
 
 def _token(path: Path) -> str:

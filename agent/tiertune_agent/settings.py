@@ -129,7 +129,7 @@ class AgentSettings(Document):
     @model_validator(mode="after")
     def _something(self) -> "AgentSettings":
         if not (self.stores or self.stores_file or self.stores_dns or self.observe):
-            raise ValueError("name at least one store in stores, or one source in observe")
+            raise ValueError("name a store in stores, stores_file or stores_dns, or a source in observe")
         both = sorted({store.name for store in self.stores} & {source.name for source in self.observe})
         if both:
             raise ValueError(f"{both[0]} is the name of a store and of an observed source: rename one of them")

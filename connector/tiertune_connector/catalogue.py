@@ -29,7 +29,7 @@ LABELS = {
     "store": "The store's configured name, else an id kept in its state directory; `fleet` is the remote of all.",
     "namespace": "Digest of all that makes chunks exchangeable.",
     "model": "Served name of the model that the namespace belongs to.",
-    "stage": "As an engine's `stage` says: `all`, prefill, decode, thinker, ...; `other` for one too many",
+    "stage": "As an engine's `stage` says: `all`, prefill, decode, thinker, ...; `other` for one too many.",
     "tier": "`gpu` and `staging` (an engine's own), `dram`, `disk`, `remote`.",
     "server": "Address of one server of a remote tier that has several.",
     "result": "`hit` or `miss`; of seconds by length `saved` or `lost`.",
@@ -40,8 +40,8 @@ LABELS = {
     "state": "Of a capacity `desired` or `effective`, of a tier `ok`, `slow`, `bypassed`, `recovering` or `dead`, "
     "of a tuning `applied`, of memory `used` or `free`, of a decision as in the history.",
     "algorithm": f"Of eviction: `{'`, `'.join(ALGORITHMS)}`; of the remote its `maxmemory-policy`.",
-    "reason": "Why, in one word: of the gate, of an eviction, of an error (`corrupt`, `timeout`, `error`), of a "
-    "refusal; `other` for one unknown.",
+    "reason": "Why, in one word: of the gate, of an eviction, of an error (`corrupt`, `timeout`, `late`, `error`), of "
+    "a refusal; `other` for one unknown.",
     "operation": "`present`, `read`, `write`, `flush`; of disk `attach` and `scrub`, of remote `encode` and `decode`.",
     "form": "`payload` as engines have it, `stored` as it was coded.",
     "outcome": "Of an operation `ok`, `miss`, `corrupt`, `full`, `timeout` or `error`; "
@@ -58,7 +58,8 @@ LABELS = {
     "tuner": "Name of the tuner.",
     "setting": "Last part of the field that was changed.",
     "change": "What it became: its value, or `up`, `down` or `same` for figures; `default` where it was given up.",
-    "job": "`loop` (a round of the agent), `sum_up` or `prune` (of the history).",
+    "job": "`loop` (a round of the agent), `sum_up` or `prune` (of the history); of errors also `lead` (who leads is "
+    "unknown).",
 }
 """Meaning of every label, and its values where they are few."""
 OTHER = "other"

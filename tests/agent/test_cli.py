@@ -106,7 +106,7 @@ class TestControl:
         """Frozen for a time with a reason; lifted by command."""
         assert tiertune("freeze", "--for", "2h", "--reason", "release")[0] == 0
         assert "release" in agent.operators.frozen()
-        assert tiertune("unfreeze")[1] == "lifted 1\n"
+        assert tiertune("unfreeze")[1] == "lifted 1 freeze\n"
         assert agent.operators.frozen() == ""
 
     def test_the_audit_is_listed(self, served, tiertune):

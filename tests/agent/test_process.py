@@ -82,4 +82,5 @@ def test_a_taken_port_is_told(tiertune, tmp_path, monkeypatch):
         port = taken.getsockname()[1]
         (tmp_path / "agent.yaml").write_text(CONFIG.replace("port: 0", f"port: {port}"))
         ended = tiertune("agent", "run", "--config", "agent.yaml")
-    assert (ended.returncode, ended.stderr) == (2, f"http 127.0.0.1:{port}: Address already in use\n")
+    told = f"http 127.0.0.1:{port}: Address already in use: name another port or host\n"
+    assert (ended.returncode, ended.stderr) == (2, told)

@@ -45,7 +45,7 @@ def test_postgresql_is_an_address_and_its_password_a_file(written, tmp_path):
 
 
 MISTAKES = {
-    "stores: []\n": ":1:1: name at least one store in stores, or one source in observe",
+    "stores: []\n": ":1:1: name a store in stores, stores_file or stores_dns, or a source in observe",
     "stores: [{url: 'host-a:7410'}]\n": ":1:16: stores.0.url: write a store's address as http://host:port",
     "stores: [{url: 'http://a:1/v1'}]\n": ":1:16: stores.0.url: write a store's address as http://host:port",
     "stores: [{url: 'http://a:1?x=y'}]\n": ":1:16: stores.0.url: write a store's address as http://host:port",

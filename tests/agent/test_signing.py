@@ -14,7 +14,7 @@ from e2e.redis_servers import Certificates, certificates
 from tiertune_agent import client as command
 from tiertune_agent import prewarm
 from tiertune_agent.changes.operators import Caller
-from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, access
+from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, access, from_environment
 from tiertune_agent.doctor.command import Endpoints, examine
 from tiertune_agent.network import http_client
 from tiertune_agent.run import utc_now
@@ -203,6 +203,13 @@ def test_a_device_is_no_file_of_tokens_or_certificates():
     for use in (lambda: access(null, None), lambda: access(None, null), served.serving):
         with pytest.raises(DocumentError, match="it is no regular file"):
             use()
+
+
+@pytest.mark.parametrize("variable", [TOKEN_FILE, CA_FILE])
+def test_a_file_of_the_environment_that_cannot_be_read_is_told_with_its_variable(variable, tmp_path):
+    """No command and no settings file has that path: whoever mends it has to know where it stands."""
+    with pytest.raises(DocumentError, match=rf"^{variable}: {tmp_path / 'none'}: .*No such file"):
+        from_environment({variable: str(tmp_path / "none")})
 
 
 @dataclass(frozen=True)

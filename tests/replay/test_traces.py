@@ -156,7 +156,7 @@ def test_a_file_that_is_no_parquet_is_refused(tmp_path):
     (tmp_path / "x.parquet").write_text("no parquet\n")
     assert refused(tmp_path / "x.parquet").startswith("cannot be read as parquet: ")
     assert refused(tmp_path / "absent.parquet").startswith("there is no such file")
-    assert refused(tmp_path) == "is a directory"
+    assert refused(tmp_path) == "is a directory: name a file in it"
 
 
 @given(

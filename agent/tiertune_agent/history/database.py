@@ -59,7 +59,7 @@ def shown(url: str | URL) -> str:
     """The address for people: no password, no parameters."""
     parsed = make_url(url)
     return URL.create(
-        parsed.drivername, parsed.username, None, parsed.host, parsed.port, parsed.database
+        parsed.get_backend_name(), parsed.username, None, parsed.host, parsed.port, parsed.database
     ).render_as_string()
 
 

@@ -85,7 +85,7 @@ def open_trace(name: str) -> Trace:
 def load_trace(path: Path) -> Trace:
     """The trace in a parquet file, or TraceError."""
     if path.is_dir():
-        raise TraceError(f"{path}: is a directory")
+        raise TraceError(f"{path}: is a directory: name a file in it")
     if not path.is_file():
         raise TraceError(f"{path}: there is no such file; the included traces are {', '.join(BUILTIN)}")
     try:

@@ -80,7 +80,7 @@ class Listening(Document):
             listener.listen(_BACKLOG)
         except OSError as error:
             listener.close()
-            raise OSError(f"http {self.host}:{self.port}: {error.strerror}") from error
+            raise OSError(f"http {self.host}:{self.port}: {error.strerror}: name another port or host") from error
         return listener
 
     def address(self, listener: socket.socket) -> str:

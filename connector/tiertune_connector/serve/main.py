@@ -111,7 +111,7 @@ class StoreProcess:
         had = self._state.tiers()
         new = [tier for tier in settings.slower if had is not None and tier not in had]
         tuning = settings.fit(kept, new) if kept else settings.first_tuning()
-        for tier in LOCAL:  # the settings count only when a store first starts
+        for tier in LOCAL:  # the settings count until the first change
             keeps, asks = (each.capacity_bytes(tier) for each in (tuning, settings.first_tuning()))
             if keeps != asks:
                 sizes = format_size(keeps), format_size(asks)

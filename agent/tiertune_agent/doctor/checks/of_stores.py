@@ -66,7 +66,7 @@ def version_mismatch(facts: AllFacts) -> Found:
         own = str(store.status.get("version") or "")
         if own and own != facts.version:
             wrong = f"it runs version {own}, this command is version {facts.version}"
-            yield store.name, wrong, "install one version everywhere: agents first, then stores, then engines"
+            yield store.name, wrong, "install one version everywhere: stop the agents first, start them last"
 
 
 @of_store("error")
