@@ -135,7 +135,7 @@ def test_a_probe_whose_first_read_fails_has_failed(tier, counters):
 )
 def test_a_server_without_room_is_measured_by_what_it_refuses(tier, counters, carries, believed_s, then_s):
     """It holds nothing to be read: what was believed when it lost its room, or nothing, would be so for ever."""
-    clock, writes = Clock(), iter([0.05, 0.011])
+    clock, writes = Clock(), iter([0.05, 0.01])
     lane = Lane(tier, counters, clock, carries=carries)
     if believed_s:
         lane.transit.asked(1 << 16)
