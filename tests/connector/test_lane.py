@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from connector.lanes import Gate, total, write
-from connector.stores import PATIENCE_S, A, B, at_best, eventually, payload, view
+from connector.stores import PATIENCE_S, A, B, at_best, counted, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.slower.writers import MAX_QUEUED, WriteQueue
@@ -160,6 +160,8 @@ def test_what_a_tier_has_is_not_written(lane, tier, counters):
     assert {outcome for _, outcome in told} == {Outcome.OK}
     assert tier.present(A, keys) == (Outcome.OK, 2)
     assert total(counters, "tier_transfer_bytes_total", "remote", "write") == 300
+    writes = counted(counters, "tier_operation_seconds")
+    assert (writes["remote", "write", "ok"], writes["remote", "write", "there"]) == (3, 1)
     tier.fault = lambda operation: Outcome.TIMEOUT if operation == "present" else None
     queue(lane, told, b"a")
     eventually(lambda: told[-1] == (b"a", Outcome.TIMEOUT))
