@@ -217,6 +217,8 @@ class Lane:
             outcome, _ = self._guarded("probe", lambda: reading(buffer), _NOT_READ)
         if outcome is Outcome.OK:
             self.transit.came_alone(nbytes, self._clock() - started)
+        elif outcome is not Outcome.MISS:  # a chunk of requests': one that is damaged has left
+            self._counters.add("tier_errors_total", (self.name, "probe", outcome.value))
         self.record(outcome)
         return outcome
 
