@@ -23,7 +23,7 @@ def _rate(counter: str, window: str, by: str = TIER) -> str:
 
 _DROPPED = _rate('write_behind_dropped_total{reason!~"dead|flushed|closing|backpressure"}', "10m")
 """Without sources that are only observed (``backpressure``): nobody reports how many chunks they write."""
-_WRITTEN = _rate('tier_operation_seconds_count{operation="write", outcome="ok"}', "10m")
+_WRITTEN = _rate('tier_operation_seconds_count{operation="write", outcome=~"ok|there"}', "10m")
 _FOUND = grown(f'{PREFIX}tier_lookup_tokens_total{{result="hit"}}', "1h", TIER).replace("\n", "\n  ")
 _REMOTE = f'{PREFIX}tier_lookup_tokens_total{{tier="remote", namespace!=""'
 _FOUND_ANYWHERE = grown(f'{_REMOTE}, result="hit"}}', "1h", "tier, namespace").replace("\n", "\n    ")

@@ -123,7 +123,13 @@ METRICS: tuple[Metric, ...] = (
         ("tier", *POOL),
         IDLE_BUCKETS,
     ),
-    _seconds("tier_operation_seconds", "Seconds of one operation on a tier.", "tier", "operation", "outcome"),
+    _seconds(
+        "tier_operation_seconds",
+        "Seconds of one operation on a tier. A write has the outcome there if the tier had the chunk: nothing moved.",
+        "tier",
+        "operation",
+        "outcome",
+    ),
     _counter("tier_transfer_bytes_total", "Payload bytes moved.", "tier", "operation"),
     _counter("tier_errors_total", "Operations that failed.", "tier", "operation", "reason"),
     _counter(

@@ -154,9 +154,9 @@ def dropped(reason, count, tier="remote"):
     return ("write_behind_dropped_total", {"tier": tier, "reason": reason}, count)
 
 
-def written(count):
-    """Chunks that reached the remote."""
-    labels = {"tier": "remote", "operation": "write", "outcome": "ok"}
+def written(count, outcome="ok"):
+    """Chunks that reached the remote, or were there."""
+    labels = {"tier": "remote", "operation": "write", "outcome": outcome}
     return ("tier_operation_seconds", labels, Histogram(count, 1.0, {}))
 
 
@@ -301,7 +301,7 @@ CASES = {
     ),
     "write_behind_drops": (
         with_store(dropped("queue", 100.0), written(900.0)),
-        with_store(dropped("queue", 10.0), written(900.0)),
+        with_store(dropped("queue", 10.0), written(9.0), written(891.0, "there")),
         ("100 of 1000 chunks never reached remote", "queue", "second_access"),
     ),
     "loads_late": (

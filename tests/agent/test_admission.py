@@ -10,7 +10,7 @@ from agent.answers import no_change, proposal
 from agent.fakes import after
 from agent.fakes import window as told_of
 from tiertune_agent.records import Histogram, Rates, Target
-from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner
+from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner, passed
 from tiertune_agent.tuners.base import Current, Proposal
 
 MIB = 1 << 20
@@ -93,6 +93,14 @@ def test_a_full_tier_that_is_hardly_read_keeps_what_was_used_twice(how):
     """Thrash: almost none of what is written is read before it leaves, and most of it was used once."""
     told = proposal(answer(windows(hits=1, saved=0.1, room=100 if how == "evictions" else 0), full=how == "status"))
     assert "the tier is full, and 1.0% of what is written is read before it leaves" in told.reason
+
+
+def test_what_the_tier_had_is_passed_and_not_moved():
+    """Other hosts wrote it: the queue had room for it, and nobody pays for its bytes."""
+    key = "tier_operation_seconds{operation=write,outcome=there}"
+    told = window(0, writes=10)[0]
+    (seen,) = passed([told_of("remote", {**told.values, key: Histogram(30, 0.3, {})}, 0)], "remote")
+    assert (seen.writes, seen.written_bytes, seen.write_s) == (40, 10 * MIB, pytest.approx(0.4))
 
 
 def test_a_network_that_costs_more_than_all_fetches_save():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from connector.lanes import Gate, total
-from connector.stores import PATIENCE_S, A, Clock, eventually, payload, view
+from connector.stores import PATIENCE_S, A, Clock, counted, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.lane import PROBE_NAMESPACE, Lane
 from tiertune_connector.tiers.base import Outcome
@@ -135,7 +135,7 @@ def test_a_probe_whose_first_read_fails_has_failed(tier, counters):
 )
 def test_a_server_without_room_is_measured_by_what_it_refuses(tier, counters, carries, believed_s, then_s):
     """It holds nothing to be read: what was believed when it lost its room, or nothing, would be so for ever."""
-    clock, writes = Clock(), iter([0.05, 0.011])
+    clock, writes = Clock(), iter([0.05, 0.01])
     lane = Lane(tier, counters, clock, carries=carries)
     if believed_s:
         lane.transit.asked(1 << 16)
@@ -190,6 +190,24 @@ def test_what_a_fetch_costs_is_measured_again_where_nobody_asks(tier, counters):
     again.open()
     eventually(lane._probing.done)
     assert lane.transit.estimate().samples == 2, "one that comes alone may be slower than many"
+    lane.close()
+
+
+def test_what_is_found_damaged_while_it_is_measured_is_counted(tier, counters):
+    """It is a request's chunk, and has left: else nobody would hear of it. One that has left before is no error."""
+    clock = Clock()
+    lane = Lane(tier, counters, clock, patience_s=PATIENCE_S)
+    lane.transit.asked(1000)
+    clock.now += 1.0
+    lane.transit.ended(1000, Outcome.OK)
+    for outcome in (Outcome.CORRUPT, Outcome.ERROR, Outcome.MISS):
+        clock.now += 30.0
+        lane.measure(lambda _, told=outcome: (told, NOBODY), 1000, silent_s=20.0)
+        eventually(lambda: lane._probing.done())
+    assert counted(counters, "tier_errors_total") == {
+        ("remote", "probe", "corrupt"): 1,
+        ("remote", "probe", "error"): 1,
+    }
     lane.close()
 
 

@@ -119,6 +119,17 @@ def test_where_nobody_is_nothing_changes(served):
     assert (served.held(OLD), served.held(NEW)) == before
 
 
+def test_room_that_was_lent_is_not_taken_back_while_nobody_is_there(served):
+    """All engines start anew: nothing leaves for a share of those who are long gone."""
+    second = replaced(served)
+    served.fill(NEW, 125)
+    before = served.held(OLD), served.held(NEW)
+    served.leave(second, after_s=60)
+    assert (served.held(OLD), served.held(NEW)) == before
+    served.join(NEW)
+    assert [chunks for chunks, _ in served.held(NEW)] == [125, 125]
+
+
 def restarted(served):
     served.close()
     again = Served(served.clock, served.disk.root)

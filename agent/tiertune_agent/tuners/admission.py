@@ -51,7 +51,7 @@ class Passage:
     """What one window saw of a tier."""
 
     writes: float
-    """Chunks."""
+    """Chunks, with those that the tier had already; their bytes do not move."""
     written_bytes: float
     write_s: float
     """Seconds that the writers spent."""
@@ -189,7 +189,7 @@ def summed(passages: Sequence[Passage], *, full: bool) -> AdmissionEvidence:
 def _passage(windows: Windows, tier: str) -> Passage:
     here = [window for window in windows if window.tier == tier]
     dram = [window for window in windows if window.tier == "dram"]
-    counted, timed = partial(total, here), _timed(here, "write")
+    counted, timed = partial(total, here), [*_timed(here, "write"), *_timed(here, "write", "there")]
     unused = total(dram, "tier_evicted_unused_total")
     arrived = sum(value.count for value in _timed([window for window in windows if window.tier in SLOWER], "read"))
     return Passage(
@@ -209,8 +209,8 @@ def _passage(windows: Windows, tier: str) -> Passage:
     )
 
 
-def _timed(windows: Windows, operation: str) -> list[Histogram]:
-    seen = (window.histograms("tier_operation_seconds", operation=operation, outcome="ok") for window in windows)
+def _timed(windows: Windows, operation: str, outcome: str = "ok") -> list[Histogram]:
+    seen = (window.histograms("tier_operation_seconds", operation=operation, outcome=outcome) for window in windows)
     return list(chain.from_iterable(seen))
 
 

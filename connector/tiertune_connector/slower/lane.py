@@ -217,6 +217,8 @@ class Lane:
             outcome, _ = self._guarded("probe", lambda: reading(buffer), _NOT_READ)
         if outcome is Outcome.OK:
             self.transit.came_alone(nbytes, self._clock() - started)
+        elif outcome is not Outcome.MISS:  # a chunk of requests': one that is damaged has left
+            self._counters.add("tier_errors_total", (self.name, "probe", outcome.value))
         self.record(outcome)
         return outcome
 
@@ -249,20 +251,18 @@ class Lane:
             if outcome is Outcome.OK:
                 outcome = self._measured_read(key, buffer)
             elif outcome is Outcome.FULL and self._carries:
-                outcome = self._measured_refusal(key, payload, seconds)
+                outcome = self._measured_refusal(key, payload)
         return outcome
 
-    def _measured_refusal(self, key: bytes, payload: bytes, asked_s: float) -> Outcome:
+    def _measured_refusal(self, key: bytes, payload: bytes) -> Outcome:
         """Offer it again, and measure its way there: the tier holds nothing that could be read.
 
-        What was believed when it lost its room would be believed for ever. A write asks first whether its chunk is
-        there, which takes about as long as it did just now, ``asked_s``; and the connection is up to speed.
+        What was believed when it lost its room would be believed for ever. The connection is up to speed.
         """
         started = self._clock()
         outcome = self.tier.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
-        took_s = self._clock() - started
         if outcome is Outcome.FULL:
-            self.transit.went(len(payload), max(took_s - asked_s, took_s / 2))
+            self.transit.went(len(payload), self._clock() - started)
         return outcome
 
     def try_again(self, *, asking: bool = True) -> None:
@@ -326,17 +326,13 @@ class Lane:
 
     def _put(self, write: Write) -> Outcome:
         with self._moving():
-            outcome, wrote = self._guarded("write", lambda: self._written(write), (Outcome.ERROR, True))
+            outcome, wrote = self._guarded(
+                "write",
+                lambda: self.tier.offer(write.namespace, write.key, write.payload, write.origin),
+                (Outcome.ERROR, True),
+            )
         self.record(outcome, wrote=wrote)
         return outcome
-
-    def _written(self, write: Write) -> tuple[Outcome, bool]:
-        """The outcome, and whether it was written at all: a tier that still has it was only asked."""
-        if write.again:
-            outcome, there = self.tier.inner.present(write.namespace, [write.key])  # no request's question
-            if there or outcome is not Outcome.OK:
-                return outcome, False
-        return self.tier.write(write.namespace, write.key, write.payload, write.origin), True
 
 
 def _submitted(threads: Threads, work: Callable[..., Told], *given: object) -> Future[Told]:

@@ -98,6 +98,7 @@ class Tier(Protocol):
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
         """Keep a copy, visible only when whole. A key that is here already is OK and stays as it is.
 
+        Its payload may have moved in vain then: who minds asks before.
         A checksum in the origin is the payload's, and is kept with it.
         """
 

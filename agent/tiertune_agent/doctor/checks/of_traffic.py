@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import AllFacts, StoreFacts
@@ -112,7 +113,8 @@ def write_behind_drops(store: StoreFacts) -> Told:
     for tier in SLOWER:
         told = store.counted.split("write_behind_dropped_total", "reason", tier=tier)
         lost = {reason: count for reason, count in told.items() if reason not in MEANT}
-        written = store.counted.count("tier_operation_seconds", tier=tier, operation="write", outcome="ok")
+        writes = partial(store.counted.count, "tier_operation_seconds", tier=tier, operation="write")
+        written = writes(outcome="ok") + writes(outcome="there")
         dropped = sum(lost.values())
         if often(dropped, dropped + written):
             wrong = f"{dropped:.0f} of {dropped + written:.0f} chunks never reached {tier} ({', '.join(sorted(lost))})"
