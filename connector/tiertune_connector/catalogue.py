@@ -44,7 +44,7 @@ LABELS = {
     "a refusal; `other` for one unknown.",
     "operation": "`present`, `read`, `write`, `flush`; of disk `attach` and `scrub`, of remote `encode` and `decode`.",
     "form": "`payload` as engines have it, `stored` as it was coded.",
-    "outcome": "Of an operation `ok`, `miss`, `corrupt`, `full`, `timeout` or `error`; "
+    "outcome": "Of an operation `ok`, `there` (of a write), `miss`, `corrupt`, `full`, `timeout` or `error`; "
     "of the gate's choice `won`, `lost`, `late`, `failed`, `skipped` or `unknown`.",
     "decision": "`fetch` or `recompute`.",
     "kind": "Of seconds `fetch` or `recompute`, of money `saved`, `lost`, `rent` or `network`; of an incident its own.",
