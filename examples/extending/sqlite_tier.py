@@ -88,12 +88,14 @@ class SqliteTier:
             return Outcome.FULL
         row = (namespace, key, self._writer, origin.tenant, _sum(payload), payload)
 
-        def run(db: sqlite3.Connection) -> None:
-            db.execute(WRITE, row)
+        def run(db: sqlite3.Connection) -> bool:
+            new = db.execute(WRITE, row).rowcount > 0
             while self._capacity is not None and self._held(db)[0] > self._capacity:
                 db.execute(EVICT, (self._writer,))
+            return new
 
-        return self._do(run)[0]
+        outcome, new = self._do(run)
+        return outcome if new or outcome is not Outcome.OK else Outcome.THERE
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         outcome, count = self._do(lambda db: db.execute(FLUSH, (namespace, tenant)).rowcount)

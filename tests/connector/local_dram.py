@@ -43,7 +43,7 @@ class LocalDram(DramTier):
             if held is None:
                 return Outcome.ERROR
             if slot is None:
-                return Outcome.OK if key in held.pool or held.pool.busy(key) else Outcome.FULL
+                return Outcome.THERE if key in held.pool or held.pool.busy(key) else Outcome.FULL
         np.copyto(np.frombuffer(slot.view(), np.uint8), np.frombuffer(payload, np.uint8))
         self.commit(namespace, key, slot, checksum(payload))
         return Outcome.OK

@@ -17,7 +17,6 @@ from tiertune_connector.sessions.namespaces import LENT_AFTER_S
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.store.tiered import TieredStore
-from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.segment import PAGE
 from tiertune_connector.tuning import parse_tuning
@@ -76,7 +75,7 @@ class Served:
     def fill(self, namespace, count, name=""):
         for key in chain(name or namespace.digest, count):
             for tier in (self.dram, self.disk):
-                assert tier.write(namespace.digest, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK
+                assert tier.write(namespace.digest, key, view(payload(key, PAGE)), NOBODY).kept
             self.settle()
 
     def held(self, namespace):

@@ -135,7 +135,7 @@ def test_a_probe_whose_first_read_fails_has_failed(tier, counters):
 )
 def test_a_server_without_room_is_measured_by_what_it_refuses(tier, counters, carries, believed_s, then_s):
     """It holds nothing to be read: what was believed when it lost its room, or nothing, would be so for ever."""
-    clock, writes = Clock(), iter([0.05, 0.01])
+    clock, writes = Clock(), iter([0.05, 0.011])
     lane = Lane(tier, counters, clock, carries=carries)
     if believed_s:
         lane.transit.asked(1 << 16)
@@ -203,7 +203,7 @@ def test_what_is_found_damaged_while_it_is_measured_is_counted(tier, counters):
     for outcome in (Outcome.CORRUPT, Outcome.ERROR, Outcome.MISS):
         clock.now += 30.0
         lane.measure(lambda _, told=outcome: (told, NOBODY), 1000, silent_s=20.0)
-        eventually(lambda: lane._probing.done())
+        eventually(lane._probing.done)
     assert counted(counters, "tier_errors_total") == {
         ("remote", "probe", "corrupt"): 1,
         ("remote", "probe", "error"): 1,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from connector.small_store import CHUNKS, NEW, OLD, OTHER, Served, replaced
+from connector.small_store import CHUNKS, NEW, OLD, OTHER, SLOT, Served, replaced
 from connector.stores import (
     chain,
     eventually,
@@ -128,6 +128,18 @@ def test_room_that_was_lent_is_not_taken_back_while_nobody_is_there(served):
     assert (served.held(OLD), served.held(NEW)) == before
     served.join(NEW)
     assert [chunks for chunks, _ in served.held(NEW)] == [125, 125]
+
+
+def test_while_nobody_is_there_a_capacity_of_its_own_is_followed(served):
+    """Also by a pool that lends its share."""
+    second = replaced(served)
+    served.fill(NEW, 100)
+    served.leave(second)
+    document = served.store.tuning.document()
+    document["pools"] = {OLD.digest: {"disk": {"capacity_bytes": 60 * SLOT}}}
+    served.store.retune(parse_tuning(document))
+    served.settle()
+    assert served.held(OLD)[1][1] == 60
 
 
 def restarted(served):

@@ -109,10 +109,10 @@ class TierContract:
         assert tier.present(ONE, []) == (Outcome.OK, 0)
 
     def test_a_second_write_changes_nothing(self, tier):
-        """A key that is here stays as it was first written."""
+        """A key that is here stays as it was first written; who writes it hears that."""
         write(tier)
         other = view(payload(b"other bytes", NBYTES))
-        assert tier.write(ONE, KEYS[0], other, Origin("host-a", BOB)) is Outcome.OK
+        assert tier.write(ONE, KEYS[0], other, Origin("host-a", BOB)) is Outcome.THERE
         outcome, origin = read(tier)
         assert (outcome, origin.tenant) == (Outcome.OK, b"")
 

@@ -154,7 +154,7 @@ class _Trial:
         started, outcome = self.clock(), operation()
         took = self.clock() - started
         self.step()
-        if outcome is not Outcome.OK:
+        if not outcome.kept:
             why = self.tier.why if outcome is Outcome.ERROR else ""
             raise _FailedError(f"{what}: {outcome}" + (f": {why}" if why else ""))
         return took

@@ -77,26 +77,26 @@ class Namespaces:
         return served.model if served else ""
 
     def lend(self, tiers: Mapping[LocalTier, Mapping[str, Held]], tuning: Tuning) -> bool:
-        """Mark the pools that lend their share; True if shares are to be made anew. Where nobody is nothing changes.
+        """Mark the pools that lend their share; True if shares are to be made anew.
 
         An unused namespace's pools lend at once if it holds nothing, else after a while, and then only those to which
-        the tuning gives no capacity of their own. A pool that somebody uses no longer counts as found.
+        the tuning gives no capacity of their own. A pool that somebody uses no longer counts as found. Where nobody is
+        nothing changes but by the tuning: engines that start anew find what they left, also in room that was lent.
         """
         with self.lock:
             self._look()
-            if not self._users:  # engines that start anew find what they left: also in the room that was lent to them
-                return False
-            anew = False
+            anyone, anew = bool(self._users), False
             holding = {name for pools in tiers.values() for name, held in pools.items() if len(held.pool)}
             for tier, pools in tiers.items():
                 own = {name for name in pools if tuning.pool(name, tier).capacity_bytes is not None}
                 for name, held in pools.items():
-                    free = name not in self._users
-                    lends = free and (name not in holding or (name not in own and self._long_unused(name)))
-                    anew |= lends is not held.lends or (lends and held.allowed > 0 and not len(held.pool))
+                    free = name not in holding or (name not in own and self._long_unused(name))
+                    lends = (free and name not in self._users) if anyone else (held.lends and name not in own)
+                    empty = anyone and lends and held.allowed > 0 and not len(held.pool)
+                    anew |= empty or lends is not held.lends
                     held.lends = lends
                     held.found = held.found and name not in self._users
-                anew |= crowded(pools, own)
+                anew |= anyone and crowded(pools, own)
             return anew
 
     def over(self, held: Container[str]) -> list[str]:

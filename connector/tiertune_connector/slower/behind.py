@@ -112,17 +112,18 @@ class WriteBehind:
             return False
         if self.dram.pin(digest, key, use=False) is None:
             return False
+        again = tier in slot.behind
         slot.behind[tier] = inf
 
         def done(outcome: Outcome | None) -> None:
             with self.dram.lock:
-                if outcome is Outcome.OK:
+                if outcome and outcome.kept:
                     slot.behind[tier] = self.clock()
                 else:
                     slot.behind.pop(tier, None)
                 self.dram.unpin(digest, key)
 
-        write = Write(digest, key, slot.view(), replace(slot.origin, checksum=slot.checksum), done)
+        write = Write(digest, key, slot.view(), replace(slot.origin, checksum=slot.checksum), done, again=again)
         self.lanes[tier].writers.queue(write, at_most=_queue_length(self.dram.pools[digest]))
         return True
 

@@ -248,21 +248,23 @@ class Lane:
             self.transit.unanswered(len(payload), seconds)
         if outcome in (Outcome.MISS, Outcome.CORRUPT):
             outcome = self.tier.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
-            if outcome is Outcome.OK:
+            if outcome.kept:
                 outcome = self._measured_read(key, buffer)
             elif outcome is Outcome.FULL and self._carries:
-                outcome = self._measured_refusal(key, payload)
+                outcome = self._measured_refusal(key, payload, seconds)
         return outcome
 
-    def _measured_refusal(self, key: bytes, payload: bytes) -> Outcome:
+    def _measured_refusal(self, key: bytes, payload: bytes, asked_s: float) -> Outcome:
         """Offer it again, and measure its way there: the tier holds nothing that could be read.
 
-        What was believed when it lost its room would be believed for ever. The connection is up to speed.
+        What was believed when it lost its room would be believed for ever. A write asks first whether its chunk is
+        there, which takes about as long as it did just now, ``asked_s``; and the connection is up to speed.
         """
         started = self._clock()
         outcome = self.tier.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
+        took_s = self._clock() - started
         if outcome is Outcome.FULL:
-            self.transit.went(len(payload), self._clock() - started)
+            self.transit.went(len(payload), max(took_s - asked_s, took_s / 2))
         return outcome
 
     def try_again(self, *, asking: bool = True) -> None:
@@ -326,13 +328,17 @@ class Lane:
 
     def _put(self, write: Write) -> Outcome:
         with self._moving():
-            outcome, wrote = self._guarded(
-                "write",
-                lambda: self.tier.offer(write.namespace, write.key, write.payload, write.origin),
-                (Outcome.ERROR, True),
-            )
+            outcome, wrote = self._guarded("write", lambda: self._written(write), (Outcome.ERROR, True))
         self.record(outcome, wrote=wrote)
         return outcome
+
+    def _written(self, write: Write) -> tuple[Outcome, bool]:
+        """The outcome, and whether it was written at all: a tier that still has it was only asked."""
+        if write.again:
+            outcome, there = self.tier.inner.present(write.namespace, [write.key])  # no request's question
+            if there or outcome is not Outcome.OK:
+                return outcome, False
+        return self.tier.write(write.namespace, write.key, write.payload, write.origin), True
 
 
 def _submitted(threads: Threads, work: Callable[..., Told], *given: object) -> Future[Told]:

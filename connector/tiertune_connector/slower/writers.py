@@ -17,13 +17,17 @@ _THREADS = 2
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """A chunk to be written behind; ``done`` is called once, with the outcome, or None if it was dropped."""
+    """A chunk to be written behind; ``done`` is called once, with the outcome, or None if it was dropped.
+
+    ``again``: the tier had it once, and is first asked whether it still has it.
+    """
 
     namespace: str
     key: bytes
     payload: memoryview
     origin: Origin
     done: Callable[[Outcome | None], None]
+    again: bool = False
 
 
 class WriteQueue:
@@ -149,7 +153,7 @@ class Writers:
         if write is None:
             return False
         outcome = self._put(write)
-        if outcome is not Outcome.OK:
+        if not outcome.kept:
             self._dropped(outcome.value)
         self._let_go(write, outcome)
         with self._changed:

@@ -24,6 +24,8 @@ class Outcome(StrEnum):
     """What became of one operation."""
 
     OK = "ok"
+    THERE = "there"
+    """Of a write: the chunk is here already, maybe by another store, and nothing moved."""
     MISS = "miss"
     CORRUPT = "corrupt"
     """The bytes are not what was written; the chunk is removed."""
@@ -31,6 +33,11 @@ class Outcome(StrEnum):
     """No room, and nothing may leave."""
     TIMEOUT = "timeout"
     ERROR = "error"
+
+    @property
+    def kept(self) -> bool:
+        """Whether the tier has the chunk after a write."""
+        return self in (Outcome.OK, Outcome.THERE)
 
 
 Counted = tuple[Outcome, int]
@@ -96,9 +103,8 @@ class Tier(Protocol):
         """
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
-        """Keep a copy, visible only when whole. A key that is here already is OK and stays as it is.
+        """Keep a copy, visible only when whole. A key that is here already stays as it is.
 
-        Its payload may have moved in vain then: who minds asks before.
         A checksum in the origin is the payload's, and is kept with it.
         """
 

@@ -78,7 +78,7 @@ class DirectoryTier(OnFiles):
         try:
             self._check()
             if path.exists():
-                return Outcome.OK
+                return Outcome.THERE
             if not self._take_room(size):
                 return Outcome.FULL
         except OSError as error:

@@ -161,7 +161,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
             if pool is None or pool.chunk_bytes != len(payload):
                 return Outcome.ERROR
             if key in pool.pool or pool.pool.busy(key):
-                return Outcome.OK
+                return Outcome.THERE
             slot = pool.reserve(key)
             if slot is None:
                 return Outcome.FULL

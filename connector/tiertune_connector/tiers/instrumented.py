@@ -43,18 +43,6 @@ class InstrumentedTier:
         )
         return outcome
 
-    def offer(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> tuple[Outcome, bool]:
-        """Write a chunk if the tier lacks it; the outcome, and whether it was written at all.
-
-        What is there, maybe of another store, does not move: it is a write whose outcome is told as ``there``.
-        """
-        started = self.clock()
-        outcome, there = self.inner.present(namespace, [key])
-        if outcome is Outcome.OK and not there:
-            return self.write(namespace, key, payload, origin), True
-        self._told("write", "there" if there else outcome, started)
-        return outcome, False
-
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         return self._counted("flush", lambda: self.inner.flush(namespace, tenant))
 
@@ -72,13 +60,10 @@ class InstrumentedTier:
     ) -> tuple[Outcome, Told]:
         started = self.clock()
         outcome, told = inner()
-        self._told(operation, outcome, started)
+        seconds = self.clock() - started
+        self.counters.observe("tier_operation_seconds", (self.name, operation, outcome.value), seconds)
         if outcome is Outcome.OK and payload:
             self.counters.add("tier_transfer_bytes_total", (self.name, operation), payload)
+        elif outcome in _FAILED:
+            self.counters.add("tier_errors_total", (self.name, operation, outcome.value))
         return outcome, told
-
-    def _told(self, operation: str, outcome: str, started: float) -> None:
-        labels = self.name, operation, str(outcome)
-        self.counters.observe("tier_operation_seconds", labels, self.clock() - started)
-        if outcome in _FAILED:
-            self.counters.add("tier_errors_total", labels)

@@ -44,7 +44,9 @@ class MemoryTier:
         if fault := self.fault("write"):
             return fault
         with self._lock:
-            self._chunks.setdefault((namespace, key), (bytes(payload), checksum(payload), origin))
+            if (namespace, key) in self._chunks:
+                return Outcome.THERE
+            self._chunks[namespace, key] = bytes(payload), checksum(payload), origin
         return Outcome.OK
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:

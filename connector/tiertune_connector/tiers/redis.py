@@ -117,6 +117,9 @@ class RedisTier:
         name, until = _name(namespace, key), self._until(len(payload))
         try:
             with self._wire(until) as wire:
+                wire.send(command(b"EXISTS", name))
+                if wire.reply():
+                    return Outcome.THERE
                 header = Header.of(namespace, key, payload, replace(origin, writer=self._writer))
                 header, stored = self._codec.encode(header, payload) if self._codec else (header, payload)
                 wire.send(*set_once(name, header.encode(), stored))
