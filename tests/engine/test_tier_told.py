@@ -46,6 +46,23 @@ def test_the_gate_knows_who_else_is_on_the_engine(engine, prompt):
     assert engine.tier.gate.backlog.others("c") == 1
 
 
+@pytest.mark.parametrize(("staging", "had"), [("32MiB", 0), ("256KiB", 64)], ids=["lost", "no room"])
+def test_what_does_not_come_after_all_is_ahead_of_others(engines, store, staging, had):
+    """All of a prompt was found, to its last token; but the store has lost it by now, or staging has one row for it."""
+    engines().computes("a", tokens(256))
+    engine = engines(staging=staging)
+    engine.took(1000, 1000.0)
+    asked = engine.request("b", tokens(256))
+    engine.request("c", tokens(300, seed=3))
+    wait_until(engine.ask("b").reply.done)
+    if not had:
+        store.store.flushes.drop()
+    assert engine.matched(asked) == had
+    assert engine.ask("b").decision.cut == 4
+    gate = engine.tier.gate
+    assert gate.backlog.seconds("c") == pytest.approx(gate.prefill.seconds(had, 256))
+
+
 def test_what_a_step_computes_is_done_when_its_output_comes(engine, monkeypatch):
     """With asynchronous scheduling the next step is given before that: a request waits for both until then.
 

@@ -129,8 +129,8 @@ class EngineGate:
             if ask.prefetch.done():
                 self.ended(ask)
         self._begin(ask, parts)
-        # What it fetches or has will not be computed: nobody waits for that.
-        self.backlog.computed(ask.request, decision.cut * self._chunk_tokens)
+        # What it fetches or has will not be computed, but for the prompt's last token: nobody waits for that.
+        self.backlog.computed(ask.request, min(decision.cut * self._chunk_tokens, ask.prompt_tokens - 1))
         return decision
 
     def prefetch(self, ask: Ask, room: int) -> None:

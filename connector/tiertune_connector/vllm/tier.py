@@ -169,10 +169,11 @@ class TierTuneTier(SecondaryTierManager):
 
     def answered(self, request: str, tokens: int) -> None:
         """The scheduler has been told that it need not compute the first ``tokens`` of the request."""
-        ask = self._known(request).ask
-        if ask is not None:
-            self.telemetry.settled(ask, tokens)
-            self.gate.ended(ask)
+        known = self._known(request)
+        self.gate.backlog.computed(request, min(tokens, known.prompt.tokens - 1))
+        if known.ask is not None:
+            self.telemetry.settled(known.ask, tokens)
+            self.gate.ended(known.ask)
 
     def given(self, scheduled: Iterable[tuple[str, int, int]]) -> int:
         """The engine has a step to do: (request, first token, end token) of each request in it. Returns its number."""
@@ -366,8 +367,6 @@ class TierTuneTier(SecondaryTierManager):
         if known.load is job:  # else its request has ended, and another one may have its name
             known.load = None
             self._staging.touch(came, known.context)
-            if not job.succeeded:
-                self.gate.backlog.computed(job.request, 0)
             if known.ask is not None:
                 self.telemetry.loaded(known.ask, job)
                 self.gate.ended(known.ask)
