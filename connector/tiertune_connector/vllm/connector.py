@@ -91,6 +91,8 @@ class TierTuneConnector(OffloadingConnector):
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         self._offloading.allocated(blocks)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        name = request.request_id
+        self.tier.begun(name, self._offloading.on_device(name) + num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         metadata = super().build_connector_meta(self._offloading.before(scheduler_output))

@@ -172,8 +172,18 @@ class TierTuneTier(SecondaryTierManager):
         known = self._known(request)
         self.gate.backlog.computed(request, min(tokens, known.prompt.tokens - 1))
         if known.ask is not None:
-            self.telemetry.settled(known.ask, tokens)
+            self.telemetry.settled(known.ask)
             self.gate.ended(known.ask)
+
+    def begun(self, request: str, tokens: int) -> None:
+        """The scheduler has given the request blocks, of which the first ``tokens`` come from elsewhere, or have come.
+
+        They may be fewer than it was told: while there was no room, staging may have lost some. And a connector beside
+        this one may bring them.
+        """
+        ask = self._known(request).ask
+        if ask is not None:
+            self.telemetry.begun(ask, tokens)
 
     def given(self, scheduled: Iterable[tuple[str, int, int]]) -> int:
         """The engine has a step to do: (request, first token, end token) of each request in it. Returns its number."""
