@@ -37,8 +37,7 @@ class Offloading:
 
     def on_device(self, request: str) -> int:
         """Tokens of a request that the device had when vLLM's scheduler last asked."""
-        tokens: int = self._requests[request].num_locally_computed_tokens
-        return tokens
+        return self._requests[request].num_locally_computed_tokens
 
     def prompt_keys(self, request: str) -> list[list[OffloadKey]]:
         """Keys of the whole chunks of a request that vLLM's scheduler knows, by group in its order."""
