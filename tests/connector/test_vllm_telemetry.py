@@ -162,6 +162,16 @@ def test_a_load_of_which_the_scheduler_takes_nothing_has_failed(told, client, ha
     assert reported(client) == outcomes
 
 
+def test_of_a_load_that_is_taken_in_part_the_rest_was_fetched_in_vain(told, client):
+    """It took as long as all that it brought; what it saved, and was foretold, is that of the part."""
+    request = fetching()
+    told.loaded(request, load(b"b", b"c", b"d"))
+    told.begun(request, 3 * CHUNK)
+    _, remote = client.reports[0]
+    assert (remote.tokens, remote.fetched_tokens, remote.vain_tokens) == (2 * CHUNK, 2 * CHUNK, CHUNK)
+    assert (remote.fetch_s, remote.recompute_s) == (0.05, 0.1)
+
+
 @pytest.mark.parametrize(
     ("done", "again"),
     [([], (1, 2)), ([b"b"], (0, 2)), ([b"b", b"c"], (0, 1)), ([b"c", b"d"], (1, 2))],

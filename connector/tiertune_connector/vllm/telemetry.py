@@ -172,9 +172,7 @@ class Telemetry:
         if had is None and not done.issuperset(keys.difference(ask.chain)):
             came = 0
         asked, used = (ask.decision.cut_to(until, set(loaded), tiers) for until in (end, came))
-        if used.fetches and job.succeeded:
-            self._report(ask, used, job)
-        elif asked.fetches:
+        if asked.fetches:
             self._report(ask, asked, job, used)
 
     def _first_token(self, ask: Ask) -> None:
@@ -200,7 +198,7 @@ class Telemetry:
 
 
 def _failure(job: Job, used: GateDecision | None) -> str:
-    """``late``, ``failed`` or empty; with ``used``, a job that succeeded counts as failed: vLLM took none of it."""
+    """``late``, ``failed`` or empty; a job that succeeded, and of which vLLM took nothing, counts as failed."""
     if job.succeeded:
-        return "" if used is None else "failed"
+        return "failed" if used is not None and not used.fetches else ""
     return "late" if job.late or (job.reply is not None and "late" in job.reply.outcomes) else "failed"
