@@ -91,6 +91,15 @@ def test_one_slow_copy_is_not_the_last(gate):
     assert choose(gate, FAR, FAST).cut == 0
 
 
+def test_what_is_not_fetched_for_other_reasons_says_nothing_of_copies(gate):
+    """From a remote that is slow even without them, or switched off: what they take is as known as before."""
+    gate.copied(BYTES, 0.06)
+    for _ in range(300):
+        assert choose(gate, FAR, SLOW).cut == 0
+        assert gate.decide(ask(FAR, FAST, {"remote": GateSettings(fetch_on=False)}), 0).cut == 0
+    assert choose(gate, FAR, FAST).cut == 0
+
+
 def test_the_backlog_hides_a_part_of_a_fetch(gate):
     """Behind 2.1 s of work two chunks of a second each come for nothing; a third would not."""
     decision = choose(gate, FAR, SLOW, backlog_s=2.1)

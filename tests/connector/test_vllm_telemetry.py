@@ -89,7 +89,7 @@ def test_what_telling_takes_is_told_once(told, monkeypatch):
     ticks = count()
     for module in (telemetry, steps_module):
         monkeypatch.setattr(module, "perf_counter", lambda: float(next(ticks)))
-    told.settled(fetching(), 4 * CHUNK)
+    told.settled(fetching())
     assert told.steps.overhead_s == next(ticks) - 1
 
 
@@ -157,9 +157,19 @@ def test_a_load_of_which_the_scheduler_takes_nothing_has_failed(told, client, ha
     """All that it brought is computed again; of one that it takes in part the rest is."""
     request = fetching()
     told.loaded(request, load(b"b", b"c", b"d"))
-    told.settled(request, had * CHUNK)
+    told.begun(request, had * CHUNK)
     told.finished("r", request)
     assert reported(client) == outcomes
+
+
+def test_of_a_load_that_is_taken_in_part_the_rest_was_fetched_in_vain(told, client):
+    """It took as long as all that it brought; what it saved, and was foretold, is that of the part."""
+    request = fetching()
+    told.loaded(request, load(b"b", b"c", b"d"))
+    told.begun(request, 3 * CHUNK)
+    _, remote = client.reports[0]
+    assert (remote.tokens, remote.fetched_tokens, remote.vain_tokens) == (2 * CHUNK, 2 * CHUNK, CHUNK)
+    assert (remote.fetch_s, remote.recompute_s) == (0.05, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +180,7 @@ def test_what_a_failed_load_brought_is_not_computed_again(told, client, done, ag
     """As far as nothing is missing before it, of whatever tier: what left DRAM after the lookup has not come either."""
     request = fetching()
     told.loaded(request, load(*done))
-    told.settled(request, len(done) * CHUNK)
+    told.begun(request, len(done) * CHUNK)
     told.finished("r", request)
     assert reported(client) == {"dram": ("failed", again[0] * CHUNK), "remote": ("failed", again[1] * CHUNK)}
 
@@ -196,15 +206,24 @@ def test_what_was_chosen_and_not_begun_is_computed_again(told, client, had, agai
     """Where staging had no room; but not what other requests' loads brought, or that of a request that ended before."""
     request = fetching()
     if had is not None:
-        told.settled(request, had * CHUNK)
-        told.settled(request, 4 * CHUNK)
+        told.begun(request, had * CHUNK)
+        told.begun(request, 4 * CHUNK)
     told.finished("r", request)
     assert reported(client) == {"dram": ("skipped", again[0] * CHUNK), "remote": ("skipped", again[1] * CHUNK)}
+
+
+def test_what_came_for_a_request_that_ends_before_it_is_taken_came_in_vain(told, client):
+    """It is told all the same: its seconds were the link's."""
+    request = fetching()
+    told.loaded(request, load(b"b", b"c", b"d"))
+    told.settled(request)
+    told.finished("r", request)
+    assert reported(client) == {"dram": ("failed", CHUNK), "remote": ("failed", 2 * CHUNK)}
 
 
 def test_a_trace_is_told_when_a_load_ended(told, silent):
     """And not when the scheduler takes what it brought, which may be a step later."""
     request = fetching()
     told.loaded(request, load(b"b", b"c", b"d"))
-    told.settled(request, 4 * CHUNK)
+    told.begun(request, 4 * CHUNK)
     assert silent.heard == ("r", ["dram", "remote"], {"ago_s": 7.0})

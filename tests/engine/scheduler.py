@@ -52,13 +52,18 @@ class Engine:
         """The end of a step."""
         self.manager.on_schedule_end(ScheduleEndContext(new_req_ids=[], preempted_req_ids=preempted))
 
-    def matched(self, request, computed=0):
-        """Steps until the scheduler has its answer: tokens that come from outside. ``put_off`` counts those before."""
+    def matched(self, request, computed=0, *, room=True):
+        """Steps until the scheduler has its answer: tokens that come from outside. ``put_off`` counts those before.
+
+        If there is ``room``, it begins with the request.
+        """
         until, self.put_off = time.monotonic() + PATIENCE_S, 0
         while time.monotonic() < until:
             tokens, _ = self.connector.get_num_new_matched_tokens(request, computed)
             self.step()
             if tokens is not None:
+                if room:
+                    self.tier.begun(request.request_id, computed + tokens)
                 return tokens
             self.put_off += 1
             time.sleep(0.001)

@@ -1,5 +1,7 @@
 """The scheduler's side against a real store, with vLLM's own managers and no engine: what is fetched and stored."""
 
+import time
+
 import pytest
 from vllm.config import MultiModalConfig, WeightTransferConfig
 from vllm.lora.request import LoRARequest
@@ -35,6 +37,18 @@ def test_a_prompt_that_nobody_has_is_computed(engine):
     """The answer is no tokens, and stays so however often vLLM asks."""
     request = engine.request("a", tokens(300))
     assert [engine.matched(request) for _ in range(3)] == [0, 0, 0]
+
+
+def test_time_to_fetch_does_not_run_while_vllm_cannot_look(engine, prompt):
+    """It does not look for what a request has that was preempted, before the worker has stored what that computed."""
+    asked = engine.request("b", prompt)
+    wait_until(engine.ask("b").reply.done)
+    storing = engine.scheduler._req_status["b"].transfer_jobs
+    storing.add(0)
+    assert engine.connector.get_num_new_matched_tokens(asked, 0) == (None, False)
+    engine.tier._lookups.clock = lambda: time.monotonic() + 3600
+    storing.clear()
+    assert engine.matched(asked) == 256
 
 
 def test_what_is_on_the_device_is_not_fetched(engine, prompt):

@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import offloading_connector
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.outputs import KVConnectorOutput
 
 from engine.scheduler import far_from_a_small_dram, gated, tokens, told, wait_until, waits
@@ -44,6 +45,23 @@ def test_the_gate_knows_who_else_is_on_the_engine(engine, prompt):
     assert engine.tier.gate.backlog.others("c") == 2
     engine.tier.output()
     assert engine.tier.gate.backlog.others("c") == 1
+
+
+@pytest.mark.parametrize(("staging", "had"), [("32MiB", 0), ("256KiB", 64)], ids=["lost", "no room"])
+def test_what_does_not_come_after_all_is_ahead_of_others(engines, store, staging, had):
+    """All of a prompt was found, to its last token; but the store has lost it by now, or staging has one row for it."""
+    engines().computes("a", tokens(256))
+    engine = engines(staging=staging)
+    engine.took(1000, 1000.0)
+    asked = engine.request("b", tokens(256))
+    engine.request("c", tokens(300, seed=3))
+    wait_until(engine.ask("b").reply.done)
+    if not had:
+        store.store.flushes.drop()
+    assert engine.matched(asked) == had
+    assert engine.ask("b").decision.cut == 4
+    gate = engine.tier.gate
+    assert gate.backlog.seconds("c") == pytest.approx(gate.prefill.seconds(had, 256))
 
 
 def test_what_a_step_computes_is_done_when_its_output_comes(engine, monkeypatch):
@@ -210,11 +228,16 @@ def test_a_prompt_longer_than_dram_is_fetched_as_far_as_dram_has_room(engines, s
     wait_until(lambda: told(store, "duplicate_prefill_tokens_total") == 64 * 4)
 
 
-def test_what_staging_lost_before_it_was_taken_is_not_told_as_saved(engine, prompt, store):
-    """It came in time, and in vain: a load that failed, of what is computed again."""
+@pytest.mark.parametrize("room", [True, False])
+def test_what_staging_lost_before_it_was_taken_is_not_told_as_saved(engine, prompt, store, room):
+    """It came in time, and in vain: a load that failed, of what is computed again.
+
+    Even if the scheduler had its answer before, but no room for the request.
+    """
     asked = engine.request("b", prompt)
     engine.begin_load(asked)
     engine.settle()
+    assert room or engine.matched(asked, room=False) == 256
     engine.manager.primary_tier.reset_cache()
     assert engine.matched(asked) == 0
     engine.done(asked)
@@ -224,3 +247,12 @@ def test_what_staging_lost_before_it_was_taken_is_not_told_as_saved(engine, prom
         ("fetched_tokens_total", ("dram",)): 256,
     }
     wait_until(lambda: told(store, "duplicate_prefill_tokens_total") == 256)
+
+
+def test_what_another_connector_brings_is_not_told_as_saved(engine, prompt):
+    """In a MultiConnector vLLM takes the tokens of the first that has some; what the others had was for nothing."""
+    asked = engine.request("b", prompt)
+    assert engine.matched(asked, room=False) == 256
+    engine.connector.update_state_after_alloc(asked, KVCacheBlocks(([],)), 0)
+    engine.done(asked)
+    assert gated(engine)["loads_total", ("dram", "failed")] == 1

@@ -32,9 +32,11 @@ def tier_reports(
     further than that wait. The rest is the copy of what was not copied meanwhile, charged to DRAM, or to the last tier
     fetched from if DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if not all of the fetch came. ``used`` is
     what is left of the decision if the engine computed some of it anyway; without it a failed fetch came to nothing.
+    Of a fetch that came, and was of use in part, the predictions are that part's.
     """
     kept = used or (decision.cut_to(0, (), ()) if failure else decision)
-    fetched = [candidate.tier for candidate in decision.candidates if candidate.fetched]
+    told = decision if failure or actual_s is None else kept
+    fetched = [candidate.tier for candidate in told.candidates if candidate.fetched]
     took: dict[str, float] = {}
     if fetched and actual_s is not None:
         took = {tier: min((seconds or {}).get(tier, 0.0), actual_s) for tier in fetched}
@@ -44,7 +46,7 @@ def tier_reports(
             offered.tier,
             offered.chunks,
             offered.chunks * chunk_tokens,
-            offered.fetched * chunk_tokens,
+            loaded * chunk_tokens,
             offered.reason.value,
             offered.fetch_s,
             offered.recompute_s,
@@ -52,9 +54,10 @@ def tier_reports(
             _outcome(offered, took.get(offered.tier), failure),
             max(0.0, offered.backlog_s),
             offered.prefills,
-            (offered.fetched - left.fetched) * chunk_tokens,
+            (loaded - left.fetched) * chunk_tokens,
         )
-        for offered, left in zip(decision.candidates, kept.candidates, strict=True)
+        for chosen, offered, left in zip(decision.candidates, told.candidates, kept.candidates, strict=True)
+        for loaded in [chosen.fetched if offered.fetched else 0]
     ]
 
 

@@ -80,16 +80,19 @@ class TierTuneConnector(OffloadingConnector):
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """As vLLM's, but in constant time while the store has not answered, or a load is under way."""
-        if self.tier.must_wait(request.request_id, num_computed_tokens):
+        name = request.request_id
+        if self._offloading.transfers(name) or self.tier.must_wait(name, num_computed_tokens):
             return None, False
         tokens, later = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if tokens is not None:
-            self.tier.answered(request.request_id, num_computed_tokens + tokens)
+            self.tier.answered(name, num_computed_tokens + tokens)
         return tokens, later
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         self._offloading.allocated(blocks)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        name = request.request_id
+        self.tier.begun(name, self._offloading.on_device(name) + num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         metadata = super().build_connector_meta(self._offloading.before(scheduler_output))

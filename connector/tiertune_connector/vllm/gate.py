@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ PREFETCHES = 8
 FADE = 0.9
 """Weight that earlier copies keep with each new one."""
 DECLINED = 0.99
-"""Factor on the copies' seconds at each decision to fetch nothing: else one slow copy would be the last."""
+"""Factor on the copies' seconds at each decision to fetch nothing for their sake: else a slow one would be the last."""
 
 
 @dataclass(slots=True, eq=False)
@@ -129,8 +130,8 @@ class EngineGate:
             if ask.prefetch.done():
                 self.ended(ask)
         self._begin(ask, parts)
-        # What it fetches or has will not be computed: nobody waits for that.
-        self.backlog.computed(ask.request, decision.cut * self._chunk_tokens)
+        # What it fetches or has will not be computed, but for the prompt's last token: nobody waits for that.
+        self.backlog.computed(ask.request, min(decision.cut * self._chunk_tokens, ask.prompt_tokens - 1))
         return decision
 
     def prefetch(self, ask: Ask, room: int) -> None:
@@ -168,7 +169,9 @@ class EngineGate:
         found, reached = ask.reply.result(), self._within_reach(ask, own_chunks)
         costs = self._costs(ask, reached)
         groups, remote, (nbytes, seconds) = self.facts.whole_groups, costs.get(REMOTE), self._copied
-        decision = decide(
+        copy_s = self.chunk_bytes * seconds / nbytes if nbytes else 0.0
+        choice = partial(
+            decide,
             found.tiers,
             computed_tokens=own_chunks * self._chunk_tokens,
             prompt_tokens=ask.prompt_tokens,
@@ -179,10 +182,10 @@ class EngineGate:
             settings=found.gate,
             backlog_s=self.backlog.seconds(ask.request),
             others=Others(self.backlog.others(ask.request), remote.transfers if remote else 0),
-            copy_s=self.chunk_bytes * seconds / nbytes if nbytes else 0.0,
             most=len(reached),
         )
-        if decision.candidates and not decision.fetches:
+        decision = choice(copy_s=copy_s)
+        if copy_s and decision.candidates and not decision.fetches and choice(copy_s=0.0).fetches:
             self._copied = nbytes, DECLINED * seconds
         return decision
 

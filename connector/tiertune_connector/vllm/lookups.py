@@ -64,7 +64,7 @@ class Ask:
     load: "Job | None" = None
     """What came, until the scheduler takes it."""
     had: int | None = None
-    """Leading chunks the scheduler took as computed on its first answer; None: it has none yet."""
+    """Leading chunks the scheduler took as computed when it began with the request; None: it has not yet."""
     reported: bool = False
     timed: bool = False
     """Its first token has been seen, or it has ended."""

@@ -31,6 +31,14 @@ class Offloading:
         """Whether the worker has copies between device and staging to do."""
         return bool(self._scheduler._jobs)  # noqa: SLF001
 
+    def transfers(self, request: str) -> bool:
+        """Whether the worker has copies to do for a request: until they are done, vLLM does not look for its chunks."""
+        return bool(self._requests[request].transfer_jobs)
+
+    def on_device(self, request: str) -> int:
+        """Tokens of a request that the device had when vLLM's scheduler last asked."""
+        return self._requests[request].num_locally_computed_tokens
+
     def prompt_keys(self, request: str) -> list[list[OffloadKey]]:
         """Keys of the whole chunks of a request that vLLM's scheduler knows, by group in its order."""
         status = self._requests[request]

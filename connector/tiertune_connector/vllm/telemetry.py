@@ -71,14 +71,18 @@ class Telemetry:
             self._report(ask, decision)
 
     @_counted
-    def settled(self, ask: Ask, tokens: int) -> None:
-        """The scheduler has its answer: it waits no more, and takes the prompt's first ``tokens`` as computed."""
+    def settled(self, ask: Ask) -> None:
+        """The scheduler has its answer: it waits no more."""
         if ask.wanted_at is not None and ask.decision is None:
             self._stats.looked_up((), 0, late=True)
             self.tracing.looked_up(ask.request, (), late=True)
         self._waited(ask, 0)
+
+    @_counted
+    def begun(self, ask: Ask, tokens: int) -> None:
+        """The scheduler has room for the request, and takes the prompt's first ``tokens`` as computed."""
         had = (tokens + 1) // self.chunk_tokens  # a prompt's last token is computed even if it is there
-        if ask.had is None:  # a later answer may count what the request computed before it was preempted
+        if ask.had is None:  # later it may have what it computed before it was preempted
             ask.had = had
         load, ask.load = ask.load, None
         if load is not None:
@@ -102,6 +106,8 @@ class Telemetry:
     @_counted
     def finished(self, request: str, ask: Ask | None) -> None:
         """The request has ended."""
+        if ask is not None and ask.load is not None:
+            self._report_load(ask, ask.load, 0)
         if ask is not None and ask.decision is not None:  # what was chosen and not begun, or came by others' loads
             every, tiers = range(len(ask.chain)), ask.reply.result().tiers
             used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
@@ -166,9 +172,7 @@ class Telemetry:
         if had is None and not done.issuperset(keys.difference(ask.chain)):
             came = 0
         asked, used = (ask.decision.cut_to(until, set(loaded), tiers) for until in (end, came))
-        if used.fetches and job.succeeded:
-            self._report(ask, used, job)
-        elif asked.fetches:
+        if asked.fetches:
             self._report(ask, asked, job, used)
 
     def _first_token(self, ask: Ask) -> None:
@@ -194,7 +198,7 @@ class Telemetry:
 
 
 def _failure(job: Job, used: GateDecision | None) -> str:
-    """``late``, ``failed`` or empty; with ``used``, a job that succeeded counts as failed: vLLM took none of it."""
+    """``late``, ``failed`` or empty; a job that succeeded, and of which vLLM took nothing, counts as failed."""
     if job.succeeded:
-        return "" if used is None else "failed"
+        return "failed" if used is not None and not used.fetches else ""
     return "late" if job.late or (job.reply is not None and "late" in job.reply.outcomes) else "failed"

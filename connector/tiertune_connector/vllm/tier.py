@@ -169,10 +169,21 @@ class TierTuneTier(SecondaryTierManager):
 
     def answered(self, request: str, tokens: int) -> None:
         """The scheduler has been told that it need not compute the first ``tokens`` of the request."""
+        known = self._known(request)
+        self.gate.backlog.computed(request, min(tokens, known.prompt.tokens - 1))
+        if known.ask is not None:
+            self.telemetry.settled(known.ask)
+            self.gate.ended(known.ask)
+
+    def begun(self, request: str, tokens: int) -> None:
+        """The scheduler has given the request blocks, of which the first ``tokens`` come from elsewhere, or have come.
+
+        They may be fewer than it was told: while there was no room, staging may have lost some. And a connector beside
+        this one may bring them.
+        """
         ask = self._known(request).ask
         if ask is not None:
-            self.telemetry.settled(ask, tokens)
-            self.gate.ended(ask)
+            self.telemetry.begun(ask, tokens)
 
     def given(self, scheduled: Iterable[tuple[str, int, int]]) -> int:
         """The engine has a step to do: (request, first token, end token) of each request in it. Returns its number."""
@@ -366,8 +377,6 @@ class TierTuneTier(SecondaryTierManager):
         if known.load is job:  # else its request has ended, and another one may have its name
             known.load = None
             self._staging.touch(came, known.context)
-            if not job.succeeded:
-                self.gate.backlog.computed(job.request, 0)
             if known.ask is not None:
                 self.telemetry.loaded(known.ask, job)
                 self.gate.ended(known.ask)
