@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from agent.fakes import FakeStore
 from agent.managed import AFTER, BEFORE, GIB, MORE_DRAM, POLICY
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.changes.operators import Caller
@@ -182,6 +183,30 @@ def test_a_remote_that_a_split_has_just_moved_is_not_moved_again(world):
     assert "held off for another " in world.answer("remote")
     world.rounds(12)
     assert world.remote() == 0.5
+
+
+def test_hosts_give_back_what_is_above_a_smaller_budget(world):
+    """The remote has nothing any more: DRAM would stay above what the operator wrote, however its tuner likes that."""
+    world.raw.config_set("maxmemory", 1)
+    world.edit(("4GiB", "1GiB"))
+    for _ in range(12):
+        world.sampled({(0.5, 0): 1.0, (0.25, 0.5): 2.0})
+    assert world.split() == ([0.5, 0.5], 1 / GIB)
+    (made,) = world.decisions()
+    assert "DRAM of all hosts has 2.0 GiB and the remote 0 B, the budget leaves them 1.0 GiB" in made.reason
+
+
+def test_what_rounding_leaves_is_not_given_to_the_remote(world):
+    """A budget that three hosts do not share to the byte: a Redis of one byte reads back as one that holds nothing."""
+    world.raw.config_set("maxmemory", 13 * GIB)
+    world.stores.append(FakeStore(world.clock, "host-c"))
+    world.edit(("4GiB", "16GiB"))
+    world.start()
+    for _ in range(8):
+        world.sampled({(1, 13): 2.0, (3, 7): 1.5, (5, 1): 1.0, (16 / 3, 0): 0.5})
+    assert [round(each, 3) for each in world.drams()] == [5.333, 5.333, 5.333]
+    assert world.remote() == 1 / GIB
+    assert {each.state for each in world.decisions()} == {"soaking", "inconclusive"}
 
 
 def test_a_recommended_split_is_made_when_it_is_approved(world):

@@ -87,12 +87,13 @@ class Round:
         return concerned
 
     def allowed(self, answer: Answer, paid: Budgeted | None) -> Answer:
-        """Limit the answer to the budget that pays for the target. If a split is overspent, the remote gives back."""
+        """Limit the answer to the budget that pays for the target. Of a split, the remote gives back first."""
         if paid is None:
             return answer
         silent = self.managed and self.shared is None and paid.budget == "total"
         away = ", ".join([*self.missing, *(["the remote"] if silent else [])])
-        return paid.known(answer if self.splits else paid.given_back(answer), away)
+        later = self.splits and (self.shared is None or self.shared.spare > 0)
+        return paid.known(answer if later else paid.given_back(answer), away)
 
     @cached_property
     def _served(self) -> Counter[frozenset[str]]:

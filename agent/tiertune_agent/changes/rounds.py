@@ -90,8 +90,7 @@ class Rounds:
         if shared is None:
             return False
         rule = shared.rule
-        sized = REMOTE if shared.overspent() else shared.target
-        asked = [(made(kind, rule), sized if kind.scope == "size" else REMOTE) for kind in OF_REMOTE]
+        asked = [(made(kind, rule), shared.target if kind.scope == "size" else REMOTE) for kind in OF_REMOTE]
         with self._survey(this.fleet) as survey:
             return any(
                 self._due(tuner, target) and self._taken(tuner, target, shared.snapshot, this, survey)
