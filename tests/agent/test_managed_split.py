@@ -219,6 +219,18 @@ def test_a_recommended_split_is_made_when_it_is_approved(world):
     assert world.split() == AFTER
 
 
+def test_a_recommended_split_of_a_budget_that_is_no_more_expires(world):
+    """The operator gives each tier its own budget instead: nobody can approve the split any more."""
+    world.edit(("mode: auto", "mode: recommend"))
+    world.sampled(MORE_DRAM)
+    (open_,) = world.agent.history.decisions.find(states=[State.PROPOSED])
+    world.edit(("mode: auto", "mode: recommend"), ("total: 4GiB", "dram: 2GiB, remote: 2GiB"))
+    world.rounds()
+    with pytest.raises(Refused, match="is expired"):
+        world.agent.changes.approve(open_.id, "anna")
+    assert "no longer wished: fleet remote is sized now" in world.agent.history.decisions.get(open_.id).reason
+
+
 def test_an_approval_that_comes_too_late_changes_nothing(world):
     """One of the parts has another value by now."""
     world.edit(("mode: auto", "mode: recommend"))
