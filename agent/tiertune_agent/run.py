@@ -94,7 +94,7 @@ class Agent:
         self._mutex = threading.Lock()
         self._led = self._lost = False
         self._looked: datetime | None = None
-        """When the last round began."""
+        """When the last round that ended well began."""
         self._away = ""
         """Why the database could not tell who leads, when it was last asked."""
         self._failing: dict[str, datetime] = {}
@@ -213,9 +213,10 @@ class Agent:
 
     def _round(self) -> None:
         now, decisions = self._now(), self.history.decisions
-        since, self._looked = min(self._looked or now, now), now
         self.loop.run_once()
-        self.published.changed((*decisions.find(limit=LATEST), *decisions.find(limit=MOST_MOVED, since=since)))
+        lately = decisions.find(limit=MOST_MOVED, since=min(self._looked or now, now))
+        self.published.changed((*decisions.find(limit=LATEST), *lately))
+        self._looked = now
 
     def sum_up(self) -> None:
         """Sum windows up into hours, if this agent leads."""
