@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.fakes import START, gib
+from agent.test_actuator import DECISION
 from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.round import Round
 from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field
@@ -23,6 +24,7 @@ from tiertune_agent.whatif.shapes import Grid, Split, median_shape
 
 GIB = 2**30
 DRAM = capacity_field("dram")
+STEP, FLEETS = ("store", "tier", "field", "from", "to"), (FLEET, "remote")
 
 
 def snapshot(name, tuning):
@@ -147,6 +149,19 @@ def test_what_the_remote_cannot_give_back_the_hosts_do(capacity, disk, least, sh
     assert (fleet.target, wish.field, wish.before, wish.after) == (SPLIT, DRAM, 300 * GIB, share * GIB)
     hosts = [("host-0", 400, 400 * share // 300), ("host-1", 200, 200 * share // 300)]
     assert moves(fleet.split(wish))[:2] == hosts
+
+
+@pytest.mark.parametrize(("total", "leaves"), [(400, ""), (380, "leave 380.0 GiB"), (300, "leave 320.0 GiB")])
+def test_a_split_that_a_smaller_budget_does_not_pay_for_is_not_set_back(total, leaves):
+    """It gave 80 GiB back; what stands now may stand, however small the budget is by now."""
+    shared = managed(220 * GIB, 50 * GIB, 50 * GIB, budgets={"total": total * GIB})
+    moved = [("host-0", "dram", DRAM, 70, 50), ("host-1", "dram", DRAM, 70, 50), (*FLEETS, REMOTE_CAPACITY, 260, 220)]
+    steps = [dict(zip(STEP, (*where, was * GIB, now * GIB), strict=True)) for *where, was, now in moved]
+    made = replace(DECISION, tuner="tier_size", target=SPLIT, evidence={"split": steps})
+    this = Round(shared.policy, 1, shared.fleet, managed=True, shared=shared)
+    assert this.unpaid(made, back=False) == ""
+    told = this.unpaid(made, back=True)
+    assert leaves in told if leaves else not told
 
 
 @pytest.mark.parametrize("capacity", [0, 100])

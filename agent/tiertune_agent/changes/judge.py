@@ -137,6 +137,8 @@ class Judge:
                 return  # it goes on soaking until something may change again
             mode = mode_of(rule, decision.tuner) if decision.mode == "auto" else decision.mode
             doubt = self._doubt(decision)
+            if unpaid := this.unpaid(decision, back=True):
+                doubt = f"; not rolled back: {unpaid}"
             if not doubt and mode == "auto":
                 with suppress(Refused):  # an operator was quicker
                     self._changes.roll_back(decision, "verdict", reason, verdict.evidence)

@@ -1,6 +1,6 @@
 """The managed remote: its place in the fleet, and one budget split between it and the hosts' DRAM. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tiertune_agent.fields import REMOTE_CAPACITY, JsonDict, capacity_field, capacity_of, read, replaced
@@ -76,6 +76,11 @@ class Managed:
         return (
             NoChange(f"{', '.join(bypassed)} is bypassed: what is seen now is not what will be") if bypassed else None
         )
+
+    def spent(self, sizes: Mapping[Target, int]) -> int:
+        """Bytes of the hosts' DRAM and the remote, if some had these ``sizes``."""
+        hosts = (sizes.get(Target(one.store, SPLIT.tier), capacity_of(one.tuning, SPLIT.tier)) for one in self.fleet)
+        return sum(hosts) + sizes.get(REMOTE, self.capacity or 0)
 
     @property
     def spare(self) -> int:
