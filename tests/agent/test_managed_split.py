@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from agent.fakes import FakeStore
+from agent.fakes import SLOW, FakeStore, fetch
 from agent.managed import AFTER, BEFORE, GIB, MORE_DRAM, POLICY
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.changes.operators import Caller
@@ -167,6 +167,21 @@ def test_what_is_too_late_is_set_back(world):
     world.clock.advance(600)
     world.rounds()
     assert world.split() == BEFORE
+
+
+def test_a_host_that_dies_amid_a_split_holds_up_no_other_change(world):
+    """Nobody can say when it is back: the others are protected from a slow link all the same, and split no further."""
+    world.edit(("remote_fetch: {mode: observe}", "remote_fetch: {period: 15s, disable_after: 2}"))
+    world.rounds()
+    world.prospects(MORE_DRAM)
+    with world.stores[1].deaf():
+        world.rounds()
+    world.stores[1].up, world.stores[0].bandwidth = False, SLOW
+    for _ in range(40):
+        world.sampled(MORE_DRAM)
+    (split,) = world.decisions()
+    assert split.state == "approved"
+    assert fetch(world.stores[0]) == "off"
 
 
 def test_a_remote_that_a_split_has_just_moved_is_not_moved_again(world):

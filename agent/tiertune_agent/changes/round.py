@@ -96,14 +96,11 @@ class Round:
         told = (f"bounds and budgets leave {format_size(most)} by now" for size, most in sizes if size > most)
         return next(told, "")
 
-    def note(self, decisions: Iterable[Decision]) -> set[str]:
-        """Count what these grow against the budgets from now on. Returns the stores that they concern."""
-        concerned = set()
+    def note(self, decisions: Iterable[Decision]) -> None:
+        """Count what these grow against the budgets from now on."""
         for decision in decisions:
             for capacities in (self._wished,) if decision.state == State.PROPOSED else (self._wished, self._made):
                 capacities.note(decision)
-            concerned |= {decision.target.store, *(part.target.store for part in parts(decision))}
-        return concerned
 
     def allowed(self, answer: Answer, paid: Budgeted | None) -> Answer:
         """Limit the answer to the budget that pays for the target. Of a split, the remote gives back first."""
