@@ -13,8 +13,9 @@ from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.models import DecisionRow, ReviewRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row
 from tiertune_agent.history.sessions import OfHistory, Sessions
-from tiertune_agent.records import STANDING, Decision, State, Target, grouped
+from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, grouped
 from tiertune_agent.tuners.base import Proposal
+from tiertune_agent.tuners.remote_fetch import FIELD
 from tiertune_agent.verdicts.verdict import Verdict
 
 MOST_MOVED = 10_000
@@ -88,6 +89,12 @@ class Decisions(OfHistory):
     def find(self, *, states: Collection[str] = (), limit: int = 200, since: datetime | None = None) -> list[Decision]:
         """Decisions, newest first; without ``states``, in any; without ``since``, whenever they were updated."""
         return self._newest(limit, since, *([DecisionRow.state.in_([str(s) for s in states])] if states else []))
+
+    def switched(self, since: datetime) -> list[Decision]:
+        """Decisions that switched remote fetch: those updated since, and those among the last of all; oldest first."""
+        lately = self._newest(MOST_MOVED, since, DecisionRow.state.in_(CHANGED), DecisionRow.field == FIELD)
+        found = {one.id: one for one in (*self.find(states=CHANGED), *lately) if one.field == FIELD and one.applied_at}
+        return [found[number] for number in sorted(found)]
 
     def waited(self, since: datetime) -> list[Decision]:
         """Wishes outside mode auto, which nobody may act on unasked, updated since; newest first."""
