@@ -90,7 +90,7 @@ class Round:
         moves = [(target, after, before) for target, before, after in moves] if back else moves
         if self.shared and self.shared.budget and decision.target == SPLIT:
             spent = self.shared.spent({target: to for target, _, to in moves})
-            sizes = [(spent, max(self.shared.budget.budget, self.shared.spent({})))]
+            sizes: list[tuple[float, float]] = [(spent, max(self.shared.budget.budget, self.shared.spent({})))]
         else:
             sizes = [(to, self._most(target)) for target, was, to in moves if to > was]
         told = (f"bounds and budgets leave {format_size(most)} by now" for size, most in sizes if size > most)

@@ -163,15 +163,15 @@ class FleetWhatif:
         if not fleet:
             return []
         self._learn(fleet, at)
-        known = self._waited_for(fleet, at)
+        hosts = self._waited_for(fleet, at)
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
         remote = remote_bytes(fleet, self._now.remote if self._now else None)
-        now = self._now = replace(median_shape(known), remote=remote)
+        now = self._now = replace(median_shape(hosts), remote=remote)
         self._hand_out(fleet, answers, at, now)
         now_s = self._steady_s()
         since_s, self._now_s = now_s if self._now_s is None else self._now_s, now_s
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
-        shapes = tuple(self._grid.around(now, local_tiers(known) + ("remote",) * managed, split))
+        shapes = tuple(self._grid.around(now, local_tiers(hosts) + ("remote",) * managed, split))
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
             self._plan(namespace, fleet, shapes, now=now, at=at, since_s=since_s)
         self._count(agreeing, at)
