@@ -34,11 +34,11 @@ class Round:
         """The policy's rules for a target."""
         return self._rulings.for_target(target)
 
-    @property
-    def known(self) -> dict[str, Snapshot]:
-        """Everything that decisions may concern, by name; the fleet only if all of it answered."""
-        known = {snapshot.store: snapshot for snapshot in self.fleet}
-        return {**known, FLEET: self.shared.snapshot} if self.shared and self.shared.complete else known
+    def snapshot_of(self, target: Target) -> Snapshot | None:
+        """Of the store that has the target; of a split only if the whole fleet answered, as it is of all hosts."""
+        if target.store != FLEET:
+            return self._snapshots.get(target.store)
+        return self.shared.snapshot if self.shared and (self.shared.complete or target == REMOTE) else None
 
     @cached_property
     def splits(self) -> bool:
@@ -119,6 +119,10 @@ class Round:
             own, elsewhere = self.own(target), self.elsewhere(target)
             rules = rules_for(self.rule(target), TierSize.name, target.tier, elsewhere=elsewhere, own=own)
         return inf if rules is None or rules.most is None else max(own, rules.most)
+
+    @cached_property
+    def _snapshots(self) -> dict[str, Snapshot]:
+        return {snapshot.store: snapshot for snapshot in self.fleet}
 
     @cached_property
     def _served(self) -> Counter[frozenset[str]]:
