@@ -89,7 +89,7 @@ class Round:
         moves = [(part.target, part.before, part.after) for part in parts(decision)]
         moves = [(target, after, before) for target, before, after in moves] if back else moves
         if self.shared and self.shared.budget and decision.target == SPLIT:
-            spent = self.shared.spent({target: to for target, _, to in moves})
+            spent = self.shared.spent({target: to for target, _, to in moves}) - len(moves)  # each is rounded to bytes
             sizes: list[tuple[float, float]] = [(spent, max(self.shared.budget.budget, self.shared.spent({})))]
         else:
             sizes = [(to, self._most(target)) for target, was, to in moves if to > was]
