@@ -18,7 +18,7 @@ from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import LoadedPolicy, Policy, Rulings, frozen_by, rates
 from tiertune_agent.published import Published
-from tiertune_agent.records import FLEET, Now, Rates, Snapshot, Target
+from tiertune_agent.records import FLEET, Now, Rates, Snapshot, Target, parts
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import REMOTE, Managed
 from tiertune_agent.tuners.base import models
@@ -74,10 +74,11 @@ class Loop:
         this = Round(policy, revision, fleet, managed, shared, missing)
         self.operators.deliver()
         silent = {one.store for one in (*answers, told) if isinstance(one, Trouble) and one.kind in SILENT}
-        under_way = self.changes.settle(
+        under_way, went_on = self.changes.settle(
             lambda target: self.operators.frozen() or frozen_by(this.rule(target), self.now()), this.disallowed, silent
         )
-        uncertain = this.note(under_way)
+        this.note(under_way)
+        uncertain = {one.target.store for one in (*under_way, *(part for one in went_on for part in parts(one)))}
         if FLEET in uncertain or not self.rounds.tune_remote(this):
             self.rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
         self.judge.run(this)

@@ -9,7 +9,7 @@ from tiertune_agent.records import CHANGED, Decision, Rates, Snapshot, State, Wi
 from tiertune_agent.verdicts.ledger import entry
 
 LATEST = 100
-"""Decisions that are looked through each round: more than a round can make."""
+"""Newest decisions that are looked through each round, beside those that moved since the last one."""
 _CHANGED, _MONEY = "agent_change_timestamp_seconds", "agent_money_total"
 _CAPACITY, _RESIDENT, _EVICTIONS = "tier_capacity_bytes", "tier_resident_bytes", "tier_evictions_total"
 REMOTE = "remote"

@@ -28,6 +28,7 @@ from tiertune_agent.collector.stores import Collector
 from tiertune_agent.credentials import access
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.database import DatabaseError, open_current
+from tiertune_agent.history.decisions import MOST_MOVED
 from tiertune_agent.history.leader import leader_of
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
@@ -92,6 +93,8 @@ class Agent:
         self.history = History(engine, self.leader.fence)
         self._mutex = threading.Lock()
         self._led = self._lost = False
+        self._looked: datetime | None = None
+        """When the last round that ended well began."""
         self._away = ""
         """Why the database could not tell who leads, when it was last asked."""
         self._failing: dict[str, datetime] = {}
@@ -209,8 +212,11 @@ class Agent:
         self.metrics.observe("agent_loop_seconds", time.perf_counter() - started)
 
     def _round(self) -> None:
+        now, decisions = self._now(), self.history.decisions
         self.loop.run_once()
-        self.published.changed(self.history.decisions.find(limit=LATEST))
+        lately = decisions.find(limit=MOST_MOVED, since=min(self._looked or now, now))
+        self.published.changed((*decisions.find(limit=LATEST), *lately))
+        self._looked = now
 
     def sum_up(self) -> None:
         """Sum windows up into hours, if this agent leads."""

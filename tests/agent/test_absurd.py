@@ -89,6 +89,17 @@ def test_no_number_of_one_store_stops_the_others(both, store, odd, where):
     assert ("store_nonsense", "host-b") not in pass_one()
 
 
+@pytest.mark.parametrize(("said", "says"), [(', "holdout": 0.0', ""), ('"holdout": 0.0', '"holdout": null')])
+def test_a_setting_that_one_store_does_not_have_stops_nobody(both, store, odd, said, says):
+    """It is of another version: the other one is switched off as it should be."""
+    _, pass_one = both
+    answering(odd, "get_tuning", lambda text: text.replace(said, says))
+    store.bandwidth = SLOW
+    for _ in range(6):
+        pass_one()
+    assert fetch(store) == "off"
+
+
 def test_an_answer_that_is_nested_without_end_is_nonsense(both, odd):
     """Reading it would take more of Python's stack than there is."""
     _, pass_one = both

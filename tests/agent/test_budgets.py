@@ -10,7 +10,7 @@ from agent.test_split import host
 from tiertune_agent.changes.round import Round
 from tiertune_agent.policy.budgets import Budgeted, Capacities
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.records import Target
+from tiertune_agent.records import State, Target
 from tiertune_agent.tuners.base import NoChange, Proposal
 
 pytestmark = pytest.mark.slow
@@ -91,6 +91,20 @@ def test_what_is_under_way_is_spent(world):
     assert world.drams() == [2.5, 1.5, 1, 1]
 
 
+def test_what_is_under_way_is_not_made_once_the_budget_does_not_pay_for_it(world):
+    """The operator lowered it before the change reached its host: it expires, and says why."""
+    world.allow("dram: 6GiB")
+    with world.stores[0].deaf():
+        world.rounds(2)
+    (under_way,) = world.agent.history.decisions.find(states=[State.APPROVED])
+    world.allow("dram: 3GiB")
+    world.rounds(1)
+    ended = world.agent.history.decisions.get(under_way.id)
+    assert (ended.target.store, ended.state) == ("host-0", "expired")
+    assert "bounds and budgets leave " in ended.reason
+    assert world.drams()[0] <= 1
+
+
 def test_nothing_grows_while_a_store_is_away(world):
     """What it holds is not there to give; and the answer says who it is. Back again, the others grow."""
     world.allow("dram: 6GiB")
@@ -122,6 +136,23 @@ def test_what_is_overspent_is_given_back(world):
     assert len(given) == 8
     assert {one.state for one in given} == {"inconclusive"}
     assert "16.0 GiB of 6.0 GiB: every tier gives back its share" in given[-1].reason
+
+
+def test_what_others_have_by_now_no_verdict_takes_back(world):
+    """A host shrank, and others got what it gave: its verdict is against it, but the budget does not pay twice."""
+    world.stores[0].tuning["tiers"]["dram"]["capacity_bytes"] = 3 * GIB
+    world.allow("dram: 6GiB")
+    world.agent.loop.run_once()
+    shape = {"shape": f"{3 * GIB}/0/0", "best": f"{GIB}/0/0"}
+    wish = Proposal(FIELD, 3 * GIB, GIB, "because", shape)
+    smaller = world.agent.changes.take("tier_size", Target("host-0", "dram"), wish, mode="auto", version=1, policy=1)
+    for _ in range(8):
+        world.prospects({(1, 0): 2.0, (2, 0): 1.5, (3, 0): 1.0})
+        World.rounds(world)
+        assert sum(world.drams()) <= 6
+    (verdict,) = world.agent.history.decisions.verdicts_of(smaller.id)
+    assert verdict["verdict"] == "inconclusive"
+    assert "; not rolled back: bounds and budgets leave " in verdict["reason"]
 
 
 def test_more_than_its_share_may_be_given_back():

@@ -1,6 +1,7 @@
 """History on both real databases: times, windows, the ledger."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -63,6 +64,15 @@ class TestWindows:
         assert history.retention.prune(after(days=2), timedelta(days=1)) == 35
         assert history.measured.candidate_windows("host-a", "remote") == asked[5:]
         assert history.measured.windows("host-a", tier="remote") == asked[5:]
+
+    def test_hits_in_dram_leave_the_last_candidates_of_the_remote(self, history):
+        """While fetching is off only faster tiers have candidates: however many, they displace nothing."""
+        asked = [remote_window(i, requests=1, recompute=1.0) for i in range(5)]
+        hits = [replace(remote_window(i, requests=1, recompute=1.0), tier="dram") for i in range(5, 90)]
+        remember(history, *asked, *hits)
+        history.retention.sum_up(after(days=2))
+        assert history.retention.prune(after(days=2), timedelta(days=1)) == len(hits)
+        assert history.measured.candidate_windows("host-a", "remote") == asked
 
     def test_a_store_is_one_row(self, history):
         """Seen again, a store's row is renewed; when it was first seen stays."""

@@ -282,9 +282,11 @@ class TestTheRest:
         assert (store.name, store.pending_bypass) == ("host-a", True)
         assert not history.retention.sum_up(after(hours=2))
 
-    def test_a_bypass_of_all_is_for_former_stores_too_and_for_no_source(self, history):
-        """By status: nobody commands what is only observed."""
-        history.remember([(snapshot(), Rates()), (snapshot(store="engine-a", status={OBSERVED: "vllm"}), Rates())])
+    @pytest.mark.parametrize("reason", ["", "what a server answered: \0"])
+    def test_a_bypass_of_all_is_for_former_stores_too_and_for_no_source(self, history, reason):
+        """By status, whatever bytes it tells: nobody commands what is only observed."""
+        ours = snapshot(status={"tiers": {"remote": {"reason": reason}}})
+        history.remember([(ours, Rates()), (snapshot(store="engine-a", status={OBSERVED: "vllm"}), Rates())])
         history.named = lambda: {"http://elsewhere:7410"}
         history.wish_bypass(FLEET, on=True)
         history.named = None

@@ -314,6 +314,20 @@ def test_what_is_decided_after_a_clock_was_set_back_is_no_drift(agent, store, cl
     assert "tuning_drift" not in wrong(agent)
 
 
+def test_a_setting_of_another_version_is_no_drift(agent, store, clock, rounds):
+    """An upgrade adds one, and nobody set it; when it is known, a change by hand is one."""
+    rounds(2)
+    store.restart()
+    store.by_hand("tiers.remote.codec", "raw")
+    rounds(1)
+    assert wrong(agent) == []
+    clock.advance(6 * 3600)
+    rounds(2)
+    store.by_hand("tiers.remote.codec", "lz4")
+    rounds(1)
+    assert wrong(agent) == ["tuning_drift"]
+
+
 def test_a_change_by_hand_that_stood_for_a_day_is_taken_for_meant(agent, store, clock, rounds):
     """After a day the incident closes, and what was found is expected from then on."""
     rounds(1)

@@ -74,6 +74,17 @@ def test_without_one_budget_the_remote_is_sized_alone(world):
     assert (str(made.target), made.field) == ("fleet remote", "remote.capacity_bytes")
 
 
+def test_a_host_that_is_away_holds_up_no_verdict_on_the_remote_alone(world):
+    """Of many hosts one is always away; what the others tell is enough to set back what was wrong."""
+    world.policy.write_text(ALONE)
+    world.sampled({(1, 2): 10.0, (1, 4): 1.0, (1, 0): 20.0})
+    assert world.remote() == 4
+    world.stores[1].up = False
+    for cost in (20.0, 20.1, 20.2, 20.3, 20.2, 20.1):
+        world.sampled({(1, 2): 10.0, (1, 4): cost, (1, 0): 20.0})
+    assert (world.decisions()[0].state, world.remote()) == ("rolled_back", 2)
+
+
 def test_a_remote_that_earns_nothing_shrinks(world):
     """Rent without seconds saved: down by a step."""
     world.policy.write_text(ALONE)

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from agent.fakes import SLOW, FakeStore, fetch
 from agent.managed import AFTER, BEFORE, GIB, MORE_DRAM, POLICY
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.changes.operators import Caller
@@ -168,6 +169,21 @@ def test_what_is_too_late_is_set_back(world):
     assert world.split() == BEFORE
 
 
+def test_a_host_that_dies_amid_a_split_holds_up_no_other_change(world):
+    """Nobody can say when it is back: the others are protected from a slow link all the same, and split no further."""
+    world.edit(("remote_fetch: {mode: observe}", "remote_fetch: {period: 15s, disable_after: 2}"))
+    world.rounds()
+    world.prospects(MORE_DRAM)
+    with world.stores[1].deaf():
+        world.rounds()
+    world.stores[1].up, world.stores[0].bandwidth = False, SLOW
+    for _ in range(40):
+        world.sampled(MORE_DRAM)
+    (split,) = world.decisions()
+    assert split.state == "approved"
+    assert fetch(world.stores[0]) == "off"
+
+
 def test_a_remote_that_a_split_has_just_moved_is_not_moved_again(world):
     """The budget was lowered right after: what is overspent is given back when the split has soaked."""
     world.sampled(MORE_DRAM)
@@ -184,6 +200,30 @@ def test_a_remote_that_a_split_has_just_moved_is_not_moved_again(world):
     assert world.remote() == 0.5
 
 
+def test_hosts_give_back_what_is_above_a_smaller_budget(world):
+    """The remote has nothing any more: DRAM would stay above what the operator wrote, however its tuner likes that."""
+    world.raw.config_set("maxmemory", 1)
+    world.edit(("4GiB", "1GiB"))
+    for _ in range(12):
+        world.sampled({(0.5, 0): 1.0, (0.25, 0.5): 2.0})
+    assert world.split() == ([0.5, 0.5], 1 / GIB)
+    (made,) = world.decisions()
+    assert "DRAM of all hosts has 2.0 GiB and the remote 0 B, the budget leaves them 1.0 GiB" in made.reason
+
+
+def test_what_rounding_leaves_is_not_given_to_the_remote(world):
+    """A budget that three hosts do not share to the byte: a Redis of one byte reads back as one that holds nothing."""
+    world.raw.config_set("maxmemory", 13 * GIB)
+    world.stores.append(FakeStore(world.clock, "host-c"))
+    world.edit(("4GiB", "16GiB"))
+    world.start()
+    for _ in range(8):
+        world.sampled({(1, 13): 2.0, (3, 7): 1.5, (5, 1): 1.0, (16 / 3, 0): 0.5})
+    assert [round(each, 3) for each in world.drams()] == [5.333, 5.333, 5.333]
+    assert world.remote() == 1 / GIB
+    assert {each.state for each in world.decisions()} == {"soaking", "inconclusive"}
+
+
 def test_a_recommended_split_is_made_when_it_is_approved(world):
     """In mode recommend nothing changes until somebody says so; then all of it does."""
     world.edit(("mode: auto", "mode: recommend"))
@@ -192,6 +232,18 @@ def test_a_recommended_split_is_made_when_it_is_approved(world):
     (open_,) = world.agent.history.decisions.find(states=[State.PROPOSED])
     world.agent.changes.approve(open_.id, "anna")
     assert world.split() == AFTER
+
+
+def test_a_recommended_split_of_a_budget_that_is_no_more_expires(world):
+    """The operator gives each tier its own budget instead: nobody can approve the split any more."""
+    world.edit(("mode: auto", "mode: recommend"))
+    world.sampled(MORE_DRAM)
+    (open_,) = world.agent.history.decisions.find(states=[State.PROPOSED])
+    world.edit(("mode: auto", "mode: recommend"), ("total: 4GiB", "dram: 2GiB, remote: 2GiB"))
+    world.rounds()
+    with pytest.raises(Refused, match="is expired"):
+        world.agent.changes.approve(open_.id, "anna")
+    assert "no longer wished: fleet remote is sized now" in world.agent.history.decisions.get(open_.id).reason
 
 
 def test_an_approval_that_comes_too_late_changes_nothing(world):

@@ -9,7 +9,7 @@ from agent.fakes import DIGEST, SLOW, START, propose
 from agent.html import Page
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import AgentFacts, AllFacts
-from tiertune_agent.records import Target
+from tiertune_agent.records import State, Target
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.web.overview import overview
 from tiertune_agent.web.text import NOTHING
@@ -267,3 +267,14 @@ class TestWhatItTells:
         assert "policy invalid" in told
         assert "lint: wrong The file as it is now is not in force." in told
         assert re.search(r"error \S+policy.yaml:2:7 mode: ", told)
+
+
+def test_a_switch_is_told_however_many_changes_came_after_it(agent, store, clock, seen):
+    """A fleet's other settings change by hundreds at once: why fetching is off is told all the same."""
+    store.bandwidth = SLOW
+    pass_windows(agent, store, clock, 6)
+    for number in range(201):
+        wish = Proposal("tiers.remote.margin", 1.1, 1.2, "the policy says so")
+        other = propose(agent.history, "gate_settings", Target(f"host-{number}", "remote"), wish)
+        agent.history.decisions.move(other, State.APPLIED, now=clock.now(), applied_at=clock.now())
+    assert "is off everywhere, because recomputing is faster now" in overview(seen()).headline.sentence

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.agents import client_of, pass_windows
 from agent.fakes import SLOW, START, after, window
 from agent.test_actuator import DECISION
+from tiertune_agent import run
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.published import Published, changes
 from tiertune_agent.records import Rates, State, sum_known
@@ -108,6 +109,17 @@ def test_a_running_agent_tells_its_change_and_the_ledgers_money(agent, store, ro
     assert told == pytest.approx(sum_known(row["money"] for row in rows))
     with client_of(agent) as http:
         assert "tiertune_agent_change_timestamp_seconds{" in http.get("/metrics").text
+
+
+def test_a_round_that_changes_many_stores_tells_each(agents, store, other, clock, monkeypatch):
+    """A fleet makes more changes in a round, after an edit of the policy, than are looked through again and again."""
+    monkeypatch.setattr(run, "LATEST", 1)
+    agent = agents(store, other)
+    agent.tick()
+    store.bandwidth = other.bandwidth = SLOW
+    pass_windows(agent, [store, other], clock, 3, tick=True)
+    told = samples(agent.metrics, "tiertune_agent_change_timestamp_seconds")
+    assert {labels["store"] for labels, _ in told} == {"host-a", "host-b"}
 
 
 def test_the_leader_alone_tells_changes(agents, store, clock):

@@ -8,9 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.fakes import START, gib
+from agent.test_actuator import DECISION
 from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.round import Round
 from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field
+from tiertune_agent.policy.budgets import budgeted
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.records import FLEET, Snapshot, Target
 from tiertune_agent.remote.split import REMOTE, SPLIT, Managed
@@ -21,6 +23,8 @@ from tiertune_agent.verdicts.soak import slowest
 from tiertune_agent.whatif.shapes import Grid, Split, median_shape
 
 GIB = 2**30
+DRAM = capacity_field("dram")
+STEP, FLEETS = ("store", "tier", "field", "from", "to"), (FLEET, "remote")
 
 
 def snapshot(name, tuning):
@@ -130,6 +134,45 @@ def test_what_is_above_the_budget_the_remote_gives_back():
     assert (wish.field, wish.before, wish.after) == (REMOTE_CAPACITY, 300 * GIB, 200 * GIB)
     assert "the budget leaves them 400.0 GiB" in wish.reason
     assert even().overspent() is None
+
+
+@pytest.mark.parametrize(
+    ("capacity", "disk", "least", "share"),
+    [(0, 0, None, 200), (50, 0, 50, 175), (0, 300, None, 100)],
+    ids=["nothing", "the least", "beside disks"],
+)
+def test_what_the_remote_cannot_give_back_the_hosts_do(capacity, disk, least, share):
+    """It has nothing more, or no more than its least size: DRAM gives its share of what is above, as disks do."""
+    tuners = {"tier_size": {"min": {"remote": least and least * GIB}}}
+    fleet = managed(capacity * GIB, 400 * GIB, 200 * GIB, disk=disk * GIB, tuners=tuners)
+    wish = fleet.overspent()
+    assert (fleet.target, wish.field, wish.before, wish.after) == (SPLIT, DRAM, 300 * GIB, share * GIB)
+    hosts = [("host-0", 400, 400 * share // 300), ("host-1", 200, 200 * share // 300)]
+    assert moves(fleet.split(wish))[:2] == hosts
+
+
+@pytest.mark.parametrize(("total", "leaves"), [(400, ""), (380, "leave 380.0 GiB"), (300, "leave 320.0 GiB")])
+def test_a_split_that_a_smaller_budget_does_not_pay_for_is_not_set_back(total, leaves):
+    """It gave 80 GiB back; what stands now may stand, however small the budget is by now."""
+    shared = managed(220 * GIB, 50 * GIB, 50 * GIB, budgets={"total": total * GIB})
+    moved = [("host-0", "dram", DRAM, 70, 50), ("host-1", "dram", DRAM, 70, 50), (*FLEETS, REMOTE_CAPACITY, 260, 220)]
+    steps = [dict(zip(STEP, (*where, was * GIB, now * GIB), strict=True)) for *where, was, now in moved]
+    made = replace(DECISION, tuner="tier_size", target=SPLIT, evidence={"split": steps})
+    this = Round(shared.policy, 1, shared.fleet, managed=True, shared=shared)
+    assert this.unpaid(made, back=False) == ""
+    told = this.unpaid(made, back=True)
+    assert leaves in told if leaves else not told
+
+
+@pytest.mark.parametrize("capacity", [0, 100])
+def test_disks_above_a_budget_that_is_split_give_back_when_the_remote_has_nothing_more(capacity):
+    """As of any other total each tier gives its share."""
+    shared = managed(capacity * GIB, 100 * GIB, 100 * GIB, disk=300 * GIB)
+    this = Round(shared.policy, 1, shared.fleet, managed=True, shared=shared)
+    elsewhere = this.elsewhere(Target("host-0", "disk"))
+    paid = budgeted(shared.rule.budgets, "disk", elsewhere, this.own(Target("host-0", "disk")))
+    given = this.allowed(NoChange("as it is"), paid)
+    assert isinstance(given, NoChange) if capacity else given.after == 150 * GIB
 
 
 @pytest.mark.parametrize(

@@ -125,3 +125,16 @@ def test_advice_cannot_be_approved_but_rejected(advised):
         advised.changes.approve(decision.id, "local")
     assert advised.history.decisions.get(decision.id).state == "proposed"
     assert advised.changes.reject(decision.id, "local").state == "rejected"
+
+
+def test_advice_on_a_namespace_that_is_gone_ends(advised, store, other, clock):
+    """New weights are another namespace: what was advised of the old one is nobody's to follow any more."""
+    (decision,) = advised.history.decisions.in_state(State.PROPOSED)
+    for each in (store, other):
+        each.tells("get_status", lambda told: told | {"pools": {"cd" * 16: told["pools"][DIGEST]}})
+    other.up = False
+    pass_windows(advised, (store, other), clock)
+    assert advised.history.decisions.get(decision.id).state == "proposed"  # nobody knows what the other one serves
+    other.up = True
+    pass_windows(advised, (store, other), clock)
+    assert "fleet has it no more" in advised.history.decisions.get(decision.id).reason

@@ -5,7 +5,18 @@ from functools import partial
 
 import pytest
 
-from agent.whatif_fleet import CHUNK_TOKENS, DIGEST, NOW, Fleet, Host, begun, conversations, exact_cost, exact_rest
+from agent.whatif_fleet import (
+    CHUNK_BYTES,
+    CHUNK_TOKENS,
+    DIGEST,
+    NOW,
+    Fleet,
+    Host,
+    begun,
+    conversations,
+    exact_cost,
+    exact_rest,
+)
 from tiertune_connector.keys import Namespace
 from tiertune_connector.whatif.chain import Shape
 
@@ -151,3 +162,17 @@ def test_a_remote_that_does_not_answer_keeps_its_size(told):
         for host in fleet.hosts:
             host.remote_told = told if seed == 0 else None
     assert [set(each.costs) for each in prospects] == [set(prospects[0].costs)] * 3
+
+
+def test_a_store_that_misses_a_round_changes_no_size_that_is_simulated():
+    """Of unlike hosts another would be in the middle, and what was told could not be compared with what follows."""
+    fleet, largest = Fleet(3), []
+    for host, size in zip(fleet.hosts, (20, 40, 70), strict=True):
+        host.dram = size * CHUNK_BYTES
+    fleet.round()
+    for seed, up, later_s in ((0, True, 0), (1, False, 0), (2, True, 0), (3, False, 7200)):
+        fleet.hosts[0].up = up
+        fleet.now_s += later_s
+        (prospect,) = fleet.told(conversations(100, hosts=3, seed=seed))
+        largest.append(max(Shape.parse(shape).dram for shape in prospect.costs if "@" not in shape) // CHUNK_BYTES)
+    assert largest == [160, 160, 160, 280]  # two hours later it is not waited for any more

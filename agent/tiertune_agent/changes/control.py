@@ -104,20 +104,23 @@ class ChangeControl:
         frozen: Callable[[Target], str] = _none,
         disallowed: Callable[[Decision], str] = _none,
         silent: Container[str] = (),
-    ) -> list[Decision]:
+    ) -> tuple[list[Decision], list[Decision]]:
         """Find out about changes whose outcome is unknown: the agent or the store died, or the network was down.
 
         Unless people commanded it, a change that is ``frozen`` (why; empty: it is not) waits, and one ``disallowed``
         by the policy meanwhile is neither made nor set back. Stores that were ``silent`` just now are not asked again.
-        Returns the decisions as they were: earlier readings of their stores may be outdated.
+        Returns the decisions as they were, and those that did not wait: readings of their stores may be outdated.
         """
+        went_on = []
         unsettled = [*self._decisions.in_state(State.APPROVED), *self._decisions.undoing()]
         for decision in unsettled:
             making = decision.state == State.APPROVED
             by_itself = _by(decision) == (POLICY if making else VERDICT)
             if why := _held_up(decision, frozen if by_itself else _none, silent):
                 self._decisions.wait(decision, why)
-            elif not making:
+                continue
+            went_on.append(decision)
+            if not making:
                 self._undo(decision, disallowed(decision) if by_itself else "")
             elif decision.undo:
                 self._given_up(decision)
@@ -125,7 +128,7 @@ class ChangeControl:
                 in_time = decision.approved_at is not None and abs(self._now() - decision.approved_at) <= LATE
                 late = (disallowed(decision) if by_itself else "") if in_time else TOO_LATE
                 self._end(decision, self._actuator.resume(decision, late=late))
-        return unsettled
+        return unsettled, went_on
 
     def _undo(self, decision: Decision, late: str = "") -> tuple[Decision, str]:
         wish, outcome, now = decision.undo or {}, self._actuator.undo(decision, late=late), self._now()

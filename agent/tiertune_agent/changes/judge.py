@@ -58,14 +58,13 @@ class Judge:
 
     def run(self, this: Round) -> None:
         """Begin soaks and end those that are over."""
-        fleet = this.known
         for decision in self._decisions.in_state(State.APPLIED):
-            self._begin(decision, this, fleet.get(decision.target.store))
+            self._begin(decision, this, this.snapshot_of(decision.target))
         superseded = self._history.changed.superseded()
         for decision in self._decisions.in_state(State.SOAKING):
             if decision.undo is None and not self._begun_anew(decision):
                 verdict = _superseded(decision) if decision.id in superseded else None
-                snapshot = fleet.get(decision.target.store)
+                snapshot = this.snapshot_of(decision.target)
                 self._end(decision, verdict or self._verdict(decision, this, snapshot), this)
 
     def _begun_anew(self, decision: Decision) -> bool:
@@ -80,10 +79,9 @@ class Judge:
         """Ask once a week whether a decision still pays, by the same trial over the week; one decision per round."""
         if self._none_until - RARELY <= self._now() < self._none_until:  # a clock that went back makes nothing wait
             return
-        fleet = this.known
         since = self._now() - WEEK
-        for decision in self._history.changed.standing(since, fleet):
-            snapshot = fleet.get(decision.target.store)
+        for decision in self._history.changed.standing(since, [one.store for one in this.fleet]):
+            snapshot = this.snapshot_of(decision.target)
             if measure(decision) and snapshot and in_force(snapshot.tuning, decision.field) == decision.after:
                 verdict = self._reviewed(decision, since, this, snapshot)
                 self._decisions.review(decision, STANDS[verdict.state], verdict, self._now())
@@ -137,6 +135,8 @@ class Judge:
                 return  # it goes on soaking until something may change again
             mode = mode_of(rule, decision.tuner) if decision.mode == "auto" else decision.mode
             doubt = self._doubt(decision)
+            if unpaid := this.unpaid(decision, back=True):
+                doubt = f"; not rolled back: {unpaid}"
             if not doubt and mode == "auto":
                 with suppress(Refused):  # an operator was quicker
                     self._changes.roll_back(decision, "verdict", reason, verdict.evidence)

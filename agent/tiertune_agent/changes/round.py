@@ -4,13 +4,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 from tiertune_agent.policy.budgets import Budgeted, Capacities
-from tiertune_agent.policy.document import Policy, Rule, Rulings, mode_of
+from tiertune_agent.policy.document import Policy, Rule, Rulings, mode_of, rules_for
 from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, parts
 from tiertune_agent.remote.split import REMOTE, SPLIT, Managed
 from tiertune_agent.tuners.base import Answer, served
+from tiertune_agent.tuners.tier_size import TierSize
 from tiertune_agent.whatif.shapes import remote_bytes
+from tiertune_connector.units import format_size
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,11 @@ class Round:
         """The policy's rules for a target."""
         return self._rulings.for_target(target)
 
-    @property
-    def known(self) -> dict[str, Snapshot]:
-        """Everything that decisions may concern, by name; the fleet only if all of it answered."""
-        known = {snapshot.store: snapshot for snapshot in self.fleet}
-        return {**known, FLEET: self.shared.snapshot} if self.shared and self.shared.complete else known
+    def snapshot_of(self, target: Target) -> Snapshot | None:
+        """Of the store that has the target; of a split only if the whole fleet answered, as it is of all hosts."""
+        if target.store != FLEET:
+            return self._snapshots.get(target.store)
+        return self.shared.snapshot if self.shared and (self.shared.complete or target == REMOTE) else None
 
     @cached_property
     def splits(self) -> bool:
@@ -75,24 +78,51 @@ class Round:
         if decision.target.store == FLEET and not self.managed:
             return "the policy's remote.manage is off by now"
         mode = mode_of(self.rule(decision.target), decision.tuner)
-        return "" if mode == "auto" else f"the policy's mode is {mode} by now"
+        if mode != "auto":
+            return f"the policy's mode is {mode} by now"
+        return self.unpaid(decision, back=decision.undo is not None)
 
-    def note(self, decisions: Iterable[Decision]) -> set[str]:
-        """Count what these grow against the budgets from now on. Returns the stores that they concern."""
-        concerned = set()
+    def unpaid(self, decision: Decision, *, back: bool) -> str:
+        """Why bounds and budgets forbid what it sets, or with ``back`` what its undo sets; empty: they do not."""
+        if decision.tuner != TierSize.name:
+            return ""
+        moves = [(part.target, part.before, part.after) for part in parts(decision)]
+        moves = [(target, after, before) for target, before, after in moves] if back else moves
+        if self.shared and self.shared.budget and decision.target == SPLIT:
+            spent = self.shared.spent({target: to for target, _, to in moves}) - len(moves)  # each is rounded to bytes
+            sizes: list[tuple[float, float]] = [(spent, max(self.shared.budget.budget, self.shared.spent({})))]
+        else:
+            sizes = [(to, self._most(target)) for target, was, to in moves if to > was]
+        told = (f"bounds and budgets leave {format_size(most)} by now" for size, most in sizes if size > most)
+        return next(told, "")
+
+    def note(self, decisions: Iterable[Decision]) -> None:
+        """Count what these grow against the budgets from now on."""
         for decision in decisions:
             for capacities in (self._wished,) if decision.state == State.PROPOSED else (self._wished, self._made):
                 capacities.note(decision)
-            concerned |= {decision.target.store, *(part.target.store for part in parts(decision))}
-        return concerned
 
     def allowed(self, answer: Answer, paid: Budgeted | None) -> Answer:
-        """Limit the answer to the budget that pays for the target. If a split is overspent, the remote gives back."""
+        """Limit the answer to the budget that pays for the target. Of a split, the remote gives back first."""
         if paid is None:
             return answer
         silent = self.managed and self.shared is None and paid.budget == "total"
         away = ", ".join([*self.missing, *(["the remote"] if silent else [])])
-        return paid.known(answer if self.splits else paid.given_back(answer), away)
+        later = self.splits and (self.shared is None or self.shared.spare > 0)
+        return paid.known(answer if later else paid.given_back(answer), away)
+
+    def _most(self, target: Target) -> float:
+        """Bytes that a tier may have: those it has, or more if the policy allows more."""
+        if target == REMOTE:
+            own, rules = (self.shared.capacity or 0, self.shared.rules(target)) if self.shared else (0, None)
+        else:
+            own, elsewhere = self.own(target), self.elsewhere(target)
+            rules = rules_for(self.rule(target), TierSize.name, target.tier, elsewhere=elsewhere, own=own)
+        return inf if rules is None or rules.most is None else max(own, rules.most)
+
+    @cached_property
+    def _snapshots(self) -> dict[str, Snapshot]:
+        return {snapshot.store: snapshot for snapshot in self.fleet}
 
     @cached_property
     def _served(self) -> Counter[frozenset[str]]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from itertools import chain
 
 from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.question import Question
@@ -12,10 +13,11 @@ from tiertune_agent.changes.survey import Hours, Survey, TierWindows
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import made
-from tiertune_agent.records import Now, Snapshot, State, Target
+from tiertune_agent.records import FLEET, Now, Snapshot, State, Target
 from tiertune_agent.remote.split import REMOTE, SPLIT
 from tiertune_agent.tuners.base import NoChange, Proposal, Tuner
 from tiertune_agent.tuners.registry import OF_REMOTE, OF_SOURCES, OF_STORES, check
+from tiertune_agent.tuners.tier_size import TierSize
 from tiertune_connector.units import Clock
 
 
@@ -66,15 +68,17 @@ class Rounds:
                     self._next = snapshot.store
                     break
                 self._tune(snapshot, this, survey)
+            if not this.missing:
+                advised = (one for snapshot in this.fleet for one in _places(snapshot, this))
+                of_remote = ((kind.name, target) for kind in OF_REMOTE for target in (SPLIT, REMOTE))
+                survey.withdraw_gone(FLEET, chain(advised, of_remote))
 
     def _tune(self, snapshot: Snapshot, this: Round, survey: Survey) -> None:
         """Ask about every target of a store. After a change the other tuners wait for the next window."""
-        there = set()
         for tuner, target in _asked(OF_STORES, snapshot, this):
-            there.add((tuner.name, target))
             if self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey):
                 return
-        survey.withdraw_gone(snapshot.store, there)
+        survey.withdraw_gone(snapshot.store, _places(snapshot, this))
 
     def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
         """Ask about sources that are only observed: nothing there can be set, so they only get advice."""
@@ -90,9 +94,10 @@ class Rounds:
         if shared is None:
             return False
         rule = shared.rule
-        sized = REMOTE if shared.overspent() else shared.target
-        asked = [(made(kind, rule), sized if kind.scope == "size" else REMOTE) for kind in OF_REMOTE]
+        asked = [(made(kind, rule), shared.target if kind.scope == "size" else REMOTE) for kind in OF_REMOTE]
         with self._survey(this.fleet) as survey:
+            other = SPLIT if shared.target == REMOTE else REMOTE
+            survey.withdraw(TierSize.name, other, f"{shared.target} is sized now")
             return any(
                 self._due(tuner, target) and self._taken(tuner, target, shared.snapshot, this, survey)
                 for tuner, target in asked
@@ -154,3 +159,8 @@ def _asked(kinds: Iterable[type[Tuner]], snapshot: Snapshot, this: Round) -> Ite
     for kind in kinds:
         for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
             yield made(kind, this.rule(target)), target
+
+
+def _places(snapshot: Snapshot, this: Round) -> Iterator[tuple[str, Target]]:
+    """Names of tuners with what each may be asked there."""
+    return ((tuner.name, target) for tuner, target in _asked(OF_STORES, snapshot, this))

@@ -159,12 +159,12 @@ class Survey:
                 self._history.decisions.expire(decision, why, now=self._now)
 
     def withdraw_gone(self, store: str, there: Iterable[tuple[str, Target]]) -> None:
-        """Expire what was proposed for a tier or pool that the store no longer has."""
-        asked = {place(tuner, target) for tuner, target in there}
-        for at, decisions in self._open.items():
-            for decision in decisions:
-                if decision.target.store == store and at not in asked:
-                    self._history.decisions.expire(decision, f"{store} has it no more", now=self._now)
+        """Expire what was proposed for a tier or pool that the store no longer has; for the fleet, that nobody has."""
+        mine = {at: found for at, found in self._open.items() if found[0].target.store == store}
+        asked = {place(tuner, target) for tuner, target in there} if mine else set()
+        for at in mine.keys() - asked:
+            for decision in mine[at]:
+                self._history.decisions.expire(decision, f"{store} has it no more", now=self._now)
 
     def write(self) -> None:
         """Write the answers to history."""

@@ -6,19 +6,20 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnExpressionArgument, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.models import DecisionRow, ReviewRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row
 from tiertune_agent.history.sessions import OfHistory, Sessions
-from tiertune_agent.records import STANDING, Decision, State, Target, grouped
+from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, grouped
 from tiertune_agent.tuners.base import Proposal
+from tiertune_agent.tuners.remote_fetch import FIELD
 from tiertune_agent.verdicts.verdict import Verdict
 
-MOST_WAITED = 10_000
-"""More than the largest fleet wishes in a day."""
+MOST_MOVED = 10_000
+"""More decisions than the largest fleet moves in a day."""
 
 
 class Decisions(OfHistory):
@@ -85,18 +86,25 @@ class Decisions(OfHistory):
             row = session.get(DecisionRow, number)
             return decision_of(row) if row else None
 
-    def find(self, *, states: Collection[str] = (), limit: int = 200) -> list[Decision]:
-        """Decisions, newest first; without ``states``, in any."""
-        query = select(DecisionRow).order_by(DecisionRow.id.desc()).limit(limit)
-        if states:
-            query = query.where(DecisionRow.state.in_([str(s) for s in states]))
-        return self._decided(query)
+    def find(self, *, states: Collection[str] = (), limit: int = 200, since: datetime | None = None) -> list[Decision]:
+        """Decisions, newest first; without ``states``, in any; without ``since``, whenever they were updated."""
+        return self._newest(limit, since, *([DecisionRow.state.in_([str(s) for s in states])] if states else []))
+
+    def switched(self, since: datetime) -> list[Decision]:
+        """Decisions that switched remote fetch: those updated since, and those among the last of all; oldest first."""
+        lately = self._newest(MOST_MOVED, since, DecisionRow.state.in_(CHANGED), DecisionRow.field == FIELD)
+        found = {one.id: one for one in (*self.find(states=CHANGED), *lately) if one.field == FIELD and one.applied_at}
+        return [found[number] for number in sorted(found)]
 
     def waited(self, since: datetime) -> list[Decision]:
         """Wishes outside mode auto, which nobody may act on unasked, updated since; newest first."""
-        query = select(DecisionRow).where(DecisionRow.updated_at >= since, DecisionRow.mode != "auto")
-        newest = (DecisionRow.id + 0).desc()  # by itself SQLite would walk all ids rather than those that moved lately
-        return self._decided(query.order_by(newest).limit(MOST_WAITED))
+        return self._newest(MOST_MOVED, since, DecisionRow.mode != "auto")
+
+    def _newest(self, limit: int, since: datetime | None, *which: ColumnExpressionArgument[bool]) -> list[Decision]:
+        query, newest = select(DecisionRow).where(*which), DecisionRow.id.desc()
+        if since is not None:  # by its id alone SQLite would walk all rows rather than those that moved lately
+            query, newest = query.where(DecisionRow.updated_at >= since), (DecisionRow.id + 0).desc()
+        return self._decided(query.order_by(newest).limit(limit))
 
     def undoing(self) -> list[Decision]:
         """Decisions whose rollback is under way."""

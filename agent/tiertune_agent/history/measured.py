@@ -16,7 +16,7 @@ from tiertune_agent.records import Prospect, StageWindow, Window
 from tiertune_agent.tuners.base import MOST_OF_TIER
 
 KEPT_CANDIDATE_WINDOWS = 20
-"""Per store; never pruned: while fetch is off, the last ones show what a typical candidate is."""
+"""Of the remote, per store; never pruned: while fetch is off, the last ones show what a typical candidate is."""
 IN_DETAIL = timedelta(days=1)
 """For a longer time, hours are read instead of windows that were summed up."""
 MOST_WINDOWS = 6000

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, ColumnExpressionArgument, delete, func, select
+from sqlalchemy import ColumnElement, ColumnExpressionArgument, and_, delete, func, select
 from sqlalchemy.orm import Session
 
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
@@ -68,16 +68,17 @@ class Retention(OfHistory):
     def prune(self, now: datetime, keep: timedelta) -> int:
         """Drop windows older than ``keep``, prospects older than a fortnight, hours and days older than a year.
 
-        Windows not summed up yet stay, as do a store's last ones with candidates. Answers go after a fortnight: they
-        are about what no longer exists. Returns how many rows went.
+        Windows not summed up yet stay, as do a store's last ones with candidates of the remote. Answers go after a
+        fortnight: they are about what no longer exists. Returns how many rows went.
         """
         dropped, year, fortnight = 0, now - max(keep, YEAR), now - max(keep, FORTNIGHT)
         old = WindowRow.start < now - keep
-        idle = _any(WindowRow, old, WindowRow.start < StoreRow.summed_until, WindowRow.requests == 0)
-        more = _any(WindowRow, WITH_CANDIDATES, besides=KEPT_CANDIDATE_WINDOWS)
+        candidates = WindowRow.tier == "remote", WITH_CANDIDATES  # every hit in DRAM has candidates there, too
+        idle = _any(WindowRow, old, WindowRow.start < StoreRow.summed_until, ~and_(*candidates))
+        more = _any(WindowRow, *candidates, besides=KEPT_CANDIDATE_WINDOWS)
         for store in self._stores(StoreRow.name, idle | more):
             summed = select(StoreRow.summed_until).where(StoreRow.name == store).scalar_subquery()
-            last = select(WindowRow.id).where(WindowRow.store == store, WITH_CANDIDATES)
+            last = select(WindowRow.id).where(WindowRow.store == store, *candidates)
             kept = last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)
             mine = (WindowRow.store == store, old, WindowRow.start < summed)
             with self._session() as session:

@@ -154,7 +154,8 @@ class History(OfHistory):
         if store != FLEET:
             self._do(update(StoreRow).where(StoreRow.name == store).values(pending_bypass=on))
             return
-        ours = (StoreRow.name != FLEET) & StoreRow.status[OBSERVED].as_string().is_(None)
+        told = self._rows(select(StoreRow.name, StoreRow.status))  # PostgreSQL looks into no document with a zero byte
+        ours = StoreRow.name.not_in([FLEET, *(name for name, status in told if status.get(OBSERVED))])
         wishes = [update(StoreRow).where(ours).values(pending_bypass=on)]
         if self.named:
             wishes.append(update(StoreRow).where(ours, StoreRow.url.not_in(self.named())).values(url=NOWHERE))

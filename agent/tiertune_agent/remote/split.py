@@ -1,6 +1,6 @@
 """The managed remote: its place in the fleet, and one budget split between it and the hosts' DRAM. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tiertune_agent.fields import REMOTE_CAPACITY, JsonDict, capacity_field, capacity_of, read, replaced
@@ -46,8 +46,9 @@ class Managed:
 
     @property
     def target(self) -> Target:
-        """What tier_size changes: all hosts' DRAM if one budget is split, else the remote alone."""
-        return REMOTE if self.budget is None else SPLIT
+        """What tier_size changes: all hosts' DRAM if one budget is split, else, or if it must give back, the remote."""
+        wish = self.overspent()
+        return REMOTE if self.budget is None or (wish and wish.field == REMOTE_CAPACITY) else SPLIT
 
     @property
     def capacity(self) -> int | None:
@@ -76,14 +77,28 @@ class Managed:
             NoChange(f"{', '.join(bypassed)} is bypassed: what is seen now is not what will be") if bypassed else None
         )
 
+    def spent(self, sizes: Mapping[Target, int]) -> int:
+        """Bytes of the hosts' DRAM and the remote, if some had these ``sizes``."""
+        hosts = (sizes.get(Target(one.store, SPLIT.tier), capacity_of(one.tuning, SPLIT.tier)) for one in self.fleet)
+        return sum(hosts) + sizes.get(REMOTE, self.capacity or 0)
+
+    @property
+    def spare(self) -> int:
+        """Bytes that the remote can give back."""
+        return max(0, (self.capacity or 0) - (self.rule.tuners.tier_size.min.remote or 0))
+
     def overspent(self) -> Proposal | None:
-        """Have the remote give back what exceeds the budget; None: it has nothing to give back."""
+        """Have the remote give back what exceeds the budget, then the hosts' DRAM its share; None: they need not."""
         split, capacity, dram = self.budget, self.capacity or 0, held(self.fleet, "dram")
-        if split is None or dram + capacity <= split.budget or not capacity:
+        if split is None or dram + capacity <= split.budget:
             return None
         told = f"DRAM of all hosts has {format_size(dram)} and the remote {format_size(capacity)}"
         told += f", the budget leaves them {format_size(split.budget)}"
-        return Proposal(REMOTE_CAPACITY, capacity, max(0, split.budget - dram), told)
+        if self.spare:
+            return Proposal(REMOTE_CAPACITY, capacity, max(0, split.budget - dram), told)
+        left, local = max(0, (self.rule.budgets.total or 0) - capacity), dram + held(self.fleet, "disk")
+        before, after = dram // split.hosts, left * dram // max(1, local) // split.hosts
+        return Proposal(capacity_field("dram"), before, after, told) if after < before else None
 
     def rules(self, target: Target) -> Rules:
         """Rules of tier_size. Bounds of a split apply to one host's DRAM; the remote has the rest of the budget."""
@@ -102,7 +117,8 @@ class Managed:
         if split is None or not steps:
             return NoChange(f"no host may change; wished {proposal.before} to {proposal.after}: {proposal.reason}")
         dram = now + sum(step["to"] - step["from"] for step in steps)
-        rest = max(0, split.budget - dram)
+        rest = split.budget - dram
+        rest = rest if rest > 2 * split.hosts else 0  # what rounding leaves: a Redis of one byte holds nothing
         remote = _within(rest, capacity, sizes.min.remote, sizes.max.remote)
         if remote != capacity:
             steps.append(_step(REMOTE, REMOTE_CAPACITY, capacity, remote))

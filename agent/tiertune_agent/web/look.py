@@ -11,9 +11,9 @@ from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.store import History
-from tiertune_agent.records import CHANGED, JUDGED, Decision, Now, Prospect, State, Window, Windows, ended
+from tiertune_agent.records import JUDGED, Decision, Now, Prospect, State, Window, Windows, ended
 from tiertune_agent.tuners.base import TypicalCandidate
-from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
+from tiertune_agent.tuners.remote_fetch import typical_candidate
 from tiertune_agent.web.curves import Counted, Curve, Ghosts, counted, curves, ghosts
 from tiertune_agent.web.figures import Cost, WindowSums, added, cost, sums
 from tiertune_agent.web.views import Views
@@ -139,7 +139,7 @@ class Looks:
             ],
             stores=self._stores,
             decisions=shown,
-            switches=[one for one in decisions.find(states=CHANGED)[::-1] if one.field == FIELD and one.applied_at],
+            switches=decisions.switched(since),
             verdicts=self._history.decisions.verdicts(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
             prospects=self._history.measured.prospects("", since, now),

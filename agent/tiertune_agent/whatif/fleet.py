@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import chain
@@ -16,7 +16,7 @@ from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Snapshot
 from tiertune_agent.tuners.base import pools
-from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape
+from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape, remote_bytes
 from tiertune_agent.whatif.terms import KnownCosts, Terms
 from tiertune_connector.units import Clock
 from tiertune_connector.whatif.chain import ChainGhosts, SampledRequest, Shape
@@ -26,6 +26,8 @@ KEPT_SAMPLES = 32_768
 """Samples kept of each namespace, to warm the ghosts of a new grid."""
 FORGOTTEN_AFTER = timedelta(days=1)
 """A namespace goes after so long without a request: each revision of weights is another one. So do stores."""
+WAITED_FOR = timedelta(hours=1)
+"""How long the sizes of a store that does not answer count: of many stores one is always silent."""
 _PACE_S = 60.0
 _SHARES = log(1.25)
 """Log of the factor by which a namespace's share of the tiers must move to count as changed."""
@@ -127,6 +129,8 @@ class FleetWhatif:
         self._handout = handout
         self._known = KnownCosts()
         self._grid = Grid()
+        self._lately: dict[str, Snapshot] = {}
+        """Stores as they last answered."""
         self._now: Shape | None = None
         """The sizes that stood in the last round."""
         self._namespaces: dict[str, _Namespace] = {}
@@ -159,13 +163,15 @@ class FleetWhatif:
         if not fleet:
             return []
         self._learn(fleet, at)
+        hosts = self._waited_for(fleet, at)
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
-        now = self._now = median_shape(fleet, self._now.remote if self._now else None)
+        remote = remote_bytes(fleet, self._now.remote if self._now else None)
+        now = self._now = replace(median_shape(hosts), remote=remote)
         self._hand_out(fleet, answers, at, now)
         now_s = self._steady_s()
         since_s, self._now_s = now_s if self._now_s is None else self._now_s, now_s
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
-        shapes = tuple(self._grid.around(now, local_tiers(fleet) + ("remote",) * managed, split))
+        shapes = tuple(self._grid.around(now, local_tiers(hosts) + ("remote",) * managed, split))
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
             self._plan(namespace, fleet, shapes, now=now, at=at, since_s=since_s)
         self._count(agreeing, at)
@@ -176,6 +182,12 @@ class FleetWhatif:
             for known in self._namespaces.values():
                 known.forget(now_s)
         return [told for told in (self._prospect(name, at, now_s, every_s) for name in self._namespaces) if told]
+
+    def _waited_for(self, fleet: Sequence[Snapshot], at: datetime) -> list[Snapshot]:
+        """Stores that answered lately, as they last did: one that misses a round changes no sizes."""
+        lately = {store: one for store, one in self._lately.items() if at - one.at < WAITED_FOR}
+        self._lately = lately | {one.store: replace(one, windows=(), stages=(), writes=None) for one in fleet}
+        return list(self._lately.values())
 
     def _learn(self, fleet: Sequence[Snapshot], at: datetime) -> None:
         """Take the costs that stores report; forget those of stores and namespaces long gone."""

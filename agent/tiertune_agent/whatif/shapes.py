@@ -28,10 +28,10 @@ class Split(NamedTuple):
     hosts: int
 
 
-def median_shape(fleet: Sequence[Snapshot], remote: int | None = None) -> Shape:
-    """The present sizes of the median host and the remote tier; ``remote`` is ``before`` of ``remote_bytes``."""
+def median_shape(fleet: Sequence[Snapshot]) -> Shape:
+    """The present sizes of the median host and the remote tier."""
     dram, disk = (sorted(capacity_of(snapshot.tuning, tier) for snapshot in fleet) for tier in LOCAL)
-    return Shape(dram[len(dram) // 2], disk[len(disk) // 2], remote_bytes(fleet, remote))
+    return Shape(dram[len(dram) // 2], disk[len(disk) // 2], remote_bytes(fleet))
 
 
 def held(fleet: Sequence[Snapshot], tier: str) -> int:
