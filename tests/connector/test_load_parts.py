@@ -287,14 +287,15 @@ def test_progress_is_told_in_steps(moves, closed_after):
 def test_what_dram_costs_is_learned_of_loads_from_dram_alone(store, engine):
     """Beside a slower tier its chunks were copied while the others came: what was left tells nothing.
 
-    Nor does a load of which the engine took a part: it took as long as all that it brought.
+    Of a load of which the engine took a part all that it brought counts: so long it took.
     """
     (session,) = store.server.sessions()
     dram, remote = (TierReport(tier, 1, 16, 16, "cheaper", 0.1, 0.5, 0.2, "won") for tier in ("dram", "remote"))
     refused = msgspec.structs.replace(remote, fetched_tokens=0, outcome="skipped", actual_s=None)
-    in_part = msgspec.structs.replace(dram, vain_tokens=8)
+    in_vain = msgspec.structs.replace(remote, vain_tokens=16, outcome="failed")
+    in_part = msgspec.structs.replace(dram, chunks=2, tokens=32, fetched_tokens=32, vain_tokens=16)
     learned = []
     store.store.health.dram_took = lambda *told: learned.append(told)
-    for told in ([dram, remote], [remote], [dram], [in_part], [dram, refused]):
+    for told in ([dram, remote], [remote], [dram], [in_part], [dram, in_vain], [dram, refused]):
         store.store.loads.report(session, Report(told))
-    assert learned == [(1, CHUNK, 0.2)] * 2
+    assert learned == [(1, CHUNK, 0.2), (2, 2 * CHUNK, 0.2), (1, CHUNK, 0.2)]

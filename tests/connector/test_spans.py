@@ -165,6 +165,13 @@ class TestOutcomes:
         assert "tiertune.tokens.remote" not in attributes
         assert attributes["tiertune.tokens.recomputed"] == 1300 - 256 - 384
 
+    def test_tokens_that_came_in_vain_were_recomputed(self):
+        """Of a load that was taken in part the rest is not counted for the tier, though it was fetched."""
+        attributes = self.attributes(reports=[report("remote", "won", chunks=5, vain=2)])
+        assert attributes["tiertune.tokens.remote"] == 384
+        assert attributes["gen_ai.usage.cache_read.input_tokens"] == 256 + 384
+        assert attributes["tiertune.tokens.recomputed"] == 1300 - 256 - 384
+
     @given(
         cut=st.integers(0, 50),
         fetched=st.integers(0, 50),

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tiertune_connector.cost import TOKENS_ONLY, FetchEstimate, GateSettings, PrefillCost, Reason
+from tiertune_connector.cost import TOKENS_ONLY, FetchEstimate, GateSettings, PrefillCost, Reason, decide
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import LookupReply
 from tiertune_connector.vllm.facts import Facts, Group
@@ -98,6 +98,15 @@ def test_what_is_not_fetched_for_other_reasons_says_nothing_of_copies(gate):
         assert choose(gate, FAR, SLOW).cut == 0
         assert gate.decide(ask(FAR, FAST, {"remote": GateSettings(fetch_on=False)}), 0).cut == 0
     assert choose(gate, FAR, FAST).cut == 0
+
+
+def test_what_copies_changed_is_asked_only_where_they_can_matter(gate, monkeypatch):
+    """A tier that is switched off is so without them, too: one decision is enough."""
+    asked = Mock(wraps=decide)
+    monkeypatch.setattr("tiertune_connector.vllm.gate.decide", asked)
+    gate.copied(BYTES, 0.06)
+    gate.decide(ask(FAR, FAST, {"remote": GateSettings(fetch_on=False)}), 0)
+    assert asked.call_count == 1
 
 
 def test_the_backlog_hides_a_part_of_a_fetch(gate):

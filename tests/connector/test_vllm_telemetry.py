@@ -5,6 +5,7 @@ from itertools import count
 
 import pytest
 
+from tiertune_connector.client.store_client import Loaded
 from tiertune_connector.cost import Candidate, GateDecision, Reason
 from tiertune_connector.profile import steps as steps_module
 from tiertune_connector.profile.steps import Steps
@@ -148,7 +149,7 @@ def reported(client):
     [
         (0, {"dram": ("failed", CHUNK), "remote": ("failed", 2 * CHUNK)}),
         (1, {"dram": ("failed", CHUNK), "remote": ("failed", 2 * CHUNK)}),
-        (2, {"dram": ("lost", 0), "remote": ("skipped", 2 * CHUNK)}),
+        (2, {"dram": ("lost", 0), "remote": ("failed", 2 * CHUNK)}),
         (3, {"dram": ("lost", 0), "remote": ("won", CHUNK)}),
         (4, {"dram": ("lost", 0), "remote": ("won", 0)}),
     ],
@@ -212,13 +213,33 @@ def test_what_was_chosen_and_not_begun_is_computed_again(told, client, had, agai
     assert reported(client) == {"dram": ("skipped", again[0] * CHUNK), "remote": ("skipped", again[1] * CHUNK)}
 
 
-def test_what_came_for_a_request_that_ends_before_it_is_taken_came_in_vain(told, client):
-    """It is told all the same: its seconds were the link's."""
+def test_a_tier_whose_chunks_all_came_in_vain_has_failed_beside_one_of_use(told, client):
+    """Its seconds are its own, and not DRAM's; a chunk that came by another's load counts with neither."""
     request = fetching()
-    told.loaded(request, load(b"b", b"c", b"d"))
+    job = load(b"b", b"d", keys=(b"b", b"d"))
+    job.reply = Loaded([], ["hit"] * 2, {"remote": 0.4}, 0, 0)
+    told.loaded(request, job)
+    told.begun(request, 3 * CHUNK)
+    (reports,) = client.reports
+    tokens = [(report.tokens, report.fetched_tokens, report.vain_tokens) for report in reports]
+    assert tokens == [(CHUNK, CHUNK, 0), (CHUNK, CHUNK, CHUNK)]
+    assert [(report.outcome, report.actual_s) for report in reports] == [
+        ("won", pytest.approx(0.1)),
+        ("failed", pytest.approx(0.4)),
+    ]
+    assert gained_s(reports[1]) == pytest.approx(-0.4)
+
+
+@pytest.mark.parametrize(("done", "remote"), [([b"b", b"c", b"d"], 2), ([b"b", b"c"], 1)])
+def test_what_a_request_that_ended_first_did_not_take_is_not_computed_again(told, client, done, remote):
+    """What its load brought is told all the same, as its seconds were the link's; what it was worth nobody knows."""
+    request = fetching()
+    told.loaded(request, load(*done, keys=done))
     told.settled(request)
     told.finished("r", request)
-    assert reported(client) == {"dram": ("failed", CHUNK), "remote": ("failed", 2 * CHUNK)}
+    assert reported(client) == {"dram": ("unknown", 0), "remote": ("unknown", 0)}
+    assert [report.fetched_tokens for report in client.reports[0]] == [CHUNK, remote * CHUNK]
+    assert [gained_s(report) for report in client.reports[0]] == [None, None]
 
 
 def test_a_trace_is_told_when_a_load_ended(told, silent):

@@ -21,9 +21,10 @@ FETCH = GateDecision(
 )
 
 
-def report(tier, outcome, *, chunks=3, fetched=None, actual_s=0.1):
+def report(tier, outcome, *, chunks=3, fetched=None, actual_s=0.1, vain=0):
     fetched = chunks if fetched is None else fetched
-    return TierReport(tier, chunks, chunks * 128, fetched * 128, "cheaper", 0.05, 0.3, actual_s, outcome)
+    tokens = chunks * 128, fetched * 128
+    return TierReport(tier, chunks, *tokens, "cheaper", 0.05, 0.3, actual_s, outcome, vain_tokens=vain * 128)
 
 
 class Sink:

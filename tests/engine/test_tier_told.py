@@ -249,6 +249,18 @@ def test_what_staging_lost_before_it_was_taken_is_not_told_as_saved(engine, prom
     wait_until(lambda: told(store, "duplicate_prefill_tokens_total") == 256)
 
 
+def test_what_came_for_a_request_that_ends_while_there_is_no_room_is_not_told_as_failed(engine, prompt, store):
+    """Its client gave up: nothing failed, nobody computed anything, and a higher margin would mend nothing."""
+    asked = engine.request("b", prompt)
+    assert engine.matched(asked, room=False) == 256
+    engine.done(asked)
+    counts = gated(engine)
+    assert counts["loads_total", ("dram", "unknown")] == 1
+    assert counts["fetched_tokens_total", ("dram",)] == 256
+    wait_until(lambda: told(store, "gate_fetched_tokens_total") == 256)
+    assert told(store, "duplicate_prefill_tokens_total") == 0
+
+
 def test_what_another_connector_brings_is_not_told_as_saved(engine, prompt):
     """In a MultiConnector vLLM takes the tokens of the first that has some; what the others had was for nothing."""
     asked = engine.request("b", prompt)

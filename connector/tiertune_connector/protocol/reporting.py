@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from tiertune_connector.cost import Candidate, GateDecision, PrefillCost, gain_s, waited_s
 from tiertune_connector.protocol.messages import PrefillLine, TierReport
 
@@ -30,35 +32,40 @@ def tier_reports(
     ``actual_s`` is how long the request waited for all that was fetched, None if nothing was; ``seconds`` is each
     slower tier's part, from the load's reply. A load may have begun before the request waited: its seconds count no
     further than that wait. The rest is the copy of what was not copied meanwhile, charged to DRAM, or to the last tier
-    fetched from if DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if not all of the fetch came. ``used`` is
-    what is left of the decision if the engine computed some of it anyway; without it a failed fetch came to nothing.
-    Of a fetch that came, and was of use in part, the predictions are that part's.
+    fetched from if DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if not all of the fetch came, and
+    ``unknown`` if nobody can tell what it was worth. ``used`` is what is left of the decision if the engine computed
+    some of it anyway; without it a failed fetch came to nothing. Of a tier whose chunks came, and were of use in part,
+    the predictions are that part's; if none was of use it has failed.
     """
     kept = used or (decision.cut_to(0, (), ()) if failure else decision)
-    told = decision if failure or actual_s is None else kept
-    fetched = [candidate.tier for candidate in told.candidates if candidate.fetched]
+    fetched = [candidate.tier for candidate in decision.candidates if candidate.fetched]
     took: dict[str, float] = {}
     if fetched and actual_s is not None:
         took = {tier: min((seconds or {}).get(tier, 0.0), actual_s) for tier in fetched}
         took[DRAM if DRAM in took else fetched[-1]] += actual_s - max(took.values())
-    return [
-        TierReport(
-            offered.tier,
-            offered.chunks,
-            offered.chunks * chunk_tokens,
-            loaded * chunk_tokens,
-            offered.reason.value,
-            offered.fetch_s,
-            offered.recompute_s,
-            took.get(offered.tier),
-            _outcome(offered, took.get(offered.tier), failure),
-            max(0.0, offered.backlog_s),
-            offered.prefills,
-            (loaded - left.fetched) * chunk_tokens,
+    reports = []
+    for chosen, left in zip(decision.candidates, kept.candidates, strict=True):
+        told, failed = chosen, failure
+        if actual_s is not None and not failure:
+            in_vain = chosen.fetched and not left.fetched
+            told, failed = (replace(chosen, chunks=left.chunks), "failed") if in_vain else (left, "")
+        actual = took.get(told.tier)
+        report = TierReport(
+            told.tier,
+            told.chunks,
+            told.chunks * chunk_tokens,
+            chosen.fetched * chunk_tokens,
+            told.reason.value,
+            told.fetch_s,
+            told.recompute_s,
+            actual,
+            _outcome(told, actual, failed),
+            max(0.0, told.backlog_s),
+            told.prefills,
+            (chosen.fetched - left.fetched) * chunk_tokens,
         )
-        for chosen, offered, left in zip(decision.candidates, told.candidates, kept.candidates, strict=True)
-        for loaded in [chosen.fetched if offered.fetched else 0]
-    ]
+        reports.append(report)
+    return reports
 
 
 def gained_s(report: TierReport) -> float | None:

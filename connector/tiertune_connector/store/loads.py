@@ -91,8 +91,7 @@ class Loads:
         for tier in report.tiers:
             self.accounts.gate(tier, session.chunk_bytes)
             self.accounts.computed_again(session, recomputed(tier))
-            whole = tier.outcome in ("won", "lost") and not tier.vain_tokens
-            if alone and whole and tier.tier == "dram" and tier.actual_s:
+            if alone and tier.tier == "dram" and tier.actual_s and tier.outcome in ("won", "lost"):
                 chunks = max(1, tier.fetched_tokens // max(1, session.chunk_tokens))
                 self.health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
 

@@ -89,13 +89,14 @@ def _fetched(trace: RequestTrace) -> Iterator[TierReport]:
 
 
 def _tokens(trace: RequestTrace, chunk_tokens: int) -> dict[str, int]:
-    """Prompt tokens by where they came from; those of a load that failed count as recomputed."""
+    """Prompt tokens by where they came from; those of a load that failed, or came in vain, count as recomputed."""
     if trace.decision is None:
         return {}
     fetched: dict[str, int] = {}
     for report in _fetched(trace):
         if report.outcome not in FAILURES:
-            fetched[report.tier] = fetched.get(report.tier, 0) + report.fetched_tokens
+            used = report.fetched_tokens - report.vain_tokens
+            fetched[report.tier] = fetched.get(report.tier, 0) + used
     asked = sum(candidate.fetched for candidate in trace.decision.candidates)
     engine = min(max(0, trace.decision.cut - asked) * chunk_tokens, trace.prompt_tokens)
     cached = min(engine + sum(fetched.values()), trace.prompt_tokens)

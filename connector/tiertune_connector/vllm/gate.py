@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.cost import Backlog, FetchEstimate, GateDecision, Others, PrefillCost, deadline_s, decide
-from tiertune_connector.cost.gate import REMOTE
+from tiertune_connector.cost.gate import REMOTE, Reason
 from tiertune_connector.protocol.reporting import DRAM
 from tiertune_connector.vllm.facts import Facts
 from tiertune_connector.vllm.lookups import Ask
@@ -185,7 +185,8 @@ class EngineGate:
             most=len(reached),
         )
         decision = choice(copy_s=copy_s)
-        if copy_s and decision.candidates and not decision.fetches and choice(copy_s=0.0).fetches:
+        slower = not decision.fetches and any(one.reason is Reason.SLOWER for one in decision.candidates)
+        if copy_s and slower and choice(copy_s=0.0).fetches:
             self._copied = nbytes, DECLINED * seconds
         return decision
 

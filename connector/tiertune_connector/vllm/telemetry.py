@@ -107,7 +107,7 @@ class Telemetry:
     def finished(self, request: str, ask: Ask | None) -> None:
         """The request has ended."""
         if ask is not None and ask.load is not None:
-            self._report_load(ask, ask.load, 0)
+            self._report_load(ask, ask.load, ask.had)
         if ask is not None and ask.decision is not None:  # what was chosen and not begun, or came by others' loads
             every, tiers = range(len(ask.chain)), ask.reply.result().tiers
             used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
@@ -149,7 +149,7 @@ class Telemetry:
             chunk_tokens=self.chunk_tokens,
             actual_s=job.seconds if job else None,
             seconds=job.reply.seconds if job and job.reply else None,
-            failure=_failure(job, used) if job else "",
+            failure=_failure(ask, job) if job else "",
             used=used,
         )
         self.client.report(reports)
@@ -158,10 +158,11 @@ class Telemetry:
             self.tracing.loaded(ask.request, reports, ago_s=monotonic() - job.started - job.seconds)
 
     def _report_load(self, ask: Ask, job: Job, had: int | None = None) -> None:
-        """Report what ``job`` loaded of the prompt's first ``had`` chunks, if anything; None: the load failed.
+        """Report what ``job`` loaded of the prompt's first ``had`` chunks, if anything.
 
-        The rest of these chunks came by others' loads. vLLM takes fewer chunks than came if staging had no room for the
-        rest, of whatever group, or has lost it. If it takes none of them the load has failed as well.
+        None: the load failed, or the request has ended before any were taken, and computes nothing again. The rest of
+        these chunks came by others' loads. vLLM takes fewer chunks than came if staging had no room for the rest, of
+        whatever group, or has lost it.
         """
         if ask.decision is None:
             return
@@ -171,6 +172,8 @@ class Telemetry:
         came = next((place for place in loaded if ask.chain[place] not in done), end) if had is None else had
         if had is None and not done.issuperset(keys.difference(ask.chain)):
             came = 0
+        if had is None and job.succeeded:
+            end = came = ask.decision.cut
         asked, used = (ask.decision.cut_to(until, set(loaded), tiers) for until in (end, came))
         if asked.fetches:
             self._report(ask, asked, job, used)
@@ -197,8 +200,8 @@ class Telemetry:
             ask.wanted_at = None
 
 
-def _failure(job: Job, used: GateDecision | None) -> str:
-    """``late``, ``failed`` or empty; a job that succeeded, and of which vLLM took nothing, counts as failed."""
+def _failure(ask: Ask, job: Job) -> str:
+    """``late``, ``failed`` or empty; ``unknown`` if the request has ended before the scheduler took what came."""
     if job.succeeded:
-        return "failed" if used is not None and not used.fetches else ""
+        return "unknown" if ask.had is None else ""
     return "late" if job.late or (job.reply is not None and "late" in job.reply.outcomes) else "failed"
