@@ -18,7 +18,7 @@ from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import LoadedPolicy, Policy, Rulings, frozen_by, rates
 from tiertune_agent.published import Published
-from tiertune_agent.records import FLEET, Now, Rates, Snapshot, Target, parts
+from tiertune_agent.records import FLEET, Decision, Now, Rates, Snapshot, Target, parts
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import REMOTE, Managed
 from tiertune_agent.tuners.base import models
@@ -74,8 +74,14 @@ class Loop:
         this = Round(policy, revision, fleet, managed, shared, missing)
         self.operators.deliver()
         silent = {one.store for one in (*answers, told) if isinstance(one, Trouble) and one.kind in SILENT}
+
+        def disallowed(decision: Decision) -> str:
+            why = this.disallowed(decision)
+            this.note([] if why else [decision])  # the room that it takes is no other's
+            return why
+
         under_way, went_on = self.changes.settle(
-            lambda target: self.operators.frozen() or frozen_by(this.rule(target), self.now()), this.disallowed, silent
+            lambda target: self.operators.frozen() or frozen_by(this.rule(target), self.now()), disallowed, silent
         )
         this.note(under_way)
         uncertain = {one.target.store for one in (*under_way, *(part for one in went_on for part in parts(one)))}

@@ -62,6 +62,25 @@ def test_one_round_spends_a_budget_once(world, budgets):
     assert "stays at 1.0 GiB" in world.answer("dram", "host-3")
 
 
+def test_verdicts_of_one_round_set_back_no_more_than_a_budget_pays_for(world):
+    """Two hosts shrank, and another took half of the room since: one of the two has its own again."""
+    for store, held in zip(world.stores, (2, 2, 1, 1), strict=True):
+        store.by_hand(FIELD, held * GIB)
+    still = "".join(f"{{match: {{store: host-{number}}}, mode: observe}}, " for number in (2, 3))
+    world.policy.write_text(POLICY.format(mode="auto", budgets="dram: 6GiB") + f"overrides: [{still}]\n")
+    world.agent.loop.run_once()
+    shapes = {"shape": f"{2 * GIB}/0/0", "best": f"{GIB}/0/0"}
+    for name in ("host-0", "host-1"):
+        smaller = Proposal(FIELD, 2 * GIB, GIB, "because", shapes)
+        world.agent.changes.take("tier_size", Target(name, "dram"), smaller, mode="auto", version=2, policy=1)
+    world.stores[2].by_hand(FIELD, 2 * GIB)
+    for _ in range(8):
+        world.prospects({(1, 0): 2.0, (2, 0): 1.0})
+        World.rounds(world)
+    assert sorted(world.drams()) == [1, 1, 2, 2]
+    assert [each.state for each in world.wishes().values()].count("rolled_back") == 1
+
+
 def test_recommendations_of_one_round_hold_a_budget_together(world):
     """Whoever approves all of them does not overspend."""
     world.allow("dram: 6GiB", mode="recommend")

@@ -214,6 +214,7 @@ class TestDrift:
             "tiers.dram.capacity_bytes: expected 1.0 GiB, found 128.0 MiB",
         ]
         assert list(drift({"a": {"b": 1}}, {"a": {}})) == ["a.b: expected 1, found none"]
+        assert list(drift({"a": 5}, {"a": {"b": 1}})) == ["a: expected 5, found none"]
 
     def test_null_is_as_good_as_absent(self):
         """A pool that is named without values is no difference."""

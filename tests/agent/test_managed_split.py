@@ -211,6 +211,33 @@ def test_hosts_give_back_what_is_above_a_smaller_budget(world):
     assert "DRAM of all hosts has 2.0 GiB and the remote 0 B, the budget leaves them 1.0 GiB" in made.reason
 
 
+@pytest.mark.parametrize("max_step", [0.5, 1.0])
+def test_hosts_and_their_disks_both_give_their_share(world, max_step):
+    """Disks that fill the budget do not take all of the DRAM."""
+    for store in world.stores:
+        store.by_hand("tiers.disk.capacity_bytes", 4 * GIB)
+        store.health["disk"] = "ok"
+    world.raw.config_set("maxmemory", 1)
+    world.edit(("4GiB", "8GiB"), ("tier_size: {period: 15s", f"tier_size: {{max_step: {max_step}, period: 15s"))
+    for _ in range(24):
+        world.rounds()
+    disks = [store.tuning["tiers"]["disk"]["capacity_bytes"] / GIB for store in world.stores]
+    assert world.drams() == pytest.approx([0.8, 0.8], abs=0.03)
+    assert disks == pytest.approx([3.2, 3.2], abs=0.05)
+    assert world.remote() == 1 / GIB
+
+
+def test_a_wish_about_the_remote_stays_while_a_host_misses_a_round(world):
+    """It is no new one, to be approved anew, each time: what is overspent is not known then."""
+    world.edit(("mode: auto", "mode: recommend"), ("4GiB", "3GiB"))
+    wished = []
+    for number in range(5):
+        world.stores[1].up = number != 3
+        world.sampled({(1, 2): 1.0, (0.5, 2): 1.1})
+        wished.append([(one.id, one.field) for one in world.agent.history.decisions.find(states=[State.PROPOSED])])
+    assert wished[2:] == [[(1, "remote.capacity_bytes")]] * 3
+
+
 def test_what_rounding_leaves_is_not_given_to_the_remote(world):
     """A budget that three hosts do not share to the byte: a Redis of one byte reads back as one that holds nothing."""
     world.raw.config_set("maxmemory", 13 * GIB)

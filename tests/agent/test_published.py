@@ -68,6 +68,20 @@ def test_the_last_of_equal_changes_counts_whatever_the_order():
     assert changes([later, FETCH]) == changes([FETCH, later]) == {OFF: later.applied_at}
 
 
+def test_what_was_told_of_a_newer_change_stands():
+    """The older of two pools' changes is read again when its soak ends, and the newer one is long out of sight."""
+    metrics = AgentMetrics()
+    published, later = Published(metrics), replace(FETCH, id=2, applied_at=after(hours=1))
+    for told in ([later, FETCH], [FETCH]):
+        published.changed(told)
+        ((_, at),) = samples(metrics, "tiertune_agent_change_timestamp_seconds")
+        assert at == later.applied_at.timestamp()
+    published.leave_out({"host-b"})
+    published.changed([FETCH])
+    ((_, at),) = samples(metrics, "tiertune_agent_change_timestamp_seconds")
+    assert at == FETCH.applied_at.timestamp()
+
+
 def test_a_split_is_a_change_of_each_store_that_it_sets():
     """One decision of the fleet, told where it took effect."""
     step = {"store": "host-b", "tier": "dram", "field": "tiers.dram.capacity_bytes", "from": 2, "to": 1}

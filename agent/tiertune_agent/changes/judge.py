@@ -140,6 +140,7 @@ class Judge:
             if not doubt and mode == "auto":
                 with suppress(Refused):  # an operator was quicker
                     self._changes.roll_back(decision, "verdict", reason, verdict.evidence)
+                this.note([decision])
                 return
             state = State.INCONCLUSIVE
             reason += doubt or f"; not rolled back by itself in mode {mode}: roll back decision {decision.id}"

@@ -96,8 +96,9 @@ class Rounds:
         rule = shared.rule
         asked = [(made(kind, rule), shared.target if kind.scope == "size" else REMOTE) for kind in OF_REMOTE]
         with self._survey(this.fleet) as survey:
-            other = SPLIT if shared.target == REMOTE else REMOTE
-            survey.withdraw(TierSize.name, other, f"{shared.target} is sized now")
+            if shared.complete:
+                other = SPLIT if shared.target == REMOTE else REMOTE
+                survey.withdraw(TierSize.name, other, f"{shared.target} is sized now")
             return any(
                 self._due(tuner, target) and self._taken(tuner, target, shared.snapshot, this, survey)
                 for tuner, target in asked
@@ -163,4 +164,5 @@ def _asked(kinds: Iterable[type[Tuner]], snapshot: Snapshot, this: Round) -> Ite
 
 def _places(snapshot: Snapshot, this: Round) -> Iterator[tuple[str, Target]]:
     """Names of tuners with what each may be asked there."""
-    return ((tuner.name, target) for tuner, target in _asked(OF_STORES, snapshot, this))
+    kinds = (made(kind, this.policy) for kind in OF_STORES)
+    return ((kind.name, target) for kind in kinds for target in kind.targets(snapshot.store, snapshot.status))

@@ -62,7 +62,8 @@ def leaves(document: Json, path: str = "") -> Iterator[tuple[str, Any]]:
 def _has(document: Json, field: str) -> bool:
     """Whether it has the field, if only as null."""
     path, _, name = field.rpartition(".")
-    return name in ((read(document, path) or {}) if path else document)
+    there = read(document, path) if path else document
+    return isinstance(there, Mapping) and name in there
 
 
 def overlooking(fields: Iterable[str], wanted: Json, found: Json) -> JsonDict:

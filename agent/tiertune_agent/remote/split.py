@@ -14,6 +14,9 @@ from tiertune_connector.units import format_size
 
 REMOTE = Target(FLEET, "remote")
 SPLIT = Target(FLEET, "dram")
+DRAM = capacity_field("dram")
+LITTLE = 0.01
+"""Share of the hosts' DRAM that is not worth giving back: disks beside it give theirs in rounds of their own."""
 NO_BOUND = "the remote has no bound (maxmemory 0): set one by hand first, to start from and to go back to"
 NO_LIMIT = (
     "remote stays: nobody said how large it may get; set budgets.remote, budgets.total or tuners.tier_size.max.remote"
@@ -95,10 +98,10 @@ class Managed:
         told = f"DRAM of all hosts has {format_size(dram)} and the remote {format_size(capacity)}"
         told += f", the budget leaves them {format_size(split.budget)}"
         if self.spare:
-            return Proposal(REMOTE_CAPACITY, capacity, max(0, split.budget - dram), told)
+            return Proposal(REMOTE_CAPACITY, capacity, self._left(dram), told)
         left, local = max(0, (self.rule.budgets.total or 0) - capacity), dram + held(self.fleet, "disk")
         before, after = dram // split.hosts, left * dram // max(1, local) // split.hosts
-        return Proposal(capacity_field("dram"), before, after, told) if after < before else None
+        return Proposal(DRAM, before, after, told) if after < (1 - LITTLE) * before else None
 
     def rules(self, target: Target) -> Rules:
         """Rules of tier_size. Bounds of a split apply to one host's DRAM; the remote has the rest of the budget."""
@@ -106,7 +109,10 @@ class Managed:
         split = self.budget
         if target != SPLIT or split is None:
             return rules
-        return split_rules(rules, self.rule.tuners.tier_size, *split)
+        rules, wish = split_rules(rules, self.rule.tuners.tier_size, *split), self.overspent()
+        if wish is None or wish.field != DRAM or rules.most is None:
+            return rules
+        return replace(rules, most=max(rules.most, wish.after))  # disks give their share, too, and not all of it DRAM
 
     def split(self, proposal: Proposal) -> Answer:
         """Change the hosts' DRAM, and give the remote what that leaves of the budget; steps that shrink come first."""
@@ -117,15 +123,19 @@ class Managed:
         if split is None or not steps:
             return NoChange(f"no host may change; wished {proposal.before} to {proposal.after}: {proposal.reason}")
         dram = now + sum(step["to"] - step["from"] for step in steps)
-        rest = split.budget - dram
-        rest = rest if rest > 2 * split.hosts else 0  # what rounding leaves: a Redis of one byte holds nothing
-        remote = _within(rest, capacity, sizes.min.remote, sizes.max.remote)
+        remote = _within(self._left(dram), capacity, sizes.min.remote, sizes.max.remote)
         if remote != capacity:
             steps.append(_step(REMOTE, REMOTE_CAPACITY, capacity, remote))
         steps.sort(key=lambda step: bool(step["to"] > step["from"]))
         told = f"{proposal.reason}; remote {format_size(capacity)} to {format_size(remote)}"
         evidence = {**proposal.evidence, "split": steps}
         return replace(proposal, after=dram // split.hosts, reason=told, evidence=evidence)
+
+    def _left(self, dram: int) -> int:
+        """Bytes of the budget that DRAM leaves to the remote; of what rounding leaves none: a byte holds nothing."""
+        split = self.budget
+        left = split.budget - dram if split else 0
+        return left if left > 2 * len(self.fleet) else 0
 
     def _hosts(self, factor: float | None, each: int) -> Iterator[JsonDict]:
         """Steps in which hosts keep their proportions, within what the policy allows each."""
@@ -136,7 +146,7 @@ class Managed:
             wanted = each if factor is None else int(factor * before)
             after = _within(wanted, before, sizes.min.dram, sizes.max.dram)
             if after != before:
-                yield _step(target, capacity_field("dram"), before, after)
+                yield _step(target, DRAM, before, after)
 
 
 def host(snapshot: Snapshot) -> Target:
