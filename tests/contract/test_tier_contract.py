@@ -172,7 +172,7 @@ class TestSqlite(FileContract):
             write(other, ONE, b"of another")
             for writes, number in steps:
                 if writes:
-                    assert write(tier, TWO, b"%d" % number) is Outcome.OK
+                    assert write(tier, TWO, b"%d" % number).kept
                     assert tier.present(TWO, [b"%d" % number]) == (Outcome.OK, 1)
                 else:
                     tier.flush(TWO)
