@@ -52,6 +52,9 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
+_LABELS = {metric.name: metric.labels for metric in METRICS}
+
+
 class AgentMetrics:
     """One process's values. A name that is not in the catalogue is a KeyError."""
 
@@ -81,11 +84,16 @@ class AgentMetrics:
 
     def keep(self, name: str, label: str, values: Container[str]) -> None:
         """Remove the metric's samples whose ``label`` has none of these values."""
-        order = next(metric.labels for metric in METRICS if metric.name == name)
-        told = {tuple(sample.labels.items()) for one in self._families[name].collect() for sample in one.samples}
-        for labels in map(dict, told):
-            if labels[label] not in values:
-                self.unset(name, *(labels[each] for each in order))
+        place = _LABELS[name].index(label)
+        for labels in self.told(name):
+            if labels[place] not in values:
+                self.unset(name, *labels)
+
+    def told(self, name: str) -> dict[tuple[str, ...], float]:
+        """Values of a gauge by its labels, in their order; of a counter those of any of its samples."""
+        order = _LABELS[name]
+        samples = (sample for one in self._families[name].collect() for sample in one.samples)
+        return {tuple(sample.labels[each] for each in order): sample.value for sample in samples}
 
     def observe(self, name: str, seconds: float) -> None:
         self._child(name).observe(seconds)

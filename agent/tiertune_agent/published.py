@@ -23,13 +23,11 @@ class Published:
         self._metrics = metrics
         self._evicted: dict[str, tuple[str, int]] = {}
         """By server of the remote: its run id, and the keys evicted in that run."""
-        self._changed: dict[Labels, datetime] = {}
-        """What is exported: of those that changes have in common the newest may have been told long ago."""
 
     def changed(self, decisions: Iterable[Decision]) -> None:
+        told = self._metrics.told(_CHANGED)  # of changes with the same labels the newest may be long out of sight
         for labels, at in changes(decisions).items():
-            last = self._changed[labels] = max(at, self._changed.get(labels, at))
-            self._metrics.set(_CHANGED, last.timestamp(), *labels)
+            self._metrics.set(_CHANGED, max(at.timestamp(), told.get(labels, 0.0)), *labels)
 
     def booked(self, windows: Iterable[Window], rates: Rates) -> None:
         """Add to counters what windows are worth: the same sums as the ledger's.
@@ -45,7 +43,6 @@ class Published:
 
     def leave_out(self, stores: Container[str]) -> None:
         """Export nothing more of stores other than these."""
-        self._changed = {labels: at for labels, at in self._changed.items() if labels[1] in stores}
         for name in (_CHANGED, _MONEY):
             self._metrics.keep(name, "store", stores)
 
@@ -63,7 +60,6 @@ class Published:
 
     def forget(self) -> None:
         """Drop it all, but what is counted: another agent leads and exports it."""
-        self._changed.clear()
         self._metrics.clear(_CHANGED)
         self._metrics.clear("agent_incidents")
         self.remote(None)

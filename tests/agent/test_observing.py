@@ -187,7 +187,7 @@ def test_the_agent_exports_what_it_mapped_as_stores_do(observing, vllm, lmcache)
         ([{"name": "fleet"}], "stands for the whole fleet"),
         ([{}, {}], "a is named twice"),
         ([{"kind": "lmcache", "chunk_bytes": 0}], "chunk_bytes"),
-        ([], "at least one store"),
+        ([], "name a store in stores, stores_file or stores_dns"),
     ],
 )
 def test_bad_settings_are_told_and_end_with_2(tiertune, tmp_path, observe, said):
