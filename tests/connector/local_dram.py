@@ -52,7 +52,7 @@ class LocalDram(DramTier):
 def fill(tier: LocalDram, keys: Sequence[bytes], namespace: str = A) -> list[tuple[bytes, Slot]]:
     """Commit chunks of a page, the first of them the next victim; their slots."""
     for key in keys:
-        assert tier.write(namespace, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK
+        assert tier.write(namespace, key, view(payload(key, PAGE)), NOBODY).kept
     return [(key, tier.pools[namespace].pool.get(key)) for key in keys]
 
 

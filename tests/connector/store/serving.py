@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 from connector.stores import CHUNK_BYTES, NAMESPACE, Engine, Http, eventually, payload, running, view
 from tiertune_connector.chunk import Origin
-from tiertune_connector.tiers.base import Outcome
 
 DIGEST = NAMESPACE.digest
 ALICE = b"a" * 16
@@ -33,7 +32,7 @@ def used(home, remote, **more):
 
 def put_remote(remote, keys, tenant=b"", nbytes=CHUNK_BYTES):
     for key in keys:
-        assert remote.write(DIGEST, key, view(payload(key, nbytes)), Origin("host-b", tenant)) is Outcome.OK
+        assert remote.write(DIGEST, key, view(payload(key, nbytes)), Origin("host-b", tenant)).kept
 
 
 def written(store):
