@@ -138,7 +138,6 @@ def test_a_fast_remote_makes_first_tokens_early(player, record_property):
     while len(ratios) < ROUNDS and sum(ratio < 0.6 for ratio in ratios) < ENOUGH:
         never, gate = player.play("never", count), player.play("gate", count)
         assert never.external == 0
-        assert gate.told["won"] == count, gate
         assert gate.external >= 0.8 * count * TOKENS
         ratios.append(median(gate.ttft_s) / median(never.ttft_s))
     record_property("TTFT median, fetched to recomputed", [round(ratio, 3) for ratio in ratios])
