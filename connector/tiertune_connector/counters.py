@@ -29,6 +29,8 @@ Values = dict[Labels, Any]
 Tables = dict[str, Values]
 """By name of the metric."""
 _REMEMBERED_SNAPSHOTS = 8
+_NAMESPACE = {metric.name: metric.labels.index("namespace") for metric in METRICS if "namespace" in metric.labels}
+"""Place of that label, where a metric has it."""
 
 
 class _Cells:
@@ -82,6 +84,16 @@ class Counters:
             cell = cells[_fitting(name, labels)] = [0.0] * (len(buckets) + 2)
         cell[bisect_left(buckets, value)] += 1
         cell[-1] += value
+
+    def forget(self, namespace: str) -> None:
+        """Drop what was counted of a namespace; what is counted of it after that begins at 0."""
+        with self._lock:
+            all_cells = list(self._cells)
+        for cells in all_cells:
+            tables: dict[str, Values] = {**cells.values, **{name: told for name, (_, told) in cells.histograms.items()}}
+            for name, place in _NAMESPACE.items():
+                for labels in [labels for labels in tables.get(name, {}).copy() if labels[place] == namespace]:
+                    tables[name].pop(labels, None)
 
     @contextmanager
     def surviving(self, place: str, failure: str) -> Iterator[None]:

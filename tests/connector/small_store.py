@@ -42,10 +42,10 @@ class Served:
         tuning = parse_tuning({"tiers": {**tiers, "remote": {"fetch": "off", "write": "off"}}, "pools": pools})
         self.dram, self.disk = LocalDram(segment_bytes=64 * PAGE, clock=clock), DiskTier(root)
         self.disk.recover(CHUNKS * SLOT, "lru")
-        counters = Counters()
-        lanes = {"disk": Lane(self.disk, counters, clock, patience_s=PATIENCE_S)}
+        self.counters = Counters()
+        lanes = {"disk": Lane(self.disk, self.counters, clock, patience_s=PATIENCE_S)}
         self.store = TieredStore(
-            "host-a", tuning, dram=self.dram, disk=self.disk, lanes=lanes, counters=counters, clock=clock
+            "host-a", tuning, dram=self.dram, disk=self.disk, lanes=lanes, counters=self.counters, clock=clock
         )
         self.store.retune(tuning)
         self.clock = clock

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from connector.stores import at_once
+from connector.stores import at_once, counted
 from tiertune_connector.catalogue import BY_NAME, IDLE_BUCKETS, METRICS, PREFIX, SECONDS_BUCKETS
 from tiertune_connector.counters import Counters, PrometheusCollector
 
@@ -66,6 +66,25 @@ def test_threads_that_come_and_go_leave_their_counts_and_nothing_else():
     assert told[-1] == pytest.approx(15.0)
     assert counters.snapshot()[1]["tier_operation_seconds"]["rows"][0][-1] == 150
     assert len(counters._cells) <= 4
+
+
+def test_what_was_counted_of_a_namespace_is_forgotten_with_it():
+    """By all threads, in all metrics; other namespaces', and what is of none, stays. It begins anew if it comes again."""
+    counters = Counters()
+
+    def count(_: int) -> None:
+        for namespace in ("a", "b"):
+            counters.add("requests_total", ("no", namespace, "llama"))
+            counters.observe("tier_evicted_idle_seconds", ("dram", namespace, "llama"), 1.0)
+        counters.add("probes_total", ("remote", "ok"))
+
+    at_once(count, 3)
+    counters.forget("a")
+    assert counted(counters, "requests_total") == {("no", "b", "llama"): 3}
+    assert counted(counters, "tier_evicted_idle_seconds") == {("dram", "b", "llama"): 3}
+    assert counted(counters, "probes_total") == {("remote", "ok"): 3}
+    count(0)
+    assert counted(counters, "requests_total") == {("no", "a", "llama"): 1, ("no", "b", "llama"): 4}
 
 
 @pytest.mark.parametrize("name", ["clients", "nonsense_total", "tier_operation_seconds"])

@@ -10,6 +10,7 @@ from connector.stores import (
     Engine,
     Http,
     chain,
+    counted,
     eventually,
     payload,
     running,
@@ -18,7 +19,7 @@ from connector.stores import (
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.protocol.messages import Load, Lookup, PrefillLine
 from tiertune_connector.sessions.namespaces import LENT_AFTER_S
-from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.base import Evicted, Outcome
 from tiertune_connector.tiers.segment import PAGE
 
 pytestmark = pytest.mark.slow
@@ -53,6 +54,24 @@ def test_what_was_learned_of_a_namespace_goes_with_its_last_pool(served):
     assert learned(served) == (both, both)
     assert served.store.observer.read(0)[0]["namespaces"][OLD.digest]["chunks"] == 2
     assert served.store.accounts.pool_labels(OLD.digest) == (OLD.digest, "llama")
+
+
+def test_what_was_counted_of_a_namespace_goes_with_what_was_learned(served):
+    """Else metrics would have more series with each revision of the weights. What a remote evicts of it still counts."""
+    first, second = served.join(OLD), served.join(NEW)
+    gone = [Evicted(each.digest, "lru", "room", None, NOBODY) for each in (OLD, NEW)]
+    for session in (first, second):
+        served.store.accounts.prompt(session, 48)
+    served.store._evicted("remote", gone)
+    served.leave(first, LENT_AFTER_S)
+    served.store.forget()
+    served.store._evicted("remote", gone)
+    assert counted(served.counters, "requests_total") == {("no", NEW.digest, "llama"): 1}
+    remote = ("remote", "lru", "room")
+    assert counted(served.counters, "tier_evictions_total") == {
+        (*remote, NEW.digest, "llama"): 2,
+        (*remote, "", ""): 1,
+    }
 
 
 def test_what_was_learned_of_a_namespace_that_is_held_stays(served):

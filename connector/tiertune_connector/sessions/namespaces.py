@@ -99,6 +99,10 @@ class Namespaces:
                 anew |= anyone and crowded(pools, own)
             return anew
 
+    def known(self, namespace: str) -> bool:
+        """Whether somebody uses a namespace, or has since the start, and `over` has not told it since."""
+        return namespace in self._users or namespace in self._used_at
+
     def over(self, held: Container[str]) -> list[str]:
         """Namespaces not ``held``, and unused for so long that their pools would lend; each is told once."""
         with self.lock:

@@ -6,6 +6,7 @@ so, and needs a thread of its own.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -65,6 +66,7 @@ class TieredStore:
         self.disk = disk
         self.directory = directory
         self.lanes = lanes
+        self._counters = counters
         self._clock = clock
         self._lock = dram.lock
         self._codec = lanes["remote"].codec if "remote" in lanes else None
@@ -134,11 +136,12 @@ class TieredStore:
                     self.loads.arrivals.give_up(lane)
 
     def forget(self) -> None:
-        """Forget what was learned of namespaces that are over. Call it every second or so."""
+        """Forget what was learned and counted of namespaces that are over. Call it every second or so."""
         with self._lock:
             held = {**self.dram.pools, **(self.disk.pools if self.disk else {})}
             for namespace in self.namespaces.over(held):
                 self.observer.forget(namespace)
+                self._counters.forget(namespace)
 
     def close(self) -> None:
         for lane in self.lanes.values():
@@ -154,6 +157,8 @@ class TieredStore:
         return Room(pool.allowed, pool.stride) if pool else None
 
     def _evicted(self, tier: str, chunks: Sequence[Evicted]) -> None:
+        if tier == "remote":  # where chunks may lie for long after their namespace is over
+            chunks = [one if self.namespaces.known(one.namespace) else replace(one, namespace="") for one in chunks]
         self.accounts.evicted(tier, chunks, self._clock())
         if tier == "dram":
             self.behind.lost(chunks)
