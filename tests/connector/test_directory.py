@@ -277,6 +277,38 @@ def test_what_a_crash_left_half_written_is_never_seen_and_goes_with_the_next_sta
     assert [path.name.split(".")[1] for path in left] == [b"key-of-host-b".hex()]
 
 
+def test_no_folder_is_left_of_a_namespace_whose_chunks_have_left(tmp_path):
+    """However they left: new weights come a few times a day, and each leaves some hundred folders. The root stays."""
+    tier = opened(tmp_path, 8)
+    for namespace in (A, B):
+        for key in chain(namespace, 8):
+            assert write(tier, key, namespace) is Outcome.OK
+    assert [path.name for path in tmp_path.iterdir()] == [B]
+    (tmp_path / "note").touch()
+    assert tier.flush() == (Outcome.OK, 9)
+    assert list(tmp_path.iterdir()) == []
+    assert write(tier, b"key") is Outcome.OK
+
+
+def test_a_folder_that_goes_before_a_chunk_is_in_it_is_made_again(tmp_path, monkeypatch):
+    """As when another store evicts its last chunk there."""
+    tier, make = opened(tmp_path), Path.mkdir
+    with monkeypatch.context() as patch:
+        removed = []
+
+        def made(folder, *given, **more):
+            make(folder, *given, **more)
+            if folder.parent.parent == tmp_path and not removed:
+                removed.append(folder)
+                folder.rmdir()
+                folder.parent.rmdir()
+
+        patch.setattr(Path, "mkdir", made)
+        assert write(tier, b"key") is Outcome.OK
+    assert removed
+    assert intact(tier, b"key")
+
+
 @pytest.mark.parametrize(("number", "outcome"), [(errno.ENOSPC, Outcome.FULL), (errno.EIO, Outcome.ERROR)])
 def test_a_failing_file_system_is_an_outcome_and_leaves_nothing(tmp_path, monkeypatch, number, outcome):
     """The room that the write had taken is free again."""

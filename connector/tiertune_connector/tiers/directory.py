@@ -167,7 +167,10 @@ class DirectoryTier(OnFiles):
                 self._found = True
 
     def _remove(self, path: Path) -> bool:
-        """Remove a file; False if it is gone already. OSError: an own file still counts, and is now last to leave."""
+        """Remove a file, and its folders with their last one; False if it is gone already.
+
+        OSError: an own file still counts, and is now last to leave.
+        """
         removed = True
         with self._lock:
             size = self._own.pop(path, 0)
@@ -182,6 +185,9 @@ class DirectoryTier(OnFiles):
             raise
         with self._lock:
             self._own_bytes -= size
+        with suppress(OSError):  # mostly others are in there
+            for folder in path.relative_to(self._root).parents[:-1]:  # never the root
+                (self._root / folder).rmdir()
         return removed
 
     def _missed(self, path: Path) -> Outcome:
@@ -224,11 +230,13 @@ class DirectoryTier(OnFiles):
                 self.on_evicted([Evicted(victim.parent.parent.name, "lru", "room", None, NOBODY)])
 
     def _write_aside(self, path: Path, header: Header, payload: memoryview) -> None:
-        for folder in (path.parent.parent, path.parent):  # each with its mode, and never the root
-            folder.mkdir(_FOLDER, exist_ok=True)
         aside = path.with_name(f".{path.name}.{self._writer.encode().hex()}.{self._run}-{threading.get_ident()}")
         try:
-            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE), "wb", buffering=0) as file:
+            descriptor = _created(aside)
+        except FileNotFoundError:  # whoever emptied a folder meanwhile has removed it
+            descriptor = _created(aside)
+        try:
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
                 file.write(header.encode())
                 done = 0
                 while done < len(payload):
@@ -238,6 +246,13 @@ class DirectoryTier(OnFiles):
             with suppress(OSError):  # the first error tells more
                 aside.unlink(missing_ok=True)
             raise
+
+
+def _created(path: Path) -> int:
+    """A file's descriptor, in folders that are made if missing. OSError."""
+    for folder in (path.parent.parent, path.parent):  # each with its mode, and never the root
+        folder.mkdir(_FOLDER, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE)
 
 
 def _fill(path: Path, out: memoryview, came: Came) -> tuple[Header | None, int, int]:
