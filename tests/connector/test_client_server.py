@@ -109,6 +109,7 @@ def test_a_restarted_store_is_another_boot(home):
     eventually(lambda: not engine.client.connected)
     assert engine.find(chain("k", 3)) == []
     assert engine.read(loaded) == 0
+    eventually(lambda: not engine.client._copying)  # a store has new segments for ever
     with running(home, dram=8 * STRIDE):
         eventually(lambda: engine.client.connected)
         assert engine.client.boot_id not in ("", boot)

@@ -371,6 +371,8 @@ class StoreLink:
         with self._lock:
             gone = [segment for number in numbers if (segment := self._segments.pop(number, None)) is not None]
             self._idle.wait_for(lambda: not any(self._copying[segment.number] for segment in gone))
+            for segment in gone:
+                del self._copying[segment.number]
         for segment in gone:
             segment.close()
 
