@@ -57,7 +57,7 @@ def test_what_was_learned_of_a_namespace_goes_with_its_last_pool(served):
 
 
 def test_what_was_counted_of_a_namespace_goes_with_what_was_learned(served):
-    """Else metrics would have more series with each revision of the weights. What a remote evicts of it still counts."""
+    """Else each revision of the weights would add series to the metrics. What a remote evicts of it still counts."""
     first, second = served.join(OLD), served.join(NEW)
     gone = [Evicted(each.digest, "lru", "room", None, NOBODY) for each in (OLD, NEW)]
     for session in (first, second):
