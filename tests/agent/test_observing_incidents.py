@@ -4,6 +4,7 @@ import pytest
 
 from agent.observed import grow
 from agent.sources import LMCACHE, LMCACHE_MP, FakeSource, without
+from tiertune_agent.collector.observer import BOOTS
 
 pytestmark = pytest.mark.slow
 
@@ -120,6 +121,18 @@ def test_a_restarted_engine_counts_from_zero(observing, vllm):
     one.pass_windows(1)
     last = one.agent.history.measured.windows("engine-a", tier="")[-1]
     assert last.total("prompt_tokens_total") == 30000
+
+
+def test_an_engine_that_crashes_again_and_again_leaves_no_trail(observing, vllm):
+    """Each time another boot, which is counted from zero; few of them are remembered."""
+    one = observing(vllm)
+    for turn in range(BOOTS + 9):
+        vllm.set("process_start_time_seconds", 1795290000.0 + turn)
+        vllm.set("vllm:prompt_tokens_total", 100.0, engine="0")
+        one.pass_windows(1)
+    last = one.agent.history.measured.windows("engine-a", tier="")[-1]
+    assert last.total("prompt_tokens_total") == 100
+    assert len(one.agent.observing._observer._known["engine-a"].boots) == BOOTS
 
 
 def test_an_address_shared_by_several_processes_is_told(observing, vllm):

@@ -69,7 +69,7 @@ def test_threads_that_come_and_go_leave_their_counts_and_nothing_else():
 
 
 def test_what_was_counted_of_a_namespace_is_forgotten_with_it():
-    """By all threads, in all metrics; other namespaces', and what is of none, stays. It begins anew if it comes back."""
+    """By all threads, in all metrics; other namespaces', and what is of none, stays. Back, it begins anew."""
     counters = Counters()
 
     def count(_: int) -> None:

@@ -1,7 +1,9 @@
 """Reads observed sources, read-only, by a GET of one address each. Problems are values, not exceptions."""
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import httpx
 
@@ -21,6 +23,8 @@ ALIKE = 4
 """So many byte-identical answers in a row mean that somebody repeats an old one: each new one costs CPU time."""
 ANOTHER = 4
 """After so many answers in a row of the same older process, it is taken as the present one."""
+BOOTS = 64
+"""More processes than share an address; one that crashes again and again has a new boot each time."""
 CPU = "process_cpu_seconds_total"
 
 
@@ -31,8 +35,8 @@ class _Known:
     reading: Reading | None = None
     text: str = ""
     alike: int = 1
-    boots: set[str] = field(default_factory=set)
-    """Boots of processes that were counted: one that answers again after another is not new."""
+    boots: deque[str] = field(default_factory=partial(deque, maxlen=BOOTS))
+    """The latest boots of processes that were counted: one that answers again after another is not new."""
     older: tuple[str, int] = ("", 0)
     """The boot of a process that began before the one of ``reading``, and its answers in a row."""
 
@@ -56,9 +60,10 @@ class _Known:
     def take(self, reading: Reading) -> Reading | None:
         """Keep it as the last reading; returns the one before, or None if they cannot be differenced."""
         before, self.reading = self.reading, reading
-        again = before is not None and before.boot_id != reading.boot_id and reading.boot_id in self.boots
-        self.boots.add(reading.boot_id)
-        return None if again else before
+        if reading.boot_id not in self.boots:
+            self.boots.append(reading.boot_id)
+            return before
+        return before if before is None or before.boot_id == reading.boot_id else None
 
 
 class Observer:
