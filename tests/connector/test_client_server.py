@@ -260,6 +260,7 @@ def test_clients_and_stores_leave_no_descriptors_threads_or_files(home):
                 with Engine(store, name=f"{number}-{turn}") as engine:
                     engine.put(chain(f"k{turn}", 10))
                     assert engine.get(chain(f"k{turn}", 10)) == 10
+                    engine.reserve(chain("unwritten", 2))
 
     threads = threading.active_count()  # other tests' libraries may keep some
     round_(0)

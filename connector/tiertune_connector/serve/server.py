@@ -131,6 +131,8 @@ class Server:
             thread.join(max(0.0, until - time.monotonic()))
         for connection in list(self._connections):  # one that was being welcomed
             self._end(connection)
+        with self._lock:
+            self._release(list(self._lost))
         self._turns.close()
         self._waiters.close()
 
