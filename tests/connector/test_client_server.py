@@ -143,6 +143,20 @@ def test_slots_of_a_lost_connection_are_in_quarantine_until_it_is_back(store, ht
     engine.client.close()
 
 
+def test_of_a_client_that_is_lost_nothing_is_kept_but_its_slots(store):
+    """They may be in quarantine for ever, where nobody sees its process end: its prompts would take tens of MiB."""
+    with Engine(store) as engine:
+        engine.client.lookup("r", chain("k", 4), prompt_tokens=64, defer=True).result(10)
+        engine.reserve(chain("k", 2))
+        (session,) = store.server.sessions()
+        assert session.chains.get("r")
+        assert session.uncounted.get("r")
+    eventually(lambda: store.server._lost)
+    assert store.server._lost[0].session is session
+    assert len(session.quarantined) == 2
+    assert (session.chains.get("r"), session.uncounted.get("r")) == (None, None)
+
+
 def test_long_chunks_that_were_damaged_or_renewed_are_refused(home):
     """Of several windows, damaged in the last: none of the four is used."""
     long = 5 << 20

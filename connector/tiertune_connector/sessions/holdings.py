@@ -7,7 +7,7 @@ from math import inf
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import SlotRef
 from tiertune_connector.sessions.quotas import Quotas
-from tiertune_connector.sessions.session import Lease, Reservation, Session
+from tiertune_connector.sessions.session import Latest, Lease, Reservation, Session
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import Slot
@@ -66,6 +66,7 @@ class Holdings:
         """A client has gone: its pins end, its reserved slots go to quarantine, as it may still be copying."""
         with self.dram.lock:
             session.ended = True
+            session.chains, session.uncounted = Latest(), Latest()  # the session may stay for its slots
             self._take_back(session, inf)
 
     def written(self, session: Session, key: bytes, ref: SlotRef | None) -> Reservation | None:
