@@ -163,6 +163,19 @@ def test_a_store_that_cannot_start_is_told_of(path, caplog, monkeypatch):
     assert re.search(r"dram.segment: Input should be greater than 0", caplog.text)
 
 
+def test_a_long_log_begins_anew_with_the_next_store(path, monkeypatch):
+    """Engines that crash for ever start one each time; the last but one is kept, as it may tell why."""
+    monkeypatch.setattr(embedded, "START_S", 0.0)
+    monkeypatch.setattr(subprocess, "run", Mock())
+    folder = Path(f"{path}.state")
+    folder.mkdir(mode=0o700)
+    for said in ("a" * (embedded.MOST_LOG_BYTES + 1), "b" * embedded.MOST_LOG_BYTES):
+        (folder / "store.log").write_text(said)
+        embedded.ensure(path, dram_bytes=DRAM)
+    assert log(path) == said
+    assert (folder / "store.log.old").read_text().startswith("aa")
+
+
 def test_a_store_that_the_shell_cannot_start_is_told_of(path, caplog, monkeypatch):
     """As where it may have no more processes: the engine goes on without a store."""
     monkeypatch.setattr(embedded, "_DETACHED", "exit 2")

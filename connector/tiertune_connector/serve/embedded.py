@@ -32,6 +32,8 @@ MOST_DRAM_SHARE = 4
 SEGMENT_BYTES = 64 * 2**20
 START_S = 20.0
 """Longest wait for a store to start; engines go on trying to connect."""
+MOST_LOG_BYTES = 1 << 20
+"""A longer log begins anew with the next store."""
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 2000
 _DETACHED = '"$@" </dev/null >>store.log 2>&1 &'
@@ -131,6 +133,8 @@ def _start(path: Path, dram_bytes: int) -> bool:
     _make_private(state_dir, ours=True)
     config = _configure(path, dram_bytes, state_dir)
     log = state_dir / "store.log"
+    if log.exists() and log.stat().st_size > MOST_LOG_BYTES:
+        log.replace(log.with_name("store.log.old"))
     said_before = log.stat().st_size if log.exists() else 0
     logger.info("TierTune: no store listens on %s; one is started, with its log in %s", path, log)
     command = [sys.executable, "-m", "tiertune_connector.serve", str(config)]
