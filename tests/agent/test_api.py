@@ -26,6 +26,17 @@ def test_the_fleet_is_told(api, rounds):
     assert {a["tuner"] for a in fleet["answers"]} >= {"remote_fetch", "tier_size", "eviction", "balance"}
 
 
+def test_answers_on_a_pool_that_its_store_has_no_more_are_not_told(api, rounds, agent, store):
+    """Each revision of the weights is another pool; history keeps them for a fortnight."""
+    rounds(2)
+    store.tells("get_status", lambda told: {**told, "pools": {"cd" * 16: told["pools"][DIGEST]}})
+    rounds(2)
+    kept = {(answer["tuner"], answer["pool"]) for answer in agent.history.answers.newest()}
+    told = {(answer["tuner"], answer["pool"]) for answer in api("fleet")["answers"]}
+    assert {pool for _, pool in kept} == {"", DIGEST, "cd" * 16}
+    assert told == {one for one in kept if one[1] != DIGEST}
+
+
 def test_every_document_is_there_from_the_start(http):
     """On an empty history every path answers JSON."""
     for path in ("fleet", "decisions", "ledger", "curves", "auto", "policies", "incidents", "audit"):

@@ -148,7 +148,10 @@ class Views:
         return {"audit": self._history.journal.audited(limit)}
 
     def _answers(self, stores: Sequence[StoreRow]) -> list[JsonDict]:
-        """Each tuner's last answer on each target, and its mode there by the policy; null if the tuner is no more."""
+        """Each tuner's last answer on each target, and its mode there by the policy; null if the tuner is no more.
+
+        None on pools that are gone: each revision of the weights leaves one on every store.
+        """
         status, rulings = {store.name: store.status for store in stores}, self._in_force()[1]
 
         def mode(answer: Json) -> str | None:
@@ -157,7 +160,12 @@ class Views:
             target = Target(answer["store"], answer["tier"], pool, served)
             return mode_of(rulings.for_target(target), answer["tuner"]) if answer["tuner"] in SETTINGS else None
 
-        return [{**answer, "mode": mode(answer)} for answer in self._history.answers.newest()]
+        held = {(name, pool) for store, told in status.items() for pool in pools(told) for name in (store, FLEET)}
+        return [
+            {**answer, "mode": mode(answer)}
+            for answer in self._history.answers.newest()
+            if not answer["pool"] or (answer["store"], answer["pool"]) in held
+        ]
 
     def _in_force(self) -> tuple[LoadedPolicy, Rulings, list[Finding]]:
         """The policy, its rulings and lint's notes, computed once per policy."""
