@@ -48,7 +48,10 @@ class Traffic:
         """A chunk that was asked for is here, or will not come; an immediate failure says nothing of speed."""
         self._chunks -= 1
         self._bytes -= nbytes
-        self._sizes[nbytes] -= 1
+        if self._sizes[nbytes] == 1:
+            del self._sizes[nbytes]
+        else:
+            self._sizes[nbytes] -= 1
         if came:
             self._came_chunks += 1
             self._came_bytes += nbytes
