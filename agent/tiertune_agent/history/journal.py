@@ -45,9 +45,12 @@ class Journal(OfHistory):
 
     def incidents(self) -> list[JsonDict]:
         """All open incidents, then others, newest first, up to 100 in all."""
-        most = max(100, sum(self.open_incidents().values()))
-        query = select(IncidentRow).order_by(IncidentRow.closed_at.is_not(None), IncidentRow.id.desc()).limit(most)
-        return self._told(query, "id", "kind", "store", "message", "opened_at", "last_seen", "closed_at")
+        newest, closed_at = select(IncidentRow).order_by(IncidentRow.id.desc()), IncidentRow.closed_at
+        with self._session() as session:  # two queries: one would sort all that ever were
+            still = session.scalars(newest.where(closed_at.is_(None))).all()
+            over = session.scalars(newest.where(closed_at.is_not(None)).limit(max(0, 100 - len(still)))).all()
+        columns = ("id", "kind", "store", "message", "opened_at", "last_seen", "closed_at")
+        return [row.told(*columns) for row in (*still, *over)]
 
     def open_incidents(self) -> dict[str, int]:
         """Number of open incidents by kind; 0 for kinds of which none is open any more."""
