@@ -2,12 +2,13 @@
 
 import pytest
 
-from connector.stores import counted
+from connector.stores import counted, running
 from tiertune_connector.catalogue import BY_NAME, OTHER
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import StepReport, TierReport
 from tiertune_connector.protocol.reporting import recomputed
+from tiertune_connector.sessions.session import Session
 from tiertune_connector.store.accounts import STAGES, Accounts
 from tiertune_connector.tiers.base import Evicted
 from tiertune_connector.tiers.dram import DramTier
@@ -151,3 +152,14 @@ def test_labels_that_clients_choose_are_bounded(accounts, counters):
     assert counted(counters, "gate_requests_total") == {("remote", "fetch", OTHER): 3 * STAGES}
     seconds = {(f"stage-{number}", "prefill"): 1 for number in range(STAGES)}
     assert counted(counters, "stage_gpu_seconds_total") == seconds | {(OTHER, "prefill"): 2 * STAGES}
+
+
+def test_stages_that_clients_choose_are_bounded_on_gpus_too(home):
+    """Else one that names its stage anew with each start would add series to those of its GPU for ever."""
+    with running(home) as process:
+        told = set()
+        for number in range(2 * STAGES):
+            session = Session("client", "engine", f"stage-{number}", None, 0, 0, gpus=("GPU-1",))
+            process.server.sessions = lambda session=session: [session]
+            told |= set(process.gpus.stages().items())
+    assert told == {("GPU-1", stage) for stage in (*(f"stage-{number}" for number in range(STAGES)), OTHER)}

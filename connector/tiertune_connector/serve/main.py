@@ -91,7 +91,9 @@ class StoreProcess:
             self.server = Server(self.store, settings.socket, self.counters, probe_every_s=probe_every_s)
             undo.callback(self.server.stop)
             self.gpus = GpuSampler(
-                lambda: stages_of((session.gpus, session.stage) for session in self.server.sessions()),
+                lambda: stages_of(
+                    (session.gpus, self.store.accounts.stage(session.stage)) for session in self.server.sessions()
+                ),
                 self.counters,
                 clock=self._clock,
                 nvml=find_nvml(),

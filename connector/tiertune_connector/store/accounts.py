@@ -37,9 +37,17 @@ class Accounts:
     def pool_labels(self, namespace: str) -> tuple[str, str]:
         return namespace, self._model(namespace)
 
+    def stage(self, name: str) -> str:
+        """A stage's label: its name, or `other` beyond the first many."""
+        if name not in self._stages:
+            if len(self._stages) >= STAGES:
+                return OTHER
+            self._stages.add(name)
+        return name
+
     def prompt(self, session: Session, tokens: int, *, salted: bool = False) -> None:
         labels = self.pool_labels(session.digest)
-        self._add("prompt_tokens_total", (self._stage(session.stage), *labels), tokens)
+        self._add("prompt_tokens_total", (self.stage(session.stage), *labels), tokens)
         self._add("requests_total", ("yes" if salted else "no", *labels))
 
     def lookup(self, session: Session, found: LookupAnswer, own: Own | None = None) -> None:
@@ -132,7 +140,7 @@ class Accounts:
 
     def steps(self, steps: Sequence[StepReport]) -> None:
         for step in steps:
-            labels = (self._stage(step.stage), step.phase)
+            labels = (self.stage(step.stage), step.phase)
             self._add("stage_gpu_seconds_total", labels, step.gpu_seconds)
             self._add("stage_tokens_total", labels, step.tokens)
 
@@ -153,15 +161,8 @@ class Accounts:
                 self._observe("tier_evicted_idle_seconds", (tier, *labels), max(0.0, now - chunk.used_at))
 
     def _looked_up(self, session: Session, tier: str, result: str, origin: str, chunks: int) -> None:
-        labels = (tier, result, origin, self._stage(session.stage), *self.pool_labels(session.digest))
+        labels = (tier, result, origin, self.stage(session.stage), *self.pool_labels(session.digest))
         self._add("tier_lookup_tokens_total", labels, chunks * session.chunk_tokens)
-
-    def _stage(self, name: str) -> str:
-        if name not in self._stages:
-            if len(self._stages) >= STAGES:
-                return OTHER
-            self._stages.add(name)
-        return name
 
     def _origins(self, session: Session, tier: str, keys: Sequence[bytes]) -> dict[str, int]:
         """How many of the keys, all held by a tier, come from where."""
