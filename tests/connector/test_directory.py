@@ -1,8 +1,10 @@
 """A shared directory: several stores, a file system that goes away, bounds."""
 
 import errno
+import os
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
@@ -264,7 +266,7 @@ def test_what_another_store_wrote_again_is_that_stores(tmp_path, read):
 
 
 def test_what_a_crash_left_half_written_is_never_seen_and_goes_with_the_next_start(tmp_path, monkeypatch):
-    """An own file beside the real ones is removed; another store's, who may be writing it now, is not."""
+    """An own file beside the real ones. Another store may be writing its own now: a flush an hour later removes it."""
     for name in ("host-a", "host-b"):
         with monkeypatch.context() as patch:
             patch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
@@ -273,8 +275,15 @@ def test_what_a_crash_left_half_written_is_never_seen_and_goes_with_the_next_sta
     again = opened(tmp_path)
     assert again.present(A, [b"key-of-host-a"]) == (Outcome.OK, 0)
     assert again.usage().chunks == 0
-    left = [path for path in tmp_path.rglob(".*") if path.is_file()]
-    assert [path.name.split(".")[1] for path in left] == [b"key-of-host-b".hex()]
+    (left,) = [path for path in tmp_path.rglob(".*") if path.is_file()]
+    assert left.name.split(".")[1] == b"key-of-host-b".hex()
+    assert again.flush() == (Outcome.OK, 0)
+    assert left.exists()
+    os.utime(left, (0, time.time() - 3601))
+    assert again.flush(tenant=b"t" * 16) == (Outcome.OK, 0)
+    assert left.exists()
+    assert again.flush() == (Outcome.OK, 0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_folder_is_left_of_a_namespace_whose_chunks_have_left(tmp_path):
@@ -288,6 +297,28 @@ def test_no_folder_is_left_of_a_namespace_whose_chunks_have_left(tmp_path):
     assert tier.flush() == (Outcome.OK, 9)
     assert list(tmp_path.iterdir()) == []
     assert write(tier, b"key") is Outcome.OK
+
+
+@pytest.mark.parametrize("look", ["usage", "flush"])
+def test_a_folder_that_goes_while_it_is_looked_through_holds_no_files(tmp_path, monkeypatch, look):
+    """Other stores evict meanwhile; all else that fails is an error."""
+    root = tmp_path / "remote"
+    root.mkdir()
+    for namespace in (A, B):
+        assert write(opened(root), b"key", namespace) is Outcome.OK
+    tier, scan = opened(root), os.scandir
+
+    def scanned(folder):
+        if Path(folder) == root / A:
+            Path(folder).rename(tmp_path / "gone")
+        return scan(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scanned)
+        told = getattr(tier, look)()
+    assert told == (Usage(FILE, None, 1) if look == "usage" else (Outcome.OK, 1))
+    monkeypatch.setattr(os, "scandir", Mock(side_effect=OSError(errno.EIO, "fault")))
+    assert opened(root).flush() == (Outcome.ERROR, 0)
 
 
 def test_a_folder_that_goes_before_a_chunk_is_in_it_is_made_again(tmp_path, monkeypatch):

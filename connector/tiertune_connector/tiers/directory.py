@@ -7,6 +7,7 @@ away, not a place to be made on the local disk.
 import errno
 import os
 import threading
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,8 @@ from tiertune_connector.tiers.base import Came, Counted, Evicted, OnEvicted, OnF
 
 _WINDOW_BYTES = 1 << 20
 """Read, and summed while it is still in the processor's own cache."""
+_ABANDONED_S = 3600.0
+"""Longer than any chunk takes to be written, and than clocks of hosts differ."""
 _FOLDER, _FILE = 0o770, 0o660
 """Modes, further cut by the umask: stores of one user or group share; prompts are nobody else's."""
 
@@ -111,6 +114,8 @@ class DirectoryTier(OnFiles):
             with self._lock:
                 unseen = [path for path in self._own if path not in found and namespace in (None, path.parts[-3])]
             self._forget_gone(unseen)
+            if tenant is None:
+                self._remove_abandoned(namespace)
         except OSError as error:
             return self._failed(error), count
         return Outcome.OK, count
@@ -138,9 +143,25 @@ class DirectoryTier(OnFiles):
         name = key.hex()
         return self._root / namespace / name[-2:] / name
 
-    def _files(self, namespace: str | None = None) -> Iterator[Path]:
-        root = self._root / namespace if namespace else self._root
-        return (path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
+    def _files(self, namespace: str | None = None, *, half: bool = False) -> Iterator[Path]:
+        """Those of one or all namespaces: whole, or ``half`` written. OSError, but not if a folder has just gone."""
+
+        def failed(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):
+                raise error
+
+        for folder, _, names in os.walk(self._root / (namespace or ""), onerror=failed):
+            for path in (Path(folder, name) for name in names if name.startswith(".") is half):
+                if path.is_file():
+                    yield path
+
+    def _remove_abandoned(self, namespace: str | None) -> None:
+        """Remove what stores left half written that never started again."""
+        before = time.time() - _ABANDONED_S
+        for path in self._files(namespace, half=True):
+            with suppress(FileNotFoundError):  # whole by now, or removed by another store
+                if path.stat().st_mtime < before:
+                    self._remove(path)
 
     def _find_own(self) -> None:
         """Take up what this store wrote in earlier runs, and remove what it did not finish.
@@ -150,9 +171,9 @@ class DirectoryTier(OnFiles):
         with self._finding:
             if self._found or not self._root.is_dir():
                 return
-            for path in self._root.rglob(f".*.{self._writer.encode().hex()}.*"):
-                if self._run not in path.name:
-                    path.unlink(missing_ok=True)
+            for path in self._files(half=True):
+                if f".{self._writer.encode().hex()}." in path.name and self._run not in path.name:
+                    self._remove(path)
             found = []
             for path in self._files():
                 with suppress(OSError):  # another store removed it meanwhile
