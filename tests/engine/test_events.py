@@ -105,3 +105,13 @@ def test_who_follows_hears_that_a_reset_emptied_staging(engines, prompt):
     assert follow() == [0] * 8
     assert engine.finds("d", prompt) == 256
     assert follow() == [1] * 8
+
+
+def test_what_a_reset_took_before_it_was_announced_leaves_nothing(engines, prompt):
+    """A load has ended in the step before: its chunks are in staging no more, so that no removal will ever come."""
+    events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    engine = engines(arguments={"kv_events_config": events}, self_describing_kv_events=True)
+    assert engine.finds("b", prompt) == 256
+    engine.connector.reset_cache()
+    assert list(engine.connector.take_events()) == []
+    assert engine.scheduler._events_tracker._pending_event_metadata == {}

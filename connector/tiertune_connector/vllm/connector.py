@@ -123,6 +123,7 @@ class TierTuneConnector(OffloadingConnector):
         with self._offloading.emptied():
             done = super().reset_cache()
         self._announced.emptied(self.connector_scheduler)
+        self.tier.promoted.clear()
         return done
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
