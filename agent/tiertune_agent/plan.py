@@ -279,7 +279,7 @@ def _network(fleet: PlannedFleet, remote: float) -> Network:
     """``remote``: the share of the hits that are not in the replica's own cache."""
     prefix_bytes = fleet.hit_bytes
     needed, links = fleet.all_requests_per_s * prefix_bytes, fleet.links * fleet.link.bytes_per_s
-    chunks = ceil(fleet.hit_tokens / fleet.chunk_tokens)
+    chunks, link = ceil(fleet.hit_tokens / fleet.chunk_tokens), fleet.link
     sending_s, load = prefix_bytes / fleet.link.bytes_per_s, remote * needed / links
     return Network(
         needed_gb_per_s=needed / 1e9,
@@ -287,7 +287,7 @@ def _network(fleet: PlannedFleet, remote: float) -> Network:
         links_gb_per_s=links / 1e9,
         load=needed / links,
         fetched_load=load,
-        fetch_s=fleet.link.latency_s + chunks * fleet.link.per_chunk_s + sending_s,
+        fetch_s=link.latency_s + chunks * link.per_chunk_s + sending_s if chunks else 0.0,
         wait_s=sending_s * load / (2 * (1 - load)) if load < 1 else None,
     )
 

@@ -174,6 +174,10 @@ class TestVerdict:
         assert not told.worth
         assert said in told.verdict
 
+    def test_what_does_not_hit_takes_no_time_to_fetch(self):
+        """Not even the latency."""
+        assert of(hit_share=0).network.fetch_s == 0
+
     def test_the_number_of_links_that_it_asks_for_is_enough(self):
         """With as many as told the load is under 1, with one less it is not."""
         assert of(links=5).network.fetched_load < 1

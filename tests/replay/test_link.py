@@ -31,6 +31,16 @@ def test_a_steady_link_is_believed_as_it_is():
     assert beliefs.estimate(1, 3000.0).doubt < 0.05 < beliefs.estimate(0, 0.0).doubt
 
 
+@pytest.mark.parametrize("factor", [1, 0.1, 10])
+def test_a_bandwidth_is_learned_however_long_the_latency(factor):
+    """A chunk of 16 KiB takes 15 us of a probe's 0.5 s: the scenario tells the rest."""
+    far = link(LinkSpec(gbps=10, latency_s=0.4, per_chunk_s=0.1), event(at_s=0, for_s=3600, link_factor=factor))
+    beliefs = Beliefs(far, 1, 1 << 14)
+    assert believed(beliefs, 300.0) == pytest.approx(factor * NOMINAL)
+    estimate = beliefs.estimate(0, 300.0)
+    assert (estimate.t0_s, estimate.per_chunk_s) == (0.4, 0.1)
+
+
 def test_a_probe_counts_from_the_next_span_on():
     """A step of four times at 100 s is probed at 120 s and believed at 150 s."""
     beliefs = Beliefs(link(None, event(link_factor=0.25)), 1, CHUNK)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -40,6 +41,9 @@ class Link:
 class Beliefs:
     """Production's cost estimator, one per node, which learns from probes and from the node's own loads.
 
+    The scenario tells the latency and the handling, so the bandwidth is learned from the seconds beyond them, however
+    few: in production those that hardly exceed the latency are noise.
+
     All nodes probe the one link at the same times, at the start of every span of ``probe_s``; a probe counts from the
     next span on. A load counts once its first piece has arrived, as in a store. Nothing is learned while the link is
     down: its breaker is open then.
@@ -47,11 +51,8 @@ class Beliefs:
 
     def __init__(self, link: Link, nodes: int, chunk_bytes: int) -> None:
         self._link, self._chunk_bytes = link, chunk_bytes
-        spec = link.spec
-        self._costs = [
-            FetchCost(t0_s=spec.latency_s, per_chunk_s=spec.per_chunk_s, bytes_per_s=spec.bytes_per_s)
-            for _ in range(nodes)
-        ]
+        bytes_per_s = link.spec.bytes_per_s
+        self._costs = [FetchCost(t0_s=0.0, per_chunk_s=0.0, bytes_per_s=bytes_per_s) for _ in range(nodes)]
         self._probed = [0] * nodes
         self._probes: list[float | None] = []
         self._loads: list[list[tuple[float, int, int, float]]] = [[] for _ in range(nodes)]
@@ -64,7 +65,8 @@ class Beliefs:
         self._learn(node, at_s)
         estimate = self._costs[node].estimate(at_s, queue_s)
         assert estimate is not None  # it starts at the nominal bandwidth
-        return estimate
+        spec = self._link.spec
+        return msgspec.structs.replace(estimate, t0_s=spec.latency_s, per_chunk_s=spec.per_chunk_s)
 
     def observed(self, node: int, at_s: float, chunks: int, nbytes: int, seconds: float) -> None:
         """Note that a load of the node used the link from ``at_s`` on for ``seconds``, its wait before not included."""
@@ -79,12 +81,16 @@ class Beliefs:
             counts_at = (self._probed[node] + 1) * probe_s
             if loads and loads[0][0] <= min(counts_at, at_s):
                 end_s, chunks, nbytes, seconds = heappop(loads)
-                cost.observe(chunks, nbytes, seconds, end_s)
+                cost.observe(chunks, nbytes, self._beyond_latency(seconds, chunks), end_s)
                 continue
             probe_took = self._probe(self._probed[node])
             if probe_took is not None:
-                cost.observe(1, self._chunk_bytes, probe_took, counts_at)
+                cost.observe(1, self._chunk_bytes, self._beyond_latency(probe_took, 1), counts_at)
             self._probed[node] += 1
+
+    def _beyond_latency(self, seconds: float, chunks: int) -> float:
+        spec = self._link.spec
+        return seconds - spec.per_chunk_s * chunks - spec.latency_s
 
     def _probe(self, span: int) -> float | None:
         """Seconds of the probe of that span; None: the link was down."""
