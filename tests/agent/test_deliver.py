@@ -105,6 +105,25 @@ def test_a_wish_that_came_meanwhile_stays(agents, store, known):
     assert [one.pending_bypass for one in agent.history.stores()] == [None] * known
 
 
+def test_of_two_bypasses_at_once_one_stands_for_all_stores(agent, hung, healthy, monkeypatch):
+    """Off is commanded while on is still wished of one store after the other: no part of the fleet stays bypassed."""
+    wish, wished, ended, operators = agent.history.wish_bypass, [], threading.Event(), agent.operators
+    off = threading.Thread(target=lambda: (operators.bypass(CALLER, False, None), ended.set()))
+
+    def slow(name, *, on):
+        wish(name, on=on)
+        wished.append(name)
+        if len(wished) == 3:  # of the fleet and two stores
+            off.start()
+            ended.wait(0.2)  # for ever, if it waits for its turn
+
+    monkeypatch.setattr(agent.history, "wish_bypass", slow)
+    operators.bypass(CALLER, True, None)
+    off.join(PATIENCE_S)
+    assert [store.bypass for store in (*hung, healthy)] == [False] * 7
+    assert {store.pending_bypass for store in agent.history.stores()} == {None}
+
+
 def test_a_store_that_came_back_under_another_name_hears_it(agents, store):
     """Its host was set up anew while it was away: the wish was for whoever serves there."""
     agent = agents()

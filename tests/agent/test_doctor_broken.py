@@ -46,13 +46,11 @@ def found(**asked):
 
 def test_unsalted_traffic(home):
     """A tenant has a quota, and an engine of the same store serves requests without a salt."""
-    with running(home) as process, Engine(process.server.path) as engine:
-        http, at = Http(process.address), {process.address: "host-a"}
+    with running(home) as process, Engine(process.server.path) as engine, Http(process.address) as http:
+        at = {process.address: "host-a"}
         assert http.retune(tenants={"ab" * 16: {"quota_bytes": 1 << 20}}).status_code == 200
-        http.close()
         engine.client.lookup("s", chain("k", 2), prompt_tokens=32, tenant=b"\xab" * 16).result(5)
-        counted = Http(process.address)
-        eventually(lambda: counted.total("requests_total", salted="yes") == 1)
+        eventually(lambda: http.total("requests_total", salted="yes") == 1)
         assert found(stores=at) == {}
         engine.find(chain("k", 2))
         told = eventually(lambda: found(stores=at))

@@ -1,15 +1,17 @@
 """Who may call the agent: tokens by role, browsers that sign in, audit rows with names, HTTPS to stores that ask."""
 
 import ssl
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copy
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from connector.stores import running
+from connector.stores import at_once, running
 from e2e.redis_servers import Certificates, certificates
 from tiertune_agent import client as command
 from tiertune_agent import prewarm
@@ -20,6 +22,7 @@ from tiertune_agent.network import http_client
 from tiertune_agent.run import utc_now
 from tiertune_agent.settings import HttpSettings
 from tiertune_agent.terminal.options import InputError
+from tiertune_agent.web import page, signing
 from tiertune_agent.web.bodies import MOST_BYTES
 from tiertune_agent.web.signing import COOKIE, LAST_S, Sessions
 from tiertune_connector.documents import DocumentError
@@ -138,6 +141,21 @@ def test_guessing_at_the_form_is_slowed_down(browser):
     """Ten wrong tokens, and then no other wrong one for a while; who has a right one is not kept out by others."""
     assert [sign_in(browser, f"guess{n}").status_code for n in range(12)] == [401] * 10 + [429] * 2
     assert sign_in(browser, TUNE).status_code == 303
+
+
+def test_guesses_at_once_are_no_more_than_guesses_one_by_one(tokens):
+    """Else whoever guesses on many connections would not be slowed down."""
+    app, codes = FastAPI(), []
+
+    def clock():
+        time.sleep(0.001)  # others go on meanwhile
+        return 0.0
+
+    held = Sessions(TokenFile(tokens), clock)
+    app.include_router(signing.router(held, page.environment(), {}, secure=False, clock=clock))
+    with TestClient(app) as browser:
+        at_once(lambda number: codes.append(sign_in(browser, f"guess{number}").status_code), 30)
+    assert sorted(codes) == [401] * 10 + [429] * 20
 
 
 def test_a_form_is_bounded_as_every_body_is(browser):

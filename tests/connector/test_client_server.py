@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from connector.stores import (
     STRIDE,
     Engine,
     Http,
+    at_once,
     chain,
     eventually,
     payload,
@@ -285,6 +287,23 @@ def test_clients_and_stores_leave_no_descriptors_threads_or_files(home):
     eventually(lambda: descriptors() <= before)
     eventually(lambda: threading.active_count() <= threads)
     assert not (home / "s.sock").exists()
+
+
+def test_the_end_waits_for_every_thread_however_many_begin_at_once(store, monkeypatch):
+    """A client that comes as the store starts is greeted while others still begin."""
+    stop, server = threading.Event(), store.server
+    alive = threading.Thread.is_alive
+
+    def slow(thread):
+        time.sleep(0)  # others begin as well
+        return alive(thread)
+
+    monkeypatch.setattr(threading.Thread, "is_alive", slow)
+    begun = []
+    at_once(lambda _: begun.extend(server._spawn(stop.wait) for _ in range(8)), 4)
+    left_out = set(begun) - set(server._threads)
+    stop.set()
+    assert not left_out
 
 
 # -- starting

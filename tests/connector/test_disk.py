@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from connector.local_disk import NBYTES, SLOT, data_bytes, fill, intact, opened, slab_file, taken, write
-from connector.stores import A, B, amid, chain, view
+from connector.stores import A, B, amid, at_once, chain, view
 from tiertune_connector.tiers import disk
 from tiertune_connector.tiers import slab as module
 from tiertune_connector.tiers.base import Outcome
@@ -268,6 +268,29 @@ def test_a_chunk_of_each_size_is_told(tier):
     assert {each[1][1] for each in told} == set(chain(B, 3))
     tier.flush(B)
     assert [namespace for namespace, *_ in tier.one_of_each_size(4)] == [A]
+
+
+def test_nobody_takes_a_slot_to_wipe_as_its_slab_is_let_go(tier):
+    """What left waits for others to wipe it: in between, a closed descriptor would be another file's by then."""
+    alone = []
+
+    def other():
+        free = tier.lock.acquire(blocking=False)
+        if free:
+            tier.lock.release()
+        alone.append(not free)
+
+    class Left(list):
+        def clear(self):
+            at_once(lambda _: other(), 1)
+            super().clear()
+
+    fill(tier, chain("k", 2))
+    tier.pools[A].left = Left()
+    assert tier.attach(A, 3 * NBYTES, "lru") is Outcome.OK
+    tier.pools[A].left = Left()
+    tier.close()
+    assert alone == [True, True]
 
 
 def test_no_descriptor_is_left_after_close(tmp_path):

@@ -1,6 +1,7 @@
 """What is known of namespaces after a restart: flushes by epoch, the status, the file in which they are kept."""
 
 import threading
+from collections import OrderedDict
 from unittest.mock import Mock
 
 import pytest
@@ -9,9 +10,11 @@ from connector.small_store import NEW, OLD, OTHER, session_of, slab_files
 from connector.stores import (
     CHUNK_BYTES,
     CHUNK_TOKENS,
+    PATIENCE_S,
     STRIDE,
     Engine,
     Http,
+    amid,
     chain,
     eventually,
     running,
@@ -129,6 +132,38 @@ def test_namespaces_that_cannot_be_kept_are_served_and_kept_later(clock, tmp_pat
     again = Namespaces(threading.RLock(), clock, state)
     assert (again.of(1), again.of(2), again.of(2, OLD.digest)) == ([OLD.digest], [NEW.digest], [])
     assert [again.model(each.digest) for each in (OLD, NEW, OTHER)] == ["llama", "llama", ""]
+    state.close()
+
+
+def test_a_namespace_that_could_not_be_kept_is_not_forgotten_for_one_that_joins_just_then(clock, tmp_path, monkeypatch):
+    """An engine that is known needs no writing by itself: what failed meanwhile still does."""
+    state = StateDir(tmp_path)
+    known = Namespaces(threading.RLock(), clock, state)
+    looking, failed = threading.Event(), threading.Event()
+
+    def full(*_):
+        looking.wait(PATIENCE_S)
+        raise OSError(28, "No space left on device")
+
+    class Served(OrderedDict):
+        def __contains__(self, name):
+            looking.set()
+            failed.wait(0.1)  # for ever, if who failed waits for its turn
+            return super().__contains__(name)
+
+    def keep(_):
+        known.keep()
+        failed.set()
+
+    known.join(session_of(OLD))
+    known._served = Served(known._served)
+    with monkeypatch.context() as patch:
+        patch.setattr(StateDir, "write", full)
+        with amid(lambda number, _: keep(number), 1):
+            eventually(lambda: not known._unsaved)
+            known.join(session_of(OLD))
+    known.keep()
+    assert list(state.namespaces()) == [OLD.digest]
     state.close()
 
 

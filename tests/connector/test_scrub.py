@@ -96,8 +96,8 @@ def test_a_pass_goes_on_after_what_nobody_foresaw(left, monkeypatch):
 
 def test_a_store_finds_damage_before_anybody_asks(home):
     """After a restart; the chunk is then a miss, and its room free."""
-    with running(home, disk="4MiB") as process, Engine(home / "s.sock") as engine:
-        Http(process.address).retune(tiers__disk__write="commit")
+    with running(home, disk="4MiB") as process, Engine(home / "s.sock") as engine, Http(process.address) as http:
+        http.retune(tiers__disk__write="commit")
         engine.put(KEYS)
         eventually(lambda: process.store.lanes["disk"].writers.queued() == 0)
     flip(home / "disk", 1, PAGE + STRIDE, namespace="*")

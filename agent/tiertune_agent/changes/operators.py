@@ -1,6 +1,6 @@
 """Commands of operators: freeze, bypass, flush. Every command leaves an audit row."""
 
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,7 +36,7 @@ class Operators:
         self._stores = stores
         self._now = now
         self._engines = engines
-        self._delivering = Lock()
+        self._wishing, self._delivering = Lock(), Lock()
 
     @contextmanager
     def audited(self, caller: Caller, what: str, detail: Json) -> Iterator[None]:
@@ -73,10 +73,15 @@ class Operators:
         """Switch bypass in the stores; one that does not answer is told again every window until it does.
 
         Without a ``store`` those are told, too, that left the fleet and come back; if on, also new ones, until any
-        bypass is lifted.
+        bypass is lifted. Of two such commands at once one stands for all.
         """
         with self.audited(caller, "bypass", {"on": on, "store": store}):
             named = self._named(store)
+        with self._wishing:
+            self._wish(named, store, on=on)
+        return {"on": on, "stores": self.deliver(named)}
+
+    def _wish(self, named: Mapping[str, str], store: str | None, *, on: bool) -> None:
         known = {record.url: record.name for record in self._history.stores()}
         if store is None:
             self._history.wish_bypass(FLEET, on=on)
@@ -90,7 +95,6 @@ class Operators:
                 self._history.wishes.drop(url)
             else:
                 self._history.wishes.keep(url, on=on)
-        return {"on": on, "stores": self.deliver(named)}
 
     def deliver(self, names: Container[str] | None = None) -> dict[str, str]:
         """Send stores the bypass that they have not acknowledged; per store: ok, or why not.

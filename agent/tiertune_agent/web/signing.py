@@ -92,6 +92,7 @@ def router(
     """``/login`` and ``/logout``. ``secure``: cookies go over HTTPS alone.
 
     Addresses are relative, and cookies have the path that the browser sees: a proxy may serve all this below a path.
+    Sessions and limits are used on the event loop's thread alone, one call at a time.
     """
     pages = APIRouter(include_in_schema=False, dependencies=[Depends(from_here)])
     errors = Limit(ERRORS_PER_S, ERRORS_AT_ONCE, clock)
@@ -105,7 +106,7 @@ def router(
         return shown("", 200)
 
     @pages.post("/login")
-    def sign_in(token: Annotated[str, Depends(_token)], request: Request) -> Response:
+    async def sign_in(token: Annotated[str, Depends(_token)], request: Request) -> Response:
         source = request.client.host if request.client else ""
         session = sessions.begin(token)
         if session is None and errors.exceeded(source):
@@ -119,7 +120,7 @@ def router(
         return answer
 
     @pages.post("/logout")
-    def sign_out(request: Request) -> Response:
+    async def sign_out(request: Request) -> Response:
         sessions.end(request.cookies.get(COOKIE, ""))
         answer = RedirectResponse("login", 303)
         answer.set_cookie(COOKIE, max_age=0, path=None)

@@ -143,7 +143,8 @@ class Server:
     def _spawn(self, target: Callable[..., None], *args: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, name=target.__name__.strip("_"), daemon=True)
         thread.start()
-        self._threads = [other for other in self._threads if other.is_alive()] + [thread]
+        with self._lock:
+            self._threads = [other for other in self._threads if other.is_alive()] + [thread]
         return thread
 
     def _accept(self) -> None:

@@ -60,7 +60,8 @@ class Namespaces:
                     self.state.save_namespaces(served)
             except OSError as error:
                 log.warning("after a restart a flush by epoch may not know a namespace: %s", error)
-                self._unsaved = True
+                with self.lock:  # one that joins just then looks at it first
+                    self._unsaved = True
 
     def of(self, epoch: int, namespace: str | None = None) -> list[str]:
         """The namespaces of an epoch, or of these only the named one."""

@@ -201,11 +201,8 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
             raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
 
     def close(self) -> None:
-        with self.lock:
-            for pool in self.pools.values():
-                pool.close()
-            self.pools.clear()
-            self._owner.close()
+        self._forget()
+        self._owner.close()
         self._readers.shutdown(wait=False)
 
     def _opened(self, namespace: str, chunk_bytes: int) -> bool:
@@ -214,10 +211,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
 
     def _open(self, namespace: str, chunk_bytes: int, algorithm: str) -> None:
         """Take up or make a slab; files of the namespace with another chunk size are removed."""
-        with self.lock:
-            before = self.pools.pop(namespace, None)
-        if before is not None:
-            before.close()
+        self._forget(namespace)
         path = self.root / f"{namespace}-{chunk_bytes}.slab"
         for other in self.root.glob(f"{namespace}-*.slab"):
             if other != path:
@@ -232,6 +226,16 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         with self.lock:
             self.pools[namespace] = pool
 
+    def _forget(self, namespace: str | None = None) -> None:
+        """Forget the pool of a namespace, if there is one; None: all. Waits for the disk."""
+        with self.lock:
+            gone = self._named(namespace)
+            unused = [pool.slab for pool in gone if pool.end()]
+            for pool in gone:
+                del self.pools[pool.namespace]
+        for slab in unused:
+            slab.close()
+
     def _remove_vacant(self) -> None:
         """Forget pools that lend their share and are empty, with their files. Waits for the disk."""
         with self._opening:
@@ -239,8 +243,8 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
                 gone = [pool for pool in self.pools.values() if pool.lends and not pool.taken_bytes]
                 for pool in gone:
                     del self.pools[pool.namespace]
-            for pool in gone:
-                pool.close()
+            for pool in gone:  # nobody uses what takes nothing
+                pool.slab.close()
                 with suppress(OSError):  # a restart finds it empty, and removes it
                     pool.slab.path.unlink(missing_ok=True)
 

@@ -142,10 +142,13 @@ class DiskPool(Held):
         self._free.append(slot)
         self.unwiped += not sure
 
-    def close(self) -> None:
+    def end(self) -> bool:
+        """Have nothing more wiped; whether nobody uses the slab: else its descriptor, closed, could be another file's.
+
+        Who removed the pool closes the slab then, which waits for the disk.
+        """
         self.left.clear()
-        if not self.pool.pinned and not self.wiping:  # else a descriptor in use could become another file's
-            self.slab.close()
+        return not self.pool.pinned and not self.wiping
 
     def _add(self) -> int:
         """A slot more, at the end of the file."""

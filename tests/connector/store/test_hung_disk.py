@@ -219,8 +219,7 @@ def test_reads_from_a_disk_that_hangs_leave_room_and_are_given_up(store, http, e
     monkeypatch.setattr(lane, "_clock", clock)
     clock.now += 60.0
     eventually(lambda: told(store) == ("dead", "3 operations in a row ended in timeout"))
-    eventually(lambda: len(held.quarantined) == 8)
-    assert pool.pinned == 0
+    eventually(lambda: (len(held.quarantined), pool.pinned) == (8, 0))  # one after the other
     assert engine.find(prompts[0]) == []
     free.set()
     eventually(lambda: told(store)[0] == "ok")
