@@ -39,7 +39,7 @@ def test_translating_twice_changes_nothing():
     """Worker, scheduler and API server may each translate the same configuration, the last without a plan."""
     once = for_vllm(EXTRA, FACTS, PLAN)
     assert for_vllm(once, FACTS, PLAN) == once
-    assert for_vllm(once, FACTS) == once
+    assert for_vllm(once, FACTS, None) == once
 
 
 def test_vllms_own_keys_pass_through():
