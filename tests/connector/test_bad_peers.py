@@ -1,6 +1,7 @@
 """Clients that do not fit, talk nonsense or say nothing, and stores that do: nobody else is harmed."""
 
 import contextlib
+import itertools
 import os
 import socket
 import struct
@@ -128,6 +129,27 @@ def test_a_client_that_does_not_read_does_not_stop_the_others(store):
         assert at_best(served, 2.0)
     sock.close()
     eventually(lambda: store.server.sessions() == [], timeout_s=15)
+
+
+def test_a_client_that_never_reads_again_is_let_go(store, monkeypatch):
+    """What waits for it would wait for ever; it ends though its side stays open."""
+    monkeypatch.setattr("tiertune_connector.serve.server._STUCK_S", 0.2)
+    sock, frames, _ = raw(store.server.path, hello(client="deaf"))
+    sock.settimeout(0.05)
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            frames.send(Reserve(number, "r", chain("k", 2000), b""))
+    eventually(lambda: store.server.sessions() == [], timeout_s=15)
+    sock.close()
+
+
+def test_a_client_need_not_wait_for_its_welcome(store):
+    """What it says right behind its greeting is answered, after that."""
+    with dial(store.server.path) as sock:
+        ends = Frames(sock, Reply)
+        sock.sendall(ends.encode(hello()) + ends.encode(Lookup(7, "r", chain("k", 1), 16, b"")))
+        welcome, reply = itertools.islice(ends.receive(), 2)
+        assert (welcome.refusal, reply.id, reply.tiers) == ("", 7, [])
 
 
 def test_a_client_that_says_nothing_is_let_go(store, monkeypatch):
