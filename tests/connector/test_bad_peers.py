@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -226,6 +227,28 @@ def test_a_store_that_talks_nonsense_is_left(home, reply):
             sock.shutdown(socket.SHUT_WR)
             assert future.result(5).tiers == []
             sock.close()
+
+
+def test_a_reply_about_other_chunks_than_asked_is_none(home):
+    """A store that answers for fewer has reserved nothing that could be written."""
+    with greeted(home) as (client, greet):
+        sock, _ = greet()
+        eventually(lambda: client.connected)
+        future = client.reserve(chain("k", 2))
+        say(sock, ["reserved", 1, [None], ["full"]])
+        assert future.result(5).reasons == ["unreachable"] * 2
+        sock.close()
+
+
+def test_a_failure_of_the_clients_own_costs_it_one_connection(store, monkeypatch):
+    """It is counted, and the next one is kept."""
+    monkeypatch.setattr(
+        StoreClient, "_trusts", Mock(side_effect=itertools.chain([RuntimeError], itertools.repeat(True)))
+    )
+    client = StoreClient(store.server.path, NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
+    assert client.connect(PATIENCE_S)
+    assert client.errors == 1
+    client.close()
 
 
 def test_a_segment_without_its_descriptor_ends_only_the_connection(home):
