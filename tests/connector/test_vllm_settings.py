@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+from pathlib import Path
+
 import pytest
 
 from tiertune_connector.cost import TOKENS_ONLY
@@ -47,6 +49,12 @@ def test_vllms_own_keys_pass_through():
     made = for_vllm({**EXTRA, "eviction_policy": "arc", "self_describing_kv_events": True}, None, PLAN)
     assert made["eviction_policy"] == "arc"
     assert made["self_describing_kv_events"] is True
+
+
+def test_a_value_that_no_json_has_is_told_by_its_type():
+    """Python code starts engines, too."""
+    with pytest.raises(ValueError, match="kv_connector_extra_config: expected text, .*, not a PosixPath"):
+        parse({"socket": Path("/run/store.sock")})
 
 
 @pytest.mark.parametrize(
