@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-from pathlib import Path
-
 import pytest
 
 from tiertune_connector.cost import TOKENS_ONLY
