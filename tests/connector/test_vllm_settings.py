@@ -51,7 +51,7 @@ def test_vllms_own_keys_pass_through():
 
 def test_a_value_that_no_json_has_is_told_by_its_type():
     """Python code starts engines, too."""
-    with pytest.raises(ValueError, match="kv_connector_extra_config: expected text, .*, not a PosixPath"):
+    with pytest.raises(ValueError, match=r"kv_connector_extra_config: expected text, .*, not a PosixPath"):
         parse({"socket": Path("/run/store.sock")})
 
 
