@@ -51,7 +51,11 @@ class Tally:
 
 
 class Play:
-    """A run in progress."""
+    """A run in progress.
+
+    Its chooser fetches every hit (``always``), nothing remote (``never``), or what the gate says: with estimated costs
+    (``rule``), with the true bandwidth (``rule_oracle``), or with estimates and blind to queues (``rule_blind``).
+    """
 
     def __init__(
         self,
@@ -60,11 +64,7 @@ class Play:
         settings: Mapping[str, GateSettings] | None = None,
         report: Report | None = None,
     ) -> None:
-        """``chooser``: ``always`` fetches every hit, ``never`` nothing remote; ``rule`` does what the gate says with
-        estimated costs, ``rule_oracle`` with the true bandwidth, ``rule_blind`` with estimates, blind to queues.
-
-        ``settings`` bound the gate by tier and are read anew for every request; ``report`` gets what it did.
-        """
+        """``settings`` bound the gate by tier and are read anew for every request; ``report`` gets what it did."""
         self.tally = Tally()
         self._world, self._chooser = world, chooser
         self._settings = settings if settings is not None else {}
