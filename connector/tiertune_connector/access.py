@@ -52,18 +52,18 @@ class Login(Document):
     tls: TlsFiles | None = None
     """For ``rediss://`` addresses; None: the system's authorities, and no client certificate."""
 
-    def check(self, field: str = "remote") -> None:
+    def check(self) -> None:
         """DocumentError if a file cannot be read or is not what it should be."""
         for name in _PASSWORDS:
             if path := getattr(self, name):
                 try:
                     password = _read(path)
                 except OSError as error:
-                    raise DocumentError([f"{field}.{name}: {error}"]) from None
+                    raise DocumentError([f"remote.{name}: {error}"]) from None
                 if not password:
-                    raise DocumentError([f"{field}.{name}: {path} is empty: write the password in it"])
+                    raise DocumentError([f"remote.{name}: {path} is empty: write the password in it"])
         if self.tls:
-            _check_tls(self.tls, f"{field}.tls")
+            _check_tls(self.tls)
 
     def why(self, error: redis.RedisError) -> str:
         """Why a server cannot be used: if one of the files is no longer as it should be, the library names none."""
@@ -203,7 +203,7 @@ def _read(path: Path) -> str:
         raise OSError(f"{path} cannot be read: it is not UTF-8 text") from None
 
 
-def _check_tls(files: TlsFiles, field: str) -> None:
+def _check_tls(files: TlsFiles) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the system's authorities, which take long to read
     for name, path in files:
         try:
@@ -214,7 +214,7 @@ def _check_tls(files: TlsFiles, field: str) -> None:
                 context.load_cert_chain(plain_file(path), key, password=lambda: "")
         except ssl.SSLError as error:
             told = "is no PEM certificate" if name == "ca_file" else f"and {files.key_file} are no certificate and key"
-            raise DocumentError([f"{field}.{name}: {path} {told}: {error.reason or 'not understood'}"]) from None
+            raise DocumentError([f"remote.tls.{name}: {path} {told}: {error.reason or 'not understood'}"]) from None
         except OSError as error:
             told = f"{error.filename or path} cannot be read: {error.strerror}"
-            raise DocumentError([f"{field}.{name}: {told}"]) from None
+            raise DocumentError([f"remote.tls.{name}: {told}"]) from None

@@ -38,7 +38,7 @@ DECISION = Decision(
 @pytest.fixture
 def actuator(store):
     client = StoreHttp("http://host-a:7410", Access(transport=transport(store)))
-    yield HttpActuator({"host-a": client}.get)
+    yield HttpActuator({"host-a": client}.get, list, lambda: None)
     client.close()
 
 

@@ -238,6 +238,31 @@ def test_lmcache_in_workers_knows_no_hits_by_tier():
     assert not [name for name in rows if "tier=disk" in name or name.startswith("tier_resident_bytes{tier=remote")]
 
 
+def test_lmcache_in_workers_has_the_tiers_that_it_used():
+    """The engine's own prefix cache and a disk are told once something is in them."""
+    used = {"num_vllm_hit_tokens_total": 300, "local_storage_usage": 700}
+    text = "\n".join(
+        line.replace(" 0.0", f" {used[name]}")
+        if (name := line.partition("{")[0].removeprefix("lmcache:")) in used
+        else line
+        for line in LMCACHE.splitlines()
+    )
+    rows = told("lmcache", text)
+    assert tokens(rows, "gpu") == (300, 12_000)
+    assert rows["tier_resident_bytes{tier=disk}"] == 700
+    assert {"gpu", "disk"} <= mapped("lmcache", text).tiers.keys()
+
+
+@pytest.mark.parametrize(("adapter", "tier"), [("fs", "disk"), ("raw_block", "disk"), ("resp", "remote")])
+def test_lmcaches_l2_is_the_tier_that_its_adapter_makes_it(adapter, tier):
+    """What lies on a disk of the host is disk; a Redis is remote."""
+    rows = told("lmcache_mp", LMCACHE_MP.replace('l2_name="fs"', f'l2_name="{adapter}"'))
+    assert {name.partition("tier=")[2].partition(",")[0] for name in rows if "operation=write" in name} == {
+        "dram",
+        tier,
+    }
+
+
 def test_the_example_leaves_unknown_what_is_not_told():
     """A limit of -1 is none, and no errors told are not 0."""
     assert mapped("kv_exporter").state()["disk"] == {

@@ -23,7 +23,7 @@ from tiertune_agent.demo.player import (
 )
 from tiertune_agent.demo.result import Figures
 from tiertune_agent.demo.throttle import LinkRate, ThrottledTier
-from tiertune_agent.demo.world import HOSTS, World
+from tiertune_agent.demo.world import DEMO, HOSTS, World
 from tiertune_agent.replay.traces import BUILTIN, builtin_trace
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.client.store_client import ClientSlot, Loaded, Reserved
@@ -277,7 +277,7 @@ def test_a_fast_link_and_an_absent_chunk_cost_nothing():
 
 def test_each_host_has_a_link_that_is_seen_by_whoever_opens_its_file(tmp_path):
     """The demo sets the rates, a host's mapping of its own file shows it: one may be fast while the other is slow."""
-    made, theirs = World(tmp_path, Ending(), 0), [LinkRate(tmp_path / f"{host}.link") for host in HOSTS]
+    made, theirs = World(tmp_path, Ending(), 0, DEMO), [LinkRate(tmp_path / f"{host}.link") for host in HOSTS]
     assert [link.bytes_per_s for link in theirs] == [0, 0]
     made.limit(1000.0)
     made.limit(0.0, HOSTS[0])

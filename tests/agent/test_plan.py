@@ -66,7 +66,7 @@ class TestReference:
         assert [round(value, 2) for value in told] == list(bandwidths)
         told = [1e3 * model.kv_token_bytes / bandwidth for bandwidth in BANDWIDTHS[:3]]
         assert [round(value, 4) for value in told] == list(fetches)
-        told = [break_even_tokens(model, gpu, model.kv_token_bytes / bandwidth) for bandwidth in BANDWIDTHS]
+        told = [break_even_tokens(model, gpu, model.kv_token_bytes / bandwidth, 0.001) for bandwidth in BANDWIDTHS]
         assert [round(length) for length in told] == list(lengths)
 
     @pytest.mark.parametrize("row", ROWS)
@@ -74,7 +74,7 @@ class TestReference:
     def test_at_the_break_even_length_both_take_equally_long(self, row, bandwidth):
         """Fetch and recompute of h* tokens, with the millisecond that a fetch takes before its bytes: within 0.5 %."""
         model, gpu = MODELS[row[0]], GPUS[row[1]]
-        length = break_even_tokens(model, gpu, model.kv_token_bytes / bandwidth)
+        length = break_even_tokens(model, gpu, model.kv_token_bytes / bandwidth, 0.001)
         recompute = prefill_s(model, gpu, 0, length) - prefill_s(model, gpu, length, length)
         assert recompute == pytest.approx(0.001 + length * model.kv_token_bytes / bandwidth, rel=0.005)
 

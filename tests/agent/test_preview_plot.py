@@ -130,7 +130,7 @@ def test_states_are_rows_of_areas_with_their_words():
         ("a", Series({}, ((0.0, 1.0), (40.0, 2.0)))),
         ("b" * 40, Series({}, ((0.0, 2.0), (10.0, 2.0), (20.0, 2.0)))),
     ]
-    made = plot.states(rows, FRAME, {1.0: ("ok", "green"), 2.0: ("slow", "yellow")})
+    made = plot.states(rows, FRAME, {1.0: ("ok", "green"), 2.0: ("slow", "yellow")}, ())
     ok, slow, words = made.series
     assert (ok.kind, ok.name, slow.kind, slow.name) == ("state n-green", "ok", "state n-yellow", "slow")
     assert {y > 0.5 for _, y in ok.points} == {True}
@@ -142,7 +142,7 @@ def test_states_are_rows_of_areas_with_their_words():
 
 def test_bars_are_long_as_their_values_and_never_negative():
     """The longest is full, unless a full bar is said to be more."""
-    made = plot.bars([("a", 2.0), ("b", 1.0), ("c", -1.0)], "none")
+    made = plot.bars([("a", 2.0), ("b", 1.0), ("c", -1.0)], "none", None)
     assert [bar.share for bar in made] == [1.0, 0.5, 0.0]
     (half,) = plot.bars([("a", 0.5)], "percentunit", 1.0)
     assert (half.share, half.label) == (0.5, "50 %")

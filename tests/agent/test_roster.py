@@ -230,7 +230,7 @@ class TestAgent:
         assert agent.history.decisions.get(made.id).state == "proposed"
         assert agent.history.wishes.of(["http://10.0.0.1:7410"]) == {"http://10.0.0.1:7410": True}
         assert not agent.operators.flush(OPS, {})["complete"]
-        told = HttpActuator(lambda _: None, lambda: agent.collector.roster.unknown).undo(made)
+        told = HttpActuator(lambda _: None, lambda: agent.collector.roster.unknown, agent.history.fence).undo(made)
         assert (told.state, "stores is not resolved" in told.reason) == ("approved", True)
         found.append(["10.0.0.2"])
         self.round(agent, clock, store)

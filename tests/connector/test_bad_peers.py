@@ -1,10 +1,12 @@
 """Clients that do not fit, talk nonsense or say nothing, and stores that do: nobody else is harmed."""
 
 import contextlib
+import itertools
 import os
 import socket
 import struct
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -130,6 +132,27 @@ def test_a_client_that_does_not_read_does_not_stop_the_others(store):
     eventually(lambda: store.server.sessions() == [], timeout_s=15)
 
 
+def test_a_client_that_never_reads_again_is_let_go(store, monkeypatch):
+    """What waits for it would wait for ever; it ends though its side stays open."""
+    monkeypatch.setattr("tiertune_connector.serve.server._STUCK_S", 0.2)
+    sock, frames, _ = raw(store.server.path, hello(client="deaf"))
+    sock.settimeout(0.05)
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            frames.send(Reserve(number, "r", chain("k", 2000), b""))
+    eventually(lambda: store.server.sessions() == [], timeout_s=15)
+    sock.close()
+
+
+def test_a_client_need_not_wait_for_its_welcome(store):
+    """What it says right behind its greeting is answered, after that."""
+    with dial(store.server.path) as sock:
+        ends = Frames(sock, Reply)
+        sock.sendall(ends.encode(hello()) + ends.encode(Lookup(7, "r", chain("k", 1), 16, b"")))
+        welcome, reply = itertools.islice(ends.receive(), 2)
+        assert (welcome.refusal, reply.id, reply.tiers) == ("", 7, [])
+
+
 def test_a_client_that_says_nothing_is_let_go(store, monkeypatch):
     """Or one that says half a word: there is no thread for each of them for ever."""
     monkeypatch.setattr("tiertune_connector.serve.server._HELLO_TIMEOUT_S", 2.0)
@@ -204,6 +227,28 @@ def test_a_store_that_talks_nonsense_is_left(home, reply):
             sock.shutdown(socket.SHUT_WR)
             assert future.result(5).tiers == []
             sock.close()
+
+
+def test_a_reply_about_other_chunks_than_asked_is_none(home):
+    """A store that answers for fewer has reserved nothing that could be written."""
+    with greeted(home) as (client, greet):
+        sock, _ = greet()
+        eventually(lambda: client.connected)
+        future = client.reserve(chain("k", 2))
+        say(sock, ["reserved", 1, [None], ["full"]])
+        assert future.result(5).reasons == ["unreachable"] * 2
+        sock.close()
+
+
+def test_a_failure_of_the_clients_own_costs_it_one_connection(store, monkeypatch):
+    """It is counted, and the next one is kept."""
+    monkeypatch.setattr(
+        StoreClient, "_trusts", Mock(side_effect=itertools.chain([RuntimeError], itertools.repeat(True)))
+    )
+    client = StoreClient(store.server.path, NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
+    assert client.connect(PATIENCE_S)
+    assert client.errors == 1
+    client.close()
 
 
 def test_a_segment_without_its_descriptor_ends_only_the_connection(home):

@@ -86,7 +86,7 @@ def test_a_namespace_without_a_share_of_the_disk_is_not_written_there(tier, tmp_
         chain("k", 1),
     )
     used = fill(tier, [key])
-    disk.attach(A, PAGE, "lru")
+    disk.attach(A, PAGE)
     for capacity, offered in ((0, []), (8 * PAGE, [key])):
         disk.retune(capacity, {})
         behind.used(A, used)
@@ -180,7 +180,7 @@ def test_what_a_server_refuses_is_not_offered_again_and_again(tier, clock, outco
 def test_what_the_disk_holds_already_is_not_offered(tier, tmp_path, clock):
     """As after a restart: it came to DRAM again, and did not come from there."""
     disk, lane, keys = DiskTier(tmp_path), FakeLane(Outcome.OK), chain("k", 2)
-    disk.attach(A, PAGE, "lru")
+    disk.attach(A, PAGE)
     disk.retune(8 * PAGE, {})
     disk.write(A, keys[0], view(payload(keys[0], PAGE)), NOBODY)
     rules = tuning()

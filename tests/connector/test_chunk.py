@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tiertune_connector import chunk
 from tiertune_connector.chunk import (
     HEADER_BYTES,
     Header,
@@ -56,6 +57,16 @@ def test_any_flipped_bit_makes_it_nobodys(header, bit):
     """The header's own checksum covers all that it tells."""
     encoded = bytearray(header.encode())
     encoded[bit // 8] ^= 1 << bit % 8
+    assert decode_header(encoded) is None
+
+
+@given(HEADERS)
+def test_a_header_of_another_format_is_nobodys(header):
+    """It is whole, and what another version left: its fields need not mean what they mean here."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(chunk, "FORMAT_VERSION", FORMAT_VERSION + 1)
+        encoded = header.encode()
+        assert decode_header(encoded) == header
     assert decode_header(encoded) is None
 
 

@@ -47,6 +47,15 @@ def test_a_request_that_decodes_or_ended_is_no_backlog(ends):
     assert len(backlog) == 1
 
 
+def test_requests_that_ended_leave_nothing_behind():
+    """An engine serves millions; of each one that is over, not even its place in the row is kept."""
+    backlog = Backlog(prefill())
+    for number in range(3 * BLOCK):
+        backlog.arrived(str(number), 1000)
+        backlog.left(str(number))
+    assert (len(backlog), backlog._blocks) == (0, {})
+
+
 def test_the_others_are_all_that_are_not_finished_but_oneself():
     """Before and behind; whoever is not among them has one more."""
     backlog = Backlog(prefill())

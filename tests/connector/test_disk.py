@@ -82,7 +82,7 @@ def test_capacity_falls_under_a_read(tier):
 
 def test_capacity_falls_under_a_write(tier):
     """A chunk that is being written when there is no room for it any more leaves when it is whole."""
-    assert tier.attach(A, NBYTES, "lru") is Outcome.OK
+    assert tier.attach(A, NBYTES) is Outcome.OK
     slab = tier.pools[A].slab
     real = slab.write
 
@@ -101,7 +101,7 @@ def test_a_smaller_capacity_is_reached_in_steps(tmp_path):
     tier, many = opened(tmp_path, chunks=200), 200
     fill(tier, chain("k", many))
     tier.retune(many * SLOT, {A: (20 * SLOT, ""), B: (180 * SLOT, "")})
-    assert tier.attach(B, NBYTES, "lru") is Outcome.OK
+    assert tier.attach(B, NBYTES) is Outcome.OK
     held, rooms, more = [many], [0], True
     while more:
         one, two = (tier.pools[name].pool for name in (A, B))
@@ -122,7 +122,7 @@ def test_nobody_is_given_what_another_may_still_fill_or_has_not_given_back(tmp_p
     """A step takes room from one at once; another has it when nothing can be there any more, nor is."""
     tier = opened(tmp_path, chunks=200)
     for namespace in (A, B):
-        assert tier.attach(namespace, NBYTES, "lru") is Outcome.OK
+        assert tier.attach(namespace, NBYTES) is Outcome.OK
     tier.retune(200 * SLOT, {A: (180 * SLOT, ""), B: (20 * SLOT, "")})
     while tier.settle():
         pass
@@ -198,7 +198,7 @@ def test_a_file_system_without_holes_is_served_all_the_same(tmp_path, monkeypatc
 def test_a_namespace_that_the_disk_refuses_is_an_outcome(tier, monkeypatch, number, outcome):
     """A slab that cannot be opened is no exception of the store; for want of room it is no error either."""
     monkeypatch.setattr(module.os, "open", Mock(side_effect=OSError(number, "fault")))
-    assert tier.attach(B, NBYTES, "lru") is outcome
+    assert tier.attach(B, NBYTES) is outcome
     assert write(tier, b"key", B) is outcome
 
 
@@ -221,7 +221,7 @@ def test_a_namespace_that_comes_amid_a_flush_does_not_do_its_work(tier, monkeypa
     with tier.lock:
         for key in chain("k", 16):
             pool.drop(key)
-    assert tier.attach(B, NBYTES, "lru") is Outcome.OK
+    assert tier.attach(B, NBYTES) is Outcome.OK
     assert len(wiped) == 4
     tier.settle()
     assert len(wiped) == 16

@@ -77,13 +77,13 @@ def test_while_the_disk_hangs_its_index_answers(tier, hanging, waits):
         "to make room": lambda: (tier.retune(16 * SLOT, small), tier.settle()),
         "to flush": lambda: tier.flush() == (Outcome.OK, 16),
         "to drop what was read": lambda: tier.read(A, keys[0], out)[0] is Outcome.OK,
-        "to open": lambda: tier.attach(B, NBYTES, "lru") is Outcome.OK,
+        "to open": lambda: tier.attach(B, NBYTES) is Outcome.OK,
     }
     began = hanging.begin(calls[waits])
     hanging.does_not_stop(lambda: tier.present(A, keys))
     hanging.does_not_stop(tier.usage)
     hanging.does_not_stop(lambda: tier.retune(16 * SLOT, small))
-    assert hanging.does_not_stop(lambda: tier.attach(A, NBYTES, "lru")) is Outcome.OK
+    assert hanging.does_not_stop(lambda: tier.attach(A, NBYTES)) is Outcome.OK
     hanging.free.set()
     assert began.result(PATIENCE_S)
     while tier.settle():
@@ -97,7 +97,7 @@ def test_while_the_disk_hangs_its_index_answers(tier, hanging, waits):
 def test_room_that_was_not_given_back_yet_is_no_others(tier, tmp_path, hanging):
     """Another namespace has it once it is wiped; the same one may take it over at once."""
     fill(tier, chain("k", 16))
-    assert tier.attach(B, NBYTES, "lru") is Outcome.OK
+    assert tier.attach(B, NBYTES) is Outcome.OK
     pool, other = tier.pools[A], tier.pools[B]
     hanging.at(module, "punch_hole")
     tier.retune(16 * SLOT, {A: (2 * SLOT, "")})

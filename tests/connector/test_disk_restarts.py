@@ -32,7 +32,7 @@ def test_a_file_under_the_name_of_another_namespace_has_nothing_for_it(tier, tmp
     slab = slab_file(tmp_path)
     slab.rename(slab.with_name(slab.name.replace(A, B)))
     again = opened(tmp_path)
-    assert again.attach(B, NBYTES, "lru") is Outcome.OK
+    assert again.attach(B, NBYTES) is Outcome.OK
     assert again.present(B, keys) == (Outcome.OK, 0)
     again.close()
 
@@ -164,7 +164,7 @@ def test_another_chunk_size_starts_anew(tier, tmp_path):
     write(tier, b"old")
     tier.close()
     again = opened(tmp_path)
-    assert again.attach(A, 5 * PAGE, "lru") is Outcome.OK
+    assert again.attach(A, 5 * PAGE) is Outcome.OK
     assert again.present(A, [b"old"]) == (Outcome.OK, 0)
     keys = chain("k", 3)
     for key in keys:

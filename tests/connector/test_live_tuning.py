@@ -67,7 +67,7 @@ def on_disk(root, chunks):
     """The same on disk."""
     tier, keys = DiskTier(root), chain("k", chunks)
     tier.retune(2 * chunks * 2 * PAGE, {A: (None, "lru")})
-    tier.attach(A, PAGE, "lru")
+    tier.attach(A, PAGE)
     for key in keys:
         assert tier.write(A, key, EMPTY, NOBODY) is Outcome.OK
     return tier, keys
@@ -317,7 +317,7 @@ def test_the_disk_keeps_its_bound_at_every_moment(tmp_path):
     slot = PAGE + -(-chunk // PAGE) * PAGE
     tier = DiskTier(tmp_path / "disk")
     tier.retune(64 * slot, {})
-    tier.attach(A, chunk, "lru")
+    tier.attach(A, chunk)
     path = tier.pools[A].slab.path
     seen, bounds = [], [64 * slot]
 

@@ -111,4 +111,4 @@ def test_a_login_is_that_of_a_stores_settings(tmp_path):
     assert (made.url, made.timeout) == ("rediss://b:2/0", TIMEOUT_S)
     assert (made.password_file, made.tls) == (own.password_file, own.tls)
     with pytest.raises(DocumentError, match=r"--storage: expected a redis://.* file:///directory"):
-        storage("gopher://x")
+        storage("gopher://x", None)

@@ -208,6 +208,7 @@ NAN, INF = float("nan"), float("inf")
         ["report", [["remote", 1, 1, 1, "x", 0.1, 0.1, -0.1, "won"]]],
         ["report", [["remote", 1, 1, 1, "x" * 65, 0.1, 0.1, 0.1, "won"]]],
         ["report", [["remote", 1, 1, 1, "x", 0.1, 0.1, 0.1, "drawn"]]],
+        ["abort", [b"a", b"b"], [[1, 2, 3, 4]]],
         ["steps", [["all", "sleeping", 0.1, 1]]],
         ["steps", [["all", "prefill", NAN, 1]]],
     ],

@@ -20,7 +20,7 @@ from tiertune_connector.tiers.shares import share_capacity
 )
 def test_what_nobody_uses_is_kept_where_no_other_needs_the_room(asked, lent, needed, shares):
     """Numbers come first, then what the others need, each alike; never more than the total."""
-    assert share_capacity(90, asked, lent, needed=needed) == shares
+    assert share_capacity(90, asked, lent, needed=needed, kept={}) == shares
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,19 @@ class TestWhatArrives:
         assert (request.status.code, values(request)["tiertune.outcome"]) == (0, "late")
 
 
+class TestSending:
+    """While requests go on."""
+
+    def test_spans_are_sent_before_the_tracer_ends(self):
+        """Nobody waits for the engine's end to see them."""
+        sink = Sink()
+        recorder = Tracing(sink, every_s=0.01)
+        for request in ("first", "second"):
+            fetched_request(recorder, request=request)
+            eventually(lambda request=request: sink.traces[-1:] and sink.traces[-1].request == request)
+        recorder.close()
+
+
 class TestBounds:
     """Nothing grows, nobody waits."""
 

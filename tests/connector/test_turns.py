@@ -197,6 +197,19 @@ def test_what_several_threads_send_comes_to_a_client_that_reads():
             assert sum(1 for _ in zip(range(each * senders), replies, strict=False)) == each * senders
 
 
+def test_what_a_client_takes_in_many_pieces_is_whole(pair):
+    """Replies longer than a socket holds follow piece by piece, nothing left out and nothing twice."""
+    connection, frames, _ = pair
+    replies = [Welcome(name, name * (1 << 20)) for name in ("a", "b")]
+    for reply in replies:
+        connection.send(reply)
+    while not connection.flush():
+        frames.read()
+    received = frames.receive()
+    assert [next(received) for _ in replies] == replies
+    assert connection.stuck_s() == 0.0
+
+
 def test_a_stuck_client_is_watched_from_when_it_is_added():
     """What it was sent before included."""
     here, there = socket.socketpair()

@@ -39,7 +39,7 @@ def test_translating_twice_changes_nothing():
     """Worker, scheduler and API server may each translate the same configuration, the last without a plan."""
     once = for_vllm(EXTRA, FACTS, PLAN)
     assert for_vllm(once, FACTS, PLAN) == once
-    assert for_vllm(once, FACTS) == once
+    assert for_vllm(once, FACTS, None) == once
 
 
 def test_vllms_own_keys_pass_through():
@@ -47,6 +47,12 @@ def test_vllms_own_keys_pass_through():
     made = for_vllm({**EXTRA, "eviction_policy": "arc", "self_describing_kv_events": True}, None, PLAN)
     assert made["eviction_policy"] == "arc"
     assert made["self_describing_kv_events"] is True
+
+
+def test_a_value_that_no_json_has_is_told_by_its_type():
+    """Python code starts engines, too."""
+    with pytest.raises(ValueError, match=r"kv_connector_extra_config: expected text, .*, not a PosixPath"):
+        parse({"socket": Path("/run/store.sock")})
 
 
 @pytest.mark.parametrize(

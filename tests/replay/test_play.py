@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 
 from replay.files import run, runs, scenario
 from tiertune_agent.replay.contents import ReplayedRequest, contents
-from tiertune_agent.replay.play import CHOOSERS, Play
+from tiertune_agent.replay.play import Play
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay, replay_document
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.protocol.reporting import gained_s
 
 pytestmark = pytest.mark.slow
+
+CHOOSERS = ("always", "never", "rule", "rule_oracle", "rule_blind")
 
 
 @pytest.fixture(scope="module")

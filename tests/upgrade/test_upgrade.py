@@ -236,7 +236,7 @@ def understood(url):
         State.SOAKING,
     )
     assert history.decisions.verdicts_of(7)[0]["reason"] == "good"
-    (window,) = history.measured.windows("host-a", tier="remote")
+    (window,) = history.measured.windows_since("host-a", AT, tier="remote")
     assert (window.start, window.values["tier_resident_bytes"], window.values["gate_actual_seconds"].sum) == (AT, 5, 3)
     assert history.measured.candidate_windows("host-a", "remote") == [window]
     assert history.ledger.account(AT) == {"remote": {"saved": 2.5, "lost": 0.5, "money": 1.25}}

@@ -74,8 +74,8 @@ class HttpActuator:
     def __init__(
         self,
         client_of: Callable[[str], Tuned | None],
-        unknown: Callable[[], Sequence[str]] = list,
-        fence: Callable[[], None] = lambda: None,
+        unknown: Callable[[], Sequence[str]],
+        fence: Callable[[], None],
     ) -> None:
         """``unknown``: names not resolved to stores yet.
 

@@ -20,10 +20,6 @@ FROZEN = "frozen: "
 TOO_LATE = "it did not reach the store in time"
 
 
-def _none(_: object) -> str:
-    return ""
-
-
 class Refused(Exception):  # noqa: N818 (a refusal, not an error)
     """A command cannot be followed now; the message says why."""
 
@@ -101,9 +97,9 @@ class ChangeControl:
 
     def settle(
         self,
-        frozen: Callable[[Target], str] = _none,
-        disallowed: Callable[[Decision], str] = _none,
-        silent: Container[str] = (),
+        frozen: Callable[[Target], str],
+        disallowed: Callable[[Decision], str],
+        silent: Container[str],
     ) -> tuple[list[Decision], list[Decision]]:
         """Find out about changes whose outcome is unknown: the agent or the store died, or the network was down.
 
@@ -116,7 +112,7 @@ class ChangeControl:
         for decision in unsettled:
             making = decision.state == State.APPROVED
             by_itself = _by(decision) == (POLICY if making else VERDICT)
-            if why := _held_up(decision, frozen if by_itself else _none, silent):
+            if why := _held_up(decision, frozen if by_itself else lambda _: "", silent):
                 self._decisions.wait(decision, why)
                 continue
             went_on.append(decision)

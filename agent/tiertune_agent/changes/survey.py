@@ -215,7 +215,7 @@ class TierWindows:
         """A tier's windows, oldest first; some may lie ahead if the clock was set back."""
         key = store, tier
         if key not in self._kept:
-            read = self._history.measured.windows(store, tier=tier, histograms=False, until=now)
+            read = self._history.measured.windows(store, tier=tier, until=now)
             self._kept[key] = deque(read, maxlen=MOST_OF_TIER)
         return self._kept[key]
 

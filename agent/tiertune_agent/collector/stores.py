@@ -100,7 +100,7 @@ class Collector:
         roster: Roster,
         now: Now,
         steady_s: Clock,
-        access: Access = PLAIN,
+        access: Access,
     ) -> None:
         """``steady_s`` counts seconds by a clock that nobody sets."""
         self.roster = roster

@@ -82,8 +82,8 @@ class Tally:
     def __init__(self, path: Path) -> None:
         self._counts = np.memmap(path, np.uint64, "r+" if path.exists() else "w+", shape=(len(self.FIELDS),))
 
-    def add(self, field: str, count: int = 1) -> None:
-        self._counts[self.FIELDS.index(field)] += np.uint64(count)
+    def add(self, field: str) -> None:
+        self._counts[self.FIELDS.index(field)] += np.uint64(1)
 
     def read(self) -> dict[str, int]:
         return dict(zip(self.FIELDS, self._counts.tolist(), strict=True))

@@ -85,7 +85,7 @@ DEMO = Setup()
 class World:
     """A demo's processes: ``stop`` ends exactly those that were started here."""
 
-    def __init__(self, folder: Path, ended: Ending, port: int, setup: Setup = DEMO) -> None:
+    def __init__(self, folder: Path, ended: Ending, port: int, setup: Setup) -> None:
         """``ended`` is set when the user ends the demo; ``port`` is the page's."""
         self.folder = folder
         self.setup = setup

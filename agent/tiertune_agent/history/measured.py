@@ -35,18 +35,17 @@ class Measured(OfHistory):
         tier: str,
         namespace: str = "",
         limit: int = MOST_OF_TIER,
-        histograms: bool = True,
         until: datetime = LAST,
     ) -> list[Window]:
-        """The last windows of one tier or pool that began by ``until``, oldest first."""
+        """The last windows of one tier or pool that began by ``until``, oldest first, without histograms."""
         query = _of_place(WindowRow, store, tier, namespace).where(WindowRow.start <= until)
-        return self._windows(query.limit(limit), histograms=histograms)
+        return self._windows(query.limit(limit), histograms=False)
 
     def store_windows(self, store: str, since: datetime, until: datetime = LAST) -> list[Window]:
         """``fleet_windows`` of one store."""
         return self.fleet_windows([store], since, until)
 
-    def fleet_windows(self, stores: Collection[str], since: datetime, until: datetime = LAST) -> list[Window]:
+    def fleet_windows(self, stores: Collection[str], since: datetime, until: datetime) -> list[Window]:
         """Windows of all tiers and pools of these stores that began by ``until``, oldest first."""
         return self._windows(_read(WindowRow, WindowRow.store.in_(stores), WindowRow.start.between(since, until)))
 
@@ -66,9 +65,7 @@ class Measured(OfHistory):
         hours = _of_place(HourRow, store, tier, namespace).where(HourRow.start.between(since, until))
         return [*self._windows(hours), *hourly(self._windows(windows.where(WindowRow.start >= summed)))]
 
-    def pool_windows(
-        self, store: str, since: datetime, until: datetime = LAST, *, tier: str, namespace: str
-    ) -> list[Window]:
+    def pool_windows(self, store: str, since: datetime, until: datetime, *, tier: str, namespace: str) -> list[Window]:
         """``windows_since`` of one pool with its ghosts, which are counted with its tier, or with none."""
         found = [self.windows_since(store, since, until, tier=place, namespace=namespace) for place in (tier, "")]
         return sorted(chain(*found), key=lambda window: window.start)
@@ -83,7 +80,7 @@ class Measured(OfHistory):
         with self._session() as session:
             return [window_of(row, histograms=histograms) for row in session.execute(query)][::-1]
 
-    def stage_windows(self, since: datetime, until: datetime = LAST) -> list[StageWindow]:
+    def stage_windows(self, since: datetime, until: datetime) -> list[StageWindow]:
         """Stage windows of all stores, oldest first."""
         query = select(StageWindowRow).where(StageWindowRow.start.between(since, until)).order_by(StageWindowRow.start)
         names = [field.name for field in fields(StageWindow)]

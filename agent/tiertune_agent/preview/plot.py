@@ -119,7 +119,7 @@ def cells(series: prometheus.Series, step_s: float) -> list[tuple[float, float, 
     return found
 
 
-def states(named: Named, frame: Frame, words: Mapping[float, tuple[str, str]], marks: Marks = ()) -> Chart:
+def states(named: Named, frame: Frame, words: Mapping[float, tuple[str, str]], marks: Marks) -> Chart:
     """A row per series, the first at the top; an area in its colour per stretch, with its word if that fits."""
     rows = [(name, cells(series, frame.step_s)) for name, series in named]
     top = len(rows) - 0.5
@@ -155,7 +155,7 @@ class Bar:
     colour: int
 
 
-def bars(named: Sequence[tuple[str, float]], unit: str, full: float | None = None) -> tuple[Bar, ...]:
+def bars(named: Sequence[tuple[str, float]], unit: str, full: float | None) -> tuple[Bar, ...]:
     """Bars in the order given. ``full``: value of a full bar; None: the largest. Below 0 there is only a figure."""
     most = full or max((value for _, value in named), default=0.0)
     return tuple(

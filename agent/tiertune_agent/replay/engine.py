@@ -40,7 +40,7 @@ def token_s(model: ModelSpec, gpu: GpuSpec) -> tuple[float, float]:
     return 2 * model.params / flops, 2 * model.layers * model.width / flops
 
 
-def break_even_tokens(model: ModelSpec, gpu: GpuSpec, fetch_token_s: float, latency_s: float = 0.001) -> float:
+def break_even_tokens(model: ModelSpec, gpu: GpuSpec, fetch_token_s: float, latency_s: float) -> float:
     """Length from which fetching a whole prefix takes less time than recomputing it, without the time per chunk."""
     linear, quadratic = token_s(model, gpu)
     if fetch_token_s > linear:

@@ -64,7 +64,7 @@ class Replay:
         return Sizes(dram=max(1, int(total * (1 - share) / nodes)), disk=self._disk, remote=int(total * share))
 
     def run(self, name: str) -> JsonDict:
-        """Report a run other than ``tuned``; ValueError if the scenario has no such run."""
+        """Report a run of the scenario's, other than ``tuned``."""
         if name == "best_static":
             best = min(("always", "never"), key=lambda static: np.mean(self._tally(self.own, static).ttft_s))
             return {**self.run(best), "is": best}
@@ -72,10 +72,6 @@ class Replay:
             return self._best_split()
         if name == "baseline":
             return self.report(self._tally(self.split(0.5), "always"), split=[[0.0, 0.5]])
-        if name in QUEUED_RUNS and not self.scenario.queueing:
-            raise ValueError(
-                f"{name} differs from rule only in the queues, and this scenario has none (queueing: true)"
-            )
         dram, remote = self._chunks("dram"), self._chunks("remote")
         share = remote / (dram + remote) if remote else 0.0
         return self.report(self._tally(self.own, name), split=[[0.0, share]])

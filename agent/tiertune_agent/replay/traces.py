@@ -71,9 +71,7 @@ class Trace:
 
 
 def builtin_trace(name: str) -> Trace:
-    """One of the shipped traces; ValueError names them."""
-    if name not in BUILTIN:
-        raise ValueError(f"unknown trace {name!r}: shipped are {', '.join(BUILTIN)}")
+    """One of ``BUILTIN``."""
     return load_trace(Path(str(files("tiertune_agent.replay") / "data" / f"{name}.parquet")))
 
 

@@ -158,7 +158,7 @@ def estimated(window: Window, typical: TypicalCandidate | None) -> Evidence | No
     return Evidence(window.start.isoformat(), 0, fetch_s, typical.recompute_s)
 
 
-def gains(evidence: Iterable[Evidence], margin: float | None = None) -> Ratio:
+def gains(evidence: Iterable[Evidence], margin: float | None) -> Ratio:
     """Seconds that fetching gains per request; with a margin, as predicted with the fetch that much dearer."""
     return ratio(
         [

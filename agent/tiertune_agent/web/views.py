@@ -118,7 +118,7 @@ class Views:
         None that lie ahead: they were counted before the clock was set back.
         """
         read, now = self._history.measured.windows, self._now()
-        windows = read(store, tier=tier, namespace=namespace, limit=limit, histograms=False, until=now)
+        windows = read(store, tier=tier, namespace=namespace, limit=limit, until=now)
         return {"windows": [_shown(window) for window in windows]}
 
     def policies(self) -> JsonDict:

@@ -81,7 +81,7 @@ class Candidate(msgspec.Struct, frozen=True):
     prefills: int = 0
     """Other requests with unfinished prefills on the engine: a second of prefill costs as many more of waiting."""
 
-    def cut_to(self, fetched: int, elsewhere: int = 0) -> "Candidate":
+    def cut_to(self, fetched: int, elsewhere: int) -> "Candidate":
         """As if only so many were fetched: predictions in proportion; ``elsewhere`` were had without this fetch."""
         if (fetched, elsewhere) == (self.fetched, 0):
             return self

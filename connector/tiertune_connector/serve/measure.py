@@ -58,7 +58,7 @@ class StorageTimes:
         return self.chunk_bytes / self.write_s if self.write_s else None
 
 
-def storage(url: str, like: RemoteSettings | None = None) -> RemoteSettings:
+def storage(url: str, like: RemoteSettings | None) -> RemoteSettings:
     """The settings of a storage, with password and TLS files of ``like``. DocumentError if ``url`` is none."""
     login = like.model_dump(include={"password_file", "sentinel_password_file", "tls"}) if like else {}
     try:

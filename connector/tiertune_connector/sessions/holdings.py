@@ -49,9 +49,7 @@ class Holdings:
 
     def give_up(self, session: Session, key: bytes, *, quarantine: bool = False) -> None:
         """End a reservation unwritten; with ``quarantine`` the client may still be writing."""
-        held = session.reservations.pop(key, None)
-        if held is None:
-            return
+        held = session.reservations.pop(key)
         if quarantine:
             session.quarantined.append((key, held.slot))
         self.quotas.change(held.slot.origin.tenant, -session.chunk_bytes)

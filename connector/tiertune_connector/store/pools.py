@@ -54,8 +54,7 @@ class Pools:
         """Have a namespace's slab opened, waiting a while; if that fails, its first write tries again."""
         if self.disk is None:
             return
-        algorithm = self.tuning().algorithm(digest, "disk")
-        outcome = self.lanes["disk"].prepare(partial(self.disk.attach, digest, chunk_bytes, algorithm))
+        outcome = self.lanes["disk"].prepare(partial(self.disk.attach, digest, chunk_bytes))
         if outcome is not Outcome.OK:
             self.counters.add("tier_errors_total", ("disk", "attach", outcome.value))
 

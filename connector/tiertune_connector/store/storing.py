@@ -53,9 +53,7 @@ class Storing:
                     wanted.append(key)
             for key in reversed(wanted):  # tail first, like every touch of a chain
                 slot = self.dram.reserve(session.digest, key, Origin(self.accounts.writer, tenant), session.engine)
-                if slot is None:
-                    reasons[key] = "full"
-                    continue
+                assert slot is not None  # `_refusal` has looked, under the same lock
                 slots[key] = slot
                 self.holdings.reserved(session, key, slot, self.flushes.era)
         with self.dram.lock:

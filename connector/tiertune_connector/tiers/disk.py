@@ -54,7 +54,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
             raise OSError(f"{root}: another store uses this disk directory: end it, or name another") from error
         self._readers = Threads(_READERS, "disk-window", ready=_READERS)
 
-    def attach(self, namespace: str, chunk_bytes: int, algorithm: str) -> Outcome:
+    def attach(self, namespace: str, chunk_bytes: int) -> Outcome:
         """Open the namespace's slab, and make room for it as `retune` asked. Waits for the disk.
 
         FULL or ERROR, and no trace of the namespace, if the disk refuses.
@@ -65,7 +65,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
             if self._opened(namespace, chunk_bytes):
                 return Outcome.OK
             try:
-                self._open(namespace, chunk_bytes, algorithm)
+                self._open(namespace, chunk_bytes, "lru")  # until `retune`, a line below
             except OSError as error:
                 return self._failed(error, wanted_room=True)
         with self.lock:
@@ -153,7 +153,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         return outcome, header.origin if header else NOBODY
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
-        opened = Outcome.OK if namespace in self.pools else self.attach(namespace, len(payload), "")
+        opened = Outcome.OK if namespace in self.pools else self.attach(namespace, len(payload))
         if opened is not Outcome.OK:
             return opened
         with self.lock:
@@ -219,7 +219,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         slab = Slab(path, namespace, chunk_bytes, self._readers)
         try:
             capacity = self.capacity_bytes // slab.stride
-            pool = DiskPool(slab, algorithm or "lru", capacity, self._clock, self._evicted)
+            pool = DiskPool(slab, algorithm, capacity, self._clock, self._evicted)
         except OSError:
             slab.close()
             raise

@@ -75,15 +75,12 @@ class Wire:
         raise redis.InvalidResponse(f"an answer that was not expected: {line!r}")
 
     def fill(self, out: memoryview) -> int:
-        """Receive a value into the beginning of ``out``; returns its length, 0 if empty or null."""
+        """Receive a value into the beginning of ``out``; returns its length."""
         line = self._line()
-        if line == b"$-1":
-            size = 0
-        elif line[:1] == b"$" and line[1:].isdigit() and int(line[1:]) <= len(out):
-            size = int(line[1:])
-            self._receive(out[:size])
-        else:
+        if line[:1] != b"$" or not line[1:].isdigit() or int(line[1:]) > len(out):
             raise redis.InvalidResponse(f"at most {len(out)} bytes were asked for, and {line!r} came")
+        size = int(line[1:])
+        self._receive(out[:size])
         self.awaited -= 1
         return size
 

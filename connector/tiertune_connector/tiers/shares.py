@@ -137,8 +137,8 @@ def share_capacity(
     asked: Mapping[str, int | None],
     lent: dict[str, int],
     *,
-    needed: int = 0,
-    kept: Mapping[str, int] | None = None,
+    needed: int,
+    kept: Mapping[str, int],
 ) -> dict[str, int]:
     """Bytes for each pool: those with a number get it, as far as it is there; the others share the rest evenly.
 
@@ -158,7 +158,7 @@ def share_capacity(
     for name, wanted in asked.items():
         if wanted is not None:
             give(name, wanted)
-    rest, kept = [name for name, wanted in asked.items() if wanted is None], kept or {}
+    rest = [name for name, wanted in asked.items() if wanted is None]
     reserved = min(needed, left // max(1, len(rest) + len(kept))) * len(rest)
     for before, (name, holds) in enumerate(sorted(kept.items(), key=itemgetter(1))):  # what is large gives way first
         give(name, min(holds, (left - reserved) // (len(kept) - before)))

@@ -57,7 +57,7 @@ class DramPool(Held):
         algorithm: str,
         evicted: OnEvicted,
         *,
-        capacity_bytes: int = 0,
+        capacity_bytes: int,
     ) -> None:
         """``capacity_bytes`` is the most that the pool may hold for now."""
         super().__init__(namespace, chunk_bytes, slot_stride(chunk_bytes), Pool(0, algorithm), evicted)

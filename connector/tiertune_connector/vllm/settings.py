@@ -93,7 +93,7 @@ def parse(extra: Mapping[str, Any]) -> EngineSettings:
         raise ValueError(f"kv_connector_extra_config: {error}") from error
 
 
-def for_vllm(extra: Mapping[str, Any], facts: Facts | None, plan: SizePlan | None = None) -> Config:
+def for_vllm(extra: Mapping[str, Any], facts: Facts | None, plan: SizePlan | None) -> Config:
     """``extra`` with what vLLM's tiering needs. Idempotent.
 
     Without ``plan`` vLLM is not told the sizes: enough for metrics, too little for an engine. ``facts`` are for the
