@@ -204,12 +204,6 @@ seed: 1
         assert told["rule"]["ttft_mean_s"] < told["always"]["ttft_mean_s"]
 
 
-def test_an_unknown_way_to_choose_is_refused(small):
-    """The message lists those there are."""
-    with pytest.raises(ValueError, match=r"'best'.*always, never, rule"):
-        Play(Replay(small, scenario()).world, "best")
-
-
 def test_gates_are_told_of_as_an_engine_tells_its_store(shifting, shifting_found):
     """One report for each tier that offered chunks: what was fetched, its predicted cost, the seconds that it took."""
     replay, told = Replay(shifting, scenario()), []
