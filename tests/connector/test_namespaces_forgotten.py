@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from connector.small_store import CHUNKS, NEW, OLD, replaced, session_of, slab_files
+from connector.small_store import CHUNKS, NEW, OLD, OTHER, replaced, session_of, slab_files
 from connector.stores import (
     CHUNK_TOKENS,
     Engine,
@@ -56,22 +56,37 @@ def test_what_was_learned_of_a_namespace_goes_with_its_last_pool(served):
     assert served.store.accounts.pool_labels(OLD.digest) == (OLD.digest, "llama")
 
 
-def test_what_was_counted_of_a_namespace_goes_with_what_was_learned(served):
-    """Else each revision of the weights would add series to the metrics. What a remote evicts of it still counts."""
-    first, second = served.join(OLD), served.join(NEW)
-    gone = [Evicted(each.digest, "lru", "room", None, NOBODY) for each in (OLD, NEW)]
-    for session in (first, second):
+def test_what_was_counted_of_a_namespace_stays_for_some_others_after_what_was_learned(served, monkeypatch):
+    """Metrics must not grow with each revision of the weights. What a remote evicts later counts for no namespace."""
+    monkeypatch.setattr("tiertune_connector.store.tiered.COUNTED", 1)
+    old, new, latest = (served.join(each) for each in (OLD, NEW, OTHER))
+    asked = {name: ("no", each.digest, "llama") for name, each in (("old", old), ("new", new), ("latest", latest))}
+    gone = [Evicted(each.digest, "lru", "room", None, NOBODY) for each in (old, new)]
+    for session in (old, new, latest):
         served.store.accounts.prompt(session, 48)
     served.store._evicted("remote", gone)
-    served.leave(first, LENT_AFTER_S)
+    served.leave(old, LENT_AFTER_S)
     served.store.forget()
     served.store._evicted("remote", gone)
-    assert counted(served.counters, "requests_total") == {("no", NEW.digest, "llama"): 1}
+    assert counted(served.counters, "requests_total") == dict.fromkeys(asked.values(), 1)
+    served.leave(latest, LENT_AFTER_S)
+    served.store.forget()
+    assert counted(served.counters, "requests_total") == dict.fromkeys([asked["new"], asked["latest"]], 1)
     remote = ("remote", "lru", "room")
-    assert counted(served.counters, "tier_evictions_total") == {
-        (*remote, NEW.digest, "llama"): 2,
-        (*remote, "", ""): 1,
-    }
+    assert counted(served.counters, "tier_evictions_total") == {(*remote, NEW.digest, "llama"): 2, (*remote, "", ""): 1}
+
+
+def test_counts_of_a_namespace_that_came_back_stay(served, monkeypatch):
+    """Though others are over since it was."""
+    monkeypatch.setattr("tiertune_connector.store.tiered.COUNTED", 1)
+    session, other = served.join(OLD), served.join(NEW)
+    served.store.accounts.prompt(session, 48)
+    served.leave(session, LENT_AFTER_S)
+    served.store.forget()
+    served.join(OLD)
+    served.leave(other, LENT_AFTER_S)
+    served.store.forget()
+    assert counted(served.counters, "requests_total") == {("no", OLD.digest, "llama"): 1}
 
 
 def test_what_was_learned_of_a_namespace_that_is_held_stays(served):

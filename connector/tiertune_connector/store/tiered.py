@@ -37,6 +37,9 @@ from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import Tuning
 from tiertune_connector.units import Clock
 
+COUNTED = 16
+"""So many namespaces that are over are still told in the counters: an agent that was away finds what it missed."""
+
 
 class TieredStore:
     """Thread-safe. ``clock`` gives monotonic seconds."""
@@ -67,6 +70,7 @@ class TieredStore:
         self.directory = directory
         self.lanes = lanes
         self._counters = counters
+        self._over: dict[str, None] = {}  # namespaces whose counts are still told, the latest last
         self._clock = clock
         self._lock = dram.lock
         self._codec = lanes["remote"].codec if "remote" in lanes else None
@@ -136,12 +140,20 @@ class TieredStore:
                     self.loads.arrivals.give_up(lane)
 
     def forget(self) -> None:
-        """Forget what was learned and counted of namespaces that are over. Call it every second or so."""
+        """Forget what was learned of namespaces that are over, and, but for the last ones, what was counted of them.
+
+        Call it every second or so.
+        """
         with self._lock:
             held = {**self.dram.pools, **(self.disk.pools if self.disk else {})}
             for namespace in self.namespaces.over(held):
                 self.observer.forget(namespace)
-                self._counters.forget(namespace)
+                self._over[namespace] = self._over.pop(namespace, None)
+            while len(self._over) > COUNTED:
+                namespace = next(iter(self._over))
+                del self._over[namespace]
+                if not self.namespaces.known(namespace):
+                    self._counters.forget(namespace)
 
     def close(self) -> None:
         for lane in self.lanes.values():
