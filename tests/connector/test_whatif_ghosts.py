@@ -219,8 +219,8 @@ def test_requests_of_hot_keys_alone_may_be_counted_together():
     often.shares = {1: 0.04, 2: 0.05}
     for minis in (ours, theirs):
         minis.warm(often)
-        minis.request([3, 4], [3, 4], NONE)
-        minis.came(5, NONE)
+        minis.came(7, NONE)
+        minis.follow([([3, 4], set())])
     ours.hit(5)
     for hot in ({1}, {1, 2}, {1, 2}):
         theirs.follow([([], hot)])
@@ -235,8 +235,8 @@ def test_requests_may_be_followed_together(chains, cuts):
     often.shares = {0: 0.5}
     for minis in (ours, theirs):
         minis.warm(often)
-        for keys, _, again in requests(chains):
-            minis.came(len(keys), again)
+        for _, every, again in requests(chains):
+            minis.came(every.size, again)
     followed = [(chain, {0}.intersection(chain)) for chain in chains]
     for start in range(0, len(chains), cuts):
         ours.follow(followed[start : start + cuts])
@@ -249,12 +249,14 @@ def test_requests_may_be_followed_together(chains, cuts):
 def test_hot_keys_count_as_hits_and_leave_the_sample():
     """A key that comes four times while the pool turns over once is never simulated again."""
     minis = Miniatures(100, ["lru", "arc"], 0.5)
-    minis.request([1, 2, 3], [1, 2], NONE)
+    minis.came(3, NONE)
+    minis.follow([([1, 2], set())])
     minis.take()
     often = HotSet()
     often.shares = {1: 0.04, 2: 0.03}
     minis.warm(often)
-    minis.request([1, 4, 5], [1, 4], hashed([1]))
+    minis.came(3, hashed([1]))
+    minis.follow([([1, 4], {1})])
     assert minis.take() == {"lru": (1.0, 3.0), "arc": (1.0, 3.0)}
 
 
