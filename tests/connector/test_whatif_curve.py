@@ -41,6 +41,16 @@ def test_a_sampled_curve_never_falls_nor_passes_1(chains, rate, whole):
     assert all(0 <= ratio <= 1 for ratio in ratios)
 
 
+@given(chains=grown(), together=st.integers(1, 9))
+def test_an_exact_curve_takes_whole_requests(chains, together):
+    """It has a pool's hits at every size; a key that stands in a request twice counts once."""
+    limits = {"together": together, "largest": 200, "most_tracked": 400}
+    curve, doubled = (curve_of(asked, 1.0, **limits) for asked in (chains, [chain + chain[:2] for chain in chains]))
+    assert curve.exact
+    assert curve.hits(range(1, 60)) == doubled.hits(range(1, 60)) == [hits_of(chains, size) for size in range(1, 60)]
+    assert curve._hashes == doubled._hashes
+
+
 @settings(deadline=None)
 @given(chains=grown(), most=st.integers(4, 40), together=st.integers(2, 9))
 def test_requests_may_come_together(chains, most, together):

@@ -59,7 +59,7 @@ def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled
     ratios = {size: pool_hits(trace, "lru", size) / trace.accesses for size in small}
     if large:
         hot = HotSet(HOT, Frequent(every=1, half_life=HALF_LIFE))
-        curve = Curve(rate, hot=hot) if rate < 1 else Curve(rate, most_tracked=trace.unique)
+        curve = Curve(rate, hot=hot) if rate < 1 else Curve(rate, largest=trace.unique, most_tracked=2 * trace.unique)
         for batch in batches(trace, seed):
             curve.requests(*batch)
         ratios.update(zip(large, curve.hit_ratios(large), strict=True))

@@ -12,7 +12,7 @@ from tiertune_connector.whatif.distances import STEPS, Distances
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
 from tiertune_connector.whatif.recency import Recency
-from tiertune_connector.whatif.sampler import Hashes, lowest_of, threshold, within
+from tiertune_connector.whatif.sampler import Hashes, lowest_of, once_each, threshold, within
 
 MOST_TRACKED = 16_384
 WHOLE = 4096
@@ -70,9 +70,13 @@ class Curve:
     def requests(self, chains: Sequence[Keys], hashed: Hashes, again: Hashes) -> bool:
         """Some requests' keys, head first, with all their hashes, one after another, and ``again`` as of `came`.
 
-        True if the hot set was refreshed.
+        True if the hot set was refreshed, for which an exact curve has no use.
         """
         self.came(hashed.size, again)
+        if self.exact:
+            for keys, values in once_each(chains, hashed):
+                self.follow_all(keys, values)
+            return False
         below, often = self.below, self.hot.keys
         for keys, low in zip(chains, lowest_of(chains, hashed, below), strict=True):
             self.follow(low if self.below == below else within(low, self.below), often.intersection(keys))
@@ -228,4 +232,4 @@ class Curve:
                 for key in self._plain.forget(len(self._plain) - self._most_sampled):
                     del self._hashes[key]
             else:
-                self.thin(self.rate / 2)
+                self.thin(min(self.rate / 2, self._rate))

@@ -77,6 +77,19 @@ def within(low: Low, below: int) -> Low:
     return low and {key: value for key, value in low.items() if value < below}
 
 
+def once_each(chains: Iterable[Keys], hashed: Hashes) -> Iterator[tuple[Keys, Hashes]]:
+    """Every chain with its part of ``hashed``; a key that is twice in one, which no engine asks for, comes once."""
+    start = 0
+    for keys in chains:
+        values = hashed[start : start + len(keys)]
+        start += len(keys)
+        if len(set(keys)) < len(keys):
+            places = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))  # the first of each
+            first = sorted(places.values())
+            keys, values = [keys[place] for place in first], values[first]  # noqa: PLW2901
+        yield keys, values
+
+
 class Pick(NamedTuple):
     """A sampled key of a request."""
 
