@@ -10,7 +10,7 @@ from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.contents import contents
 from tiertune_agent.replay.exact import chunks_of, pool_hits
 from tiertune_agent.replay.fleet import Sizes
-from tiertune_agent.replay.sampled import requests
+from tiertune_agent.replay.sampled import batches
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.traces import Trace, open_trace
 from tiertune_agent.replay.tuned import DEFAULT_POLICY, Change, ReplayAgent
@@ -59,8 +59,8 @@ def candidate_regret(trace: Trace, size: float, seed: int, exact: Mapping[str, f
     """
     chunks = chunks_of(trace, size)
     ghosts = PoolGhosts(chunks)
-    for keys, hashed, _ in requests(trace, seed):
-        ghosts.requests([keys], hashed)
+    for chains, hashed, _ in batches(trace, seed):
+        ghosts.requests(chains, hashed)
     counts = ghosts.counts()
     chosen = max(CANDIDATES, key=lambda name: counts[name, chunks][0])
     return 100 * (max(exact.values()) - exact[chosen])

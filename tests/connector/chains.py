@@ -44,12 +44,13 @@ def generated(requests, seed, systems=8, live=400):
     return chains
 
 
-def requests(chains, seed=0):
-    """Each chain with the hashes of its keys, and with those alone of keys that came before."""
-    known = KnownKeys()
-    for chain in chains:
-        hashed = mix(np.array(chain, dtype=np.uint64), seed)
-        yield chain, hashed, hashed[known.before(hashed)]
+def requests(chains, seed=0, together=1):
+    """Some chains at a time with the hashes of their keys, and with those alone of keys that came before."""
+    known, chains = KnownKeys(), list(chains)
+    for start in range(0, len(chains), together):
+        some = chains[start : start + together]
+        hashed = mix(np.array([key for chain in some for key in chain], dtype=np.uint64), seed)
+        yield some, hashed, hashed[known.before(hashed)]
 
 
 def hits_of(chains, capacity, algorithm="lru"):

@@ -18,10 +18,10 @@ from tiertune_connector.whatif.sampler import mix, threshold
 SIZES = [2, 20, 200, 2_000, 20_000, 200_000]
 
 
-def curve_of(chains, rate, seed=0, **limits):
+def curve_of(chains, rate, seed=0, together=1, **limits):
     curve = Curve(rate, **limits)
-    for asked in requests(chains, seed):
-        curve.request(*asked)
+    for asked in requests(chains, seed, together):
+        curve.requests(*asked)
     return curve
 
 
@@ -41,13 +41,32 @@ def test_a_sampled_curve_never_falls_nor_passes_1(chains, rate, whole):
     assert all(0 <= ratio <= 1 for ratio in ratios)
 
 
+@given(chains=grown(), together=st.integers(1, 9))
+def test_an_exact_curve_takes_whole_requests(chains, together):
+    """It has a pool's hits at every size; a key that stands in a request twice counts once."""
+    limits = {"together": together, "largest": 200, "most_tracked": 400}
+    curve, doubled = (curve_of(asked, 1.0, **limits) for asked in (chains, [chain + chain[:2] for chain in chains]))
+    assert curve.exact
+    assert curve.hits(range(1, 60)) == doubled.hits(range(1, 60)) == [hits_of(chains, size) for size in range(1, 60)]
+    assert curve._hashes == doubled._hashes
+
+
+@settings(deadline=None)
+@given(chains=grown(), most=st.integers(4, 40), together=st.integers(2, 9))
+def test_requests_may_come_together(chains, most, together):
+    """Some at once make the curve that they make one after another, also where the rate falls amid them."""
+    single, some = (curve_of(chains, 1.0, together=count, most_tracked=most) for count in (1, together))
+    assert (some.rate, some._hashes, list(some._plain)) == (single.rate, single._hashes, list(single._plain))
+    assert some.rate < 1 or some.hits(range(20)) == single.hits(range(20))
+
+
 @settings(deadline=None)
 @given(chains=grown(), most=st.integers(4, 40), largest=st.none() | st.integers(1, 30))
 def test_what_is_followed_is_bounded(chains, most, largest):
     """The rate falls, or what is beyond the largest size is forgotten, so that keys and hashes stay few."""
     curve = Curve(1.0, largest=largest, most_tracked=most)
     for asked in requests(chains):
-        curve.request(*asked)
+        curve.requests(*asked)
         assert curve.tracked <= most + 64
         assert len(curve._hashes) <= curve.tracked
         assert largest is None or len(curve._plain) <= largest + 1
@@ -125,7 +144,7 @@ def test_a_curve_that_was_thinned_is_not_exact_again():
     assert curve.exact
     curve.reach(0, 1000)
     for asked in requests(list(range(start, start + 10)) for start in range(0, 4000, 10)):
-        curve.request(*asked)
+        curve.requests(*asked)
     assert curve.rate < 1
     curve.reach(0, 60)
     assert not curve.exact

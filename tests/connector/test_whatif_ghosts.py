@@ -18,6 +18,7 @@ from tiertune_connector.whatif.simulated import SimulatedPool
 pytestmark = pytest.mark.slow
 
 NONE = np.empty(0, np.uint64)
+LOW_LOW_HIGH = np.array([0, 0, 2**64 - 1], np.uint64)
 
 
 def hashed(keys, seed=0):
@@ -157,6 +158,19 @@ def test_counts_never_fall_nor_jump(chains, capacities):
             assert 0 <= hits - had_hits <= keys - had
 
 
+@pytest.mark.parametrize("together", [1, 100])
+def test_hits_count_as_much_when_sampling_begins(together):
+    """The requests of one batch that come before that, and those after it, count each at the rate of its own."""
+    chains = generated(2_000, seed=3)
+    ghosts = PoolGhosts(10**6)
+    for start in range(0, len(chains), together):
+        some = chains[start : start + together]
+        ghosts.requests(some, hashed([key for chain in some for key in chain]))
+    truth = hits_of(chains, 10**6) / sum(map(len, chains))
+    found = [hits / keys for (name, _), (hits, keys) in ghosts.counts().items() if name == "lru"]
+    assert found == pytest.approx([truth] * len(found), abs=0.02)
+
+
 def test_many_capacities_are_not_all_remembered(traffic):
     """At most 16 are told, the latest ones."""
     ghosts = PoolGhosts(50)
@@ -219,8 +233,8 @@ def test_requests_of_hot_keys_alone_may_be_counted_together():
     often.shares = {1: 0.04, 2: 0.05}
     for minis in (ours, theirs):
         minis.warm(often)
-        minis.request([3, 4], [3, 4], NONE)
-        minis.came(5, NONE)
+        minis.came(7, NONE)
+        minis.follow([([3, 4], set())])
     ours.hit(5)
     for hot in ({1}, {1, 2}, {1, 2}):
         theirs.follow([([], hot)])
@@ -235,8 +249,8 @@ def test_requests_may_be_followed_together(chains, cuts):
     often.shares = {0: 0.5}
     for minis in (ours, theirs):
         minis.warm(often)
-        for keys, _, again in requests(chains):
-            minis.came(len(keys), again)
+        for _, every, again in requests(chains):
+            minis.came(every.size, again)
     followed = [(chain, {0}.intersection(chain)) for chain in chains]
     for start in range(0, len(chains), cuts):
         ours.follow(followed[start : start + cuts])
@@ -249,12 +263,12 @@ def test_requests_may_be_followed_together(chains, cuts):
 def test_hot_keys_count_as_hits_and_leave_the_sample():
     """A key that comes four times while the pool turns over once is never simulated again."""
     minis = Miniatures(100, ["lru", "arc"], 0.5)
-    minis.request([1, 2, 3], [1, 2], NONE)
+    minis.requests([[1, 2, 3]], LOW_LOW_HIGH, NONE)
     minis.take()
     often = HotSet()
     often.shares = {1: 0.04, 2: 0.03}
     minis.warm(often)
-    minis.request([1, 4, 5], [1, 4], hashed([1]))
+    minis.requests([[1, 4, 5]], LOW_LOW_HIGH, LOW_LOW_HIGH[:1])
     assert minis.take() == {"lru": (1.0, 3.0), "arc": (1.0, 3.0)}
 
 

@@ -86,7 +86,8 @@ def test_numbers_of_what_no_cache_knows_are_forgotten(algorithm):
     minis, pool = Miniatures(60, [algorithm], 1.0), Miniature(60, algorithm)
     most = 0
     for chain in generated(4_000, seed=1, live=4):
-        minis.request(chain, chain, np.empty(0, np.uint64))
+        hashed = np.array(chain, np.uint64)
+        minis.requests([chain], hashed, hashed[:0])
         pool.request(chain)
         most = max(most, len(minis._numbers))
     assert most < 8_192 + 100 < len({key for chain in generated(4_000, seed=1, live=4) for key in chain})

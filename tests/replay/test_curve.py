@@ -158,7 +158,7 @@ def test_the_document_is_as_promised():
 @pytest.mark.parametrize("algorithm", ["lru", "arc", "s3fifo", "fifo"])
 def test_a_small_trace_is_not_sampled(algorithm):
     """Fewer than 100,000 blocks are simulated whole, and the document tells so."""
-    trace, sizes = builtin_trace("lmcache_agents"), [0.003, 0.03, 0.3]
+    trace, sizes = builtin_trace("lmcache_agents"), [0.003, 0.03, 1.0]
     clock = iter([0.0, 1.0]).__next__
     document = curve_document(trace, algorithm, sizes, clock, rate=0.01, seed=4)
     assert [100 * point["hit_ratio"] for point in document["points"]] == percent(trace, algorithm, sizes)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import KnownKeys
 from tiertune_connector.whatif.mini import Miniatures
-from tiertune_connector.whatif.sampler import Frequent, Hashes, lowest, mix, threshold
+from tiertune_connector.whatif.sampler import Frequent, Hashes, mix
 
 EXACT_BELOW = 100_000
 """A trace with fewer different blocks is small enough to be simulated whole."""
@@ -22,7 +21,7 @@ HOT = 1024
 HALF_LIFE = 8192
 """Requests after which key counts are halved; all requests are counted, so that hot keys are known early."""
 BATCH = 2048
-"""Blocks that are looked up at once: a vector per request would cost more than it saves."""
+"""Blocks that are studied at once, in whole requests: a vector for each would cost more than it saves."""
 FEWEST = 16
 """Blocks that the miniature of a cache should hold at least."""
 
@@ -42,13 +41,15 @@ def sampled(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float, se
     return _lru(trace, chunks, rate, seed) if algorithm == "lru" else _miniatures(trace, algorithm, chunks, rate, seed)
 
 
-def requests(trace: Trace, seed: int) -> Iterator[tuple[list[Key], Hashes, Hashes]]:
-    """Each chain, the hashes of its blocks, and the hashes of only the blocks that came before."""
-    hashed, known = mix(trace.ids.astype(np.uint64), seed), KnownKeys()
-    before = np.concatenate([known.before(hashed[at : at + BATCH]) for at in range(0, hashed.size, BATCH)])
-    for keys, (start, end) in zip(trace.keys, pairwise(trace.offsets.tolist()), strict=True):
-        values = hashed[start:end]
-        yield keys, values, values[before[start:end]]
+def batches(trace: Trace, seed: int) -> Iterator[tuple[list[list[Key]], Hashes, Hashes]]:
+    """Some chains at a time, the hashes of all their blocks, and the hashes of only the blocks that came before."""
+    hashed, known, offsets = mix(trace.ids.astype(np.uint64), seed), KnownKeys(), trace.offsets
+    start = 0
+    while start < len(trace):
+        end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + BATCH, side="right")) - 1)
+        values = hashed[offsets[start] : offsets[end]]
+        yield trace.keys[start:end], values, values[known.before(values)]
+        start = end
 
 
 def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled:
@@ -58,9 +59,9 @@ def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled
     ratios = {size: pool_hits(trace, "lru", size) / trace.accesses for size in small}
     if large:
         hot = HotSet(HOT, Frequent(every=1, half_life=HALF_LIFE))
-        curve = Curve(rate, hot=hot) if rate < 1 else Curve(rate, most_tracked=trace.unique)
-        for keys, hashed, again in requests(trace, seed):
-            curve.request(keys, hashed, again)
+        curve = Curve(rate, hot=hot) if rate < 1 else Curve(rate, largest=trace.unique, most_tracked=2 * trace.unique)
+        for batch in batches(trace, seed):
+            curve.requests(*batch)
         ratios.update(zip(large, curve.hit_ratios(large), strict=True))
     rates = [curve.rate if size * rate >= 1 else 1.0 for size in chunks]
     return Sampled([ratios[size] for size in chunks], rates, len(small) + bool(large))
@@ -71,10 +72,10 @@ def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float
     rates = [_rate(rate, min(size, trace.unique)) for size in chunks]
     caches = [Miniatures(size, [algorithm], own) for size, own in zip(chunks, rates, strict=True)]
     hot = HotSet()
-    for keys, hashed, again in requests(trace, seed):
-        refreshed = hot.requests([keys])
-        for cache, own in zip(caches, rates, strict=True):
-            cache.request(keys, keys if own == 1 else list(lowest(keys, hashed, threshold(own))), again)
+    for chains, hashed, again in batches(trace, seed):
+        refreshed = hot.requests(chains)
+        for cache in caches:
+            cache.requests(chains, hashed, again)
             if refreshed:
                 cache.warm(hot)
     taken = [cache.take() for cache in caches]

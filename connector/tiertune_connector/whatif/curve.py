@@ -12,7 +12,7 @@ from tiertune_connector.whatif.distances import STEPS, Distances
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
 from tiertune_connector.whatif.recency import Recency
-from tiertune_connector.whatif.sampler import Hashes, lowest, threshold
+from tiertune_connector.whatif.sampler import Hashes, lowest_of, once_each, threshold, within
 
 MOST_TRACKED = 16_384
 WHOLE = 4096
@@ -67,17 +67,31 @@ class Curve:
         """All keys are followed, and will be while the sizes of interest are the same: no hot ones apart."""
         return self.rate == self._rate == 1 and self._most_sampled < self._most_tracked
 
-    def request(self, keys: Keys, hashed: Hashes, again: Hashes) -> bool:
-        """One request's keys, head first, their hashes, ``again`` as of `came`; True if the hot set was refreshed."""
+    def requests(self, chains: Sequence[Keys], hashed: Hashes, again: Hashes) -> bool:
+        """Some requests' keys, head first, with all their hashes, one after another, and ``again`` as of `came`.
+
+        True if the hot set was refreshed, for which an exact curve has no use.
+        """
         self.came(hashed.size, again)
-        self.follow(lowest(keys, hashed, self.below), self.hot.keys.intersection(keys))
-        refreshed = self.hot.requests([keys])
+        if self.exact:
+            for keys, values in once_each(chains, hashed):
+                self.follow_all(keys, values)
+            return False
+        below, often = self.below, self.hot.keys
+        for keys, low in zip(chains, lowest_of(chains, hashed, below), strict=True):
+            self.follow(low if self.below == below else within(low, self.below), often.intersection(keys))
+        refreshed = self.hot.requests(chains)
         if refreshed:
             self.refresh()
         return refreshed
 
     def came(self, keys: int, again: Hashes) -> None:
-        """``keys`` keys came, of one request or more; ``again``: hashes of those known before, at rates below 1."""
+        """``keys`` keys came, of one request or more; ``again``: hashes of those known before, at rates below 1.
+
+        They are followed after this. If enough came before, they are the first to be sampled.
+        """
+        if self.rate > self._rate and self._begun > (WHOLE if self._largest is None else min(WHOLE, self._largest)):
+            self.thin(self._rate)
         self.accesses += keys
         self._weight.came(again)
 
@@ -112,8 +126,6 @@ class Curve:
                 self._bound()
         if hot_lasts is not None and hot:
             self._use(self._fixed, list(hot), hot_lasts)  # last: hot keys are heads of prompts
-        if self.rate > self._rate and self._begun > (WHOLE if self._largest is None else min(WHOLE, self._largest)):
-            self.thin(self._rate)
 
     def follow_all(self, keys: Keys, hashed: Hashes) -> None:
         """``follow`` for an exact curve: all keys of one request, head first, none twice. Most go in whole runs."""
@@ -220,4 +232,4 @@ class Curve:
                 for key in self._plain.forget(len(self._plain) - self._most_sampled):
                     del self._hashes[key]
             else:
-                self.thin(self.rate / 2)
+                self.thin(min(self.rate / 2, self._rate))

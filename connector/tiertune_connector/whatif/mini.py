@@ -4,14 +4,14 @@ Miniature simulation (Waldspurger et al., ATC 2017) with a hot set: the few keys
 loses are left out, and count as hits.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from operator import itemgetter
 
 from tiertune_connector.eviction import Key, Keys
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
-from tiertune_connector.whatif.sampler import Hashes, threshold
+from tiertune_connector.whatif.sampler import Hashes, lowest_of, threshold
 from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import MOST_KEYS, TINY, Numbers, Tiny
 
@@ -62,10 +62,11 @@ class Miniatures:
         """Follow this algorithm no longer; False if it was not."""
         return self._minis.pop(algorithm, None) is not None
 
-    def request(self, keys: Keys, sampled: Keys, again: Hashes) -> None:
-        """One request's keys, head first, and those whose hash is below the rate. ``again`` as of `came`."""
-        self.came(len(keys), again)
-        self.follow([(list(dict.fromkeys(sampled)), self.hot.intersection(keys))])
+    def requests(self, chains: Sequence[Keys], hashed: Hashes, again: Hashes) -> None:
+        """Some requests' keys, head first, with all their hashes, one after another, and ``again`` as of `came`."""
+        self.came(hashed.size, again)
+        sampled = lowest_of(chains, hashed, threshold(self.rate))
+        self.follow((list(low), self.hot.intersection(keys)) for keys, low in zip(chains, sampled, strict=True))
 
     def came(self, keys: int, again: Hashes) -> None:
         """``keys`` keys came, of one request or more; ``again``: hashes of those known before, at rates below 1."""

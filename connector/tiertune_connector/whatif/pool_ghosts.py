@@ -1,6 +1,6 @@
 """What a pool would have hit with each candidate algorithm, and with LRU at other sizes: its ghosts."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import KnownKeys
 from tiertune_connector.whatif.mini import Miniatures
-from tiertune_connector.whatif.sampler import Hashes, Low, lowest_of, threshold
+from tiertune_connector.whatif.sampler import Hashes, Low, lowest_of, once_each, threshold, within
 
 RATES = {128: 1.0, 1024: 1 / 16}
 """For pools below so many chunks, as a tiny ghost tells little; three algorithms cost about 3 µs per simulated key."""
@@ -150,9 +150,9 @@ class PoolGhosts:
                 followed.append((low, hot))
             else:
                 hits += len(hot)
-        minis.follow((list(low if below == widest else _within(low, below)), hot) for low, hot in followed)
+        minis.follow((list(low if below == widest else within(low, below)), hot) for low, hot in followed)
         for low, hot in followed:
-            curve.follow(low if curve.below == widest else _within(low, curve.below), hot)
+            curve.follow(low if curve.below == widest else within(low, curve.below), hot)
         minis.hit(hits)
         curve.hit(hits)
 
@@ -189,21 +189,3 @@ class PoolGhosts:
         rate = 1.0 if self.rate == 1 else halved(self.rate * _CURVE_SHARE, largest, _CURVE_CHUNKS)
         smallest = grid(self._minis.capacity)[0] if largest else 0
         return Curve(rate, smallest=smallest, largest=largest, hot=hot)
-
-
-def once_each(chains: Iterable[Keys], hashed: Hashes) -> Iterator[tuple[Keys, Hashes]]:
-    """Every chain with its part of ``hashed``; a key that is twice in one, which no engine asks for, comes once."""
-    start = 0
-    for keys in chains:
-        values = hashed[start : start + len(keys)]
-        start += len(keys)
-        if len(set(keys)) < len(keys):
-            places = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))  # the first of each
-            first = sorted(places.values())
-            keys, values = [keys[place] for place in first], values[first]  # noqa: PLW2901
-        yield keys, values
-
-
-def _within(low: Low, below: int) -> Low:
-    """The keys whose hashes lie below."""
-    return low and {key: value for key, value in low.items() if value < below}

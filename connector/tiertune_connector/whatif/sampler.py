@@ -1,6 +1,7 @@
 """Which keys stand for all: sampling by a hash of the key, the same on every store of a fleet."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -52,13 +53,8 @@ def threshold(rate: float) -> int:
     return min(_FULL - 1, max(0, int(rate * _FULL)))
 
 
-def lowest(keys: Keys, hashed: Hashes, below: int) -> Low:
-    """The keys with hashes below ``below``, and these hashes, in order."""
-    return next(lowest_of([keys], hashed, below))
-
-
 def lowest_of(chains: Sequence[Keys], hashed: Hashes, below: int) -> Iterator[Low]:
-    """The same for several chains, their hashes one after another: much cheaper at once if they are short."""
+    """The keys of each chain with hashes below ``below``; ``hashed`` are the hashes of all keys, one after another."""
     low = (hashed < np.uint64(below)).nonzero()[0]
     if low.size == hashed.size:
         values = iter(hashed.tolist())
@@ -74,6 +70,24 @@ def lowest_of(chains: Sequence[Keys], hashed: Hashes, below: int) -> Iterator[Lo
             place, value = next(left, _NONE)
         yield found
         start = end
+
+
+def within(low: Low, below: int) -> Low:
+    """Of keys with low hashes those whose hashes lie below."""
+    return low and {key: value for key, value in low.items() if value < below}
+
+
+def once_each(chains: Iterable[Keys], hashed: Hashes) -> Iterator[tuple[Keys, Hashes]]:
+    """Every chain with its part of ``hashed``; a key that is twice in one, which no engine asks for, comes once."""
+    start = 0
+    for keys in chains:
+        values = hashed[start : start + len(keys)]
+        start += len(keys)
+        if len(set(keys)) < len(keys):
+            places = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))  # the first of each
+            first = sorted(places.values())
+            keys, values = [keys[place] for place in first], values[first]  # noqa: PLW2901
+        yield keys, values
 
 
 class Pick(NamedTuple):
@@ -137,7 +151,7 @@ class Frequent:
     def __post_init__(self) -> None:
         self.total = 0
         """Keys that were counted, halved as the counts are."""
-        self._counts: dict[Key, int] = {}
+        self._counts: Counter[Key] = Counter()
         self._counted = 0
         self._lot = 0
         self._skipped = self._gap()
@@ -161,13 +175,11 @@ class Frequent:
         return (self._lot >> 32) % (2 * self.every - 1)
 
     def _count(self, keys: Keys) -> None:
-        counts = self._counts
-        for key in keys:
-            counts[key] = counts.get(key, 0) + 1
+        self._counts.update(keys)
         self._counted += 1
         self.total += len(keys)
         if self._counted % self.half_life == 0:
             self.total //= 2
-            self._counts = {key: count // 2 for key, count in counts.items() if count > 1}
+            self._counts = Counter({key: count // 2 for key, count in self._counts.items() if count > 1})
         while len(self._counts) > self.room:
-            self._counts = {key: count - 1 for key, count in self._counts.items() if count > 1}
+            self._counts = Counter({key: count - 1 for key, count in self._counts.items() if count > 1})
