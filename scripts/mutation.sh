@@ -43,6 +43,7 @@ pytest_add_cli_args_test_selection = [
   "tests/agent/test_guard.py",
   "tests/connector/test_cost_backlog.py",
   "tests/connector/test_cost_fetch.py",
+  "tests/connector/test_cost_handling.py",
   "tests/connector/test_cost_prefill.py",
   "tests/connector/test_cost_prefill_hidden.py",
   "tests/connector/test_cost_traffic.py",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
 from agent.fakes import START, after
-from tiertune_agent.policy.guard import LONGEST_S, Recent, Rules, guard
+from tiertune_agent.policy.guard import LONGEST_S, Recent, Rules, forbidden, guard
 from tiertune_agent.records import Made
 from tiertune_agent.tuners.base import REMNANT, NoChange, Proposal
 
@@ -44,6 +44,19 @@ def test_auto_is_refused_and_what_was_wished_is_told(recent, said):
     answer = no_change(guard(WISH, AUTO, recent))
     assert answer.reason.startswith(said)
     assert "wished on to off: it costs" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("recent", "said"),
+    [
+        (Recent(START, frozen="by ops: release", changes_last_hour=2), "frozen: by ops: release"),
+        (Recent(START, changes_last_hour=2), "the budget of 2 changes per hour is spent"),
+        (Recent(START, soaking="decision 7", last=Made("f", 1, 2, START), changes_last_hour=1), ""),
+    ],
+)
+def test_a_part_of_a_split_waits_for_freeze_and_budget_alone(recent, said):
+    """Its soak and its distance are those of the split."""
+    assert forbidden(AUTO, recent) == said
 
 
 def test_sizes_that_were_wished_are_told_as_people_read_them():
