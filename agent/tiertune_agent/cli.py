@@ -271,7 +271,7 @@ def policy_schema(
             out.write_text(current, encoding="utf-8")
         except OSError as error:
             fail(f"--out: {out}: {error.strerror}", 2)
-    good = not check or (check.is_file() and check.read_text(encoding="utf-8") == current)
+    good = not check or (check.is_file() and check.read_text(encoding="utf-8", errors="replace") == current)
     document = {"file": str(file) if file else None, "up_to_date": good, "schema": json.loads(current)}
     result(document, json_path, lambda: None if file else typer.echo(current, nl=False))
     if not good:

@@ -52,11 +52,14 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401 (the base's)
         """Tells where a date is impossible, or a text not what its tag says: the base's errors are many, and bare."""
-        kind = node.tag.rpartition(":")[2]
-        try:
-            if node.tag == _TEXT or not isinstance(node, yaml.ScalarNode) or len(node.value) <= _MOST_DIGITS:
-                return super().construct_object(node, deep)
+        kind, told = node.tag.rpartition(":")[2], ""
+        if isinstance(node, yaml.ScalarNode) and node.tag != _TEXT and len(node.value) > _MOST_DIGITS:
             told = f"more than {_MOST_DIGITS} characters are no {kind}"  # the work may grow with their square
+        elif isinstance(node, yaml.ScalarNode) and "\0" in node.value:
+            told = "the character \\0 has no place here"  # nor in any path
+        try:
+            if not told:
+                return super().construct_object(node, deep)
         except (ValueError, LookupError, ArithmeticError, AttributeError):
             told = f"{node.value!r} is no {kind}"
         raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)

@@ -89,6 +89,8 @@ def test_a_good_document():
         ("inner: !!map x\n", "f.yaml:1:8: not YAML: expected a mapping node"),
         ("inner: {}\ncount: 1e400\n", "f.yaml:2:8: count: Input should be a"),
         ("a\0b", "f.yaml:1:2: not YAML: control characters"),
+        ('inner: {names: ["a\\0b"]}\n', "f.yaml:1:17: not YAML: the character \\0 has no place here"),
+        ('inner: {}\n"\\0": 1\n', "f.yaml:2:1: not YAML: the character \\0 has no place here"),
         ("# é\nb: é\1", "f.yaml:2:5: not YAML: control characters"),
         ("&a [*a]\n", "f.yaml:1:1: nested too deeply"),
         ("- 1\n", "f.yaml:1:1: Input should be keys with values"),
