@@ -47,6 +47,12 @@ def test_help_names_the_traces_that_come_along():
 
 @pytest.mark.usefixtures("served")
 class TestDecisions:
+    @pytest.mark.parametrize("state", ["\x1b[31m", "\udcff", "kept&limit=0", "kept#", "no such"])
+    def test_a_state_that_is_none_is_refused_as_one(self, tiertune, state):
+        """Whatever is written: the agent names the states that there are."""
+        status, out, err = tiertune("decisions", "list", "--state", state)
+        assert (status, out, err.startswith("state: Input should be 'proposed'")) == (2, "", True), err
+
     def test_they_are_listed_and_shown(self, proposed, tiertune):
         """A table for people, the documents by --json."""
         done, document = tiertune.json("decisions", "list")
