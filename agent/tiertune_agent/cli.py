@@ -331,5 +331,5 @@ def main() -> None:
             raise  # not an error that was written for people
         from tiertune_connector.documents import where
 
-        typer.echo(where(error) if isinstance(error, OSError) else error, err=True)
+        typer.echo(printable(where(error) if isinstance(error, OSError) else str(error)), err=True)
         sys.exit(2 if isinstance(error, ValueError) else 1)

@@ -226,6 +226,15 @@ class TestControl:
 
 
 class TestFiles:
+    @pytest.mark.parametrize("command", [("policy", "check"), ("plan", "--fleet")])
+    def test_what_a_file_says_commands_no_terminal(self, tiertune, tmp_path, command):
+        """A key that is unknown is told, but for what a terminal would obey; so is the name of the file."""
+        path = tmp_path / "f\x1b[31m.yaml"
+        path.write_text('"\\e]52;c;x\\a": 1\n')
+        code, _, err = tiertune(*command, path)
+        assert (code, {letter for letter in err if not letter.isprintable()}) == (2, {"\n"})
+        assert "]52;c;x" in err
+
     def test_policy_schema_refuses(self, tiertune, tmp_path):
         """Checking and writing at once is no choice; a place that is not there is told."""
         path = tmp_path / "schema.json"
