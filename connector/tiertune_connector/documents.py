@@ -10,7 +10,7 @@ from datetime import date
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -250,8 +250,8 @@ def _place(node: yaml.Node) -> str:
 
 def _check_depth(text: str) -> None:
     """YAML error where lists and keys are nested too deeply: libyaml would overrun the stack of the process."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
+    depth, events = 0, cast("Iterator[Any]", yaml.parse(text, Loader=_Loader))  # its marks have two types
+    for event in events:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
             raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=event.start_mark)
