@@ -271,7 +271,7 @@ def policy_schema(
             out.write_text(current, encoding="utf-8")
         except OSError as error:
             fail(f"--out: {out}: {error.strerror}", 2)
-    good = not check or (check.is_file() and check.read_text(encoding="utf-8") == current)
+    good = not check or (check.is_file() and check.read_text(encoding="utf-8", errors="replace") == current)
     document = {"file": str(file) if file else None, "up_to_date": good, "schema": json.loads(current)}
     result(document, json_path, lambda: None if file else typer.echo(current, nl=False))
     if not good:
@@ -331,5 +331,5 @@ def main() -> None:
             raise  # not an error that was written for people
         from tiertune_connector.documents import where
 
-        typer.echo(where(error) if isinstance(error, OSError) else error, err=True)
+        typer.echo(printable(where(error) if isinstance(error, OSError) else str(error)), err=True)
         sys.exit(2 if isinstance(error, ValueError) else 1)

@@ -6,6 +6,7 @@
 import os
 import re
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 
@@ -30,8 +31,8 @@ def decisions_list(
     """List decisions, newest first."""
     from tiertune_agent.terminal.tables import decisions_table, show
 
-    query = f"?limit={limit}" + (f"&state={state}" if state else "")
-    document = _agent("GET", agent, f"/api/v1/decisions{query}")
+    query = urlencode({"limit": limit} | ({"state": state} if state else {}), errors="surrogateescape")
+    document = _agent("GET", agent, f"/api/v1/decisions?{query}")
     result(document, json_path, lambda: show(decisions_table(document["decisions"])))
 
 

@@ -84,7 +84,7 @@ def _prompt(line: str) -> Prompt:
     """ValueError says what a line should be."""
     try:
         document = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
     keys = set(document) if isinstance(document, dict) else set()
     if keys == {"prompt"} and isinstance(document["prompt"], str) and document["prompt"]:

@@ -10,7 +10,7 @@ from datetime import date
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -29,6 +29,8 @@ _PLAIN = {
 }
 _HANDED_OVER = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
 _MOST_NODES = 1_000_000
+_DEEPEST = 100
+_MOST_DIGITS = 1000
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
@@ -42,11 +44,25 @@ Schema = Mapping[str, Any]
 class _Loader(_SafeLoader):  # type: ignore[misc]
     """Reads 989e12 as a number, though it has no point and no sign, as YAML 1.2 does; a key stays as written."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: ANN401 (the base's)
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if key.tag == _FLOAT:
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
                 key.tag = _TEXT
-        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401 (the base's)
+        """Tells where a date is impossible, or a text not what its tag says: the base's errors are many, and bare."""
+        kind, told = node.tag.rpartition(":")[2], ""
+        if isinstance(node, yaml.ScalarNode) and node.tag != _TEXT and len(node.value) > _MOST_DIGITS:
+            told = f"more than {_MOST_DIGITS} characters are no {kind}"  # the work may grow with their square
+        elif isinstance(node, yaml.ScalarNode) and "\0" in node.value:
+            told = "the character \\0 has no place here"  # nor in any path
+        try:
+            if not told:
+                return super().construct_object(node, deep)
+        except (ValueError, LookupError, ArithmeticError, AttributeError):
+            told = f"{node.value!r} is no {kind}"
+        raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
 
 
 _Loader.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+0123456789"))
@@ -137,9 +153,28 @@ def where(error: OSError) -> str:
     return f"{os.fsdecode(error.filename)}: {why}"
 
 
+def keys_in(path: Path) -> set[str]:
+    """The keys of the YAML document in ``path``; DocumentError if it is none."""
+    _, data = _parsed(read_text(path), str(path))
+    return set(data) if isinstance(data, dict) else set()
+
+
 def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     """As load_yaml, for a text that messages call ``name``."""
+    root, data = _parsed(text, name)
     try:
+        return validated(model, data)
+    except ValidationError as error:
+        causes = _causes(error.errors())
+        raise DocumentError([_describe(name, root, problem, model) for problem in causes]) from error
+    except TypeError as error:
+        raise DocumentError([f"{name}:1:1: {error}"]) from error
+
+
+def _parsed(text: str, name: str) -> tuple[yaml.Node, object]:
+    """The nodes with their places, and the value; DocumentError if it is not YAML, or no document of ours."""
+    try:
+        _check_depth(text)
         root = yaml.compose(text, Loader=_Loader)
         many = root is not None and _nodes(root, {}) > _MOST_NODES
         repeated = [] if many else list(_repeated(root))
@@ -150,8 +185,10 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
         mark = error.problem_mark or error.context_mark
         place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
         raise DocumentError([f"{name}:{place}: not YAML: {error.problem or error.context}"]) from error
-    except (yaml.YAMLError, ValueError) as error:  # also an impossible date or number
-        raise DocumentError([f"{name}:1:1: not YAML: {error}"]) from error
+    except yaml.reader.ReaderError as error:
+        *above, line = text.encode()[: error.position].decode(errors="ignore").split("\n")
+        place = f"{len(above) + 1}:{len(line) + 1}"
+        raise DocumentError([f"{name}:{place}: not YAML: {error.reason}"]) from error
     if root is None:
         raise DocumentError([f"{name}:1:1: the file is empty"])
     if many:
@@ -160,22 +197,14 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
         raise DocumentError(
             [f"{name}:{_place(key)}: {key.value}: the key stands here a second time" for key in repeated]
         )
-    try:
-        return validated(model, data)
-    except ValidationError as error:
-        causes = _causes(error.errors())
-        raise DocumentError([_describe(name, root, problem, model) for problem in causes]) from error
-    except TypeError as error:
-        raise DocumentError([f"{name}:1:1: {error}"]) from error
-    except ValueError as error:  # hexadecimal, of more than 4300 digits
-        raise DocumentError([f"{name}:1:1: a number has too many digits"]) from error
+    return root, data
 
 
 def validated(model: type[Model], data: object, *, extra: Extra = "forbid") -> Model:
     """The document in parsed JSON or YAML; text is not taken for a number, nor 1 for true.
 
     ``extra``: what is made of fields that the model does not know.
-    ValidationError; TypeError for a type that JSON lacks, ValueError for a number that is too long for it.
+    ValidationError; TypeError for a type that JSON lacks.
     """
     return model.model_validate_json(json.dumps(data, default=_written), strict=True, extra=extra)
 
@@ -217,6 +246,15 @@ def _child(node: yaml.Node | None, part: str) -> tuple[yaml.Node, yaml.Node] | N
 
 def _place(node: yaml.Node) -> str:
     return f"{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+
+def _check_depth(text: str) -> None:
+    """YAML error where lists and keys are nested too deeply: libyaml would overrun the stack of the process."""
+    depth, events = 0, cast("Iterator[Any]", yaml.parse(text, Loader=_Loader))  # its marks have two types
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=event.start_mark)
 
 
 def _nodes(node: yaml.Node, counted: dict[int, int]) -> int:

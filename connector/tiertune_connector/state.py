@@ -62,10 +62,10 @@ class StateDir:
         path = self.tuning_path
         try:
             document = json.loads(path.read_text())
-            return _known(document["tuning"], path), dict(document["changes"])
+            return _known(document["tuning"], path), msgspec.convert(document["changes"], dict[str, str])
         except FileNotFoundError:
             return None, {}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StateError(f"{path}: {error}: mend it, or remove it to start from the settings") from error
 
     def save(self, tuning: Tuning, changes: Mapping[str, str]) -> None:
@@ -86,7 +86,7 @@ class StateDir:
         """The last writes that were saved; empty if they cannot be read, which must not keep a store from starting."""
         try:
             writes = json.loads((self._directory / "writes.json").read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return []
         return writes if isinstance(writes, list) else []
 
@@ -97,7 +97,7 @@ class StateDir:
         """The namespaces that were saved, the latest last; empty if they cannot be read, as with writes."""
         try:
             return msgspec.json.decode((self._directory / "namespaces.json").read_bytes(), type=dict[str, Served])
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
 
     def save_namespaces(self, served: Mapping[str, Served]) -> None:

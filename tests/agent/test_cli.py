@@ -47,6 +47,12 @@ def test_help_names_the_traces_that_come_along():
 
 @pytest.mark.usefixtures("served")
 class TestDecisions:
+    @pytest.mark.parametrize("state", ["\x1b[31m", "\udcff", "kept&limit=0", "kept#", "no such"])
+    def test_a_state_that_is_none_is_refused_as_one(self, tiertune, state):
+        """Whatever is written: the agent names the states that there are."""
+        status, out, err = tiertune("decisions", "list", "--state", state)
+        assert (status, out, err.startswith("state: Input should be 'proposed'")) == (2, "", True), err
+
     def test_they_are_listed_and_shown(self, proposed, tiertune):
         """A table for people, the documents by --json."""
         done, document = tiertune.json("decisions", "list")
@@ -220,6 +226,15 @@ class TestControl:
 
 
 class TestFiles:
+    @pytest.mark.parametrize("command", [("policy", "check"), ("plan", "--fleet")])
+    def test_what_a_file_says_commands_no_terminal(self, tiertune, tmp_path, command):
+        """A key that is unknown is told, but for what a terminal would obey; so is the name of the file."""
+        path = tmp_path / "f\x1b[31m.yaml"
+        path.write_text('"\\e]52;c;x\\a": 1\n')
+        code, _, err = tiertune(*command, path)
+        assert (code, {letter for letter in err if not letter.isprintable()}) == (2, {"\n"})
+        assert "]52;c;x" in err
+
     def test_policy_schema_refuses(self, tiertune, tmp_path):
         """Checking and writing at once is no choice; a place that is not there is told."""
         path = tmp_path / "schema.json"

@@ -94,10 +94,11 @@ class TestPolicySchema:
         assert written("policy", "schema", "--out", path)[1]["up_to_date"]
         assert path.read_text() == schema()
         assert written("policy", "schema", "--check", path)[1]["file"] == str(path)
-        path.write_text("{}")
-        done, document = written("policy", "schema", "--check", path)
-        assert (done.returncode, document["up_to_date"]) == (1, False)
-        assert path.read_text() == "{}"
+        for other in (b"{}", b"\xff"):
+            path.write_bytes(other)
+            done, document = written("policy", "schema", "--check", path)
+            assert (done.returncode, document["up_to_date"]) == (1, False)
+            assert path.read_bytes() == other
 
 
 def test_db_upgrade(tiertune, tmp_path):

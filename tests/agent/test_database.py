@@ -129,6 +129,7 @@ class TestAddresses:
         ("url", "said"),
         [
             ("nothing", "no address such as sqlite:///"),
+            ("sqlite:////tmp/\udcff", "no address such as sqlite:///"),
             ("mysql://ops:hidden@a/b", "not in mysql://ops@a/b"),
             ("postgresql+asyncpg://a/b", "not in postgresql"),
             ("postgresql://a/b?password=hidden", "not in postgresql://a/b"),

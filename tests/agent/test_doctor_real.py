@@ -35,6 +35,8 @@ class TestFiles:
             ("stores: [{url: 'http://127.0.0.1:1'}]\n", False),
             ("- a\n", False),
             ("{", False),
+            ("stores: 2024-13-45\n", False),
+            ("[" * 100_000, False),
         ):
             (tmp_path / "s.yaml").write_text(text)
             assert is_store(tmp_path / "s.yaml") is expected

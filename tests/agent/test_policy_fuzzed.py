@@ -15,8 +15,9 @@ from tiertune_connector.documents import DocumentError
 
 pytestmark = pytest.mark.slow
 
-ODD = ["null", "~", "!!set", "&a", "*a", "<<", "0x7f", "1e400", ".inf", ".nan", "-1", "9" * 400, "1s", "1ZiB", "\u2028"]
-WORDS = [*re.findall(r"[\w.*-]+|[{}\[\],:\n]", CONTRACT), *ODD, "\x00", "\t", "---", "|", ">", "? ", "é"]
+ODD = ["null", "~", "&a", "*a", "<<", "0x7f", "1e400", ".inf", ".nan", "-1", "9" * 400, "1s", "1ZiB", "\u2028"]
+TAGS = ["!!set", "!!bool", "!!int", "!!timestamp"]
+WORDS = [*re.findall(r"[\w.*-]+|[{}\[\],:\n]", CONTRACT), *ODD, *TAGS, "\x00", "\t", "---", "|", ">", "? ", "é"]
 PLACED = re.compile(r"p\.yaml:\d+:\d+: ")
 CUTS = st.lists(
     st.tuples(st.integers(0, len(CONTRACT)), st.integers(0, 12), st.sampled_from(WORDS)), min_size=1, max_size=4

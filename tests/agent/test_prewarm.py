@@ -191,6 +191,7 @@ def test_nobody_there_is_exit_1(prewarm):
         ('{"prompt": "a", "model": "b"}', "1:1: write"),
         ("[1]", "1:1: write"),
         ("text", "1:1: not JSON"),
+        ("[" * 100_000, "1:1: not JSON"),
         ("\n", "1:1: the file is empty"),
     ],
 )

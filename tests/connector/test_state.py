@@ -77,7 +77,8 @@ def test_a_directory_that_cannot_be_used_says_why(tmp_path):
     "text",
     ["", "{", "[]", "{}", '{"tuning": 5, "changes": {}}', '{"tuning": {"tiers": {}}, "changes": {}}', "\xff",
      '{"tuning": {"tiers": {"dram": {"capacity_bytes": 5}}}}',
-     '{"tuning": {"tiers": {"dram": {"capacity_bytes": 5}}}, "changes": 7}'],
+     '{"tuning": {"tiers": {"dram": {"capacity_bytes": 5}}}, "changes": 7}',
+     '{"tuning": {"tiers": {"dram": {"capacity_bytes": 5}}}, "changes": {"key": 7}}', '{"tuning":' * 100_000],
 )  # fmt: skip
 def test_a_spoilt_file_is_named_with_what_to_do(tmp_path, text):
     """The store does not start with another tuning than the last one behind the operator's back."""
@@ -138,7 +139,20 @@ def test_a_store_without_a_name_gets_one_that_stays(tmp_path):
     again.close()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "\xff", '{"a": 5}', '{"a": {"model": 5, "epoch": 1}}'])
+@pytest.mark.parametrize("text", ["", "{", "{}", "\xff", "[" * 100_000])
+def test_writes_are_not_known_where_they_are_spoilt(tmp_path, text):
+    """No store stays away for a spoilt file."""
+    state = StateDir(tmp_path)
+    state.save_writes([{"path": "/v1/tuning"}])
+    assert state.writes() == [{"path": "/v1/tuning"}]
+    (tmp_path / "writes.json").write_bytes(text.encode("latin-1"))
+    assert state.writes() == []
+    state.close()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "\xff", '{"a": 5}', '{"a": {"model": 5, "epoch": 1}}', '{"a":' * 100_000]
+)
 def test_namespaces_come_back_or_are_not_known(tmp_path, text):
     """In their order; no store stays away for a spoilt file."""
     state = StateDir(tmp_path)

@@ -145,7 +145,7 @@ def test_a_trace_with_nothing_in_it_is_refused(written):
     assert refused(written(columns([]))) == "there is nothing in it: no requests"
 
 
-@pytest.mark.parametrize("size", [b"", b"0", b"big"])
+@pytest.mark.parametrize("size", [b"", b"0", b"big", b"9" * 5000])
 def test_the_block_size_is_required(written, size):
     """Without tokens per block no prefix has a length."""
     assert "'block_size' must be tokens per block" in refused(written(columns(), size))

@@ -8,8 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
-import yaml
-
 from tiertune_agent.credentials import Access, access, from_environment
 from tiertune_agent.doctor import gathered, report
 from tiertune_agent.doctor.checks import findings
@@ -23,7 +21,7 @@ from tiertune_agent.terminal.options import InputError, parsed, result
 from tiertune_agent.tuners.base import present
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls
-from tiertune_connector.documents import read_text
+from tiertune_connector.documents import DocumentError, keys_in
 from tiertune_connector.units import format_count, format_size, parse_size
 
 LEAST_MEASURED_BYTES, MOST_MEASURED_BYTES = 64 << 10, 4 << 30
@@ -189,10 +187,9 @@ def weighed(timed: Timed, *, model: str, gpu: str, prompt_tokens: int) -> Storag
 def is_store(path: Path) -> bool:
     """Whether a settings file is a store's; else it is read as an agent's."""
     try:
-        keys = yaml.safe_load(read_text(path))
-    except yaml.YAMLError:
+        return not {"dram", "socket", "state_dir"}.isdisjoint(keys_in(path))
+    except DocumentError:
         return False  # whoever reads it reports the error with its place
-    return isinstance(keys, dict) and not {"dram", "socket", "state_dir"}.isdisjoint(keys)
 
 
 def tell(facts: AllFacts, json_path: Path | None) -> bool:

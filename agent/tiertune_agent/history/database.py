@@ -87,6 +87,7 @@ def connect(url: str, password_file: Path | None = None) -> Engine:
 def _address(url: str) -> URL:
     try:
         parsed = make_url(url)
+        shown(parsed)  # bytes of another encoding cannot be
         backend = parsed.get_backend_name()
     except (ArgumentError, ValueError):
         raise UnusableError(

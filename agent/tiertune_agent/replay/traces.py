@@ -18,6 +18,7 @@ from tiertune_connector.eviction import Key
 Ints = npt.NDArray[np.int64]
 Names = npt.NDArray[np.integer[Any]]
 """Block ids of any width: hashes may take all of 64 bits."""
+_MOST_DIGITS = 9
 
 BUILTIN = ("lmcache_agents", "shift_mix_slice")
 """Traces that come with the package; their names work wherever a file does."""
@@ -125,8 +126,8 @@ class _Reader:
 
     def block_size(self) -> int:
         text = (self._table.schema.metadata or {}).get(b"block_size", b"").decode(errors="replace")
-        if not text.isdecimal() or not int(text):
-            raise TraceError(f"parquet metadata 'block_size' must be tokens per block, not {text!r}")
+        if not text.isdecimal() or len(text) > _MOST_DIGITS or not int(text):
+            raise TraceError(f"parquet metadata 'block_size' must be tokens per block, not {text[:40]!r}")
         return int(text)
 
     def integers(self, name: str) -> Ints:

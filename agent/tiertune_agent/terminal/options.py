@@ -62,7 +62,7 @@ AgentUrl = Annotated[
 
 
 def fail(message: str, code: int) -> NoReturn:
-    typer.echo(message, err=True)
+    typer.echo(printable(message), err=True)
     raise typer.Exit(code)
 
 
