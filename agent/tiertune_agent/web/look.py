@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -27,6 +27,8 @@ SHARED = timedelta(seconds=1)
 """Readers within this time share a look."""
 LATE = timedelta(seconds=20)
 """A window may begin by so much before the one before it ended, if that one's answer was slow; it ends later."""
+BLOCK = 8
+"""Windows' times that are added up once, until one of them is told again or is too old."""
 EMPTY = added(())
 
 
@@ -59,6 +61,8 @@ class SeenStore:
     windows: Windows = ()
     """This and the next two: of ``steps``."""
     sums: WindowSums = EMPTY
+    blocks: Mapping[tuple[WindowSums, ...], WindowSums] = field(default_factory=dict)
+    """Parts of ``sums``, each by what it is the sum of."""
     costs: Sequence[Cost] = ()
     """Of windows in which the cost of a fetch from the remote tier is known."""
     typical: TypicalCandidate | None = None
@@ -173,6 +177,7 @@ class Looks:
             return replace(read, answered=store["last_seen"])
         steps = [*before, *_steps(window for window in told if window.start >= since)]
         pools = ghosts(one for step in steps for one in step.counted) if told or not steps else read.ghosts
+        blocks = {block: read.blocks.get(block) or added(block) for block in self._blocks(steps)}
         candidates = self._candidates(store["name"], read, told)
         typical = typical_candidate(candidates)
         return SeenStore(
@@ -181,10 +186,16 @@ class Looks:
             candidates,
             pools,
             [window for step in steps for window in step.windows],
-            added(step.sums for step in steps),
+            added(blocks.values()),
+            blocks,
             [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
             typical,
         )
+
+    def _blocks(self, steps: Sequence[_Step]) -> Iterator[tuple[WindowSums, ...]]:
+        """Steps that began in the same stretch of time, together."""
+        for _, each in groupby(steps, key=lambda step: step.start.timestamp() // (BLOCK * self._window_s)):
+            yield tuple(step.sums for step in each)
 
     def _candidates(self, store: str, read: SeenStore, told: Windows) -> Windows:
         if not read.answered:
