@@ -1,16 +1,16 @@
 """Change control in SQL: moves decisions from state to state; verdicts along with their states, and reviews."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnExpressionArgument, select, update
+from sqlalchemy import ColumnExpressionArgument, Row, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import JsonDict
-from tiertune_agent.history.models import DecisionRow, ReviewRow, VerdictRow
+from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, ReviewRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row
 from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, grouped
@@ -20,6 +20,8 @@ from tiertune_agent.verdicts.verdict import Verdict
 
 MOST_MOVED = 10_000
 """More decisions than the largest fleet moves in a day."""
+
+_SWITCH = ("store", "before", "after", "state", "applied_at", "updated_at")
 
 
 class Decisions(OfHistory):
@@ -88,23 +90,33 @@ class Decisions(OfHistory):
 
     def find(self, *, states: Collection[str] = (), limit: int = 200, since: datetime | None = None) -> list[Decision]:
         """Decisions, newest first; without ``states``, in any; without ``since``, whenever they were updated."""
-        return self._newest(limit, since, *([DecisionRow.state.in_([str(s) for s in states])] if states else []))
+        return self._newest(limit, since, states)
 
-    def switched(self, since: datetime) -> list[Decision]:
-        """Decisions that switched remote fetch: those updated since, and those among the last of all; oldest first."""
-        lately = self._newest(MOST_MOVED, since, DecisionRow.state.in_(CHANGED), DecisionRow.field == FIELD)
-        found = {one.id: one for one in (*self.find(states=CHANGED), *lately) if one.field == FIELD and one.applied_at}
-        return [found[number] for number in sorted(found)]
+    def switched(self, since: datetime) -> Sequence[Row[Any]]:
+        """Switches of remote fetch: of decisions updated since, and of those among the last of all; oldest first.
+
+        Each row has ``store``, ``before``, ``after``, ``state``, ``applied_at`` and ``updated_at``.
+        """
+        last = select(DecisionRow.id).where(DecisionRow.state.in_(CHANGED)).order_by(DecisionRow.id.desc()).limit(200)
+        lately = select(DecisionRow.id).where(DecisionRow.updated_at >= since, LATELY_STATE.in_(CHANGED))
+        either = select(last.subquery().c.id).union(lately)
+        made = (DecisionRow.field == FIELD, DecisionRow.applied_at.is_not(None))
+        query = select(*(getattr(DecisionRow, name) for name in _SWITCH)).where(DecisionRow.id.in_(either), *made)
+        return self._rows(query.order_by(DecisionRow.id))
 
     def waited(self, since: datetime) -> list[Decision]:
         """Wishes outside mode auto, which nobody may act on unasked, updated since; newest first."""
-        return self._newest(MOST_MOVED, since, DecisionRow.mode != "auto")
+        return self._newest(MOST_MOVED, since, (), DecisionRow.mode != "auto")
 
-    def _newest(self, limit: int, since: datetime | None, *which: ColumnExpressionArgument[bool]) -> list[Decision]:
-        query, newest = select(DecisionRow).where(*which), DecisionRow.id.desc()
-        if since is not None:  # by its id alone SQLite would walk all rows rather than those that moved lately
-            query, newest = query.where(DecisionRow.updated_at >= since), (DecisionRow.id + 0).desc()
-        return self._decided(query.order_by(newest).limit(limit))
+    def _newest(
+        self, limit: int, since: datetime | None, states: Collection[str], *which: ColumnExpressionArgument[bool]
+    ) -> list[Decision]:
+        query, state, newest = select(DecisionRow).where(*which), DecisionRow.state, DecisionRow.id
+        if since is not None:
+            query, state, newest = query.where(DecisionRow.updated_at >= since), LATELY_STATE, LATELY_ID
+        if states:
+            query = query.where(state.in_([str(one) for one in states]))
+        return self._decided(query.order_by(newest.desc()).limit(limit))
 
     def undoing(self) -> list[Decision]:
         """Decisions whose rollback is under way."""

@@ -47,9 +47,7 @@ class Ghosts:
         """``seen``: windows of one pool, oldest first; at least one."""
         newest = seen[-1]
         self.namespace, self.model = newest.namespace, newest.model
-        self.told = {
-            which: [one.tokens[which] for one in seen if which in one.tokens] for which in newest.tokens
-        }
+        self.told = {which: [one.tokens[which] for one in seen if which in one.tokens] for which in newest.tokens}
         self._shares: dict[Which, Ratio] = {}
         self._gains: dict[tuple[Which, Which], Ratio] = {}
 

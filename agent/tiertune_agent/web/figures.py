@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from operator import itemgetter
 
-from tiertune_agent.records import Histogram, Value, Window, added_up, ended, grouped, sum_known, sum_of
+from tiertune_agent.records import Histogram, Value, Window, added_up, ended, sum_known, sum_of
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_connector import tuning

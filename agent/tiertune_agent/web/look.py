@@ -6,6 +6,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import Row
 
 from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
@@ -88,8 +91,8 @@ class Seen:
     """By name, all that ``fleet`` has."""
     decisions: Sequence[Decision]
     """The last ones, and all that wait for somebody; newest first."""
-    switches: Sequence[Decision]
-    """Decisions that did switch remote fetch, oldest first."""
+    switches: Sequence[Row[Any]]
+    """Of remote fetch, oldest first, as ``Decisions.switched`` has them."""
     verdicts: Mapping[int, Sequence[Json]]
     waited: Sequence[Decision]
     """Wishes of the last day under a mode other than auto, newest first."""

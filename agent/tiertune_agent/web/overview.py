@@ -245,8 +245,8 @@ def _switches(seen: Seen) -> Switches:
     """A roll back is a switch too."""
     told: dict[str, list[tuple[datetime, str]]] = {}
     for one in seen.switches:
-        mine = told.setdefault(one.target.store, [])
-        mine.append((one.made_at, str(one.after)))
+        mine = told.setdefault(one.store, [])
+        mine.append((one.applied_at, str(one.after)))
         if one.state == State.ROLLED_BACK:
             mine.append((one.updated_at, str(one.before)))
     return {store: sorted(mine) for store, mine in told.items()}
