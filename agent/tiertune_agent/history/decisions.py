@@ -1,12 +1,12 @@
 """Change control in SQL: moves decisions from state to state; verdicts along with their states, and reviews."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnExpressionArgument, Row, select, update
+from sqlalchemy import ColumnExpressionArgument, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import JsonDict
@@ -92,17 +92,23 @@ class Decisions(OfHistory):
         """Decisions, newest first; without ``states``, in any; without ``since``, whenever they were updated."""
         return self._newest(limit, since, states)
 
-    def switched(self, since: datetime) -> Sequence[Row[Any]]:
-        """Switches of remote fetch: of decisions updated since, and of those among the last of all; oldest first.
+    def switched(self, since: datetime) -> dict[str, list[tuple[datetime, str]]]:
+        """By store, when remote fetch was switched and to what, oldest first; a rollback is a switch too.
 
-        Each row has ``store``, ``before``, ``after``, ``state``, ``applied_at`` and ``updated_at``.
+        By decisions updated since, and by those among the last of all.
         """
         last = select(DecisionRow.id).where(DecisionRow.state.in_(CHANGED)).order_by(DecisionRow.id.desc()).limit(200)
         lately = select(DecisionRow.id).where(DecisionRow.updated_at >= since, LATELY_STATE.in_(CHANGED))
         either = select(last.subquery().c.id).union(lately)
         made = (DecisionRow.field == FIELD, DecisionRow.applied_at.is_not(None))
         query = select(*(getattr(DecisionRow, name) for name in _SWITCH)).where(DecisionRow.id.in_(either), *made)
-        return self._rows(query.order_by(DecisionRow.id))
+        found: dict[str, list[tuple[datetime, str]]] = {}
+        for row in self._rows(query.order_by(DecisionRow.id)):
+            mine = found.setdefault(row.store, [])
+            mine.append((row.applied_at, str(row.after)))
+            if row.state == State.ROLLED_BACK:
+                mine.append((row.updated_at, str(row.before)))
+        return {store: sorted(mine) for store, mine in found.items()}
 
     def waited(self, since: datetime) -> list[Decision]:
         """Wishes outside mode auto, which nobody may act on unasked, updated since; newest first."""
@@ -111,9 +117,11 @@ class Decisions(OfHistory):
     def _newest(
         self, limit: int, since: datetime | None, states: Collection[str], *which: ColumnExpressionArgument[bool]
     ) -> list[Decision]:
-        query, state, newest = select(DecisionRow).where(*which), DecisionRow.state, DecisionRow.id
-        if since is not None:
-            query, state, newest = query.where(DecisionRow.updated_at >= since), LATELY_STATE, LATELY_ID
+        query, state, newest = select(DecisionRow).where(*which), LATELY_STATE, LATELY_ID
+        if since is None:
+            state, newest = DecisionRow.state.expression, DecisionRow.id.expression
+        else:
+            query = query.where(DecisionRow.updated_at >= since)
         if states:
             query = query.where(state.in_([str(one) for one in states]))
         return self._decided(query.order_by(newest.desc()).limit(limit))

@@ -6,9 +6,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
-
-from sqlalchemy import Row
 
 from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
@@ -18,7 +15,7 @@ from tiertune_agent.records import JUDGED, Decision, Now, Prospect, State, Windo
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import typical_candidate
 from tiertune_agent.web.curves import Counted, Curve, Ghosts, counted, curves, ghosts
-from tiertune_agent.web.figures import Cost, WindowSums, added, cost, sums
+from tiertune_agent.web.figures import Cost, Switched, WindowSums, added, cost, sums
 from tiertune_agent.web.views import Views
 
 POINTS = 60
@@ -62,7 +59,7 @@ class SeenStore:
     ghosts: tuple[Ghosts, ...] = ()
     """What its pools would have hit otherwise."""
     windows: Windows = ()
-    """This and the next two: of ``steps``."""
+    """This and the next three: of ``steps``."""
     sums: WindowSums = EMPTY
     blocks: Mapping[tuple[WindowSums, ...], WindowSums] = field(default_factory=dict)
     """Parts of ``sums``, each by what it is the sum of."""
@@ -91,8 +88,8 @@ class Seen:
     """By name, all that ``fleet`` has."""
     decisions: Sequence[Decision]
     """The last ones, and all that wait for somebody; newest first."""
-    switches: Sequence[Row[Any]]
-    """Of remote fetch, oldest first, as ``Decisions.switched`` has them."""
+    switches: Mapping[str, Switched]
+    """Of remote fetch, by store."""
     verdicts: Mapping[int, Sequence[Json]]
     waited: Sequence[Decision]
     """Wishes of the last day under a mode other than auto, newest first."""
