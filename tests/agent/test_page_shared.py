@@ -12,7 +12,7 @@ from agent.fakes import START, FakeStore, after, propose, remote_window, window
 from tiertune_agent.records import Histogram, Target
 from tiertune_agent.tuners.base import Proposal, TypicalCandidate
 from tiertune_agent.web import charts, figures, look, overview, page
-from tiertune_agent.web.look import POINTS
+from tiertune_agent.web.look import BLOCK, POINTS
 from tiertune_agent.web.signing import COOKIE
 
 pytestmark = pytest.mark.slow
@@ -145,6 +145,23 @@ class TestSumsOfStores:
         seen = looks.seen()
         assert sorted(set(read[first:])) == [after(seconds=at) for at in (30, 45)]
         assert figures.of_all(tuple(one.sums for one in seen.stores.values())).prompt_tokens == 40_000
+
+    def test_times_that_are_over_are_added_up_once(self, looks, rounds, clock, monkeypatch):
+        """A store's sums are those of all its steps, while only what began lately or is too old is added up anew."""
+        added, real = [], look.added
+        monkeypatch.setattr(look, "added", lambda parts: added.append(list(parts)) or real(added[-1]))
+        monkeypatch.setattr(look, "POINTS", 4 * BLOCK)
+        for _ in range(6 * BLOCK):
+            rounds(1)
+            added.clear()
+            ((_, one),) = looks.seen().stores.items()
+            many = [parts for parts in added if len(parts) > 1]
+            whole = real(step.sums for step in one.steps)
+            for name in ("prompt_tokens", "found_tokens", "until", "tiers"):
+                assert getattr(one.sums, name) == getattr(whole, name)
+            assert len(many) <= 2 + 3, "two windows, the newest and the oldest block, and all blocks"
+            assert max(map(len, many)) <= BLOCK
+        assert 6 * BLOCK > len(one.steps) > 3 * BLOCK
 
     def test_a_slow_answer_hides_no_later_window(self, looks, agent, store, clock, rounds):
         """Its window begins as late as it came, after the start of the next one."""

@@ -13,7 +13,7 @@ from agent.fakes import window as told_of
 from tiertune_agent.history import measured
 from tiertune_agent.history.retention import FORTNIGHT, YEAR
 from tiertune_agent.history.rollup import DAY
-from tiertune_agent.records import StageWindow
+from tiertune_agent.records import CHANGED, StageWindow
 
 HIT = "tier_lookup_tokens_total{result=hit}"
 AGE, TOOK = "fetch_estimate_age_seconds", "gate_actual_seconds"
@@ -273,9 +273,15 @@ def test_a_store_that_came_while_the_clock_was_ahead_is_folded_all_the_same(hist
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
         (lambda history: history.measured.prospects(DIGEST, START), "prospects_by_time"),
         (lambda history: history.changed.standing(START, ["host-a"]), "reviews_by_decision"),
+        (lambda history: history.changed.made_since(START, ["host-a"]), "decisions_by_update"),
+        (lambda history: history.decisions.find(states=CHANGED, since=START), "decisions_by_update"),
+        (lambda history: history.journal.tell_incidents({("thrash", "host-a"): ""}, START), "(kind=? AND store=?"),
         (lambda history: history.retention.sum_up(after(hours=2)), "windows_by_store"),
     ],
-    ids=["place", "store", "candidates", "prospects", "prospects of one", "standing", "sum up"],
+    ids=[
+        *("place", "store", "candidates", "prospects", "prospects of one", "standing"),
+        *("made since", "moved lately", "incidents", "sum up"),
+    ],
 )
 def test_what_a_round_asks_has_an_index(history, ask, index):
     """No question of a round, of a judge or of a review reads a whole table."""

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row, and_, func, or_, select
 from sqlalchemy.orm import aliased
 
-from tiertune_agent.history.models import DecisionRow, ReviewRow, cut
+from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, LATELY_STORE, DecisionRow, ReviewRow, cut
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target, grouped, parts
 from tiertune_agent.tuners.remote_fetch import FIELD, protects
@@ -64,8 +64,9 @@ class Changed(OfHistory):
 
     def made_since(self, since: datetime, stores: Collection[str]) -> dict[str, list[Decision]]:
         """Decisions updated since that changed a store, or were to, by store, oldest first; splits in parts."""
-        query = select(DecisionRow).where(_of(stores), DecisionRow.updated_at >= since, DecisionRow.state.in_(_MEANT))
-        return _by_store(self._decided(query.order_by(DecisionRow.id)))
+        of = LATELY_STORE.in_({FLEET, *stores})
+        query = select(DecisionRow).where(of, DecisionRow.updated_at >= since, LATELY_STATE.in_(_MEANT))
+        return _by_store(self._decided(query.order_by(LATELY_ID)))
 
     def emptied(self, stores: Collection[str]) -> dict[str, list[Decision]]:
         """By store, the last change of each capacity, if it set it to zero."""

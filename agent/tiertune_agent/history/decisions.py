@@ -10,7 +10,7 @@ from sqlalchemy import ColumnExpressionArgument, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import JsonDict
-from tiertune_agent.history.models import DecisionRow, ReviewRow, VerdictRow
+from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, ReviewRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row
 from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, grouped
@@ -20,6 +20,8 @@ from tiertune_agent.verdicts.verdict import Verdict
 
 MOST_MOVED = 10_000
 """More decisions than the largest fleet moves in a day."""
+
+_SWITCH = ("store", "before", "after", "state", "applied_at", "updated_at")
 
 
 class Decisions(OfHistory):
@@ -88,23 +90,41 @@ class Decisions(OfHistory):
 
     def find(self, *, states: Collection[str] = (), limit: int = 200, since: datetime | None = None) -> list[Decision]:
         """Decisions, newest first; without ``states``, in any; without ``since``, whenever they were updated."""
-        return self._newest(limit, since, *([DecisionRow.state.in_([str(s) for s in states])] if states else []))
+        return self._newest(limit, since, states)
 
-    def switched(self, since: datetime) -> list[Decision]:
-        """Decisions that switched remote fetch: those updated since, and those among the last of all; oldest first."""
-        lately = self._newest(MOST_MOVED, since, DecisionRow.state.in_(CHANGED), DecisionRow.field == FIELD)
-        found = {one.id: one for one in (*self.find(states=CHANGED), *lately) if one.field == FIELD and one.applied_at}
-        return [found[number] for number in sorted(found)]
+    def switched(self, since: datetime) -> dict[str, list[tuple[datetime, str]]]:
+        """By store, when remote fetch was switched and to what, oldest first; a rollback is a switch too.
+
+        By decisions updated since, and by those among the last of all.
+        """
+        last = select(DecisionRow.id).where(DecisionRow.state.in_(CHANGED)).order_by(DecisionRow.id.desc()).limit(200)
+        lately = select(DecisionRow.id).where(DecisionRow.updated_at >= since, LATELY_STATE.in_(CHANGED))
+        either = select(last.subquery().c.id).union(lately)
+        made = (DecisionRow.field == FIELD, DecisionRow.applied_at.is_not(None))
+        query = select(*(getattr(DecisionRow, name) for name in _SWITCH)).where(DecisionRow.id.in_(either), *made)
+        found: dict[str, list[tuple[datetime, str]]] = {}
+        for row in self._rows(query.order_by(DecisionRow.id)):
+            mine = found.setdefault(row.store, [])
+            mine.append((row.applied_at, str(row.after)))
+            if row.state == State.ROLLED_BACK:
+                mine.append((row.updated_at, str(row.before)))
+        return {store: sorted(mine) for store, mine in found.items()}
 
     def waited(self, since: datetime) -> list[Decision]:
         """Wishes outside mode auto, which nobody may act on unasked, updated since; newest first."""
-        return self._newest(MOST_MOVED, since, DecisionRow.mode != "auto")
+        return self._newest(MOST_MOVED, since, (), DecisionRow.mode != "auto")
 
-    def _newest(self, limit: int, since: datetime | None, *which: ColumnExpressionArgument[bool]) -> list[Decision]:
-        query, newest = select(DecisionRow).where(*which), DecisionRow.id.desc()
-        if since is not None:  # by its id alone SQLite would walk all rows rather than those that moved lately
-            query, newest = query.where(DecisionRow.updated_at >= since), (DecisionRow.id + 0).desc()
-        return self._decided(query.order_by(newest).limit(limit))
+    def _newest(
+        self, limit: int, since: datetime | None, states: Collection[str], *which: ColumnExpressionArgument[bool]
+    ) -> list[Decision]:
+        query, state, newest = select(DecisionRow).where(*which), LATELY_STATE, LATELY_ID
+        if since is None:
+            state, newest = DecisionRow.state.expression, DecisionRow.id.expression
+        else:
+            query = query.where(DecisionRow.updated_at >= since)
+        if states:
+            query = query.where(state.in_([str(one) for one in states]))
+        return self._decided(query.order_by(newest.desc()).limit(limit))
 
     def undoing(self) -> list[Decision]:
         """Decisions whose rollback is under way."""

@@ -22,8 +22,9 @@ class Journal(OfHistory):
         Opening and closing are logged, with messages as literals, because they hold what others wrote.
         """
         messages = {(cut(kind), cut(store)): message for (kind, store), message in told.items()}
+        kinds, stores = ({place[part] for place in messages} for part in (0, 1))  # both: the index begins with them
         query = select(IncidentRow).where(
-            IncidentRow.kind.in_({kind for kind, _ in messages}), IncidentRow.closed_at.is_(None)
+            IncidentRow.kind.in_(kinds), IncidentRow.store.in_(stores), IncidentRow.closed_at.is_(None)
         )
         opened, closed = [], []
         with self._session() as session:

@@ -217,6 +217,11 @@ class DecisionRow(_Numbered, Base):
     """Why what is under way has not ended yet."""
 
 
+LATELY_STATE, LATELY_STORE = DecisionRow.state.concat(""), DecisionRow.store.concat("")
+LATELY_ID = DecisionRow.id + 0
+"""Of these, to be asked beside ``updated_at``: by an index of theirs SQLite walks all rows, not those of late."""
+
+
 class VerdictRow(_Numbered, Base):
     __tablename__ = "verdicts"
 

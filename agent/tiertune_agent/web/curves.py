@@ -8,7 +8,7 @@ from math import isfinite, log
 from tiertune_agent.fields import Json, JsonDict, in_force, read
 from tiertune_agent.records import Window, grouped
 from tiertune_agent.tuners.evidence import ERRORS, Ratio, Summand, ratio
-from tiertune_agent.tuners.ghosts import Tokens, Which, ghost_tokens, nearest
+from tiertune_agent.tuners.ghosts import Which, ghost_tokens, nearest
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.over_sizes import Line, curve_chart, short
 
@@ -20,20 +20,24 @@ TOLD = 8
 """Pools that the page draws; the API has all."""
 
 
+Told = tuple[datetime, float, float]
+"""When, tokens hit, tokens asked for."""
+
+
 @dataclass(frozen=True)
 class Counted:
     """What the ghosts of one pool counted in one window."""
 
     namespace: str
     model: str
-    at: datetime
-    tokens: Mapping[Which, Tokens]
+    tokens: Mapping[Which, Told]
 
 
 def counted(window: Window) -> Counted | None:
     """The window's counts; None if its ghosts were asked for nothing."""
     tokens = ghost_tokens(window)
-    return Counted(window.namespace, window.model, window.start, tokens) if tokens else None
+    told = {which: (window.start, *counts) for which, counts in tokens.items()}
+    return Counted(window.namespace, window.model, told) if told else None
 
 
 class Ghosts:
@@ -43,10 +47,7 @@ class Ghosts:
         """``seen``: windows of one pool, oldest first; at least one."""
         newest = seen[-1]
         self.namespace, self.model = newest.namespace, newest.model
-        self.told = {
-            which: [(one.at, *one.tokens[which]) for one in seen if which in one.tokens] for which in newest.tokens
-        }
-        """By ghost: when, tokens hit, tokens asked for."""
+        self.told = {which: [one.tokens[which] for one in seen if which in one.tokens] for which in newest.tokens}
         self._shares: dict[Which, Ratio] = {}
         self._gains: dict[tuple[Which, Which], Ratio] = {}
 

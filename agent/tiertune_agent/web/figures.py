@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from operator import itemgetter
 
-from tiertune_agent.records import Histogram, Value, Window, added_up, ended, grouped, sum_known, sum_of
+from tiertune_agent.records import Histogram, Value, Window, added_up, ended, sum_known, sum_of
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_connector import tuning
@@ -110,12 +109,13 @@ def sums(window: Window) -> WindowSums:
 def added(parts: Iterable[WindowSums]) -> WindowSums:
     """The sums of all parts, which may themselves be sums, in any order."""
     every = list(parts)
-    tiers = grouped((row for part in every for row in part.tiers.items()), itemgetter(0))
+    tiers: dict[str, list[Served]] = {}
+    for part in every:
+        for tier, served in part.tiers.items():
+            tiers.setdefault(tier, []).append(served)
     until = max((part.until for part in every if part.until), default=None)
     prompted, found = (sum(getattr(part, name) for part in every) for name in ("prompt_tokens", "found_tokens"))
-    return WindowSums(
-        prompted, found, until, {tier: _together([served for _, served in rows]) for tier, rows in tiers.items()}
-    )
+    return WindowSums(prompted, found, until, {tier: _together(rows) for tier, rows in tiers.items()})
 
 
 def busy(whole: WindowSums) -> bool:
@@ -192,12 +192,15 @@ def _before(changes: Switched, now_is: str, since: datetime) -> str:
 
 def _together(each: Sequence[Served]) -> Served:
     """Parts of one tier as one."""
-    gate = grouped((row for one in each for row in one.gate.items()), itemgetter(0))
+    gate: dict[str, list[Value]] = {}
+    for one in each:
+        for name, value in one.gate.items():
+            gate.setdefault(name, []).append(value)
     return Served(
         sum_known(one.hit_tokens for one in each),
         sum_known(one.missed_tokens for one in each),
         added_up(hit for one in each for hit in one.hits.items()),
-        {name: sum_of([value for _, value in rows]) for name, rows in gate.items()},
+        {name: sum_of(values) for name, values in gate.items()},
     )
 
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -15,7 +15,7 @@ from tiertune_agent.records import JUDGED, Decision, Now, Prospect, State, Windo
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import typical_candidate
 from tiertune_agent.web.curves import Counted, Curve, Ghosts, counted, curves, ghosts
-from tiertune_agent.web.figures import Cost, WindowSums, added, cost, sums
+from tiertune_agent.web.figures import Cost, Switched, WindowSums, added, cost, sums
 from tiertune_agent.web.views import Views
 
 POINTS = 60
@@ -27,6 +27,8 @@ SHARED = timedelta(seconds=1)
 """Readers within this time share a look."""
 LATE = timedelta(seconds=20)
 """A window may begin by so much before the one before it ended, if that one's answer was slow; it ends later."""
+BLOCK = 8
+"""Windows' times that are added up once, until one of them is told again or is too old."""
 EMPTY = added(())
 
 
@@ -57,8 +59,10 @@ class SeenStore:
     ghosts: tuple[Ghosts, ...] = ()
     """What its pools would have hit otherwise."""
     windows: Windows = ()
-    """This and the next two: of ``steps``."""
+    """This and the next three: of ``steps``."""
     sums: WindowSums = EMPTY
+    blocks: Mapping[tuple[WindowSums, ...], WindowSums] = field(default_factory=dict)
+    """Parts of ``sums``, each by what it is the sum of."""
     costs: Sequence[Cost] = ()
     """Of windows in which the cost of a fetch from the remote tier is known."""
     typical: TypicalCandidate | None = None
@@ -84,8 +88,8 @@ class Seen:
     """By name, all that ``fleet`` has."""
     decisions: Sequence[Decision]
     """The last ones, and all that wait for somebody; newest first."""
-    switches: Sequence[Decision]
-    """Decisions that did switch remote fetch, oldest first."""
+    switches: Mapping[str, Switched]
+    """Of remote fetch, by store."""
     verdicts: Mapping[int, Sequence[Json]]
     waited: Sequence[Decision]
     """Wishes of the last day under a mode other than auto, newest first."""
@@ -173,6 +177,7 @@ class Looks:
             return replace(read, answered=store["last_seen"])
         steps = [*before, *_steps(window for window in told if window.start >= since)]
         pools = ghosts(one for step in steps for one in step.counted) if told or not steps else read.ghosts
+        blocks = {block: read.blocks.get(block) or added(block) for block in self._blocks(steps)}
         candidates = self._candidates(store["name"], read, told)
         typical = typical_candidate(candidates)
         return SeenStore(
@@ -181,10 +186,16 @@ class Looks:
             candidates,
             pools,
             [window for step in steps for window in step.windows],
-            added(step.sums for step in steps),
+            added(blocks.values()),
+            blocks,
             [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
             typical,
         )
+
+    def _blocks(self, steps: Sequence[_Step]) -> Iterator[tuple[WindowSums, ...]]:
+        """Steps that began in the same stretch of time, together."""
+        for _, each in groupby(steps, key=lambda step: step.start.timestamp() // (BLOCK * self._window_s)):
+            yield tuple(step.sums for step in each)
 
     def _candidates(self, store: str, read: SeenStore, told: Windows) -> Windows:
         if not read.answered:

@@ -8,13 +8,13 @@ from operator import itemgetter
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.policy.document import settable
-from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, Windows, grouped, sum_known
+from tiertune_agent.records import CHANGED, STANDING, Decision, Target, Windows, grouped, sum_known
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import TOLD, Curve
 from tiertune_agent.web.evidence import Table, tables
-from tiertune_agent.web.figures import Cost, Gate, Switched, TierFlow, WindowSums
+from tiertune_agent.web.figures import Cost, Gate, TierFlow, WindowSums
 from tiertune_agent.web.headline import Headline, headline
 from tiertune_agent.web.look import POINTS, Seen, approvable, newest_remote
 from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
@@ -27,8 +27,6 @@ DRAWN = 8
 """Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
 FRESH = 3
 """Age in windows; anything older is not called now."""
-Switches = Mapping[str, Switched]
-"""Of fetching, by store."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +137,7 @@ def overview(seen: Seen) -> Overview:
     hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}
     tiers = tuple(_tier(tier, seen, whole) for tier in shown_tiers(stores, hit))
     drawn = seen.curves
-    switches, busy = _switches(seen), figures.busy(whole)
-    charts = _charts(seen, switches)
+    busy, charts = figures.busy(whole), _charts(seen)
     told = dict(islice(charts.items(), DRAWN))
     return Overview(
         as_of=max((moment(store["last_seen"]) for store in stores), default=None),
@@ -149,7 +146,7 @@ def overview(seen: Seen) -> Overview:
             {key.replace("_", " "): seen.policy["modes"][key] for key in settable()},
             traffic=busy,
             waiting=sum(map(approvable, seen.decisions)),
-            switched_off={store for store, mine in switches.items() if mine[-1][1] == "off"},
+            switched_off={store for store, mine in seen.switches.items() if mine[-1][1] == "off"},
         ),
         lately_s=POINTS * seen.window_s,
         found_tokens=min(whole.found_tokens, whole.prompt_tokens),  # it may be of a prompt before
@@ -218,10 +215,10 @@ def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collect
     )
 
 
-def _charts(seen: Seen, switches: Switches) -> dict[str, Chart]:
+def _charts(seen: Seen) -> dict[str, Chart]:
     """Charts by store: first those switched lately, then those where fetching came nearest to losing, or lost most."""
     found = {
-        store["name"]: _chart(store, seen, switches.get(store["name"], ()))
+        store["name"]: _chart(store, seen)
         for store in seen.fleet["stores"]
         if not store["observed"] and "remote" in own_tiers(store)
     }
@@ -235,21 +232,11 @@ def _charts(seen: Seen, switches: Switches) -> dict[str, Chart]:
     return {name: made[name] for name in sorted(made, key=rank)}
 
 
-def _chart(store: Json, seen: Seen, switches: Switched) -> Chart | None:
+def _chart(store: Json, seen: Seen) -> Chart | None:
     name = store["name"]
+    switches = seen.switches.get(name, ())
     off = figures.off_spans(switches, str(read(store, "tuning.tiers.remote.fetch")), seen.since, seen.now)
     return cost_chart(name, seen.stores[name].costs, off, seen.now, timedelta(seconds=FRESH * seen.window_s))
-
-
-def _switches(seen: Seen) -> Switches:
-    """A roll back is a switch too."""
-    told: dict[str, list[tuple[datetime, str]]] = {}
-    for one in seen.switches:
-        mine = told.setdefault(one.target.store, [])
-        mine.append((one.made_at, str(one.after)))
-        if one.state == State.ROLLED_BACK:
-            mine.append((one.updated_at, str(one.before)))
-    return {store: sorted(mine) for store, mine in told.items()}
 
 
 def _estimate(windows: Windows) -> Estimate | None:
