@@ -293,10 +293,36 @@ def test_no_folder_is_left_of_a_namespace_whose_chunks_have_left(tmp_path):
         for key in chain(namespace, 8):
             assert write(tier, key, namespace) is Outcome.OK
     assert [path.name for path in tmp_path.iterdir()] == [B]
-    (tmp_path / "note").touch()
-    assert tier.flush() == (Outcome.OK, 9)
+    assert tier.flush() == (Outcome.OK, 8)
     assert list(tmp_path.iterdir()) == []
     assert write(tier, b"key") is Outcome.OK
+
+
+def test_what_is_not_a_stores_stays_unread(tmp_path, monkeypatch):
+    """A file system's own folder, which nobody but root may read, and what others leave, also beside chunks."""
+    tier, scan = opened(tmp_path), os.scandir
+    assert write(tier, b"key") is Outcome.OK
+    (chunk,) = tier._files()
+    others = [tmp_path / name for name in ("lost+found/0.0", "b" * 31 + "/aa/aa", ".mounted", "note")]
+    others += [chunk.with_name(".nfs0001"), chunk.parent.parent / "note"]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (0, 0))
+
+    def scanned(folder):
+        if Path(folder).name in ("lost+found", B):
+            raise PermissionError(errno.EACCES, "denied")
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scanned)
+    assert opened(tmp_path).usage().chunks == 1
+    assert tier.flush() == (Outcome.OK, 1)
+    assert all(path.exists() for path in others)
+    (tmp_path / B).mkdir()
+    again = opened(tmp_path)
+    assert write(again, b"another") is Outcome.OK
+    assert again.flush() == (Outcome.ERROR, 0)
 
 
 @pytest.mark.parametrize("look", ["usage", "flush"])

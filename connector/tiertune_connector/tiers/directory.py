@@ -6,6 +6,7 @@ away, not a place to be made on the local disk.
 
 import errno
 import os
+import re
 import threading
 import time
 import uuid
@@ -22,6 +23,8 @@ from tiertune_connector.tiers.base import Came, Counted, Evicted, OnEvicted, OnF
 
 _WINDOW_BYTES = 1 << 20
 """Read, and summed while it is still in the processor's own cache."""
+_SPACE, _FOLDED = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{2}")
+"""Names of a namespace's folder, and of those within."""
 _ABANDONED_S = 3600.0
 """Longer than any chunk takes to be written, and than clocks of hosts differ."""
 _FOLDER, _FILE = 0o770, 0o660
@@ -143,17 +146,18 @@ class DirectoryTier(OnFiles):
         name = key.hex()
         return self._root / namespace / name[-2:] / name
 
-    def _files(self, namespace: str | None = None, *, half: bool = False) -> Iterator[Path]:
-        """Those of one or all namespaces: whole, or ``half`` written. OSError, but not if a folder has just gone."""
+    def _files(self, namespace: str | None = None, *, half: bool = False, own: bool = False) -> Iterator[Path]:
+        """Chunks of one or all namespaces, whole or ``half`` written; all else in the directory is not a store's.
 
-        def failed(error: OSError) -> None:
-            if not isinstance(error, FileNotFoundError):
-                raise error
-
-        for folder, _, names in os.walk(self._root / (namespace or ""), onerror=failed):
-            for path in (Path(folder, name) for name in names if name.startswith(".") is half):
-                if path.is_file():
-                    yield path
+        ``own``: this store's are looked for, so not in folders that it may not read. OSError, but not if a folder has
+        just gone.
+        """
+        passed = (FileNotFoundError, NotADirectoryError, *([PermissionError] if own else []))
+        for space in [self._root / namespace] if namespace else _listed(self._root, passed):
+            for folder in _listed(space, passed) if _SPACE.fullmatch(space.name) else ():
+                for path in _listed(folder, passed) if _FOLDED.fullmatch(folder.name) else ():
+                    if path.name.count(".") == (3 if half else 0) and path.is_file():
+                        yield path
 
     def _remove_abandoned(self, namespace: str | None) -> None:
         """Remove what stores left half written that never started again."""
@@ -171,11 +175,11 @@ class DirectoryTier(OnFiles):
         with self._finding:
             if self._found or not self._root.is_dir():
                 return
-            for path in self._files(half=True):
+            for path in self._files(half=True, own=True):
                 if f".{self._writer.encode().hex()}." in path.name and self._run not in path.name:
                     self._remove(path)
             found = []
-            for path in self._files():
+            for path in self._files(own=True):
                 with suppress(OSError):  # another store removed it meanwhile
                     if writer_of(_beginning(path)) == self._writer:
                         told = path.stat()
@@ -206,10 +210,14 @@ class DirectoryTier(OnFiles):
             raise
         with self._lock:
             self._own_bytes -= size
+        self._remove_empty(path)
+        return removed
+
+    def _remove_empty(self, path: Path) -> None:
+        """Remove the folders that a file was the last in."""
         with suppress(OSError):  # mostly others are in there
             for folder in path.relative_to(self._root).parents[:-1]:  # never the root
                 (self._root / folder).rmdir()
-        return removed
 
     def _missed(self, path: Path) -> Outcome:
         """The outcome when a file is not there."""
@@ -252,10 +260,7 @@ class DirectoryTier(OnFiles):
 
     def _write_aside(self, path: Path, header: Header, payload: memoryview) -> None:
         aside = path.with_name(f".{path.name}.{self._writer.encode().hex()}.{self._run}-{threading.get_ident()}")
-        try:
-            descriptor = _created(aside)
-        except FileNotFoundError:  # whoever emptied a folder meanwhile has removed it
-            descriptor = _created(aside)
+        descriptor = _created(aside)
         try:
             with os.fdopen(descriptor, "wb", buffering=0) as file:
                 file.write(header.encode())
@@ -266,14 +271,29 @@ class DirectoryTier(OnFiles):
         except OSError:
             with suppress(OSError):  # the first error tells more
                 aside.unlink(missing_ok=True)
+            self._remove_empty(aside)
             raise
 
 
-def _created(path: Path) -> int:
+def _created(path: Path, tries: int = 3) -> int:
     """A file's descriptor, in folders that are made if missing. OSError."""
-    for folder in (path.parent.parent, path.parent):  # each with its mode, and never the root
-        folder.mkdir(_FOLDER, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE)
+    try:
+        for folder in (path.parent.parent, path.parent):  # each with its mode, and never the root
+            folder.mkdir(_FOLDER, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE)
+    except (FileNotFoundError, FileExistsError):  # whoever emptied a folder meanwhile has removed it
+        if tries == 1:
+            raise
+        return _created(path, tries - 1)
+
+
+def _listed(folder: Path, passed: tuple[type[OSError], ...]) -> list[Path]:
+    """What is in a folder; nothing where one of the errors ``passed`` over keeps it from being read. OSError."""
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry) for entry in entries]
+    except passed:
+        return []
 
 
 def _fill(path: Path, out: memoryview, came: Came) -> tuple[Header | None, int, int]:
