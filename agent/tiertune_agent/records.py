@@ -222,7 +222,7 @@ class Snapshot:
     status: Json
     tuning: Json
     totals: Mapping[str, Mapping[str, float | None]]
-    """Counters since the boot that the page shows, by tier; None: not known."""
+    """Counters since the boot that the page shows, by tier, of the namespaces that are told; None: not known."""
     windows: tuple[Window, ...] = ()
     stages: tuple[StageWindow, ...] = ()
     writes: object = None

@@ -44,11 +44,12 @@ Schema = Mapping[str, Any]
 class _Loader(_SafeLoader):  # type: ignore[misc]
     """Reads 989e12 as a number, though it has no point and no sign, as YAML 1.2 does; a key stays as written."""
 
+    construct_scalar = yaml.constructor.BaseConstructor.construct_scalar
+    """The safe one takes the value of a mapping's key `=`, past what is checked here."""
+
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                key.tag = _TEXT
+        node.value = [(_as_written(key), value) for key, value in node.value]
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401 (the base's)
         """Tells where a date is impossible, or a text not what its tag says: the base's errors are many, and bare."""
@@ -63,6 +64,13 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         except (ValueError, LookupError, ArithmeticError, AttributeError):
             told = f"{node.value!r} is no {kind}"
         raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
+
+
+def _as_written(key: yaml.Node) -> yaml.Node:
+    """A key as a text: a node of its own, as an alias's is also a value elsewhere."""
+    if not isinstance(key, yaml.ScalarNode):
+        return key
+    return yaml.ScalarNode(_TEXT, key.value, key.start_mark, key.end_mark)
 
 
 _Loader.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+0123456789"))

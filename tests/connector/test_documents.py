@@ -87,6 +87,8 @@ def test_a_good_document():
         (f"inner: {'[' * 200_000}\n", "f.yaml:1:107: not YAML: nested too deeply"),
         (f"inner: {'[' * 150}{']' * 150}\n", "f.yaml:1:107: not YAML: nested too deeply"),
         ("inner: !!map x\n", "f.yaml:1:8: not YAML: expected a mapping node"),
+        ("inner: !!timestamp {=: a}\n", "f.yaml:1:8: not YAML: expected a scalar node"),
+        (f"inner: !!int {{=: 0x{'f' * 6000}}}\n", "f.yaml:1:8: not YAML: expected a scalar node"),
         ("inner: {}\ncount: 1e400\n", "f.yaml:2:8: count: Input should be a"),
         ("a\0b", "f.yaml:1:2: not YAML: control characters"),
         ('inner: {names: ["a\\0b"]}\n', "f.yaml:1:17: not YAML: the character \\0 has no place here"),
@@ -122,6 +124,12 @@ def test_a_number_needs_no_point_and_no_sign_before_its_exponent(text, number):
     """As in YAML 1.2, and as people write FLOPs; where it is quoted, or a key, it is text."""
     parsed = parse_yaml(f"inner: {{names: ['{text}']}}\nflops: {text}\nby_name: {{{text}: 1}}\n", Outer, name="f")
     assert (parsed.flops, parsed.inner.names, list(parsed.by_name)) == (number, [text], [text])
+
+
+def test_a_key_that_is_an_alias_leaves_the_value_a_number():
+    """A key is text; what it stands for elsewhere is what it was."""
+    parsed = parse_yaml("inner: {}\ncount: &n 5\nby_name: {*n : 1}\n", Outer, name="f")
+    assert (parsed.count, parsed.by_name) == (5, {"5": 1.0})
 
 
 @pytest.mark.parametrize("text", ["e12", "1e", "1e5x", "1.2.3e4", "0xe5g"])

@@ -117,7 +117,10 @@ def _placed(name: str, labels: Labels) -> tuple[Place, str]:
 
 
 def totals(reading: Reading, unknown: float | None = 0.0) -> dict[str, dict[str, float | None]]:
-    """Counters since the boot that the page shows, by tier; ``unknown`` is the value of one without a row."""
+    """Counters since the boot that the page shows, by tier, of the namespaces that the store tells.
+
+    ``unknown`` is the value of one without a row.
+    """
     shown: dict[str, dict[str, float | None]] = {}
     for (name, labels), value in reading.rows.items():
         if name not in _METRICS_SHOWN:

@@ -49,7 +49,8 @@ class Journal(OfHistory):
         newest, closed_at = select(IncidentRow).order_by(IncidentRow.id.desc()), IncidentRow.closed_at
         with self._session() as session:  # two queries: one would sort all that ever were
             still = session.scalars(newest.where(closed_at.is_(None))).all()
-            over = session.scalars(newest.where(closed_at.is_not(None)).limit(max(0, 100 - len(still)))).all()
+            last = session.scalars(newest.where(closed_at.is_not(None)).limit(max(0, 100 - len(still)))).all()
+            over = [row for row in last if row not in still]  # one may have been closed in between
         columns = ("id", "kind", "store", "message", "opened_at", "last_seen", "closed_at")
         return [row.told(*columns) for row in (*still, *over)]
 

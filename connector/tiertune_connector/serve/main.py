@@ -92,7 +92,9 @@ class StoreProcess:
             undo.callback(self.server.stop)
             self.gpus = GpuSampler(
                 lambda: stages_of(
-                    (session.gpus, self.store.accounts.stage(session.stage)) for session in self.server.sessions()
+                    (session.gpus, self.store.accounts.stage(session.stage))
+                    for session in self.server.sessions()
+                    if session.gpus
                 ),
                 self.counters,
                 clock=self._clock,

@@ -49,8 +49,8 @@ class Lookups:
         The remote is asked only with ``wait``, on a thread that may wait. ``waited_s`` of the deadline have passed.
         """
         if self.tuning().bypass:
-            if asked.defer:  # the engine's own chunks are still found
-                with self.dram.lock:
+            with self.dram.lock:
+                if asked.defer and not session.ended:  # the engine's own chunks are still found
                     session.uncounted.put(asked.request, LookupAnswer(asked.keys, [], []))
             return LookupReply(asked.id, [], {}, {}, "bypassed")
         digest, keys = session.digest, asked.keys
@@ -69,9 +69,10 @@ class Lookups:
                 digest, (key for key, tier in zip(keys, tiers, strict=False) if tier != "dram")
             )
             room = self.arrivals.room(digest)
-            session.chains.put(asked.request, Chain(keys, len(tiers)))
-            if asked.defer:
-                session.uncounted.put(asked.request, self._found(asked, tiers))
+            if not session.ended:  # it waited for the remote: what the client asked went with it
+                session.chains.put(asked.request, Chain(keys, len(tiers)))
+                if asked.defer:
+                    session.uncounted.put(asked.request, self._found(asked, tiers))
         remote = self.tuning().tiers.remote
         group = group_of(asked.request, remote.holdout)
         told = group if "remote" in tiers else ""
