@@ -7,15 +7,13 @@ from hypothesis import strategies as st
 
 from replay.files import run, runs, scenario
 from tiertune_agent.replay.contents import ReplayedRequest, contents
-from tiertune_agent.replay.play import Play
+from tiertune_agent.replay.play import CHOOSERS, Play
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay, replay_document
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.protocol.reporting import gained_s
 
 pytestmark = pytest.mark.slow
-
-CHOOSERS = ("always", "never", "rule", "rule_oracle", "rule_blind")
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +200,12 @@ seed: 1
         loaded = parse_yaml(text.replace("queueing: false", queueing), Scenario, name="sample")
         told = replay_document(small, loaded, ["always", "rule"], lambda: 0.0)["runs"]
         assert told["rule"]["ttft_mean_s"] < told["always"]["ttft_mean_s"]
+
+
+def test_an_unknown_way_to_choose_is_refused(small):
+    """The message lists those there are."""
+    with pytest.raises(ValueError, match=r"'best'.*always, never, rule"):
+        Play(Replay(small, scenario()).world, "best")
 
 
 def test_gates_are_told_of_as_an_engine_tells_its_store(shifting, shifting_found):

@@ -21,6 +21,10 @@ from tiertune_connector.cost import ALONE, FetchEstimate, GateDecision, GateSett
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.protocol.reporting import tier_reports
 
+CHOOSERS = ("always", "never", "rule", "rule_oracle", "rule_blind")
+"""Ways to choose what is fetched: every hit; nothing remote; the gate with estimated costs; the gate with the true
+bandwidth; the gate with estimated costs, but blind to the queues."""
+
 Report = Callable[[float, Sequence[TierReport]], None]
 """Called with the time at which a gate's outcome is known, which may lie ahead, and its decision and outcome for every
 tier that offered chunks."""
@@ -51,11 +55,7 @@ class Tally:
 
 
 class Play:
-    """A run in progress.
-
-    Its chooser fetches every hit (``always``), nothing remote (``never``), or what the gate says: with estimated costs
-    (``rule``), with the true bandwidth (``rule_oracle``), or with estimates and blind to queues (``rule_blind``).
-    """
+    """A run in progress."""
 
     def __init__(
         self,
@@ -65,6 +65,8 @@ class Play:
         report: Report | None = None,
     ) -> None:
         """``settings`` bound the gate by tier and are read anew for every request; ``report`` gets what it did."""
+        if chooser not in CHOOSERS:
+            raise ValueError(f"there is no way to choose {chooser!r}: use one of {', '.join(CHOOSERS)}")
         self.tally = Tally()
         self._world, self._chooser = world, chooser
         self._settings = settings if settings is not None else {}
