@@ -119,7 +119,7 @@ def test_dashboards_preview(tiertune, tmp_path, monkeypatch):
         prometheus, "Prometheus", lambda _: FakePrometheus([({"capacity_bytes": "1"}, [1.0, 2.0])]).source()
     )
     done, document = tiertune.json("dashboards", "preview", "--out", tmp_path / "pages")
-    assert (done.returncode, document["url"]) == (0, None)
+    assert done.returncode == 0
     assert [one["file"] for one in document["pages"]] == [line.partition(": ")[0] for line in done.stdout.splitlines()]
     assert all(0 < one["with_data"] <= one["panels"] for one in document["pages"])
     assert {one["file"] for one in document["pages"]} == {str(path) for path in (tmp_path / "pages").iterdir()}

@@ -1,23 +1,18 @@
 """The preview of the dashboards: what it asks, what it draws, and that it says so where it cannot."""
 
 import math
-import socket
 
 import httpx
-import promql_parser
 import pytest
-from starlette.testclient import TestClient
 
 from tiertune_agent.network import CallError
-from tiertune_agent.preview.commands import pattern
+from tiertune_agent.preview import prometheus
 from tiertune_agent.preview.documents import ORDER, Board, Mark, Panel, Target, boards, filled, named
 from tiertune_agent.preview.drawn import Legend, Selection, page, variables
-from tiertune_agent.preview.page import application, rendered
+from tiertune_agent.preview.page import rendered
 from tiertune_agent.preview.prometheus import Prometheus
 
 NOW = 1_700_000_000.0
-
-HERE = "http://127.0.0.1:7430"
 
 CHOICE = Selection(NOW, 600.0)
 
@@ -202,35 +197,7 @@ def test_labels_cannot_write_into_the_page(kind):
     assert "49" not in html.split("<main>")[0].split("</style>")[1]
 
 
-# -- serving and the command
-
-
-def test_every_dashboard_is_served_and_asked_for_anew():
-    """The overview also at /; a page that there is not is 404; nothing may load, run, or call it by another name."""
-    fake = FakePrometheus([({"tier": "dram", "capacity_bytes": "1"}, [1, 2])])
-    moments = iter([NOW, NOW + 60, *[NOW] * 20])
-    with TestClient(application(boards(), fake.source(), CHOICE, lambda: next(moments)), HERE) as http:
-        first = http.get("/")
-        assert first.status_code == 200
-        assert "default-src 'none'" in first.headers["Content-Security-Policy"]
-        assert http.get("/fleet").status_code == 200
-        assert {NOW, NOW + 60} == {float(asked["end"]) for asked in fake.asked if "end" in asked}
-        for name in ORDER:
-            assert f'href="{name}"' in http.get(f"/{name}").text
-        assert http.get("/nothing").status_code == 404
-        assert http.get("/fleet", headers={"Host": "evil.example"}).status_code == 400
-
-
-def test_while_prometheus_is_away_the_page_says_so():
-    """502 with the reason, and the process lives on."""
-
-    def away(request):
-        raise httpx.ConnectError("refused", request=request)
-
-    source = Prometheus("http://prometheus", httpx.MockTransport(away))
-    with TestClient(application(boards(), source, CHOICE, lambda: NOW), HERE) as http:
-        answer = http.get("/")
-    assert (answer.status_code, "no Prometheus answers" in answer.text) == (502, True)
+# -- the command
 
 
 @pytest.mark.parametrize("body", ["<html>", "[]", '{"status": "error", "error": "why"}'])
@@ -248,8 +215,6 @@ def test_what_is_no_prometheus_is_told(body):
         (("--last", "soon"), "--last"),
         (("--last", "0s"), "--last"),
         (("--until", "tomorrow"), "--until"),
-        (("--store", "host-a|("), "--store: 'host-a|(' is no pattern such as host-a|host-b"),
-        (("--namespace", "["), "--namespace"),
     ],
 )
 def test_wrong_words_are_told(tiertune, tmp_path, wrong, words):
@@ -258,23 +223,15 @@ def test_wrong_words_are_told(tiertune, tmp_path, wrong, words):
     assert (code, words in err) == (2, True)
 
 
-@pytest.mark.parametrize("chosen", ["", "host-a|host-b", r"gpu\.a", 'a"b'])
-def test_a_choice_stands_in_a_query_as_it_is_written(chosen):
-    """Within its quotes, where a backslash is one of PromQL's own."""
-    (matcher,) = promql_parser.parse(f'up{{store=~"{pattern("--store", chosen)}"}}').matchers.matchers
-    assert matcher.value == (chosen or ".*")
-
-
-def test_where_nothing_can_be_written_or_served_is_told(tiertune, tmp_path):
-    """Exit 2, before a Prometheus is asked: a file in place of the folder, somebody else's port."""
+@pytest.mark.parametrize(
+    ("below", "why"), [("file", "is there, and is no directory"), ("file/pages", "Not a directory")]
+)
+def test_where_nothing_can_be_written_is_told(tiertune, tmp_path, monkeypatch, below, why):
+    """A file in place of the folder: its path, and no traceback."""
+    monkeypatch.setattr(prometheus, "Prometheus", lambda _: FakePrometheus().source())
     (tmp_path / "file").touch()
-    for out in (tmp_path / "file", tmp_path / "file" / "pages"):
-        code, _, err = tiertune("dashboards", "preview", "--out", out)
-        assert (code, err) == (2, f"--out: {tmp_path}/file: is there, and is no directory\n")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        code, out, err = tiertune("dashboards", "preview", "--port", port)
-    assert (code, out, err) == (2, "", f"--port {port}: Address already in use: give another one\n")
+    code, _, err = tiertune("dashboards", "preview", "--out", tmp_path / below)
+    assert (code, err) == (1, f"{tmp_path / below}: {why}\n")
 
 
 def test_a_prometheus_that_does_not_answer_is_told(tiertune, tmp_path):

@@ -26,12 +26,10 @@ Answers = Sequence[tuple[Target, Series]]
 
 @dataclass(frozen=True)
 class Selection:
-    """What is looked at: the ``last_s`` seconds before ``now`` (Unix), of stores and namespaces that match."""
+    """What is looked at: the ``last_s`` seconds before ``now`` (Unix)."""
 
     now: float
     last_s: float
-    store: str = ".*"
-    namespace: str = ".*"
 
 
 @dataclass(frozen=True)
@@ -102,10 +100,10 @@ def page(board: Board, source: Prometheus, choice: Selection, scrape_s: float) -
 
 
 def variables(choice: Selection, step_s: float, scrape_s: float) -> dict[str, str]:
-    """Values of variables in queries. A rate covers a step and a scrape, or four scrapes if longer, as in Grafana."""
+    """Values of variables in queries: all of everything. A rate covers a step and a scrape, or four scrapes if longer."""
     reach = max(step_s + scrape_s, LEAST_SCRAPES * scrape_s)
     times = {"__rate_interval": f"{reach * 1000:.0f}ms", "__range": f"{choice.last_s:.0f}s"}
-    return {"store": choice.store, "namespace": choice.namespace, **times}
+    return {"store": ".*", "namespace": ".*", **times}
 
 
 def _moments(
