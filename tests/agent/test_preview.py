@@ -7,7 +7,7 @@ import pytest
 
 from tiertune_agent.network import CallError
 from tiertune_agent.preview import prometheus
-from tiertune_agent.preview.documents import ORDER, Board, Mark, Panel, Target, boards, filled, named
+from tiertune_agent.preview.documents import ORDER, Board, Panel, Target, boards, filled, named
 from tiertune_agent.preview.drawn import Legend, Selection, page, variables
 from tiertune_agent.preview.page import rendered
 from tiertune_agent.preview.prometheus import Prometheus
@@ -48,9 +48,9 @@ def _good(data):
     return {"status": "success", "data": data}
 
 
-def paged(*panels, rows=(), marks=(), refuses="", name="b"):
+def paged(*panels, rows=(), refuses="", name="b"):
     """The page of these panels, and what it was made of."""
-    board, fake = Board("b", name, name, panels, marks), FakePrometheus(rows, refuses=refuses)
+    board, fake = Board("b", name, name, panels), FakePrometheus(rows, refuses=refuses)
     return page(board, fake.source(), CHOICE, 15.0), board, fake
 
 
@@ -157,16 +157,6 @@ def test_more_lines_than_find_room_are_counted():
     assert drawn.more == 40 - len(drawn.legends)
 
 
-def test_a_change_is_marked_at_the_time_that_its_value_says():
-    """However often it was scraped it is one mark; what happened before is not shown."""
-    mark = Mark("Changes", "blue", "changes", "{{store}}: {{change}}", "{{tuner}}")
-    when = (NOW - 60) * 1000
-    rows = [({"store": "host-a", "change": "off", "tuner": "t"}, [1000, when, when])]
-    made, *_ = paged(panel(), rows=rows, marks=(mark,))
-    assert [(one.at, one.title, one.text) for one in made.moments] == [(NOW - 60, "host-a: off", "t")]
-    assert made.panels[0].chart.series[-1].tips[0].endswith(" host-a: off (t)")
-
-
 def test_a_panel_without_data_says_so_and_one_that_is_refused_says_why():
     """The others are drawn all the same."""
     made, *_ = paged(panel(expr="bad("), panel(), rows=[({"tier": "dram"}, [1, 2])], refuses="bad(")
@@ -175,16 +165,6 @@ def test_a_panel_without_data_says_so_and_one_that_is_refused_says_why():
     assert made.with_data == 1
     empty, _ = shown(panel(), [({"tier": "dram"}, ["NaN"])])
     assert empty.said == "no data"
-
-
-def test_panels_are_drawn_without_an_annotation_that_is_refused():
-    """The page says which one could not be read, and why."""
-    marks = tuple(Mark(name, "blue", expr, name, "") for name, expr in (("Steps", "bad("), ("Changes", "good")))
-    rows = [({"tier": "dram"}, [1, (NOW - 60) * 1000])]
-    made, board, _ = paged(panel(), rows=rows, marks=marks, refuses="bad(")
-    assert made.panels[0].chart
-    assert [one.title for one in made.moments] == ["Changes"]
-    assert "Not marked: Steps: parse error: it is refused" in rendered(made, [board])
 
 
 @pytest.mark.parametrize("kind", ["timeseries", "stat", "state-timeline", "bargauge"])

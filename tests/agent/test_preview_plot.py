@@ -66,9 +66,9 @@ def test_moments_are_round_and_within(start, length, count):
 # -- plot
 
 
-def drawn(series, *, stacked=False, steps=False, marks=()):
+def drawn(series, *, stacked=False, steps=False):
     named = [(name, Series({}, points)) for name, points in series.items()]
-    return plot.lines(named, FRAME, "none", marks, stacked=stacked, steps=steps)
+    return plot.lines(named, FRAME, "none", stacked=stacked, steps=steps)
 
 
 def test_stacked_lines_stand_on_each_other():
@@ -104,18 +104,6 @@ def test_zero_is_drawn_where_values_lie_on_both_sides():
     assert above.ys[0].label == "0"
 
 
-def test_a_change_is_a_line_across_with_its_words():
-    """Those of one colour are one series."""
-    made = drawn(
-        {"a": ((0.0, 0.0), (100.0, 4.0))}, marks=[(20.0, "blue", "off"), (30.0, "red", "on"), (40.0, "blue", "x")]
-    )
-    blue, red = made.series[1:]
-    assert blue.points == ((20.0, 0.0), (20.0, 4.0), None, (40.0, 0.0), (40.0, 4.0))
-    assert (blue.kind, red.kind, red.points) == ("moment n-blue", "moment n-red", ((30.0, 0.0), (30.0, 4.0)))
-    tips = [text for text in Page(draw(made)).texts if text in {"off", "on", "x"}]
-    assert tips == ["off", "off", "x", "x", "on", "on"]
-
-
 def test_a_state_lasts_until_the_next_one_and_ends_where_values_end():
     """Equal values are one cell; a gap is empty."""
     series = Series({}, ((0.0, 1.0), (10.0, 1.0), (20.0, 2.0), (60.0, 1.0)))
@@ -130,7 +118,7 @@ def test_states_are_rows_of_areas_with_their_words():
         ("a", Series({}, ((0.0, 1.0), (40.0, 2.0)))),
         ("b" * 40, Series({}, ((0.0, 2.0), (10.0, 2.0), (20.0, 2.0)))),
     ]
-    made = plot.states(rows, FRAME, {1.0: ("ok", "green"), 2.0: ("slow", "yellow")}, ())
+    made = plot.states(rows, FRAME, {1.0: ("ok", "green"), 2.0: ("slow", "yellow")})
     ok, slow, words = made.series
     assert (ok.kind, ok.name, slow.kind, slow.name) == ("state n-green", "ok", "state n-yellow", "slow")
     assert {y > 0.5 for _, y in ok.points} == {True}

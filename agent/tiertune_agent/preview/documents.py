@@ -52,23 +52,11 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """An annotation: a query whose values are moments, in milliseconds."""
-
-    name: str
-    colour: str
-    expr: str
-    title: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Board:
     name: str
     title: str
     description: str
     panels: tuple[Panel, ...]
-    marks: tuple[Mark, ...]
 
 
 def boards(folder: Path | None = None) -> list[Board]:
@@ -83,12 +71,7 @@ def boards(folder: Path | None = None) -> list[Board]:
 
 def board(path: Path) -> Board:
     document = json.loads(path.read_text(encoding="utf-8"))
-    marks = (
-        Mark(one["name"], one["iconColor"], one["expr"], one["titleFormat"], one["textFormat"])
-        for one in document["annotations"]["list"]
-    )
-    panels = tuple(_panel(one) for one in document["panels"])
-    return Board(path.stem, document["title"], document["description"], panels, tuple(marks))
+    return Board(path.stem, document["title"], document["description"], tuple(map(_panel, document["panels"])))
 
 
 def _panel(document: Json) -> Panel:

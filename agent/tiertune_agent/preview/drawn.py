@@ -1,11 +1,11 @@
 """A dashboard with the answers to its queries: what the page shows of each panel."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from tiertune_agent.preview import plot
-from tiertune_agent.preview.documents import Board, Mark, Panel, Target, filled, named
+from tiertune_agent.preview.documents import Board, Panel, Target, filled, named
 from tiertune_agent.preview.plot import Frame
 from tiertune_agent.preview.prometheus import Prometheus, QueryError, Series
 from tiertune_agent.preview.units import figure
@@ -30,20 +30,6 @@ class Selection:
 
     now: float
     last_s: float
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A change that an annotation marks."""
-
-    at: float
-    colour: str
-    title: str
-    text: str
-
-    @property
-    def clock(self) -> str:
-        return datetime.fromtimestamp(self.at, UTC).strftime("%H:%M:%S")
 
 
 @dataclass(frozen=True)
@@ -74,10 +60,6 @@ class Page:
     board: Board
     choice: Selection
     panels: tuple[Drawn, ...]
-    moments: tuple[Moment, ...]
-    """Newest first."""
-    unread: tuple[str, ...] = ()
-    """Annotations whose query is refused, and why."""
 
     @property
     def until(self) -> str:
@@ -94,42 +76,17 @@ class Page:
 
 def page(board: Board, source: Prometheus, choice: Selection, scrape_s: float) -> Page:
     """Run all queries and draw them. CallError if nobody answers; the page tells which are refused, and why."""
-    moments, unread = _moments(board.marks, source, choice, scrape_s)
-    panels = tuple(_panel(panel, source, choice, scrape_s, moments) for panel in board.panels)
-    return Page(board, choice, panels, tuple(sorted(moments, key=lambda one: -one.at)), tuple(unread))
+    return Page(board, choice, tuple(_panel(panel, source, choice, scrape_s) for panel in board.panels))
 
 
 def variables(choice: Selection, step_s: float, scrape_s: float) -> dict[str, str]:
-    """Values of variables in queries: all of everything. A rate covers a step and a scrape, or four scrapes if longer."""
+    """Values of variables in queries: a rate covers a step and a scrape, or four scrapes if longer, as in Grafana."""
     reach = max(step_s + scrape_s, LEAST_SCRAPES * scrape_s)
     times = {"__rate_interval": f"{reach * 1000:.0f}ms", "__range": f"{choice.last_s:.0f}s"}
     return {"store": ".*", "namespace": ".*", **times}
 
 
-def _moments(
-    marks: Iterable[Mark], source: Prometheus, choice: Selection, scrape_s: float
-) -> tuple[list[Moment], list[str]]:
-    """Every moment once, however often it was scraped; and which marks' queries are refused."""
-    found: dict[tuple[float, str], Moment] = {}
-    unread = []
-    start = choice.now - choice.last_s
-    step_s = max(scrape_s, choice.last_s / 500)
-    for mark in marks:
-        expression = filled(mark.expr, variables(choice, step_s, scrape_s))
-        try:
-            marked = source.over(expression, start, choice.now, step_s)
-        except QueryError as error:
-            unread.append(f"{mark.name}: {error}")
-            continue
-        for series in marked:
-            title, text = named(mark.title, series.labels), named(mark.text, series.labels)
-            for _, milliseconds in series.points:
-                if start <= milliseconds / 1000 <= choice.now:
-                    found[milliseconds, title] = Moment(milliseconds / 1000, mark.colour, title, text)
-    return list(found.values()), unread
-
-
-def _panel(panel: Panel, source: Prometheus, choice: Selection, scrape_s: float, moments: Sequence[Moment]) -> Drawn:
+def _panel(panel: Panel, source: Prometheus, choice: Selection, scrape_s: float) -> Drawn:
     if panel.kind == "row":
         return Drawn(panel)
     width = panel.width * COLUMN_PX - SIDES_PX
@@ -147,15 +104,15 @@ def _panel(panel: Panel, source: Prometheus, choice: Selection, scrape_s: float,
         return Drawn(panel, said=f"refused: {error}")
     if not answers:
         return Drawn(panel, said="no data")
-    return _drawn(panel, answers, frame, moments)
+    return _drawn(panel, answers, frame)
 
 
-def _drawn(panel: Panel, answers: Answers, frame: Frame, moments: Sequence[Moment]) -> Drawn:
+def _drawn(panel: Panel, answers: Answers, frame: Frame) -> Drawn:
     match panel.kind:
         case "timeseries":
-            return _lines(panel, answers, frame, moments)
+            return _lines(panel, answers, frame)
         case "state-timeline":
-            return _states(panel, answers, frame, moments)
+            return _states(panel, answers, frame)
         case "stat":
             return _number(panel, answers[0][1].points, frame)
         case "bargauge":
@@ -181,15 +138,11 @@ def _named(answers: Answers) -> list[tuple[str, Series]]:
     return [(named(target.legend, series.labels), series) for target, series in answers]
 
 
-def _lines(panel: Panel, answers: Answers, frame: Frame, moments: Sequence[Moment]) -> Drawn:
+def _lines(panel: Panel, answers: Answers, frame: Frame) -> Drawn:
     found = _named(answers)
     legends, frame = _room([Legend(name, place) for place, (name, _) in enumerate(found)], frame)
-    made = plot.lines(found, frame, panel.unit, _marks(moments, frame), stacked=panel.stacked, steps=panel.steps)
+    made = plot.lines(found, frame, panel.unit, stacked=panel.stacked, steps=panel.steps)
     return Drawn(panel, made, legends=legends, more=len(found) - len(legends))
-
-
-def _marks(moments: Sequence[Moment], frame: Frame) -> plot.Marks:
-    return [(one.at, one.colour, f"{one.clock} {one.title} ({one.text})") for one in moments if frame.holds(one.at)]
 
 
 def _room(legends: Sequence[Legend], frame: Frame) -> tuple[tuple[Legend, ...], Frame]:
@@ -207,9 +160,9 @@ def _room(legends: Sequence[Legend], frame: Frame) -> tuple[tuple[Legend, ...], 
     return tuple(legends), replace(frame, height=frame.height - lines * LEGEND_PX)
 
 
-def _states(panel: Panel, answers: Answers, frame: Frame, moments: Sequence[Moment]) -> Drawn:
+def _states(panel: Panel, answers: Answers, frame: Frame) -> Drawn:
     legends, frame = _room([Legend(word, colour) for word, colour in (panel.words or {}).values()], frame)
-    made = plot.states(_named(answers), frame, panel.words or {}, _marks(moments, frame))
+    made = plot.states(_named(answers), frame, panel.words or {})
     return Drawn(panel, made, legends=legends)
 
 

@@ -16,8 +16,6 @@ WORD_PX, WORD_ROOM = 7.0, 0.6
 COLOURS, LETTER_PX = 10, 11
 Points = Sequence[Point]
 Named = Sequence[tuple[str, prometheus.Series]]
-Marks = Sequence[tuple[float, str, str]]
-"""Time, colour and text of each."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +29,8 @@ class Frame:
     height: float
     label: str = ""
 
-    def holds(self, at: float) -> bool:
-        return self.start <= at <= self.end
 
-
-def lines(named: Named, frame: Frame, unit: str, marks: Marks = (), *, stacked: bool, steps: bool) -> Chart:
+def lines(named: Named, frame: Frame, unit: str, *, stacked: bool, steps: bool) -> Chart:
     """Lines over time; stacked ones each stand on the one before."""
     drawn = _stack([series.points for _, series in named]) if stacked else [(s.points, ()) for _, s in named]
     scale = _scale((value for points, _ in drawn for _, value in points), unit)
@@ -51,24 +46,14 @@ def lines(named: Named, frame: Frame, unit: str, marks: Marks = (), *, stacked: 
         alone = tuple(run[0] for run in runs if len(run) == 1)
         if alone:
             made.append(Series(kind, alone, name, line=False, dots=2.0))
-    return _over_time([one for one in made if one.points], frame, (scale[0].at, scale[-1].at), scale, marks)
+    return _over_time([one for one in made if one.points], frame, (scale[0].at, scale[-1].at), scale)
 
 
-def _over_time(series: Sequence[Series], frame: Frame, y: Point, ys: Sequence[Tick], marks: Marks) -> Chart:
-    """A chart between the lowest and the highest ``y``, with a line from one to the other at each mark."""
-    colours = dict.fromkeys(colour for _, colour, _ in marks)
-    marked = [
-        Series(
-            f"moment n-{colour}",
-            joined(((at, y[0]), (at, y[1])) for at, of, _ in marks if of == colour),
-            dots=3.0,
-            tips=tuple(tip for _, of, text in marks if of == colour for tip in (text, text, ""))[:-1],
-        )
-        for colour in colours
-    ]
+def _over_time(series: Sequence[Series], frame: Frame, y: Point, ys: Sequence[Tick]) -> Chart:
+    """A chart between the lowest and the highest ``y``."""
     count = max(2, int(frame.width / TICK_PX))
     xs = tuple(Tick(at, label) for at, label in moments(frame.start, frame.end, count))
-    return _framed(Chart("", (*series, *marked), (frame.start, frame.end), y, xs=xs, ys=tuple(ys)), frame)
+    return _framed(Chart("", tuple(series), (frame.start, frame.end), y, xs=xs, ys=tuple(ys)), frame)
 
 
 def _framed(chart: Chart, frame: Frame) -> Chart:
@@ -119,7 +104,7 @@ def cells(series: prometheus.Series, step_s: float) -> list[tuple[float, float, 
     return found
 
 
-def states(named: Named, frame: Frame, words: Mapping[float, tuple[str, str]], marks: Marks) -> Chart:
+def states(named: Named, frame: Frame, words: Mapping[float, tuple[str, str]]) -> Chart:
     """A row per series, the first at the top; an area in its colour per stretch, with its word if that fits."""
     rows = [(name, cells(series, frame.step_s)) for name, series in named]
     top = len(rows) - 0.5
@@ -143,7 +128,7 @@ def states(named: Named, frame: Frame, words: Mapping[float, tuple[str, str]], m
     ys = [
         Tick(float(len(rows) - 1 - place), shortened(name, ROW_LETTERS), name) for place, (name, _) in enumerate(rows)
     ]
-    return replace(_over_time(series, frame, y, ys, marks), kind="states")
+    return replace(_over_time(series, frame, y, ys), kind="states")
 
 
 @dataclass(frozen=True)
