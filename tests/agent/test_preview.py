@@ -143,18 +143,18 @@ def test_a_number_is_the_last_value_in_its_colour():
 
 def test_states_are_called_by_their_words():
     """The legend names all of them, also those that did not occur."""
-    words = {1.0: ("ok", "green"), 2.0: ("dead", "red")}
+    words = {1.0: ("ok", "green"), 2.0: ("dead", "red"), 3.0: ("slow", "yellow")}
     drawn, _ = shown(panel("state-timeline", words=words), [({"tier": "dram"}, [1, 1, 2])])
-    assert drawn.legends == (Legend("ok", "green"), Legend("dead", "red"))
-    assert {series.name for series in drawn.chart.series if series.filled} == {"ok", "dead"}
+    assert drawn.legends == (Legend("ok", "n-green"), Legend("dead", "n-red"), Legend("slow", "n-yellow"))
+    assert [row.name for row in drawn.rows] == ["dram"]
+    assert {(one.word, one.colour) for one in drawn.rows[0].stretches} == {("ok", "green"), ("dead", "red")}
 
 
-def test_more_lines_than_find_room_are_counted():
-    """Forty names would cover the drawing."""
+def test_every_line_is_named():
+    """However many there are: their names are looked at one after the other."""
     drawn, _ = shown(panel(), [({"tier": f"a-tier-of-some-host-{place}"}, [1, 2]) for place in range(40)])
-    assert len(drawn.chart.series) == 40
-    assert 0 < len(drawn.legends) < 40
-    assert drawn.more == 40 - len(drawn.legends)
+    assert {series.name for series in drawn.chart.series} == {legend.name for legend in drawn.legends}
+    assert len(drawn.legends) == 40
 
 
 def test_a_panel_without_data_says_so_and_one_that_is_refused_says_why():

@@ -3,14 +3,14 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agent.html import Page
 from tiertune_agent.preview import plot
 from tiertune_agent.preview.plot import Frame
 from tiertune_agent.preview.prometheus import Series
-from tiertune_agent.preview.units import figure, moments, ticks
+from tiertune_agent.preview.units import figure, ticks
 from tiertune_agent.web.charts import draw
 
 FRAME = Frame(0.0, 100.0, 10.0, 500.0, 200.0)
@@ -42,44 +42,46 @@ def test_figures_have_few_digits_and_their_unit(value, unit, text):
     assert figure(value, unit) == text
 
 
-@given(st.floats(-1e12, 1e12), st.floats(1e-9, 1e12), st.sampled_from(["bytes", "s", "percentunit", "none"]))
-def test_ticks_hold_all_values_and_are_few(low, span, unit):
-    """Ascending, from below the lowest to above the highest value, evenly, and never a crowd."""
-    high = low + span
-    if high - low < abs(low) * 1e-9:
-        return  # closer than floating point numbers tell apart
+@given(st.floats(-1e12, 0), st.floats(0, 1e12), st.sampled_from(["bytes", "s", "percentunit", "none"]))
+def test_ticks_are_among_the_values_and_few(low, high, unit):
+    """Ascending, evenly, zero among them, and never a crowd."""
+    assume(high - low > plot.FLAT)
     marks = ticks(low, high, unit)
-    assert marks[0] <= low + span * 1e-6
-    assert marks[-1] >= high - span * 1e-6
-    assert 2 <= len(marks) <= 8
+    slack = (high - low) * 1e-9
+    assert 0.0 in marks
+    assert low - slack <= marks[0] <= marks[-1] <= high + slack
+    assert 2 <= len(marks) <= 7
     assert all(a < b for a, b in pairwise(marks))
 
 
-@given(st.floats(0, 2e9), st.floats(1, 1e7), st.integers(2, 12))
-def test_moments_are_round_and_within(start, length, count):
-    """No tick lies outside of what is drawn, nor are there more than find room."""
-    found = moments(start, start + length, count)
-    assert all(start < at <= start + length for at, _ in found)
-    assert len(found) <= count + 1
+@pytest.mark.parametrize(
+    ("high", "unit", "labels"),
+    [
+        (360 * 2**20, "bytes", ["0 B", "100 MiB", "200 MiB", "300 MiB"]),
+        (5000.0, "s", ["0 s", "30 min", "1 h"]),
+        (0.83, "percentunit", ["0 %", "20 %", "40 %", "60 %", "80 %"]),
+    ],
+)
+def test_ticks_are_round_in_their_unit(high, unit, labels):
+    """Not in bytes or seconds."""
+    assert [figure(mark, unit) for mark in ticks(0.0, high, unit)] == labels
+
+
+@given(st.floats(0, 2e9), st.floats(1, 1e7))
+def test_the_clock_is_told_within_the_time_shown(start, length):
+    """Ascending, and no more often than finds room."""
+    frame = Frame(start, start + length, 1.0, 500.0, 200.0)
+    times = [start, *(tick.at for tick in frame.clock()), frame.end]
+    assert all(a < b for a, b in pairwise(times))
+    assert len(times) == 7
 
 
 # -- plot
 
 
-def drawn(series, *, stacked=False, steps=False):
+def drawn(series, *, steps=False):
     named = [(name, Series({}, points)) for name, points in series.items()]
-    return plot.lines(named, FRAME, "none", stacked=stacked, steps=steps)
-
-
-def test_stacked_lines_stand_on_each_other():
-    """The top of the last is the sum; where one has no value, the next stands on what is below."""
-    low, high = ((0.0, 1.0), (10.0, 1.0)), ((0.0, 2.0), (10.0, 3.0), (20.0, 4.0))
-    made = drawn({"a": low, "b": high}, stacked=True)
-    assert [tick.label for tick in made.ys] == ["0", "1", "2", "3", "4"]
-    area, line = (series for series in made.series if series.name == "b")
-    assert line.points == ((0.0, 3.0), (10.0, 4.0), (20.0, 4.0))
-    assert area.filled
-    assert area.points == (*line.points, (20.0, 0.0), (10.0, 1.0), (0.0, 1.0))
+    return plot.lines(named, FRAME, "none", steps=steps)
 
 
 def test_a_line_breaks_where_a_value_is_missing():
@@ -112,20 +114,14 @@ def test_a_state_lasts_until_the_next_one_and_ends_where_values_end():
     ]  # fmt: skip
 
 
-def test_states_are_rows_of_areas_with_their_words():
-    """One series per word, in its colour; the first row at the top; the word only where it fits."""
-    rows = [
-        ("a", Series({}, ((0.0, 1.0), (40.0, 2.0)))),
-        ("b" * 40, Series({}, ((0.0, 2.0), (10.0, 2.0), (20.0, 2.0)))),
-    ]
-    made = plot.states(rows, FRAME, {1.0: ("ok", "green"), 2.0: ("slow", "yellow")})
-    ok, slow, words = made.series
-    assert (ok.kind, ok.name, slow.kind, slow.name) == ("state n-green", "ok", "state n-yellow", "slow")
-    assert {y > 0.5 for _, y in ok.points} == {True}
-    assert slow.points.count(None) == 1
-    assert words.words == ("ok", "slow", "slow")
-    assert [(tick.label[:2], tick.whole) for tick in made.ys] == [("a", "a"), ("bb", "b" * 40)]
-    assert len(made.ys[1].label) < 40
+def test_a_state_is_a_stretch_of_its_row():
+    """Begin and length in per cent of the time shown, in which all of it lies; a value without a word is a figure."""
+    series = Series({}, ((-5.0, 1.0), (40.0, 1.0), (50.0, 3.0), (95.0, 1.0)))
+    row = plot.row("a", series, FRAME, {1.0: ("ok", "green")})
+    stretches = [(one.word, one.colour, one.begin, one.length) for one in row.stretches]
+    assert stretches == [
+        ("ok", "green", 0.0, 5.0), ("ok", "green", 40.0, 10.0), ("3.0", "text", 50.0, 10.0), ("ok", "green", 95.0, 5.0),
+    ]  # fmt: skip
 
 
 def test_bars_are_long_as_their_values_and_never_negative():

@@ -204,7 +204,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         self._in = dict(attrs).get("class", "") or tag if tag in ("h3", "p") else self._in
-        if tag in ("meter", "circle") or (tag == "path" and "reactive" in dict(attrs)["class"]):  # guides are not
+        line = tag == "path" and "reactive" in dict(attrs)["class"]  # guides are not
+        if tag in ("meter", "circle") or line or (tag == "span" and "style" in dict(attrs)):
             self.drawn[self._title] = self.drawn.get(self._title, 0) + 1
 
     def handle_startendtag(self, tag, attrs):

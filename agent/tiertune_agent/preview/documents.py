@@ -38,7 +38,6 @@ class Panel:
     description: str = ""
     unit: str = "none"
     targets: tuple[Target, ...] = ()
-    stacked: bool = False
     steps: bool = False
     thresholds: tuple[tuple[float, str], ...] = ()
     """Pairs of a value and the colour from it on, ascending."""
@@ -81,7 +80,6 @@ def _panel(document: Json) -> Panel:
     if kind == "row":
         return Panel(document["id"], kind, title, *cells)
     defaults, options = document["fieldConfig"]["defaults"], document["options"]
-    custom = defaults.get("custom", {})
     steps = defaults.get("thresholds", {}).get("steps", [])
     return Panel(
         document["id"],
@@ -93,8 +91,7 @@ def _panel(document: Json) -> Panel:
         targets=tuple(
             Target(one["expr"], one.get("legendFormat", ""), bool(one.get("instant"))) for one in document["targets"]
         ),
-        stacked=custom.get("stacking", {}).get("mode", "none") != "none",
-        steps=custom.get("lineInterpolation") == "stepAfter",
+        steps=defaults.get("custom", {}).get("lineInterpolation") == "stepAfter",
         thresholds=tuple((float("-inf") if one["value"] is None else one["value"], one["color"]) for one in steps),
         words=_words(defaults.get("mappings", [])),
         most=defaults.get("max"),

@@ -12,13 +12,11 @@ from tiertune_agent.preview.units import figure
 from tiertune_agent.web.charts import Chart
 
 COLUMN_PX, CELL_PX = 58.0, 38.0
-HEAD_PX, LEGEND_PX, SIDES_PX = 34.0, 20.0, 26.0
+HEAD_PX, LEGEND_PX, SIDES_PX = 34.0, 40.0, 26.0
 POINT_PX = 4.0
 """Between points of a line: closer ones cannot be told apart."""
-SPARK_SHARE = 0.45
 LEAST_SCRAPES = 4
 """Least number within a rate's range, as in Grafana."""
-LEGEND_LINES, LETTER_PX, SWATCH_PX, MORE_PX = 2, 6.3, 33.0, 75.0
 
 
 Answers = Sequence[tuple[Target, Series]]
@@ -35,8 +33,8 @@ class Selection:
 @dataclass(frozen=True)
 class Legend:
     name: str
-    colour: int | str
-    """Index in the palette, or a name."""
+    colour: str
+    """Its class in the style."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,13 @@ class Drawn:
     panel: Panel
     chart: Chart | None = None
     """For a number: its course."""
+    rows: tuple[plot.Row, ...] = ()
+    clock: tuple[str, ...] = ()
+    """Below the rows, each in the middle of an equal part."""
     bars: tuple[plot.Bar, ...] = ()
     figure: str = ""
     colour: str = ""
     legends: tuple[Legend, ...] = ()
-    more: int = 0
-    """Number of legends that found no room."""
     said: str = ""
 
 
@@ -110,9 +109,9 @@ def _panel(panel: Panel, source: Prometheus, choice: Selection, scrape_s: float)
 def _drawn(panel: Panel, answers: Answers, frame: Frame) -> Drawn:
     match panel.kind:
         case "timeseries":
-            return _lines(panel, answers, frame)
+            return _lines(panel, _named(answers), frame)
         case "state-timeline":
-            return _states(panel, answers, frame)
+            return _states(panel, _named(answers), frame)
         case "stat":
             return _number(panel, answers[0][1].points, frame)
         case "bargauge":
@@ -138,37 +137,22 @@ def _named(answers: Answers) -> list[tuple[str, Series]]:
     return [(named(target.legend, series.labels), series) for target, series in answers]
 
 
-def _lines(panel: Panel, answers: Answers, frame: Frame) -> Drawn:
-    found = _named(answers)
-    legends, frame = _room([Legend(name, place) for place, (name, _) in enumerate(found)], frame)
-    made = plot.lines(found, frame, panel.unit, stacked=panel.stacked, steps=panel.steps)
-    return Drawn(panel, made, legends=legends, more=len(found) - len(legends))
+def _lines(panel: Panel, named: plot.Named, frame: Frame) -> Drawn:
+    made = plot.lines(named, replace(frame, height=frame.height - LEGEND_PX), panel.unit, steps=panel.steps)
+    legends = (Legend(name, plot.colour(place)) for place, (name, _) in enumerate(named))
+    return Drawn(panel, made, legends=tuple(legends))
 
 
-def _room(legends: Sequence[Legend], frame: Frame) -> tuple[tuple[Legend, ...], Frame]:
-    """The legends that find room below the drawing, and what that leaves of the frame."""
-    taken, lines = 0.0, 1
-    for place, legend in enumerate(legends):
-        width = SWATCH_PX + LETTER_PX * len(legend.name)
-        kept = MORE_PX if lines == LEGEND_LINES and place < len(legends) - 1 else 0.0
-        if taken and taken + width + kept > frame.width:
-            if lines == LEGEND_LINES:
-                legends = legends[:place]
-                break
-            taken, lines = 0.0, lines + 1
-        taken += width
-    return tuple(legends), replace(frame, height=frame.height - lines * LEGEND_PX)
-
-
-def _states(panel: Panel, answers: Answers, frame: Frame) -> Drawn:
-    legends, frame = _room([Legend(word, colour) for word, colour in (panel.words or {}).values()], frame)
-    made = plot.states(_named(answers), frame, panel.words or {})
-    return Drawn(panel, made, legends=legends)
+def _states(panel: Panel, named: plot.Named, frame: Frame) -> Drawn:
+    words = panel.words or {}
+    rows = (plot.row(name, series, frame, words) for name, series in named)
+    legends = (Legend(word, f"n-{colour}") for word, colour in words.values())
+    clock = (tick.label for tick in frame.clock())
+    return Drawn(panel, rows=tuple(rows), clock=tuple(clock), legends=tuple(legends))
 
 
 def _number(panel: Panel, points: plot.Points, frame: Frame) -> Drawn:
     value = points[-1][1]
     colour = [colour for least, colour in panel.thresholds if value >= least]
-    course = replace(frame, width=frame.width + SIDES_PX, height=frame.height * SPARK_SHARE)
     shown = figure(value, panel.unit)
-    return Drawn(panel, plot.spark(points, course), figure=shown, colour=colour[-1] if colour else "text")
+    return Drawn(panel, plot.spark(points, frame), figure=shown, colour=colour[-1] if colour else "text")

@@ -1,67 +1,38 @@
 """Figures with the units that panels name, as Grafana calls them. Pure."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from math import ceil, floor, log10
 
-from tiertune_agent.web.text import POWERS
-
-_SUFFIXES = {"Bps": "/s", "reqps": " req/s", "ops": " ops/s"}
-_BINARY = ((2.0**40, " TiB"), (2.0**30, " GiB"), (2.0**20, " MiB"), (2.0**10, " KiB"), (1.0, " B"))
-_DECIMAL = (*POWERS, (1.0, " "))
-_PREFIXED = {"watt": "W", "joule": "J"}
-_SECONDS = ((86400.0, " d"), (3600.0, " h"), (60.0, " min"), (1.0, " s"), (1e-3, " ms"), (1e-6, " µs"))
-_TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
-_TICKS = 4
+_BYTES = ((2.0**40, " TiB"), (2.0**30, " GiB"), (2.0**20, " MiB"), (2.0**10, " KiB"), (1.0, " B"))
+_DECIMAL = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, " "))
+_SCALES: dict[str, Sequence[tuple[float, str]]] = {
+    "percentunit": ((0.01, " %"),),
+    "s": ((86400.0, " d"), (3600.0, " h"), (60.0, " min"), (1.0, " s"), (1e-3, " ms"), (1e-6, " µs")),
+    "bytes": _BYTES,
+    "Bps": _BYTES,
+}
+_SUFFIXES = {"Bps": "/s", "reqps": "req/s", "ops": "ops/s", "watt": "W", "joule": "J"}
+_STEPS = 5
+"""Of an axis, at most."""
 
 
 def figure(value: float, unit: str) -> str:
-    """``12.4 k``, ``81 %``, ``3.2 ms``, ``10.0 MiB/s``: three digits or so."""
-    if unit == "percentunit":
-        return f"{_digits(value * 100)} %"
-    if unit == "s":
-        return _scaled(value, _SECONDS) if value else "0 s"
-    if unit in ("bytes", "Bps"):
-        return _scaled(value, _BINARY) + _SUFFIXES.get(unit, "")
-    return (_scaled(value, _DECIMAL) + _PREFIXED.get(unit, "")).rstrip() + _SUFFIXES.get(unit, "")
-
-
-def _scaled(value: float, scales: Sequence[tuple[float, str]]) -> str:
-    """The value in the largest unit of which it has at least one; else in the last."""
-    scale, name = next((each for each in scales if abs(value) >= each[0]), scales[-1])
-    return f"{_digits(value / scale)}{name}"
-
-
-def _digits(value: float) -> str:
-    """Three significant digits, without zeros at the end."""
-    if not value:
-        return "0"
-    places = max(0, 2 - floor(log10(abs(value))))
-    text = f"{value:.{min(places, 6)}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    """``12.4 k``, ``81 %``, ``3.2 ms``, ``10 MiB/s``: three digits or so."""
+    scale, name = _scale(value, unit)
+    digits = float(f"{value / scale:.3g}") + 0.0  # 0.0: else "-0"
+    return f"{digits:g}{name}{_SUFFIXES.get(unit, '')}".rstrip()
 
 
 def ticks(low: float, high: float, unit: str) -> list[float]:
-    """Round values from at most ``low`` to at least ``high``, in about four steps."""
-    span = (high - low) or 1.0
-    base = 2.0 if unit in ("bytes", "Bps") else 10.0
-    steps = (1.0,) if base == 2.0 else (1.0, 2.0, 5.0, 10.0)
-    power = base ** floor(log10(span / _TICKS) / log10(base))
-    step = next((power * each for each in steps if power * each * _TICKS >= span), power * base)
-    first = floor(low / step)
-    found = [first * step]
-    while found[-1] < high - step * 1e-9:
-        found.append((first + len(found)) * step)
-    return found
+    """Values between ``low`` and a higher ``high`` that are round in the unit in which they are written."""
+    scale, _ = _scale(max(-low, high), unit)
+    least = (high - low) / scale / _STEPS
+    power = 10.0 ** floor(log10(least))
+    step = scale * power * next((each for each in (1, 2, 5) if each * power >= least), 10)
+    return [step * place for place in range(ceil(low / step), floor(high / step) + 1)]
 
 
-def moments(start: float, end: float, count: int) -> list[tuple[float, str]]:
-    """Round times (Unix seconds, UTC) within a range, ``count`` or one more, and how a clock shows them."""
-    days = _TIME_STEPS[-1] * ceil((end - start) / count / _TIME_STEPS[-1])
-    step = next((each for each in _TIME_STEPS if (end - start) / each <= count), days)
-    form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 43200 else "%d %b"
-    first = floor(start / step) + 1
-    return [
-        (float(place * step), datetime.fromtimestamp(place * step, UTC).strftime(form))
-        for place in range(first, floor(end / step) + 1)
-    ]
+def _scale(value: float, unit: str) -> tuple[float, str]:
+    """The largest unit of which the value has at least one, else the smallest; for 0 the plain one."""
+    scales = _SCALES.get(unit, _DECIMAL)
+    return next((each for each in scales if (abs(value) or 1.0) >= each[0]), scales[-1])

@@ -35,8 +35,6 @@ _ROUNDED = ("d", "x", "y", "cx", "cy", "width", "height")
 class Tick:
     at: float
     label: str
-    whole: str = ""
-    """What browsers show under the pointer, where the label is cut."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,6 @@ class Series:
     dots: float = 0.0
     tips: tuple[str, ...] = ()
     """What browsers show at each dot."""
-    words: tuple[str, ...] = ()
-    """Written at each point."""
 
     @property
     def classes(self) -> str:
@@ -122,7 +118,6 @@ def stepped(points: Sequence[Point]) -> list[Point]:
 @lru_cache(maxsize=KEPT)
 def draw(chart: Chart) -> Markup:
     """As SVG; the same chart is drawn once."""
-    whole = {tick.at: tick.whole for tick in chart.ys}
     drawn = pygal.XY(
         **_options(chart.width, chart.height, chart.letter, 0 if chart.bare else 6),
         xrange=chart.x,
@@ -136,13 +131,11 @@ def draw(chart: Chart) -> Markup:
         x_labels_major=[chart.marked] if chart.marked else [],
         y_labels_major=[0.0 if chart.y[0] < 0.0 else None],
         allow_interruptions=True,
-        print_labels=True,
-        value_formatter=lambda at: whole.get(at, ""),
+        value_formatter=lambda _: "",
         x_value_formatter=lambda _: "",
     )
     for one in chart.series:
-        dots = {"show_dots": bool(one.dots or one.words), "dots_size": one.dots}
-        drawn.add(one.name, list(_values(one)), stroke=one.line, **dots)
+        drawn.add(one.name, list(_values(one)), stroke=one.line, show_dots=bool(one.dots), dots_size=one.dots)
     classes = " ".join(filter(None, ("chart", chart.kind)))
     return _svg(drawn, classes, chart.label, [(one.classes, one.name) for one in chart.series], bare=chart.bare)
 
@@ -187,9 +180,8 @@ def _style(letter: int) -> Style:
 
 
 def _values(one: Series) -> Iterator[Any]:
-    for place, point in enumerate(one.points):
-        told = {"tooltip": one.tips[place]} if one.tips else {"label": one.words[place]} if one.words else {}
-        yield {"value": point, **told} if told and point else point
+    for point, tip in zip_longest(one.points, one.tips):
+        yield {"value": point, "tooltip": tip} if tip and point else point
 
 
 def _lengths(piece: Piece) -> Iterator[dict[str, Any]]:
