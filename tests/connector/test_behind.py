@@ -20,14 +20,13 @@ class FakeLane:
     def __init__(self, outcome=None):
         self.outcome = outcome
         self.breaker, self.writers = Breaker(), self
-        self.keys, self.again, self.waiting, self.lost = [], [], 0, 0
+        self.keys, self.waiting, self.lost = [], 0, 0
         self.namespaces = set()
 
     def queue(self, write, *, at_most):
         assert at_most > 0
         self.keys.append(write.key)
         self.namespaces.add(write.namespace)
-        self.again.append(write.again)
         if self.outcome is None:
             self.waiting += 1
         else:
@@ -125,7 +124,6 @@ def test_what_is_used_long_after_it_was_written_is_offered_again(tier, clock):
         use(tier, keys)
         behind.used(A, chunks)
         assert lane.given() == offered
-    assert lane.again == [False] * 3 + [True] * 6
 
 
 def test_what_waits_or_failed_is_not_believed_to_be_there(tier, clock):
@@ -143,7 +141,6 @@ def test_what_waits_or_failed_is_not_believed_to_be_there(tier, clock):
     for _ in range(2):
         behind.used(A, [chunk])
         assert lane.given() == failing
-    assert not any(lane.again)
 
 
 def test_what_was_used_since_it_was_written_is_asked_for_before_it_leaves(tier, clock):
@@ -157,7 +154,7 @@ def test_what_was_used_since_it_was_written_is_asked_for_before_it_leaves(tier, 
     for _ in range(4):
         clock.now += BELIEVED_S
         behind.clean_ahead()
-    assert (lane.given(), lane.again[-2:]) == (keys[:2], [True, True])
+    assert lane.given() == keys[:2]
 
 
 @pytest.mark.parametrize(("outcome", "wrote", "times"), [(Outcome.ERROR, False, 3), (Outcome.FULL, True, 8)])

@@ -1,10 +1,10 @@
 """Threads that do many like things together with their caller, such as the copies of a prompt's chunks."""
 
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from tiertune_connector.cgroups import usable_processors
 from tiertune_connector.threads import Threads
@@ -42,66 +42,28 @@ class Crew:
 
         Nothing is under way any more when it returns, or raises what one of them raised; once one fails, none is begun.
         """
-        row = _Row(work, items, goes_on)
+        left, done = deque(enumerate(items)), dict[int, Result]()
+
+        def take() -> None:
+            try:
+                while left and goes_on():
+                    try:
+                        at, item = left.popleft()
+                    except IndexError:  # another thread has taken the last one meanwhile
+                        return
+                    done[at] = work(item)
+            finally:
+                left.clear()
+
+        helping: list[Future[None]] = []
         try:
-            with suppress(RuntimeError):  # closed
-                for _ in range(min(self._helpers, len(items) - 1)):
-                    if self._pool is not None:
-                        self._pool.submit(row.run)  # who comes too late finds nothing to do
-            row.run()
+            if self._pool is not None:
+                with suppress(RuntimeError):  # closed
+                    helping.extend(self._pool.submit(take) for _ in range(min(self._helpers, len(items) - 1)))
+            take()
         finally:
-            row.end()
-        return row.results()
-
-
-@dataclass(eq=False)
-class _Row(Generic[Item, Result]):
-    """Items, taken in order by whichever thread is free."""
-
-    work: Callable[[Item], Result]
-    items: Sequence[Item]
-    goes_on: Callable[[], bool]
-
-    def __post_init__(self) -> None:
-        self._changed = threading.Condition()
-        self._running = 0
-        """Threads in ``run``."""
-        self._begun = 0
-        self._stopped = False
-        self._done: dict[int, Result] = {}
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Take items until none is left, or none is to be begun. ``results`` raises what failed."""
-        with self._changed:
-            self._running += 1
-        try:
-            while (at := self._take()) is not None:
-                self._done[at] = self.work(self.items[at])
-        except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
-            self._error = self._error or error
-            self._stopped = True
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
-
-    def end(self) -> None:
-        """Begin nothing more, and wait for what was begun."""
-        with self._changed:
-            self._stopped = True
-            self._changed.wait_for(lambda: not self._running)
-
-    def results(self) -> list[Result]:
-        """Results of the items begun; raises what failed."""
-        if self._error is not None:
-            raise self._error
-        return [self._done[at] for at in range(self._begun)]
-
-    def _take(self) -> int | None:
-        with self._changed:
-            if self._stopped or self._begun == len(self.items) or not self.goes_on():
-                self._stopped = True
-                return None
-            self._begun += 1
-            return self._begun - 1
+            helped = [helper for helper in helping if not helper.cancel()]
+            wait(helped)
+        for helper in helped:
+            helper.result()
+        return [done[at] for at in range(len(done))]

@@ -112,7 +112,6 @@ class WriteBehind:
             return False
         if self.dram.pin(digest, key, use=False) is None:
             return False
-        again = tier in slot.behind
         slot.behind[tier] = inf
 
         def done(outcome: Outcome | None) -> None:
@@ -123,7 +122,7 @@ class WriteBehind:
                     slot.behind.pop(tier, None)
                 self.dram.unpin(digest, key)
 
-        write = Write(digest, key, slot.view(), replace(slot.origin, checksum=slot.checksum), done, again=again)
+        write = Write(digest, key, slot.view(), replace(slot.origin, checksum=slot.checksum), done)
         self.lanes[tier].writers.queue(write, at_most=_queue_length(self.dram.pools[digest]))
         return True
 

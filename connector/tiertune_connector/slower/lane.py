@@ -328,17 +328,13 @@ class Lane:
 
     def _put(self, write: Write) -> Outcome:
         with self._moving():
-            outcome, wrote = self._guarded("write", lambda: self._written(write), (Outcome.ERROR, True))
-        self.record(outcome, wrote=wrote)
+            outcome = self._guarded(
+                "write",
+                lambda: self.tier.write(write.namespace, write.key, write.payload, write.origin),
+                Outcome.ERROR,
+            )
+        self.record(outcome, wrote=True)
         return outcome
-
-    def _written(self, write: Write) -> tuple[Outcome, bool]:
-        """The outcome, and whether it was written at all: a tier that still has it was only asked."""
-        if write.again:
-            outcome, there = self.tier.inner.present(write.namespace, [write.key])  # no request's question
-            if there or outcome is not Outcome.OK:
-                return outcome, False
-        return self.tier.write(write.namespace, write.key, write.payload, write.origin), True
 
 
 def _submitted(threads: Threads, work: Callable[..., Told], *given: object) -> Future[Told]:

@@ -17,17 +17,13 @@ _THREADS = 2
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """A chunk to be written behind; ``done`` is called once, with the outcome, or None if it was dropped.
-
-    ``again``: the tier had it once, and is first asked whether it still has it.
-    """
+    """A chunk to be written behind; ``done`` is called once, with the outcome, or None if it was dropped."""
 
     namespace: str
     key: bytes
     payload: memoryview
     origin: Origin
     done: Callable[[Outcome | None], None]
-    again: bool = False
 
 
 class WriteQueue:
