@@ -6,23 +6,17 @@ from typing import Annotated
 
 from fastapi import Query
 
-from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.fields import Json, JsonDict, read
 from tiertune_agent.followed import Followed
-from tiertune_agent.history.measured import MOST_WINDOWS
 from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, Override, Rulings, frozen_by, mode_of
 from tiertune_agent.policy.lint import Finding, errors, notes
-from tiertune_agent.records import FLEET, OBSERVED, Now, State, Target, Window
+from tiertune_agent.records import FLEET, OBSERVED, Now, State, Target
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of
 from tiertune_agent.web.compared import compared
 
-SHOWN_PER_WINDOW = {
-    **{name: SHOWN[name] for name in ("hit_tokens", "saved_s", "lost_s", "fetched", "recomputed")},
-    "resident_bytes": ("tier_resident_bytes", {}),
-}
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
@@ -51,7 +45,7 @@ class Views:
         self._studied: tuple[LoadedPolicy, Rulings, list[Finding]] | None = None
 
     def fleet(self) -> JsonDict:
-        """Every store with its tiers, counters since its boot, tuning; what tuners last answered; what is frozen.
+        """Every store with its tiers, tuning; what tuners last answered; what is frozen.
 
         A source that is only observed is among the stores: ``observed`` is its kind, what it does not report is null.
         ``unheard``: stores and sources of the settings of which nothing is known yet; ``bypass_unheard``: the
@@ -109,17 +103,6 @@ class Views:
             "tiers": self._history.ledger.account(since),
             "ledger": self._history.ledger.rows(since),
         }
-
-    def windows(
-        self, store: str, tier: str, namespace: str = "", limit: Annotated[int, Query(ge=1, le=MOST_WINDOWS)] = 60
-    ) -> JsonDict:
-        """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first.
-
-        None that lie ahead: they were counted before the clock was set back.
-        """
-        read, now = self._history.measured.windows, self._now()
-        windows = read(store, tier=tier, namespace=namespace, limit=limit, until=now)
-        return {"windows": [_shown(window) for window in windows]}
 
     def policies(self) -> JsonDict:
         """The policy in force, what lint says of its file, why a newer one is not in force; earlier revisions.
@@ -191,10 +174,7 @@ class Views:
             "observed": store.status.get(OBSERVED),
             "unknown": store.status.get("unknown") or [],
             "bypass": bool(store.tuning.get("bypass")),
-            "tiers": {
-                tier: {**state, **store.totals.get(tier, {})}
-                for tier, state in (store.status.get("tiers") or {}).items()
-            },
+            "tiers": store.status.get("tiers") or {},
             "pools": pools(store.status),
             "models": list(models(store.status)),
         }
@@ -204,12 +184,3 @@ def _overlaid(override: Override) -> JsonDict:
     """Where an override matches, and what it says there: only what is written."""
     said = override.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return {"match": said.pop("match"), "says": said}
-
-
-def _shown(window: Window) -> JsonDict:
-    """Hits are counted by pool, a fetch's figures by tier: they are null in the other kind of window."""
-    figures = {title: window.known(name, **labels) for title, (name, labels) in SHOWN_PER_WINDOW.items()}
-    if not window.observed:
-        others = set(figures) - {"hit_tokens"} if window.namespace else {"hit_tokens"}
-        figures |= dict.fromkeys(others) | {"resident_bytes": window.gauge("tier_resident_bytes")}
-    return {"start": window.start.isoformat(), "seconds": window.seconds, **figures}
