@@ -221,8 +221,6 @@ class Snapshot:
     at: datetime
     status: Json
     tuning: Json
-    totals: Mapping[str, Mapping[str, float | None]]
-    """Counters since the boot that the page shows, by tier, of the namespaces that are told; None: not known."""
     windows: tuple[Window, ...] = ()
     stages: tuple[StageWindow, ...] = ()
     writes: object = None

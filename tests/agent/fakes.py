@@ -259,7 +259,7 @@ def histogram(*counts):
 
 def snapshot(*windows, stages=(), at=START, **fields):
     known = {"store": "host-a", "url": "http://host-a:7410", "boot_id": "b", "version": "1", "status": {}, "tuning": {}}
-    return Snapshot(**{**known, "totals": {}, "at": at, "windows": windows, "stages": stages, **fields})
+    return Snapshot(**{**known, "at": at, "windows": windows, "stages": stages, **fields})
 
 
 def gib(dram, remote=0, disk=0):

@@ -13,7 +13,7 @@ def hostile_history(history: History):
     tiers = {tier: {"health": HOSTILE, "reason": HOSTILE} for tier in ("dram", "remote")}
     status = {"tiers": tiers, "pools": {HOSTILE: {"model": HOSTILE}}}
     tuning = {"version": 3, "tiers": {"remote": {"fetch": HOSTILE}}}
-    history.remember([(Snapshot(HOSTILE, HOSTILE, HOSTILE, HOSTILE, START, status, tuning, {}), Rates())])
+    history.remember([(Snapshot(HOSTILE, HOSTILE, HOSTILE, HOSTILE, START, status, tuning), Rates())])
     target = Target(HOSTILE, HOSTILE, HOSTILE)
     evidence = {HOSTILE: HOSTILE, "list": [{HOSTILE: HOSTILE}], "at": HOSTILE, "deep": {HOSTILE: [HOSTILE]}}
     wish = Proposal(HOSTILE, HOSTILE, HOSTILE, HOSTILE, evidence)

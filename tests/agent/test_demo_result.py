@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.demo import result, screen
 from tiertune_agent.demo.result import Figures, TierFigures
 from tiertune_agent.demo.run import Run
@@ -70,8 +71,14 @@ def test_what_a_redis_evicted_is_the_agents_count():
     line = 'tiertune_tier_evictions_total{{tier="{}",algorithm="{}",reason="room"}} {}\n'
     told = [line.format("remote", "allkeys-lru", 3.0), line.format("remote", "allkeys-lfu", 4.0)]
     told.append(line.format("dram", "lru", 9.0))
-    assert result.evicted("# TYPE tiertune_tier_evictions_total counter\n" + "".join(told)) == 7
-    assert result.evicted("") == 0
+    assert result.evicted(Exposition("# TYPE tiertune_tier_evictions_total counter\n" + "".join(told))) == 7
+    assert result.evicted(Exposition("")) == 0
+
+
+def test_windows_are_the_rounds_of_the_agent():
+    """An agent that tells nothing yet has collected none."""
+    assert result.collected(Exposition("tiertune_agent_loop_seconds_count 45.0\n")) == 45
+    assert result.collected(Exposition("")) == 0
 
 
 def test_decisions_are_told_in_order_with_seconds_since_the_start():

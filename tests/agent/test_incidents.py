@@ -43,7 +43,7 @@ def window(tier, seconds=1800.0, **values):
 
 
 def told(*windows, decisions=(), tuning=TUNING, status=STATUS):
-    snapshot = Snapshot("host-a", "http://host-a", "b1", "1", NOW, status, tuning, {})
+    snapshot = Snapshot("host-a", "http://host-a", "b1", "1", NOW, status, tuning)
     found = incidents(Sight(snapshot, windows, decisions, tuning, NOW))
     return {kind: message for kind, message in found.items() if message}
 

@@ -26,7 +26,7 @@ def test_a_backtest_tunes_it_no_more_than_an_agent_does(observing, database, tmp
 
 
 def test_its_windows_are_those_of_its_counters(observing, vllm):
-    """Between two readings 512 tokens were found on the disk: one window says so, and what nobody tells is null."""
+    """Between two readings 512 tokens were found on the disk: one window says so, and not what nobody tells."""
     one = observing(vllm)
 
     def traffic():
@@ -34,11 +34,11 @@ def test_its_windows_are_those_of_its_counters(observing, vllm):
         grow(vllm, "vllm:prompt_tokens_cached_by_source_total", 512, source="disk")
 
     one.pass_windows(2, traffic)
-    window = one.get("/api/v1/windows?store=engine-a&tier=disk").json()["windows"][-1]
-    assert (window["seconds"], window["hit_tokens"]) == (15, 512)
-    assert [window[name] for name in ("saved_s", "lost_s", "fetched", "recomputed", "resident_bytes")] == [None] * 5
-    quiet = one.get("/api/v1/windows?store=engine-a&tier=staging").json()["windows"][-1]
-    assert quiet["hit_tokens"] == 0
+    disk, staging = (one.agent.history.measured.windows("engine-a", tier=tier)[-1] for tier in ("disk", "staging"))
+    assert (disk.seconds, disk.known("tier_lookup_tokens_total", result="hit")) == (15, 512)
+    untold = "saved_seconds_total", "lost_seconds_total", "gate_requests_total", "tier_resident_bytes"
+    assert [disk.known(name) for name in untold] == [None] * 4
+    assert staging.known("tier_lookup_tokens_total", result="hit") == 0
 
 
 def test_the_ledger_has_what_is_told_and_null_for_the_rest(observing, vllm, lmcache):
@@ -60,7 +60,8 @@ def test_the_page_shows_what_is_unknown_as_such(observing, vllm, lmcache):
     one = observing(vllm, lmcache)
     one.pass_windows(2)
     page = one.get("/").text
-    assert "2 sources are observed" in page
+    assert "Engines are observed; there is no store of TierTune." in page
+    assert "Observed</span> 2 of 2 answer" in page
     assert "observed: vllm" in page
     assert "observed: lmcache_mp" in page
     assert "seconds saved and lost: the engine does not measure" in page
@@ -69,7 +70,6 @@ def test_the_page_shows_what_is_unknown_as_such(observing, vllm, lmcache):
     assert "\u2013" in saved
     fleet = {store["name"]: store for store in one.get("/api/v1/fleet").json()["stores"]}
     assert fleet["engine-a"]["observed"] == "vllm"
-    assert fleet["engine-a"]["tiers"]["disk"]["saved_s"] is None
     assert fleet["engine-a"]["tiers"]["disk"]["resident_bytes"] is None
     assert fleet["cache-a"]["tiers"]["dram"]["capacity_bytes"] == 100663296
 
@@ -79,7 +79,7 @@ def test_stores_and_sources_stand_side_by_side(observing, vllm, store):
     one = observing(vllm, stores=(store,))
     one.pass_windows(3, store.traffic)
     assert [known.store for known in one.agent.loop.collector.collect()] == ["host-a"]
-    assert "One store shares KV chunks" in one.get("/").text
+    assert "Engines share KV chunks" in one.get("/").text
     answers = {answer["store"] for answer in one.get("/api/v1/fleet").json()["answers"]}
     assert answers == {"host-a", "engine-a", "fleet"}
     assert [a["tuner"] for a in one.agent.history.answers.newest() if a["store"] == "engine-a"] == ["loading"]

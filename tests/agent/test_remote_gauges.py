@@ -27,7 +27,6 @@ def snapshot(*servers, capacity=64 * MB):
         at=START,
         status={"tiers": {"remote": state}},
         tuning={},
-        totals={},
     )
 
 

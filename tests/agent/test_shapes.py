@@ -23,7 +23,7 @@ def snapshot(store="a", *, dram=GIB, disk=0, remote=None, windows=(), pool=None,
         "tiers": {"dram": {"capacity_bytes": dram}, "disk": {"capacity_bytes": disk}, "remote": {"margin": margin}}
     }
     status = {"tiers": {"remote": remote or {"health": "absent"}}, "pools": {"n": pool or POOL}}
-    return Snapshot(store, f"http://{store}", "b", "1", START, status, tuning, {}, tuple(windows))
+    return Snapshot(store, f"http://{store}", "b", "1", START, status, tuning, tuple(windows))
 
 
 # -- shapes

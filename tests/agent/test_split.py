@@ -28,7 +28,7 @@ STEP, FLEETS = ("store", "tier", "field", "from", "to"), (FLEET, "remote")
 
 
 def snapshot(name, tuning):
-    return Snapshot(name, "", "", "", START, {}, {"version": 1, **tuning}, {})
+    return Snapshot(name, "", "", "", START, {}, {"version": 1, **tuning})
 
 
 def host(name, dram, disk=0, **more):

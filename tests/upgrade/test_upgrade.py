@@ -133,6 +133,8 @@ ROWS = {
     "wishes": {"url": "http://host-b:7410", "bypass": True},
 }
 """One row of each table that there ever was, with each column that it ever had."""
+DROPPED = {"stores": {"totals"}}
+"""Columns that newer schemas have not."""
 
 
 def tables(engine):
@@ -174,7 +176,7 @@ def test_rows_are_there_for_every_column(bare):  # noqa: F811
     """What a later schema adds is to be added here too."""
     engine = open_current(bare)
     assert {name: set(table.columns.keys()) for name, table in tables(engine).items()} == {
-        name: set(row) for name, row in ROWS.items()
+        name: set(row) - DROPPED.get(name, set()) for name, row in ROWS.items()
     }
     engine.dispose()
 
@@ -207,7 +209,7 @@ def is_as_kept(engine, revision):
 
 @pytest.mark.parametrize("revision", revisions())
 def test_a_history_of_every_schema_is_upgraded_with_its_rows(bare, revision):  # noqa: F811
-    """Nothing is lost, new columns are empty, and this version reads what that one wrote."""
+    """Nothing is lost but what is kept no more, new columns are empty, and this version reads what that one wrote."""
     engine = connect(bare)
     load(engine, revision)
     fill(engine)
@@ -218,7 +220,7 @@ def test_a_history_of_every_schema_is_upgraded_with_its_rows(bare, revision):  #
     assert upgrade(engine) == (revision, revisions()[-1])
     for name, kept in rows(engine).items():
         if name in before:
-            had = before[name][0]
+            had = {column: value for column, value in before[name][0].items() if column not in DROPPED.get(name, ())}
             assert {column: value for column, value in kept[0].items() if column in had} == had == expected(name, had)
             assert all(value is None for column, value in kept[0].items() if column not in had)
         else:

@@ -274,7 +274,7 @@ def _moments(windows: Windows, apart: timedelta) -> Iterator[tuple[datetime, dic
 
 def _snapshot(store: StoreRow, tuning: Json, windows: Windows, at: datetime) -> Snapshot:
     status = _status(store.status, windows)
-    return Snapshot(store.name, store.url, store.boot_id, store.version, at, status, tuning, {}, tuple(windows))
+    return Snapshot(store.name, store.url, store.boot_id, store.version, at, status, tuning, tuple(windows))
 
 
 def _status(last: Json, windows: Windows) -> Json:

@@ -19,18 +19,6 @@ Place = tuple[str, str, str]
 """Namespace, model and tier, which say to which window a row belongs."""
 SOMEWHERE = "unknown"
 """The tier for hits that a source does not report by tier, so that shares of the prompts stay right."""
-SHOWN: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
-    "evictions": ("tier_evictions_total", {}),
-    "saved_s": ("saved_seconds_total", {}),
-    "lost_s": ("lost_seconds_total", {}),
-    "fetched": ("gate_requests_total", {"decision": "fetch"}),
-    "recomputed": ("gate_requests_total", {"decision": "recompute"}),
-    "won": ("gate_outcomes_total", {"outcome": "won"}),
-    "lost": ("gate_outcomes_total", {"outcome": "lost"}),
-}
-"""Counters of a tier by their names on page and API: metric and labels."""
-_METRICS_SHOWN = frozenset(metric for metric, _ in SHOWN.values())
 
 
 class Leapt(ValueError):  # noqa: N818 (what it did)
@@ -114,24 +102,6 @@ def _placed(name: str, labels: Labels) -> tuple[Place, str]:
     told = dict(labels)
     place = told.get("namespace", ""), told.get("model", ""), told.get("tier", "")
     return place, series(name, ((label, text) for label, text in labels if label not in ("namespace", "model", "tier")))
-
-
-def totals(reading: Reading, unknown: float | None = 0.0) -> dict[str, dict[str, float | None]]:
-    """Counters since the boot that the page shows, by tier, of the namespaces that the store tells.
-
-    ``unknown`` is the value of one without a row.
-    """
-    shown: dict[str, dict[str, float | None]] = {}
-    for (name, labels), value in reading.rows.items():
-        if name not in _METRICS_SHOWN:
-            continue
-        told = dict(labels)
-        tier = told.get("tier")
-        for title, (metric, wanted) in SHOWN.items():
-            if tier and name == metric and wanted.items() <= told.items() and not isinstance(value, Histogram):
-                counts = shown.setdefault(tier, dict.fromkeys(SHOWN, unknown))
-                counts[title] = (counts[title] or 0.0) + value
-    return shown
 
 
 def _moved(before: Rows, after: Rows, still: bool) -> Iterator[tuple[str, Labels, Value]]:

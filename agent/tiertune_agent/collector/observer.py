@@ -10,7 +10,7 @@ import httpx
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import Hints, Mapped
-from tiertune_agent.collector.counters import Leapt, Reading, Rows, totals, windows
+from tiertune_agent.collector.counters import Leapt, Reading, Rows, windows
 from tiertune_agent.collector.stores import TIMEOUT_S, Heard, Trouble
 from tiertune_agent.collector.targets import ObservedSource
 from tiertune_agent.credentials import PLAIN, Access
@@ -151,7 +151,6 @@ class Observer:
                 "unknown": made.unknown,
             },
             tuning={},
-            totals=totals(reading, unknown=None),
             windows=counted,
             stages=stages,
         )

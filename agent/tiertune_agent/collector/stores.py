@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tiertune_agent.collector.counters import Leapt, Reading, parse, totals, windows
+from tiertune_agent.collector.counters import Leapt, Reading, parse, windows
 from tiertune_agent.collector.direct_commands import AGENT
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.schema import STATUS, TUNING, check
@@ -231,7 +231,6 @@ class Collector:
             at=at,
             status={name: told for name, told in status.items() if name != "writes"},
             tuning=tuning,
-            totals=totals(reading),
             windows=counted,
             stages=stages,
             writes=status.get("writes"),

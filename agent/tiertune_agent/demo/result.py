@@ -6,7 +6,6 @@ from datetime import datetime
 from operator import itemgetter
 
 from tiertune_agent.collector.adapters.exposition import Exposition
-from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.demo.player import Tally
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.records import CHANGED
@@ -32,8 +31,15 @@ class TierFigures:
     capacity_bytes: int = 0
 
 
-COUNTED = ("hit_tokens", "evictions", "fetched", "recomputed", "saved_s", "lost_s")
-"""Fields of a tier that are sums of a store's counters."""
+COUNTED: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
+    "evictions": ("tier_evictions_total", {}),
+    "fetched": ("gate_requests_total", {"decision": "fetch"}),
+    "recomputed": ("gate_requests_total", {"decision": "recompute"}),
+    "saved_s": ("saved_seconds_total", {}),
+    "lost_s": ("lost_seconds_total", {}),
+}
+"""Fields of a tier that are sums of a store's counters: metric and labels."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,7 @@ def tiers(counters: Sequence[Json], statuses: Sequence[Json], *, one_remote: boo
     """From all stores' ``/v1/counters`` and ``/v1/status``; ``one_remote``: all report the usage of the same remote."""
     found = {name: TierFigures() for name in TIERS}
     for name, tier in found.items():
-        for part in COUNTED:
-            metric, labels = SHOWN[part]
+        for part, (metric, labels) in COUNTED.items():
             setattr(tier, part, sum(sum(values(store, metric, tier=name, **labels)) for store in counters))
         for part in ("resident_bytes", "capacity_bytes"):
             told = [int(status["tiers"][name].get(part) or 0) for status in statuses]
@@ -88,9 +93,14 @@ def tiers(counters: Sequence[Json], statuses: Sequence[Json], *, one_remote: boo
     return found
 
 
-def evicted(exposition: str) -> float:
+def evicted(metrics: Exposition) -> float:
     """Chunks that a Redis evicted by itself: the agent counts them, as no store can."""
-    return Exposition(exposition).total("tiertune_tier_evictions_total", tier="remote") or 0.0
+    return metrics.total("tiertune_tier_evictions_total", tier="remote") or 0.0
+
+
+def collected(metrics: Exposition) -> int:
+    """Windows that the agent collected."""
+    return int(metrics.total("tiertune_agent_loop_seconds_count") or 0)
 
 
 def values(store: Json, metric: str, **labels: str) -> Iterator[float]:

@@ -10,6 +10,7 @@ from typing import Any, Self
 import httpx
 from rich.console import Console
 
+from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.demo import result
 from tiertune_agent.demo.ports import free_port, taken
 from tiertune_agent.demo.result import Figures
@@ -27,8 +28,6 @@ LOOK_EVERY_S = 1.0
 ABOUT = """Engines fetch cached chunks of a prompt where that beats recomputing them.
 Every two seconds the agent asks: does the remote still pay? It switches fetching."""
 ASK_TIMEOUT_S = 3.0
-MOST_WINDOWS = 6000
-"""Windows that one request asks for, at most: more than three hours."""
 
 
 def run(seconds: int, trace: Path | None, port: int, json_path: Path | None) -> int:
@@ -88,7 +87,7 @@ class Run:
                 self._follow(made, watch, tell)
             self._console.print("ending all of them ...")
             made.stop("player")  # before the last look, so that it counts all that they did
-            self._figures = watch.look(windows=True)
+            self._figures = watch.look()
 
     def _follow(self, made: World, watch: "Watch", tell: Tell) -> None:
         start, end = self._slowed
@@ -122,12 +121,10 @@ class Watch:
         """Since the start of the run."""
         return time.monotonic() - self._started
 
-    def look(self, *, windows: bool = False) -> Figures:
-        """The figures now; those of the last look if somebody does not answer in time. ``windows``: count them."""
+    def look(self) -> Figures:
+        """The figures now; those of the last look if somebody does not answer in time."""
         try:
             self._last = self._ask()
-            if windows:
-                self._last = replace(self._last, windows=self._windows())
         except httpx.HTTPError:
             self._made.check()
         return replace(self._last, seconds=self.seconds, counted=self._made.counted())
@@ -137,21 +134,18 @@ class Watch:
         counters = [self._get(f"{url}/v1/counters") for url in stores.values()]
         statuses = [self._get(f"{url}/v1/status") for url in stores.values()]
         decided = self._get(f"{self._made.page}api/v1/decisions?limit=1000")["decisions"]
+        told = Exposition(self._whole(f"{self._made.page}metrics").text)
         tiers = result.tiers(counters, statuses, one_remote=self._made.remote == "Redis")
         if self._made.remote == "Redis":
-            tiers["remote"].evictions = result.evicted(self._whole(f"{self._made.page}metrics").text)
+            tiers["remote"].evictions = result.evicted(told)
         tunings = {name: self._get(f"{url}/v1/tuning") for name, url in stores.items()}
         return Figures(
             prompt_tokens=sum(sum(result.values(store, "prompt_tokens_total")) for store in counters),
             tiers=tiers,
             fetching={name: tuning["tiers"]["remote"]["fetch"] == "on" for name, tuning in tunings.items()},
             decisions=result.decisions(decided, self._started_at),
+            windows=result.collected(told),
         )
-
-    def _windows(self) -> int:
-        """How many windows the agent has of the store with the most."""
-        page = f"{self._made.page}api/v1/windows?tier=dram&limit={MOST_WINDOWS}"
-        return max(len(self._get(f"{page}&store={store}")["windows"]) for store in self._made.stores)
 
     def _get(self, url: str) -> Any:  # noqa: ANN401 (JSON)
         return json_of(self._whole(url))

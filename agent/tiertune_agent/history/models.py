@@ -95,7 +95,6 @@ class StoreRow(Base):
     last_seen: Mapped[datetime]
     status: Mapped[JsonDict]
     tuning: Mapped[JsonDict]
-    totals: Mapped[JsonDict]
     pending_bypass: Mapped[bool | None]
     expected: Mapped[Sparse | None]
     """The tuning as it was known at ``expected_at``; only decisions change it after."""

@@ -24,7 +24,7 @@ from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, State, Window
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 
-_STATE = ("url", "boot_id", "version", "status", "tuning", "totals")
+_STATE = ("url", "boot_id", "version", "status", "tuning")
 NOWHERE = ""
 """Address of a store when another store answers at its former one."""
 

@@ -110,7 +110,6 @@ class Remote:
             at=at,
             status={"tiers": {"remote": state}},
             tuning=tuning,
-            totals={},
             windows=tuple(_window(0.0 if since_s is None else now_s - since_s, at, state["resident_bytes"])),
         )
 

@@ -1,0 +1,18 @@
+CREATE TABLE stores (
+	name VARCHAR(255) NOT NULL,
+	url VARCHAR(255) NOT NULL,
+	boot_id VARCHAR(255) NOT NULL,
+	version VARCHAR(255) NOT NULL,
+	first_seen TIMESTAMP WITH TIME ZONE NOT NULL,
+	last_seen TIMESTAMP WITH TIME ZONE NOT NULL,
+	status JSON NOT NULL,
+	tuning JSON NOT NULL,
+	pending_bypass BOOLEAN,
+	expected JSON,
+	expected_at TIMESTAMP WITH TIME ZONE,
+	differs_since TIMESTAMP WITH TIME ZONE,
+	summed_until TIMESTAMP WITH TIME ZONE,
+	folded_until TIMESTAMP WITH TIME ZONE,
+	CONSTRAINT stores_pkey PRIMARY KEY (name)
+);
+INSERT INTO alembic_version VALUES ('0010');
