@@ -131,21 +131,11 @@ def doctor(
     ] = None,
     model: Annotated[str, typer.Option(help="Model for the storage's break-even, as in a scenario.")] = "llama-3-70b",
     gpu: Annotated[str, typer.Option(help="GPU that would recompute instead, as in a scenario.")] = "h100x8",
-    prompt_tokens: Annotated[int, typer.Option(min=1, max=10**9, help="Prefix to fetch or recompute.")] = 8000,
-    chunk: Annotated[str, typer.Option(help="Size of a chunk written to the storage, read and removed.")] = "8MiB",
-    chunks: Annotated[int, typer.Option(min=1, max=64, help="How many chunks.")] = 8,
     json_path: JsonPath = None,
 ) -> None:
     """Name what is wrong and how to fix it; with --storage, measure one too. Exits with 1 if something is wrong."""
-    from tiertune_agent.doctor.command import (
-        Endpoints,
-        chunk_size,
-        examine,
-        is_store,
-        known,
-        tell,
-        weighed,
-    )
+    from tiertune_agent.doctor.command import Endpoints, examine, is_store, known, tell, weighed
+    from tiertune_agent.doctor.facts import StorageFacts
     from tiertune_agent.engines import addresses
     from tiertune_agent.settings import load as load_agent
     from tiertune_agent.terminal.progress import bar
@@ -165,12 +155,18 @@ def doctor(
             asked.add_agent(load_agent(path))
     measured = None
     if storage:
-        size = chunk_size(chunk)
         known(model=model, gpu=gpu)
         named = measure.storage(storage, like)
-        with bar("measuring", measure.operations(chunks)) as progress:
-            timed = measure.measure(named, chunk_bytes=size, chunks=chunks, step=progress.step)
-        measured = weighed(timed, model=model, gpu=gpu, prompt_tokens=prompt_tokens)
+        with bar("measuring", measure.OPERATIONS) as progress:
+            timed = measure.measure(named, step=progress.step)
+        facts = StorageFacts(
+            timed.storage,
+            timed.latency_s or 0.0,
+            timed.read_bytes_per_s or 0.0,
+            timed.write_bytes_per_s or 0.0,
+            problem=timed.problem,
+        )
+        measured = weighed(facts, model=model, gpu=gpu)
     elif not (agent or configs or engine):
         asked.agent = AGENT
     if not tell(examine(asked, measured), json_path):
