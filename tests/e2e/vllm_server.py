@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 
-from e2e.servers import sampled, wait_until
+from e2e.servers import free_ports, sampled, wait_until
 from e2e.vllm_engines import PYTHON, Answer, Request, end_group, environment, through_store
 from e2e.vllm_model import KV_BYTES_PER_TOKEN
-from tiertune_agent.demo.ports import free_port, free_ports
+from tiertune_agent.demo.ports import free_port
 
 READY_S = 300.0
 SUBSCRIBER = Path(__file__).parent / "vllm_events.py"
