@@ -3,7 +3,6 @@
 # ruff: noqa: PLC0415
 # ruff: noqa: PLR0917 (typer calls commands by keyword)
 
-import json
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -248,30 +247,6 @@ def _over_history(policy: Path, history: str, last: str, json_path: Path | None)
             typer.echo(note)
 
     result(told.document(), json_path, say)
-
-
-@policy_app.command("schema")
-def policy_schema(
-    out: Annotated[Path | None, typer.Option(help="Write the schema to this file.")] = None,
-    check: Annotated[Path | None, typer.Option(help="Fail unless this file is up to date.")] = None,
-    json_path: JsonPath = None,
-) -> None:
-    """Print the JSON Schema of policy files, for editors."""
-    from tiertune_agent.policy.document import schema
-
-    if out and check:
-        fail("give either --out or --check", 2)
-    current, file = schema(), check or out
-    if out:
-        try:
-            out.write_text(current, encoding="utf-8")
-        except OSError as error:
-            fail(f"--out: {out}: {error.strerror}", 2)
-    good = not check or (check.is_file() and check.read_text(encoding="utf-8", errors="replace") == current)
-    document = {"file": str(file) if file else None, "up_to_date": good, "schema": json.loads(current)}
-    result(document, json_path, lambda: None if file else typer.echo(current, nl=False))
-    if not good:
-        fail(f"{file} is not up to date: run tiertune policy schema --out {file}", 1)
 
 
 def _source(context: typer.Context, option: str) -> str:

@@ -235,13 +235,6 @@ class TestFiles:
         assert (code, {letter for letter in err if not letter.isprintable()}) == (2, {"\n"})
         assert "]52;c;x" in err
 
-    def test_policy_schema_refuses(self, tiertune, tmp_path):
-        """Checking and writing at once is no choice; a place that is not there is told."""
-        path = tmp_path / "schema.json"
-        assert tiertune("policy", "schema", "--check", path)[0] == 1
-        assert tiertune("policy", "schema", "--check", path, "--out", path)[0] == 2
-        assert tiertune("policy", "schema", "--out", tmp_path / "away" / "s.json")[0] == 2
-
     def test_db_upgrade_takes_one_database(self, tiertune, tmp_path):
         """Two that are named are no choice: nothing is made."""
         config, url = tmp_path / "agent.yaml", f"sqlite:///{tmp_path}/other.sqlite"
