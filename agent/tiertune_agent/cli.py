@@ -249,40 +249,19 @@ def _over_history(policy: Path, history: str, last: str, json_path: Path | None)
     result(told.document(), json_path, say)
 
 
-def _source(context: typer.Context, option: str) -> str:
-    """Where an option's value comes from: COMMANDLINE, ENVIRONMENT or DEFAULT."""
-    source = context.get_parameter_source(option)
-    return source.name if source else ""
-
-
 @database_app.command("upgrade")
-def database_upgrade(
-    context: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="The agent's YAML file.")] = None,
-    database: Annotated[
-        str, typer.Option(envvar="TIERTUNE_DATABASE", show_envvar=False, help="The database's address.")
-    ] = "sqlite:///tiertune.sqlite",
-    password_file: Annotated[Path | None, typer.Option(help="File with PostgreSQL's password.")] = None,
-    json_path: JsonPath = None,
-) -> None:
-    """Upgrade the agent's database to this version's schema."""
+def database_upgrade(config: Config = Path("agent.yaml"), json_path: JsonPath = None) -> None:
+    """Upgrade the database that an agent's settings name to this version's schema."""
     from tiertune_agent.history.database import connect, shown, upgrade
     from tiertune_agent.settings import load
 
-    if config:
-        for option in ("database", "password_file"):
-            if _source(context, option) == "COMMANDLINE":
-                fail(f"give either --config, which names the database, or --{option.replace('_', '-')}", 2)
-        settings = load(config)
-        database, password_file = settings.database, settings.database_password_file
-    elif _source(context, "database") == "DEFAULT" and not Path("tiertune.sqlite").exists():
-        fail("name the database: --config FILE of the agent, or --database; there is no tiertune.sqlite here", 2)
-    engine = connect(database, password_file)
+    settings = load(config)
+    name, engine = shown(settings.database), connect(settings.database, settings.database_password_file)
     before, after = upgrade(engine)
     engine.dispose()
     was = "already" if before == after else f"was {before or 'empty'}, now"
-    document = {"database": shown(database), "before": before, "after": after}
-    result(document, json_path, lambda: typer.echo(f"{shown(database)}: {was} at revision {after}"))
+    document = {"database": name, "before": before, "after": after}
+    result(document, json_path, lambda: typer.echo(f"{name}: {was} at revision {after}"))
 
 
 def main() -> None:

@@ -83,11 +83,12 @@ class TestPolicyCheck:
 def test_db_upgrade(tiertune, tmp_path):
     """From which revision to which; none before the first, and again, nothing is left to do."""
     url, told = f"sqlite:///{tmp_path}/h.sqlite", []
+    (tmp_path / "a.yaml").write_text(f"database: {url}\nstores: [{{url: 'http://127.0.0.1:9'}}]\n")
     for was in ("was empty, now", "already"):
-        done, document = tiertune.json("db", "upgrade", "--database", url)
+        done, document = tiertune.json("db", "upgrade", "--config", tmp_path / "a.yaml")
         assert (done.returncode, f"{was} at revision" in done.stdout) == (0, True)
         told.append(document)
-    assert {path.name for path in tmp_path.iterdir()} == {"h.sqlite", "told.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.yaml", "h.sqlite", "told.json"}
     assert [(one["database"], one["before"]) for one in told] == [(url, None), (url, told[0]["after"])]
     assert told[0]["after"] == told[1]["after"]
 
