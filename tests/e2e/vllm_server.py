@@ -70,7 +70,7 @@ def server(model: Path, folder: Path, store: Path, engine_id: str, **more: str) 
     endpoints = [f"tcp://127.0.0.1:{events + rank}" for rank in range(RANKS)]
     with (
         _process([str(PYTHON), str(SUBSCRIBER), str(heard), *endpoints], folder / "events.log"),
-        api_server(model, log, kv_bytes, transfer, *options, "--enable-prompt-tokens-details") as (url, process),
+        api_server(model, log, kv_bytes, transfer, *options) as (url, process),
     ):
         yield Server(url, process, log, heard)
 
