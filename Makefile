@@ -85,7 +85,6 @@ lint: setup  ## ruff, mypy strict, import rules, generated files up to date
 	$(BIN)/python -m pytest -q tests/test_imports.py
 	$(BIN)/python -m dashboards.build --check
 	$(BIN)/python -m reference.build --check
-	$(BIN)/tiertune policy schema --check policies/schema.json
 
 graph: setup  ## Who imports whom, in layers; the picture is docs/pictures/layers.svg, drawn by `make generate`
 	@$(BIN)/python -m reference.layers
@@ -97,7 +96,6 @@ format: setup  ## Rewrite the code as ruff wants it
 generate: setup  ## Rewrite the generated files: dashboards, rules, references, architecture, results, schema
 	$(BIN)/python -m dashboards.build
 	$(BIN)/python -m reference.build
-	$(BIN)/tiertune policy schema --out policies/schema.json
 
 clean:  ## Remove what the other targets made
 	rm -rf .venv .venv-engine .venv-lmcache .pytest_cache .mypy_cache .ruff_cache .hypothesis

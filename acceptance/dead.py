@@ -41,9 +41,9 @@ def prove(*, short: bool) -> str:
         ]
         if not short:
             kinds.append(_named(made, "tier_unused", AMPLE, "disk is dead weight", TEN_MINUTES_S + WITHIN_S))
-        made.world.kill("remote")
+        made.kill("remote")
         kinds.append(_named(made, "tier_dead", SMALL, "remote: "))
-        made.world.kill(AMPLE)
+        made.kill(AMPLE)
         kinds.append(_named(made, "store_unreachable", AMPLE, "http://"))
         verified = made.unharmed()
     told = "; ".join(f"{number}. {kind}" for number, kind in enumerate(kinds, 1))

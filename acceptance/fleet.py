@@ -4,14 +4,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
 
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.demo.result import values
-from tiertune_agent.demo.world import HOSTS, Setup, World, world
+from tiertune_agent.demo.world import END_S, HOSTS, Child, Setup, World, world
 from tiertune_agent.replay.traces import Trace
 from tiertune_connector.ending import Ending
 
@@ -108,6 +108,22 @@ class Fleet:
         """Wait for this many more requests to be served."""
         goal = self.world.counted()["requests"] + requests
         self.world.until(lambda: self.world.counted()["requests"] >= goal, f"engines serve {requests} requests", 60)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to a process, as the kernel does when memory is short."""
+        self._child(name).process.kill()
+        self.lost(name)
+
+    def lost(self, name: str, within_s: float = END_S) -> None:
+        """Wait for the end of a process that is killed; the world no longer looks for it."""
+        gone = self._child(name)
+        with suppress(subprocess.TimeoutExpired):
+            gone.process.wait(within_s)
+        expect(gone.process.poll() is not None, f"{name} still runs after {within_s:g} s")
+        self.world.children.remove(gone)
+
+    def _child(self, name: str) -> Child:
+        return next(child for child in self.world.children if child.name == name)
 
     def unharmed(self) -> int:
         """How many chunks were read and found right; NotShownError if one was wrong, or none was read."""

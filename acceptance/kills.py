@@ -114,8 +114,8 @@ class Kills:
 
     def _dies(self, where: str) -> None:
         """Wait for the kill, and start the agent again without a fuse."""
-        self._fleet.world.until(self._blown.exists, f"the agent comes to {where}", WITHIN_S, minding=False)
-        self._fleet.world.lost("agent")
+        self._fleet.lost("agent", WITHIN_S)
+        expect(self._blown.exists(), f"the agent ended before it came to {where}")
         self.before.append(f"before it {self._blown.read_text()}")
         self._say(_fuse("change", 0))
         self._fleet.world.start_agent()

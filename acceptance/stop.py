@@ -55,7 +55,7 @@ def _thawed(made: Fleet) -> float:
 
 def _bypassed(made: Fleet) -> str:
     """Bypass one host without an agent; returns what that did."""
-    made.world.kill("agent")
+    made.kill("agent")
     host, other = HOSTS
     started = time.monotonic()
     command("bypass", "on", "--store", made.world.stores[host])

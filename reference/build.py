@@ -1,8 +1,11 @@
-"""Writes references, architecture and results from the code into docs. With ``--check`` only says what is stale.
+"""Writes references, architecture and results from the code into docs, and the schema of policies.
+
+With ``--check`` only says what is stale.
 
 Run as ``python -m reference.build [--check]``. Exits 1 where ``--check`` finds a difference.
 """
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,6 +30,7 @@ TEXTS = Path(__file__).parent / "texts"
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 ELSEWHERE = {"architecture.md": FOLDER.parent, "results.md": FOLDER.parent}
 PICTURE = FOLDER.parent / "pictures" / "layers.svg"
+SCHEMA = FOLDER.parents[1] / "policies" / "schema.json"
 HEADER = "<!-- Written by `python -m reference.build` from reference/texts/{name} and the code. -->\n\n"
 UNITS = (
     "bytes_per_second", "seconds", "bytes", "tokens", "chunks", "requests", "slots", "joules", "watts", "ratio",
@@ -34,7 +38,7 @@ UNITS = (
 
 
 def files() -> dict[Path, str]:
-    """Every page and its text: written by hand, with tables where it says so."""
+    """Every generated file and its text; pages are written by hand, with tables where it says so."""
     tables = {
         "store-metrics": _metrics(of_store.METRICS),
         "agent-metrics": _metrics(of_agent.METRICS),
@@ -50,13 +54,19 @@ def files() -> dict[Path, str]:
         "layers-connector": _layers("tiertune_connector"),
         "layers-agent": _layers("tiertune_agent"),
     }
-    pages = {PICTURE: layers.picture()}
+    pages = {PICTURE: layers.picture(), SCHEMA: schema()}
     for path in sorted(TEXTS.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         for name, table in tables.items():
             text = text.replace(f"<!-- table: {name} -->\n", table)
         pages[ELSEWHERE.get(path.name, FOLDER) / path.name] = HEADER.format(name=path.name) + text
     return pages
+
+
+def schema() -> str:
+    """JSON Schema of policy files, for editors."""
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Policy.model_json_schema(by_alias=True)}
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
 def unit(name: str) -> str:

@@ -3,7 +3,6 @@
 # ruff: noqa: PLC0415
 # ruff: noqa: PLR0917 (typer calls commands by keyword)
 
-import json
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -131,21 +130,11 @@ def doctor(
     ] = None,
     model: Annotated[str, typer.Option(help="Model for the storage's break-even, as in a scenario.")] = "llama-3-70b",
     gpu: Annotated[str, typer.Option(help="GPU that would recompute instead, as in a scenario.")] = "h100x8",
-    prompt_tokens: Annotated[int, typer.Option(min=1, max=10**9, help="Prefix to fetch or recompute.")] = 8000,
-    chunk: Annotated[str, typer.Option(help="Size of a chunk written to the storage, read and removed.")] = "8MiB",
-    chunks: Annotated[int, typer.Option(min=1, max=64, help="How many chunks.")] = 8,
     json_path: JsonPath = None,
 ) -> None:
     """Name what is wrong and how to fix it; with --storage, measure one too. Exits with 1 if something is wrong."""
-    from tiertune_agent.doctor.command import (
-        Endpoints,
-        chunk_size,
-        examine,
-        is_store,
-        known,
-        tell,
-        weighed,
-    )
+    from tiertune_agent.doctor.command import Endpoints, examine, is_store, known, tell, weighed
+    from tiertune_agent.doctor.facts import StorageFacts
     from tiertune_agent.engines import addresses
     from tiertune_agent.settings import load as load_agent
     from tiertune_agent.terminal.progress import bar
@@ -165,12 +154,18 @@ def doctor(
             asked.add_agent(load_agent(path))
     measured = None
     if storage:
-        size = chunk_size(chunk)
         known(model=model, gpu=gpu)
         named = measure.storage(storage, like)
-        with bar("measuring", measure.operations(chunks)) as progress:
-            timed = measure.measure(named, chunk_bytes=size, chunks=chunks, step=progress.step)
-        measured = weighed(timed, model=model, gpu=gpu, prompt_tokens=prompt_tokens)
+        with bar("measuring", measure.OPERATIONS) as progress:
+            timed = measure.measure(named, step=progress.step)
+        facts = StorageFacts(
+            timed.storage,
+            timed.latency_s or 0.0,
+            timed.read_bytes_per_s or 0.0,
+            timed.write_bytes_per_s or 0.0,
+            problem=timed.problem,
+        )
+        measured = weighed(facts, model=model, gpu=gpu)
     elif not (agent or configs or engine):
         asked.agent = AGENT
     if not tell(examine(asked, measured), json_path):
@@ -254,64 +249,19 @@ def _over_history(policy: Path, history: str, last: str, json_path: Path | None)
     result(told.document(), json_path, say)
 
 
-@policy_app.command("schema")
-def policy_schema(
-    out: Annotated[Path | None, typer.Option(help="Write the schema to this file.")] = None,
-    check: Annotated[Path | None, typer.Option(help="Fail unless this file is up to date.")] = None,
-    json_path: JsonPath = None,
-) -> None:
-    """Print the JSON Schema of policy files, for editors."""
-    from tiertune_agent.policy.document import schema
-
-    if out and check:
-        fail("give either --out or --check", 2)
-    current, file = schema(), check or out
-    if out:
-        try:
-            out.write_text(current, encoding="utf-8")
-        except OSError as error:
-            fail(f"--out: {out}: {error.strerror}", 2)
-    good = not check or (check.is_file() and check.read_text(encoding="utf-8", errors="replace") == current)
-    document = {"file": str(file) if file else None, "up_to_date": good, "schema": json.loads(current)}
-    result(document, json_path, lambda: None if file else typer.echo(current, nl=False))
-    if not good:
-        fail(f"{file} is not up to date: run tiertune policy schema --out {file}", 1)
-
-
-def _source(context: typer.Context, option: str) -> str:
-    """Where an option's value comes from: COMMANDLINE, ENVIRONMENT or DEFAULT."""
-    source = context.get_parameter_source(option)
-    return source.name if source else ""
-
-
 @database_app.command("upgrade")
-def database_upgrade(
-    context: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="The agent's YAML file.")] = None,
-    database: Annotated[
-        str, typer.Option(envvar="TIERTUNE_DATABASE", show_envvar=False, help="The database's address.")
-    ] = "sqlite:///tiertune.sqlite",
-    password_file: Annotated[Path | None, typer.Option(help="File with PostgreSQL's password.")] = None,
-    json_path: JsonPath = None,
-) -> None:
-    """Upgrade the agent's database to this version's schema."""
+def database_upgrade(config: Config = Path("agent.yaml"), json_path: JsonPath = None) -> None:
+    """Upgrade the database that an agent's settings name to this version's schema."""
     from tiertune_agent.history.database import connect, shown, upgrade
     from tiertune_agent.settings import load
 
-    if config:
-        for option in ("database", "password_file"):
-            if _source(context, option) == "COMMANDLINE":
-                fail(f"give either --config, which names the database, or --{option.replace('_', '-')}", 2)
-        settings = load(config)
-        database, password_file = settings.database, settings.database_password_file
-    elif _source(context, "database") == "DEFAULT" and not Path("tiertune.sqlite").exists():
-        fail("name the database: --config FILE of the agent, or --database; there is no tiertune.sqlite here", 2)
-    engine = connect(database, password_file)
+    settings = load(config)
+    name, engine = shown(settings.database), connect(settings.database, settings.database_password_file)
     before, after = upgrade(engine)
     engine.dispose()
     was = "already" if before == after else f"was {before or 'empty'}, now"
-    document = {"database": shown(database), "before": before, "after": after}
-    result(document, json_path, lambda: typer.echo(f"{shown(database)}: {was} at revision {after}"))
+    document = {"database": name, "before": before, "after": after}
+    result(document, json_path, lambda: typer.echo(f"{name}: {was} at revision {after}"))
 
 
 def main() -> None:

@@ -3,8 +3,6 @@
 # ruff: noqa: PLC0415 (--help is quick)
 # ruff: noqa: PLR0917 (typer calls commands by keyword)
 
-import os
-import re
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -138,42 +136,26 @@ def bypass(
         fail("not all stores answered; the agent tells them again every window until they do", 1)
 
 
-def _digest(text: str | None) -> str | None:
-    """Checks a digest before engines are emptied, which no store's refusal would undo."""
-    if text is not None and not re.fullmatch(r"[0-9a-f]{32}", text):
-        raise typer.BadParameter(f"{text!r} is no digest, which has 32 characters of 0-9 and a-f: see /v1/status")
-    return text
-
-
 @control_app.command()
 def flush(
-    namespace: Annotated[str | None, typer.Option(help="Only this namespace (digest).", callback=_digest)] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant (digest).", callback=_digest)] = None,
+    namespace: Annotated[str | None, typer.Option(help="Only this namespace (digest).")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant (digest).")] = None,
     epoch: Annotated[int | None, typer.Option(min=0, help="Only what engines of this epoch stored.")] = None,
     engines: Annotated[
         bool, typer.Option("--engines", help="First empty the caches of the engines in the agent's settings.")
     ] = False,
-    engine: Annotated[list[str] | None, typer.Option(help="First empty this engine's caches; repeatable.")] = None,
     agent: AgentUrl = AGENT,
     json_path: JsonPath = None,
 ) -> None:
     """Drop chunks in all stores, each of which acknowledges it; on request also what engines cache themselves."""
-    from tiertune_agent.credentials import from_environment
-    from tiertune_agent.engines import Engines, addresses
-
-    server("--agent", "agent", agent)  # refused before engines are emptied
-    # Before the stores, as in Operators.flush: an engine would store again what it still has.
-    reset = Engines(addresses(engine or ()), from_environment(os.environ, token=False)).reset()
     body = {"namespace": namespace, "tenant": tenant, "epoch": epoch, "engines": engines or None}
     asked = {key: value for key, value in body.items() if value is not None}
     document = _agent("POST", agent, "/api/v1/flush", asked, timeout_s=FLUSH_TIMEOUT_S)
-    reset |= document.get("engines", {})
-    document |= {"engines": reset} if reset else {}
+    reset, stores = document.get("engines", {}), document["stores"]
     told = {url: "ok" if ack["ok"] else ack["reason"] for url, ack in reset.items()}
-    told |= {name: _dropped(ack) for name, ack in document["stores"].items()}
-    document["complete"] = document["complete"] and all(ack["ok"] for ack in reset.values())
+    told |= {name: _dropped(ack) for name, ack in stores.items()}
     result(document, json_path, lambda: _say_stores(told, "its caches are empty"))
-    if _unknown([*document["stores"].values()]) and all(ack["ok"] for ack in reset.values()):
+    if _unknown([*stores.values()]) and all(ack["ok"] for ack in reset.values()):
         fail(f"no store knows epoch {epoch}: nothing was dropped in stores", 1)
     if not document["complete"]:
         fail("not all stores and engines acknowledged" if reset else "not all stores acknowledged", 1)

@@ -3,7 +3,6 @@
 import os
 import ssl
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,11 +14,10 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from tiertune_connector.addresses import Address, Urls, listed, parse_addresses
-from tiertune_connector.documents import Document, DocumentError, plain_file, stamp
+from tiertune_connector.documents import Document, DocumentError, plain_file, read_text
 
 PASSWORD = "TIERTUNE_REMOTE_PASSWORD"  # noqa: S105 (the name of a variable)
 Options = dict[str, Any]
-_PASSWORDS = ("password_file", "sentinel_password_file")
 
 
 class TlsFiles(Document):
@@ -54,26 +52,11 @@ class Login(Document):
 
     def check(self) -> None:
         """DocumentError if a file cannot be read or is not what it should be."""
-        for name in _PASSWORDS:
-            if path := getattr(self, name):
-                try:
-                    password = _read(path)
-                except OSError as error:
-                    raise DocumentError([f"remote.{name}: {error}"]) from None
-                if not password:
-                    raise DocumentError([f"remote.{name}: {path} is empty: write the password in it"])
+        for path in (self.password_file, self.sentinel_password_file):
+            if path and not read_text(path).strip():
+                raise DocumentError([f"{path} is empty: write the password in it"])
         if self.tls:
             _check_tls(self.tls)
-
-    def why(self, error: redis.RedisError) -> str:
-        """Why a server cannot be used: if one of the files is no longer as it should be, the library names none."""
-        if isinstance(error, redis.ConnectionError):
-            named = [getattr(self, name) for name in _PASSWORDS] + [path for _, path in self.tls or ()]
-            try:
-                _sound(self, tuple(stamp(path) for path in named if path))
-            except DocumentError as wrong:
-                return str(wrong)
-        return str(error) or type(error).__name__
 
     def fits(self, urls: Urls) -> None:
         """ValueError if something is to be shown that no address asks for."""
@@ -86,12 +69,6 @@ class Login(Document):
             raise ValueError("sentinel_password_file is for redis+sentinel:// addresses: leave it out")
 
 
-@lru_cache
-def _sound(login: Login, _stamps: tuple[object, ...]) -> None:
-    """As ``check``, but files that are as they should be are read again only when a stamp has changed."""
-    login.check()
-
-
 class _Password(CredentialProvider):
     """Asked by every new connection."""
 
@@ -100,8 +77,8 @@ class _Password(CredentialProvider):
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         try:
-            password = _read(self._file) if self._file else self._environment.get(PASSWORD, "")
-        except OSError as error:
+            password = read_text(self._file).strip() if self._file else self._environment.get(PASSWORD, "")
+        except DocumentError as error:
             raise redis.AuthenticationError(f"password_file: {error}") from None
         return (self._user, password) if self._user else (password,)
 
@@ -184,37 +161,25 @@ def connection_pool(
 
 
 class _Plain(os.PathLike[str]):
-    """A path of which the library, which opens it for every new connection, is told then if it is no regular file."""
+    """A path that the library opens for every new connection: it fails where none is there, and waits for no pipe."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def __fspath__(self) -> str:
-        return str(plain_file(self._path))
-
-
-def _read(path: Path) -> str:
-    """A password. OSError names the file."""
-    try:
-        return plain_file(path).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise OSError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise OSError(f"{path} cannot be read: it is not UTF-8 text") from None
+        try:
+            return str(plain_file(self._path))
+        except OSError as error:
+            raise redis.ConnectionError(f"{self._path}: cannot be read: {error.strerror}") from None
 
 
 def _check_tls(files: TlsFiles) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the system's authorities, which take long to read
-    for name, path in files:
-        try:
-            if name == "ca_file" and path:
-                context.load_verify_locations(plain_file(path))
-            elif name == "certificate_file" and path:
-                key = plain_file(files.key_file or path)
-                context.load_cert_chain(plain_file(path), key, password=lambda: "")
-        except ssl.SSLError as error:
-            told = "is no PEM certificate" if name == "ca_file" else f"and {files.key_file} are no certificate and key"
-            raise DocumentError([f"remote.tls.{name}: {path} {told}: {error.reason or 'not understood'}"]) from None
-        except OSError as error:
-            told = f"{error.filename or path} cannot be read: {error.strerror}"
-            raise DocumentError([f"remote.tls.{name}: {told}"]) from None
+    try:
+        if files.ca_file:
+            context.load_verify_locations(plain_file(files.ca_file))
+        if files.certificate_file and files.key_file:
+            context.load_cert_chain(plain_file(files.certificate_file), plain_file(files.key_file), lambda: "")
+    except OSError as error:
+        named = ", ".join(str(path) for _, path in files if path)
+        raise DocumentError([f"remote.tls: {named}: {error.strerror or error}"]) from None

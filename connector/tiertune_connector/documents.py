@@ -5,7 +5,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import date
 from difflib import get_close_matches
 from itertools import chain
@@ -15,12 +15,9 @@ from typing import Any, Literal, Self, TypeVar, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tiertune_connector.units import unit_of
-
 Model = TypeVar("Model", bound=BaseModel)
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FLOAT, _TEXT = "tag:yaml.org,2002:float", "tag:yaml.org,2002:str"
-_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 _PLAIN = {
     "model_type": "Input should be keys with values",
     "dict_type": "Input should be keys with values",
@@ -37,8 +34,6 @@ _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 Json = dict[str, Any]
 """A JSON object."""
 Extra = Literal["forbid", "ignore"]
-Schema = Mapping[str, Any]
-"""A JSON schema."""
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]
@@ -173,8 +168,7 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     try:
         return validated(model, data)
     except ValidationError as error:
-        causes = _causes(error.errors())
-        raise DocumentError([_describe(name, root, problem, model) for problem in causes]) from error
+        raise DocumentError([_describe(name, root, problem, model) for problem in error.errors()]) from error
     except TypeError as error:
         raise DocumentError([f"{name}:1:1: {error}"]) from error
 
@@ -288,12 +282,6 @@ def _repeated(node: yaml.Node | None) -> Iterator[yaml.Node]:
             yield from _repeated(item)
 
 
-def _causes(problems: Sequence[Any]) -> list[Any]:
-    """Leave out that a list is too short if its items have problems: these are the cause."""
-    wrong = {tuple(problem["loc"][:length]) for problem in problems for length in range(len(problem["loc"]))}
-    return [problem for problem in problems if problem["type"] != "too_short" or problem["loc"] not in wrong]
-
-
 def _describe(name: str, node: yaml.Node, problem: Any, model: type[BaseModel]) -> str:  # noqa: ANN401 (pydantic's)
     location: yaml.Node = node
     path: list[str] = []
@@ -307,45 +295,24 @@ def _describe(name: str, node: yaml.Node, problem: Any, model: type[BaseModel]) 
     if problem["type"] == "missing" and problem["loc"]:
         path = [*path[:-1], str(problem["loc"][-1])]
     field = ".".join(path)
-    return f"{name}:{_place(location)}: {field + ': ' if field else ''}{_message(problem, location, model)}"
+    return f"{name}:{_place(location)}: {field + ': ' if field else ''}{_message(problem, model)}"
 
 
-def _message(problem: Any, node: yaml.Node, model: type[BaseModel]) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
-    """What is wrong, in words of YAML, not of JSON and Python; a bound has the unit that ``node`` is written in."""
+def _message(problem: Any, model: type[BaseModel]) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
+    """What is wrong, in words of YAML, not of JSON and Python."""
     kind = problem["type"]
     if kind == "extra_forbidden":
-        return unknown_key(model, problem["loc"])
+        return unknown_key(model, str(problem["loc"][-1]))
     if kind == "too_short":
         return f"name at least {problem['ctx']['min_length']}"
-    if kind in _BOUNDS and isinstance(node, yaml.ScalarNode) and (unit := unit_of(node.value)):
-        return f"{problem['msg']} {unit}"
     return _PLAIN.get(kind) or problem["msg"].removeprefix("Value error, ")
 
 
-def unknown_key(model: type[BaseModel], place: Sequence[str | int]) -> str:
-    """Says that the last part of ``place`` is no key there, and names the nearest known key, else all of them."""
+def unknown_key(model: type[BaseModel], key: str) -> str:
+    """Says that ``key`` is none of the model's at its place, and names the nearest that it has anywhere."""
     schema = model.model_json_schema()
-    *above, key = place
-    found = _expanded(schema, schema)
-    for part in above:
-        below = [at for each in found if (at := _below(each, part)) is not None]
-        if below:  # else the part names one of a union's models
-            found = [one for at in below for one in _expanded(schema, at)]
-    known = list(dict.fromkeys(name for each in found for name in each.get("properties", ())))
-    if nearest := get_close_matches(str(key), known, 1):
-        return f"unknown key: did you mean {nearest[0]}?"
-    return f"unknown key: known are {', '.join(known)}" if known else "unknown key"
-
-
-def _below(schema: Schema, part: str | int) -> Any:  # noqa: ANN401 (a JSON schema)
-    if isinstance(part, int):
-        return schema.get("items")
-    below = schema.get("properties", {}).get(part, schema.get("additionalProperties"))
-    return below if isinstance(below, Mapping) else None
-
-
-def _expanded(root: Schema, schema: Schema) -> list[Schema]:
-    """The schemas that one stands for: those of its reference, or itself and each alternative that it allows."""
-    if reference := schema.get("$ref"):
-        return _expanded(root, root["$defs"][reference.rsplit("/", 1)[-1]])
-    return [schema, *(one for each in schema.get("anyOf", ()) for one in _expanded(root, each))]
+    known = {name for shape in (schema, *schema.get("$defs", {}).values()) for name in shape.get("properties", ())}
+    if key in known:
+        return "unknown key here: it belongs elsewhere"
+    nearest = get_close_matches(key, sorted(known), 1)
+    return f"unknown key: did you mean {nearest[0]}?" if nearest else "unknown key"

@@ -4,6 +4,7 @@ It is an SQLite file, but for modules that say ``from agent.conftest import both
 """
 
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -171,6 +172,18 @@ def policy_file(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text(POLICY)
     return path
+
+
+@pytest.fixture
+def upgrade(tiertune, tmp_path):
+    """``tiertune db upgrade`` of a database, by settings that name it."""
+
+    def run(url, **settings):
+        path = tmp_path / "settings.yaml"
+        path.write_text(json.dumps({"database": url, "stores": [{"url": "http://127.0.0.1:9"}], **settings}))
+        return tiertune("db", "upgrade", "--config", path)
+
+    return run
 
 
 @pytest.fixture

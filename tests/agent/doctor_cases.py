@@ -6,7 +6,6 @@ from tiertune_agent.doctor.facts import (
     AgentFacts,
     AllFacts,
     Clock,
-    DatabaseFacts,
     EngineFacts,
     ServerFacts,
     StorageFacts,
@@ -17,15 +16,12 @@ from tiertune_agent.records import Histogram
 
 VERSION = "0.1.0"
 ONE, OTHER = "aa" * 16, "bb" * 16
-LINE = {"overhead_s": 0.0, "seconds_per_flop": 1e-15, "params": 8e9, "layers": 32, "width": 4096, "step_tokens": 0}
-"""8,000 tokens take 145 ms."""
-
 PARTS = {"model": "llama", "weights": "w", "hash_seed": "s", "chunk_tokens": "256"}
 
 
 def store(name="host-a", *counters, called="", clock=None, tuning=None, **status):
     """A store that is well but for what is said; ``counters``: ``(name, {label: value}, count)`` each."""
-    told = {"store": name, "boot_id": name, "version": VERSION, "uptime_s": 3600.0, "gpus": "ok: 1 of 1 GPUs"}
+    told = {"store": name, "boot_id": name, "version": VERSION, "uptime_s": 3600.0}
     told |= {"clients": [client("e0")], "namespaces": {ONE: PARTS}, "tiers": tiers()}
     counted = counted_in({(name, tuple(labels.items())): value for name, labels, value in counters})
     return StoreFacts(
@@ -51,12 +47,12 @@ def agent(*incidents, stores=(), policies=None, clock=None, **fleet):
 
 def heard(name="host-a", age_s=5.0, **more):
     """A store as the agent tells it."""
-    return {"name": name, "url": f"http://{name}:7410", "age_s": age_s, "bypass": False, "pending_bypass": None} | more
+    return {"name": name, "url": f"http://{name}:7410", "age_s": age_s, "bypass": False} | more
 
 
-def engine(text="", version="0.32.0", url="http://engine:8000"):
+def engine(text="", url="http://engine:8000"):
     told = '# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{engine="0",enable_prefix_caching="True"} 1\n'
-    return EngineFacts(url, version=version, told=Exposition(told + text, WANTED))
+    return EngineFacts(url, version="0.32.0", told=Exposition(told + text, WANTED))
 
 
 def facts(**parts):
@@ -90,20 +86,6 @@ def with_capacity(effective):
     return with_store(pools={ONE: {"dram": dram}})
 
 
-def outcomes(**counts):
-    return [
-        ("gate_outcomes_total", {"tier": "remote", "outcome": name}, float(count)) for name, count in counts.items()
-    ]
-
-
-def decisions(**reasons):
-    """What the gate did with so many requests that found chunks in the remote."""
-    return [("gate_requests_total", {"tier": "remote", "reason": name}, float(n)) for name, n in reasons.items()]
-
-
-DRAM_HAS = ("tier_capacity_bytes", {"tier": "dram", "state": "effective"}, 64.0 * 2**30)
-
-
 def predicted(**tiers):
     """Of so many requests it was foretold what fetching takes, and what recomputing."""
     return [
@@ -115,10 +97,7 @@ def predicted(**tiers):
 
 def slow_remote(rate, requests=100, fetch="on", **more):
     """Requests found 8,000 tokens each, of 128 KiB a token, in a remote of so many bytes per second; 145 ms of work."""
-    pool = {"model": "llama", "chunk_tokens": 256, "chunk_bytes": 256 * 131072, "prefill": LINE}
     counters = [
-        ("fetch_estimate_t0_seconds", {"tier": "remote"}, 0.001),
-        ("fetch_estimate_bytes_per_second", {"tier": "remote"}, rate),
         ("gate_candidate_requests_total", {"tier": "remote"}, float(requests)),
         ("gate_candidate_tokens_total", {"tier": "remote"}, 8000.0 * requests),
         (
@@ -129,7 +108,7 @@ def slow_remote(rate, requests=100, fetch="on", **more):
         ("gate_candidate_seconds_total", {"tier": "remote", "kind": "recompute"}, requests * 0.145),
         *predicted(remote=requests),
     ]
-    return with_store(*counters, pools={ONE: pool}, tuning={"tiers": {"remote": {"fetch": fetch}}}, **more)
+    return with_store(*counters, tuning={"tiers": {"remote": {"fetch": fetch}}}, **more)
 
 
 def two_engines(second, parts):
@@ -166,11 +145,6 @@ CASES = {
         with_agent(),
         ("connection refused", "start it"),
     ),
-    "nobody_leads": (
-        with_agent(leader=False, stores=[heard(age_s=600.0)]),
-        with_agent(leader=False, stores=[heard(age_s=10.0)]),
-        ("10m 00s", "the other agents"),
-    ),
     "agent_stuck": (
         facts(agent=agent(stores=[heard(age_s=600.0)]), stores=[store()]),
         facts(agent=agent(stores=[heard(age_s=20.0)]), stores=[store()]),
@@ -192,25 +166,10 @@ CASES = {
         ("anna", "release", "tiertune unfreeze"),
     ),
     "bypassed": (with_store(tuning={"bypass": True}), with_store(tuning={"bypass": False}), ("bypass off",)),
-    "bypass_not_acknowledged": (
-        with_agent(stores=[heard(pending_bypass=False)]),
-        with_agent(stores=[heard()]),
-        ("bypass off was commanded", "http://host-a:7410"),
-    ),
     "store_unreachable": (
         facts(stores=[StoreFacts("http://host-a:7410", "host-a", problem="timed out")]),
         with_store(),
         ("http://host-a:7410", "timed out", "start the store"),
-    ),
-    "store_misnamed": (
-        with_store(called="host-z"),
-        with_store(called="host-a"),
-        ("host-z", "host-a by itself"),
-    ),
-    "duplicate_store": (
-        facts(stores=[store(), store(boot_id="another")]),
-        facts(stores=[store(), store("host-b")]),
-        ("2 stores call themselves host-a",),
     ),
     "clock_skew": (
         facts(agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(0.0, 0.1))]),
@@ -226,17 +185,7 @@ CASES = {
     "tier_dead": (
         with_store(tiers=tiers(remote={"health": "dead", "reason": "timeout"})),
         with_store(),
-        ("remote is dead: timeout", "start the remote, or mend its address"),
-    ),
-    "tier_slow": (
-        with_store(tiers=tiers(disk={"health": "slow", "reason": "3 of 10 late"})),
-        with_store(tiers=tiers(disk={"health": "ok", "reason": ""})),
-        ("disk is slow: 3 of 10 late", "doctor --storage"),
-    ),
-    "tier_unused": (
-        with_store(tuning={"tiers": {"dram": {"capacity_bytes": 0}}}),
-        with_store(tuning={"tiers": {"dram": {"capacity_bytes": 1}, "disk": {"capacity_bytes": 0}}}),
-        ("dram is configured, but its capacity is 0",),
+        ("remote is dead: timeout", "start it, or mend its address"),
     ),
     "capacity_not_effective": (
         with_capacity(1 << 30),
@@ -244,16 +193,6 @@ CASES = {
         ("1.0 GiB of 4.0 GiB", "no more memory"),
     ),
     "no_engine": (with_store(clients=[]), with_store(clients=[], uptime_s=5.0), ("no engine", "1h 00m", "socket")),
-    "gpus_unseen": (
-        with_store(gpus="absent: the package nvidia-ml-py is not installed (extra gpu)"),
-        with_store(gpus="absent: no GPU"),
-        ("nvidia-ml-py", "tiertune[gpu]"),
-    ),
-    "internal_errors": (
-        with_store(("internal_errors_total", {"place": "upkeep"}, 2.0)),
-        with_store(),
-        ("2 in upkeep", "its log"),
-    ),
     "remote_unreachable": (
         with_server(problem="timed out"),
         with_server(),
@@ -268,11 +207,6 @@ CASES = {
         with_server(policy="noeviction"),
         with_server(policy="allkeys-lfu"),
         ("noeviction", "allkeys-lru"),
-    ),
-    "database": (
-        facts(database=DatabaseFacts("sqlite:///a", have="0007", newest="0012")),
-        facts(database=DatabaseFacts("sqlite:///a", have="0012", newest="0012")),
-        ("0007", "0012", "tiertune db upgrade --config FILE"),
     ),
     "storage_failed": (
         with_storage(problem="write: error"),
@@ -297,44 +231,22 @@ CASES = {
     "remote_slow": (
         slow_remote(1e9),
         slow_remote(100e9),
-        ("8,000 tokens", "1050 ms to fetch", "145 ms", "at 1000 MB/s llama breaks even at"),
+        ("8,000 tokens", "1050 ms to fetch", "145 ms"),
     ),
     "write_behind_drops": (
         with_store(dropped("queue", 100.0), written(900.0)),
         with_store(dropped("queue", 10.0), written(9.0), written(891.0, "there")),
         ("100 of 1000 chunks never reached remote", "queue", "second_access"),
     ),
-    "loads_late": (
-        with_store(*outcomes(won=70, late=20, failed=10)),
-        with_store(*outcomes(won=980, late=20)),
-        ("30 of 100 fetches from remote",),
-    ),
-    "no_room": (
-        with_store(*decisions(cheaper=60, no_room=40), DRAM_HAS),
-        with_store(*decisions(cheaper=980, no_room=20), DRAM_HAS),
-        ("40 of 100 requests had no room in DRAM (64.0 GiB) for their chunks in remote", "raise the capacity"),
-    ),
     "corrupt_chunks": (
         with_store(("tier_errors_total", {"tier": "disk", "operation": "scrub", "reason": "corrupt"}, 2.0)),
         with_store(("tier_errors_total", {"tier": "disk", "operation": "read", "reason": "timeout"}, 2.0)),
         ("2 chunks in disk",),
     ),
-    "quotas_full": (
-        with_store(
-            ("quota_refused_chunks_total", {}, 50.0), tenants={"ab": {"quota_bytes": 100, "resident_bytes": 99}}
-        ),
-        with_store(("quota_refused_chunks_total", {}, 0.0)),
-        ("50 chunks were refused: ab", "quota_bytes"),
-    ),
     "engine_unreachable": (
         facts(engines=[EngineFacts("http://engine:8000", problem="connection refused")]),
         with_engine(""),
         ("connection refused", "stores_ca_file of --config, else TIERTUNE_CA_FILE"),
-    ),
-    "engine_silent": (
-        facts(engines=[EngineFacts("http://engine:8000", told=Exposition("", WANTED))]),
-        with_engine(""),
-        ("--disable-log-stats",),
     ),
     "engine_without_store": (
         with_engine(labelled("tiertune_engine_store_connected", "engine", "gauge", **{"0": 1, "1": 0})),
@@ -355,11 +267,6 @@ CASES = {
         with_engine('vllm:cache_config_info{engine="0",prefix_caching_hash_algo="xxhash"} 1\n'),
         with_engine('vllm:cache_config_info{engine="0",prefix_caching_hash_algo="sha256_cbor"} 1\n'),
         ("xxhash", "PYTHONHASHSEED", "sha256_cbor"),
-    ),
-    "engine_versions_differ": (
-        facts(engines=[engine(), engine(version="0.33.0", url="http://other:8000")]),
-        facts(engines=[engine(), engine(url="http://other:8000")]),
-        ("2 versions", "http://other:8000 0.33.0"),
     ),
     "lookups_late": (
         with_engine(labelled("tiertune_engine_late_lookups_total", "engine", **{"0": 50})),

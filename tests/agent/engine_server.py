@@ -20,12 +20,9 @@ class FakeEngine:
     dev_mode: bool = True
     running: int = 0
     """So many resets are refused before requests have ended."""
-    details: bool = True
-    """Whether it tells how much of a prompt it had."""
     longest: int = 1000
     """Tokens; a longer prompt is refused."""
     models: dict = field(default_factory=lambda: {"data": [{"id": "llama"}, {"id": "adapter"}]})
-    known: set[str] = field(default_factory=set)
     asked: list[dict] = field(default_factory=list)
     resets: list[str] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
@@ -55,13 +52,7 @@ class FakeEngine:
         tokens = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
         if tokens > self.longest:
             return 400, {"error": {"message": f"maximum context length is {self.longest} tokens", "code": 400}}
-        cached = tokens if json.dumps(prompt) in self.known else 0
-        self.known.add(json.dumps(prompt))
-        details = {"cached_tokens": cached} if self.details else None
-        return 200, {
-            "choices": [{"text": "a"}],
-            "usage": {"prompt_tokens": tokens, "completion_tokens": 1, "prompt_tokens_details": details},
-        }
+        return 200, {"choices": [{"text": "a"}], "usage": {"prompt_tokens": tokens, "completion_tokens": 1}}
 
     def reset(self, query):
         """Status and document."""

@@ -190,8 +190,8 @@ class TestControl:
             ("bypass on --store http://", "--store: write the store's address as http://host:port"),
             ("unfreeze --agent http://", "--agent: write the agent's address as http://host:port"),
             ("flush --agent ''", "--agent: write the agent's address as http://host:port"),
-            ("flush --namespace abc", "'abc' is no digest"),
-            ("flush --tenant ''", "'' is no digest"),
+            ("flush --namespace abc", "namespace: String should match pattern '^[0-9a-f]{32}$'"),
+            ("flush --tenant ''", "tenant: String should match pattern '^[0-9a-f]{32}$'"),
             ("flush --epoch -1", "--epoch"),
             ("unfreeze --agent http://127.0.0.1:9", "no agent answers at http://127.0.0.1:9"),
             ("freeze", "Missing option"),
@@ -235,42 +235,28 @@ class TestFiles:
         assert (code, {letter for letter in err if not letter.isprintable()}) == (2, {"\n"})
         assert "]52;c;x" in err
 
-    def test_policy_schema_refuses(self, tiertune, tmp_path):
-        """Checking and writing at once is no choice; a place that is not there is told."""
-        path = tmp_path / "schema.json"
-        assert tiertune("policy", "schema", "--check", path)[0] == 1
-        assert tiertune("policy", "schema", "--check", path, "--out", path)[0] == 2
-        assert tiertune("policy", "schema", "--out", tmp_path / "away" / "s.json")[0] == 2
-
-    def test_db_upgrade_takes_one_database(self, tiertune, tmp_path):
-        """Two that are named are no choice: nothing is made."""
-        config, url = tmp_path / "agent.yaml", f"sqlite:///{tmp_path}/other.sqlite"
-        status, _, err = tiertune("db", "upgrade", "--config", config, "--database", url)
-        assert (status, "give either --config" in err) == (2, True)
-        assert not (tmp_path / "other.sqlite").exists()
-
     def test_db_upgrade_of_none_makes_none(self, tiertune, tmp_path, monkeypatch):
-        """Where no database is named, and none lies here, none is made and called upgraded."""
+        """Where no settings lie, none is made and called upgraded."""
         monkeypatch.chdir(tmp_path)
-        monkeypatch.delenv("TIERTUNE_DATABASE", raising=False)
         status, _, err = tiertune("db", "upgrade")
-        assert (status, "name the database: --config FILE" in err) == (2, True)
+        assert (status, "agent.yaml: cannot be read: No such file" in err) == (2, True)
         assert list(tmp_path.iterdir()) == []
-        assert tiertune("db", "upgrade", "--database", "sqlite:///tiertune.sqlite")[0] == 0
+        (tmp_path / "agent.yaml").write_text("stores: [{url: 'http://127.0.0.1:9'}]\n")
+        assert tiertune("db", "upgrade")[0] == 0
         assert "already at revision" in tiertune("db", "upgrade")[1]
 
     @pytest.mark.parametrize(
         ("database", "said"),
         [
             ("sqlite:///{}/text", "cannot be opened: file is not a database: name another file"),
-            ("mysql://a/b", "history is kept in an SQLite file"),
-            ("nothing", "no address such as sqlite:///"),
+            ("mysql://a/b", "sqlite:///"),
+            ("nothing", "sqlite:///"),
         ],
     )
-    def test_db_upgrade_refuses_what_is_no_database(self, tiertune, tmp_path, database, said):
+    def test_db_upgrade_refuses_what_is_no_database(self, upgrade, tmp_path, database, said):
         """A file that is no database, and an address that names none, are wrong input."""
         (tmp_path / "text").write_bytes(b"not a database" * 100)
-        status, _, err = tiertune("db", "upgrade", "--database", database.format(tmp_path))
+        status, _, err = upgrade(database.format(tmp_path))
         assert status == 2
         assert said in err
 

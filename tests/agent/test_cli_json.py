@@ -1,6 +1,5 @@
 """Every command writes its result as JSON where it is asked to; the documents of those that tell of files."""
 
-import json
 import os
 
 import pytest
@@ -8,7 +7,6 @@ from typer.main import get_command
 
 from agent.test_preview import FakePrometheus
 from tiertune_agent.cli import app
-from tiertune_agent.policy.document import schema
 from tiertune_agent.preview import prometheus
 
 PROCESSES = {"store serve", "agent run"}
@@ -39,7 +37,7 @@ def test_a_place_that_may_not_be_written_is_told_before_the_work(tiertune, tmp_p
     (tmp_path / "there.json").touch()
     monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK or not str(path).startswith(str(tmp_path)))
     for name in ("there.json", "new.json"):
-        code, out, err = tiertune("policy", "schema", "--json", tmp_path / name)
+        code, out, err = tiertune("policy", "check", "policy.yaml", "--json", tmp_path / name)
         assert (code, out, "cannot be written" in " ".join(err.split())) == (2, "", True)
 
 
@@ -82,33 +80,15 @@ class TestPolicyCheck:
         assert done.stderr == "".join(f"{one['place']}: {one['message']}\n" for one in document["lint"])
 
 
-class TestPolicySchema:
-    def test_printed(self, written):
-        """The schema, with no file."""
-        done, document = written("policy", "schema")
-        assert document == {"file": None, "up_to_date": True, "schema": json.loads(done.stdout)}
-
-    def test_written_and_checked(self, written, tmp_path):
-        """Up to date once it is written, and not when it differs: exit 1."""
-        path = tmp_path / "schema.json"
-        assert written("policy", "schema", "--out", path)[1]["up_to_date"]
-        assert path.read_text() == schema()
-        assert written("policy", "schema", "--check", path)[1]["file"] == str(path)
-        for other in (b"{}", b"\xff"):
-            path.write_bytes(other)
-            done, document = written("policy", "schema", "--check", path)
-            assert (done.returncode, document["up_to_date"]) == (1, False)
-            assert path.read_bytes() == other
-
-
 def test_db_upgrade(tiertune, tmp_path):
     """From which revision to which; none before the first, and again, nothing is left to do."""
     url, told = f"sqlite:///{tmp_path}/h.sqlite", []
+    (tmp_path / "a.yaml").write_text(f"database: {url}\nstores: [{{url: 'http://127.0.0.1:9'}}]\n")
     for was in ("was empty, now", "already"):
-        done, document = tiertune.json("db", "upgrade", "--database", url)
+        done, document = tiertune.json("db", "upgrade", "--config", tmp_path / "a.yaml")
         assert (done.returncode, f"{was} at revision" in done.stdout) == (0, True)
         told.append(document)
-    assert {path.name for path in tmp_path.iterdir()} == {"h.sqlite", "told.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.yaml", "h.sqlite", "told.json"}
     assert [(one["database"], one["before"]) for one in told] == [(url, None), (url, told[0]["after"])]
     assert told[0]["after"] == told[1]["after"]
 

@@ -177,10 +177,10 @@ class TestFiles:
         with pytest.raises(UnusableError, match=r"whole\.sqlite is readonly: let this user write it"):
             open_current(f"sqlite:///{tmp_path}/whole.sqlite")
 
-    def test_a_password_for_a_file_is_not_silently_left_out(self, tmp_path, tiertune):
+    def test_a_password_for_a_file_is_not_silently_left_out(self, tmp_path, upgrade):
         """Somebody who gives one believes that it protects something."""
         (tmp_path / "word").write_text("secret")
-        wrong = tiertune("db", "upgrade", "--database", f"sqlite:///{tmp_path}/x", "--password-file", tmp_path / "word")
+        wrong = upgrade(f"sqlite:///{tmp_path}/x", database_password_file=f"{tmp_path}/word")
         assert (wrong.returncode, "an SQLite file has no password" in wrong.stderr) == (2, True)
         assert not (tmp_path / "x").exists()
 
@@ -302,12 +302,12 @@ class TestPasswords:
             open_current(f"postgresql://u@127.0.0.1:{free_port()}/passwords")
         assert not isinstance(away.value, UnusableError)
 
-    def test_no_message_holds_the_password(self, tiertune, postgres):
+    def test_no_message_holds_the_password(self, upgrade, postgres):
         """Neither what is done nor what goes wrong tells it."""
         url = postgres.url("empty", password=PASSWORD)
-        done = tiertune("db", "upgrade", "--database", url)
-        away = tiertune("db", "upgrade", "--database", url.replace(str(postgres.port), str(free_port())))
-        wrong = tiertune("db", "upgrade", "--database", postgres.url("empty", password="a secret that is wrong"))
+        done = upgrade(url)
+        away = upgrade(url.replace(str(postgres.port), str(free_port())))
+        wrong = upgrade(postgres.url("empty", password="a secret that is wrong"))
         assert (done.returncode, away.returncode, wrong.returncode) == (0, 1, 2)
         assert done.stdout.startswith(f"postgresql://tiertune@127.0.0.1:{postgres.port}/empty: already")
         for ended in (done, away, wrong):

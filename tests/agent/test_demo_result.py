@@ -128,7 +128,7 @@ def test_the_live_view_tells_the_slow_remote_the_decisions_and_fits_80_columns()
 
 
 def test_without_a_terminal_each_decision_and_each_change_of_the_remote_is_one_line():
-    """Told once each, however often the demo looks; progress only now and then."""
+    """Told once each, however often the demo looks."""
     console = Console(width=300, record=True, force_terminal=False, file=StringIO())
     with screen.teller(console, scene()) as tell:
         for at_s in np.arange(0.0, 90.0, 0.5):
@@ -137,7 +137,7 @@ def test_without_a_terminal_each_decision_and_each_change_of_the_remote_is_one_l
     lines = console.export_text().splitlines()
     assert sum("SLOWED" in line for line in lines) == 1
     assert sum("remote_fetch on → off: because" in line for line in lines) == 1
-    assert sum("requests" in line for line in lines) == pytest.approx(18, abs=1)
+    assert len(lines) == 5
 
 
 def test_what_a_child_said_last_is_told_as_it_stands(capsys):

@@ -1,6 +1,7 @@
 """The doctor's checks: one way each in which a deployment is broken, and the same when it is healthy."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,11 +27,12 @@ from agent.doctor_cases import (
     written,
 )
 from tiertune_agent.changes.prospects import NONSENSE
+from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.roster import FILE_PROBLEM, NAME_PROBLEM
 from tiertune_agent.doctor.checks import CHECKS, checks_of, findings, of_traffic
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR, INCIDENTS, OF_SOURCES
-from tiertune_agent.doctor.facts import Clock, DatabaseFacts, StoreFacts
-from tiertune_agent.doctor.report import healthy
+from tiertune_agent.doctor.checks.of_engines import WANTED
+from tiertune_agent.doctor.facts import Clock, EngineFacts, StoreFacts
 from tiertune_agent.incidents.detectors import DETECTORS
 from tiertune_agent.incidents.watch import TROUBLES
 
@@ -152,13 +154,16 @@ def test_a_store_that_nobody_reached_is_one_finding():
     assert len(findings(told)) == 1
 
 
-def test_errors_come_first_and_notes_fail_nothing():
-    """A deployment with nothing but a note is healthy."""
-    note = CASES["gpus_unseen"][0]
-    assert healthy(findings(note))
-    both = facts(stores=[*note.stores, store("host-b", tiers=tiers(disk={"health": "dead", "reason": "io"}))])
-    assert [one.severity for one in findings(both)] == ["error", "note"]
-    assert not healthy(findings(both))
+def test_errors_come_first():
+    """And each is told once, though its store was asked at two addresses."""
+    dead = store("host-b", tiers=tiers(disk={"health": "dead", "reason": "io"}))
+    told = facts(stores=[store(clients=[]), dead, replace(dead, url="http://127.0.0.1:7410")])
+    assert [one.severity for one in findings(told)] == ["error", "warning"]
+
+
+def test_engines_of_a_store_of_two_addresses_share():
+    """Nobody differs from itself."""
+    assert findings(facts(stores=[store(), replace(store(), url="http://127.0.0.1:7410")])) == []
 
 
 @pytest.mark.parametrize(
@@ -214,17 +219,20 @@ def test_a_dead_server_of_several_is_named():
     assert (found.check, "r1:6379/0: timeout" in found.wrong) == ("tier_dead", True)
 
 
-def test_a_full_tier_is_mended_by_room_and_not_by_a_faster_way():
+def test_a_tier_that_is_slow_or_full_is_named():
     """Also where it is one server of several."""
-    for reason in ("full: 8 writes in a row found no room", "1 of 3 servers: r1:6379/0 is slow: full: 8 writes"):
+    for reason in ("3 of 10 late", "full: 8 writes in a row found no room", "1 of 3 servers: r1:6379/0 is slow: full"):
         (found,) = findings(with_store(tiers=tiers(remote={"health": "slow", "reason": reason})))
-        assert (found.check, found.mend[:9]) == ("tier_slow", "make room")
+        assert (found.check, found.wrong) == ("tier_dead", f"remote is slow: {reason}")
+        assert {"make room", "doctor --storage"} == {
+            word for word in ("make room", "doctor --storage") if word in found.mend
+        }
 
 
-def test_a_newer_database_is_not_to_be_upgraded():
-    """This version cannot: the one that wrote it is to be run."""
-    (found,) = findings(facts(database=DatabaseFacts("sqlite:///a", have="0012", newest="0007")))
-    assert found.mend == "run the TierTune that wrote it: it is newer than this one"
+def test_an_engine_that_tells_no_metrics_is_named():
+    """Else nothing would seem wrong with it."""
+    (found,) = findings(facts(engines=[EngineFacts("http://engine:8000", told=Exposition("", WANTED))]))
+    assert (found.check, found.mend) == ("engine_unreachable", "start it without --disable-log-stats")
 
 
 def test_without_an_agent_clocks_are_compared_with_this_host():
@@ -232,12 +240,6 @@ def test_without_an_agent_clocks_are_compared_with_this_host():
     (found,) = findings(with_store(clock=Clock(-30.0, 0.1)))
     assert "30 s behind this host's" in found.wrong
     assert findings(with_store(clock=Clock(-4.0, 3.0))) == []
-
-
-def test_a_capacity_of_nothing_that_the_agent_hears_of_is_left_to_it():
-    """It knows whether it decided so, and has an incident where it did not."""
-    nothing = {"tiers": {"dram": {"capacity_bytes": 0}}}
-    assert findings(facts(agent=agent(stores=[heard()]), stores=[store(tuning=nothing)])) == []
 
 
 def test_what_is_of_no_store_is_told_of_the_agent():

@@ -52,7 +52,7 @@ DETECTED = set(readings(Path(incidents.__file__)))
 
 def test_readings_are_found():
     """As many as there are at least: a way of reading that this file does not know is no proof."""
-    assert len({reading.name for reading in READINGS}) >= 11
+    assert len({reading.name for reading in READINGS}) >= 8
     assert len({reading.name for reading in DETECTED}) >= 7
 
 

@@ -8,69 +8,60 @@ import pytest
 from agent.agents import client_of
 from agent.engine_server import fake_engine
 from agent.test_cli import served  # noqa: F401 (a fixture)
+from e2e.servers import app_served
 from tiertune_agent.credentials import Access
-from tiertune_agent.engines import BUSY, NO_ENDPOINT, PATIENCE_S, Engines, shown
+from tiertune_agent.engines import BUSY, NO_ENDPOINT, Engines, shown
 from tiertune_agent.records import Rates
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.documents import DocumentError, parse_yaml
 
 
-class Time:
-    """Passes when slept."""
-
-    def __init__(self):
-        self.now, self.naps = 0.0, 0
-
-    def sleep(self, seconds):
-        self.now, self.naps = self.now + seconds, self.naps + 1
-
-
 @pytest.fixture
-def passing():
-    return Time()
+def naps():
+    return []
 
 
-def reset(engine, passing):
-    return Engines([engine.url], clock=lambda: passing.now, sleep=passing.sleep).reset()[engine.url]
+def reset(engine, naps):
+    return Engines([engine.url], sleep=naps.append).reset()[engine.url]
 
 
 class TestReset:
-    def test_an_idle_engine_acknowledges_at_once(self, passing):
+    def test_an_idle_engine_acknowledges_at_once(self, naps):
         """Staging is emptied with the GPU's cache: the connector's part is asked for."""
         with fake_engine() as engine:
-            assert reset(engine, passing) == {"ok": True, "reason": "ok"}
+            assert reset(engine, naps) == {"ok": True, "reason": "ok"}
             assert engine.resets == ["reset_external=true"]
-        assert passing.naps == 0
+        assert naps == []
 
-    def test_a_busy_engine_is_asked_again(self, passing):
+    def test_a_busy_engine_is_asked_again(self, naps):
         """Until its requests have ended."""
         with fake_engine(running=3) as engine:
-            assert reset(engine, passing)["ok"]
+            assert reset(engine, naps)["ok"]
             assert len(engine.resets) == 4
 
-    def test_one_that_stays_busy_is_told(self, passing):
+    def test_one_that_stays_busy_is_told(self, naps):
         """After a bounded time, with what to do."""
         with fake_engine(running=10_000) as engine:
-            assert reset(engine, passing) == {"ok": False, "reason": BUSY}
-        assert passing.now == pytest.approx(PATIENCE_S)
+            assert reset(engine, naps) == {"ok": False, "reason": BUSY}
+        assert sum(naps) == pytest.approx(5)
 
-    def test_one_without_the_endpoint_is_told_how_to_have_it(self, passing):
+    def test_one_without_the_endpoint_is_told_how_to_have_it(self, naps):
         """vLLM has it in its development mode alone."""
         with fake_engine(dev_mode=False) as engine:
-            assert reset(engine, passing) == {"ok": False, "reason": NO_ENDPOINT}
+            assert reset(engine, naps) == {"ok": False, "reason": NO_ENDPOINT}
         assert "VLLM_SERVER_DEV_MODE=1" in NO_ENDPOINT
 
     @pytest.mark.parametrize(
         ("answer", "reason"),
         [
-            (httpx.Response(200), "ok"),
+            (httpx.Response(200), "what answers is no engine"),
             (httpx.Response(500, text="no"), "answered 500"),
             (httpx.Response(200, text="<html>"), "what answers is no engine"),
             (httpx.Response(200, json=[]), "what answers is no engine"),
         ],
     )
     def test_only_what_was_said_counts(self, answer, reason):
-        """An older vLLM answers nothing; whatever else is no acknowledgement."""
+        """Whatever else is no acknowledgement."""
         network = httpx.MockTransport(lambda _: answer)
         assert Engines(["http://e:8000"], Access(transport=network)).reset()["http://e:8000"]["reason"] == reason
 
@@ -158,32 +149,42 @@ def test_an_agent_that_knows_no_engines_refuses(agent):
 
 
 class TestCommand:
-    def test_an_engine_that_is_named_is_emptied_before_the_stores(self, served, tiertune, rounds):  # noqa: F811
-        """By the command line itself; both acknowledge: exit 0."""
-        rounds(1)
-        with fake_engine() as engine:
-            done, document = tiertune.json("flush", "--engine", engine.url)
-        assert (done.returncode, document["complete"], engine.resets) == (0, True, ["reset_external=true"])
-        assert f"{engine.url}: its caches are empty" in done.stdout
+    @pytest.fixture
+    def flush(self, agents, store, tiertune):
+        """By command, at an agent with a store and one engine, which answers so."""
+
+        def run(answer):
+            network = httpx.MockTransport(lambda asked: answer if asked.url.host == "engine" else store.handle(asked))
+            agent = agents(store, engines=["http://engine:8000"], network=network)
+            agent.loop.run_once()
+            with app_served(agent.app) as url:
+                return tiertune.json("flush", "--engines", "--agent", url)
+
+        return run
+
+    def test_engines_and_stores_acknowledge(self, flush):
+        """Each by its name: exit 0."""
+        done, document = flush(httpx.Response(200, json={"success": True}))
+        assert (done.returncode, document["complete"]) == (0, True)
+        assert "http://engine:8000: its caches are empty" in done.stdout
         assert "host-a: flushed 7 in dram, 3 in remote" in done.stdout
 
-    def test_one_that_does_not_acknowledge_is_exit_1(self, served, tiertune, rounds):  # noqa: F811
+    def test_one_that_does_not_acknowledge_is_exit_1(self, flush):
         """The stores are flushed all the same."""
-        rounds(1)
-        with fake_engine(dev_mode=False) as engine:
-            done, document = tiertune.json("flush", "--engine", engine.url)
+        done, document = flush(httpx.Response(404))
         assert (done.returncode, document["complete"]) == (1, False)
         assert "VLLM_SERVER_DEV_MODE=1" in done.stdout
         assert "host-a: flushed" in done.stdout
         assert "not all stores and engines acknowledged" in done.stderr
 
-    @pytest.mark.parametrize("wrong", [("--namespace", "abc"), ("--tenant", "AB" * 16), ("--epoch", "-1")])
-    def test_a_wrong_digest_empties_no_engine(self, served, tiertune, wrong):  # noqa: F811
+    @pytest.mark.parametrize("wrong", [("--namespace", "abc"), ("--tenant", "AB" * 16)])
+    def test_a_wrong_digest_empties_no_engine(self, agents, store, tiertune, wrong):
         """What the stores would refuse is refused before anything is done."""
-        with fake_engine() as engine:
-            code, _, err = tiertune("flush", "--engine", engine.url, *wrong)
-            assert (code, engine.resets) == (2, [])
-        assert wrong[0] in err
+        network = httpx.MockTransport(lambda request: pytest.fail(f"{request.url} was asked"))
+        with app_served(agents(store, engines=["http://engine:8000"], network=network).app) as url:
+            code, _, err = tiertune("flush", "--engines", *wrong, "--agent", url)
+        assert code == 2
+        assert wrong[0].strip("-") in err
 
     def test_engines_that_the_agent_does_not_know_are_exit_2(self, served, tiertune):  # noqa: F811
         """The message says how to name them."""

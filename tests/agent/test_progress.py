@@ -41,7 +41,7 @@ def calls(tmp_path, engine):
         "curve": ("curve", trace, "--sizes", "0.1,0.5"),
         "replay": ("replay", trace, trace, "--scenario", SCENARIO, "--run", "never,rule"),
         "backtest": ("policy", "backtest", tmp_path / "p.yaml", "--trace", trace, "--scenario", SCENARIO),
-        "doctor": ("doctor", "--storage", f"file://{tmp_path}/tier", "--chunk", "1MiB", "--chunks", 2),
+        "doctor": ("doctor", "--storage", f"file://{tmp_path}/tier"),
         "prewarm": ("prewarm", tmp_path / "p.txt", tmp_path / "p.txt", "--engine", engine.url),
     }
 

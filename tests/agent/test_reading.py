@@ -97,7 +97,7 @@ def test_nothing_that_is_asked_of_a_store_is_waited_for_without_end(monkeypatch,
 
 def warmed(url):
     with pytest.raises(CallError) as told:
-        prewarm.Warmer(url, model="", salt="")
+        prewarm.first_model(httpx.Client(timeout=prewarm.TIMEOUT_S), url)
     return str(told.value)
 
 

@@ -66,7 +66,7 @@ MISTAKES = {
     "stores: [{url: 'http://a:1', name: fleet}]\n": (
         ":1:36: stores.0.name: fleet stands for the whole fleet: choose another name"
     ),
-    "stores: [{url: 'http://a:1'}]\nkeep: 1h\n": ":2:7: keep: Input should be greater than or equal to 21600 seconds",
+    "stores: [{url: 'http://a:1'}]\nkeep: 1h\n": ":2:7: keep: Input should be greater than or equal to 21600",
     "stores: {url: 'http://a:1'}\n": ":1:9: stores: Input should be a list",
     "stores: [{url: 'http://a:1', nmae: x}]\n": ":1:30: stores.0.nmae: unknown key: did you mean name?",
 }

@@ -14,7 +14,6 @@ from fastapi.testclient import TestClient
 from connector.stores import at_once, running
 from e2e.redis_servers import Certificates, certificates
 from tiertune_agent import client as command
-from tiertune_agent import prewarm
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, access, from_environment
 from tiertune_agent.doctor.command import Endpoints, examine
@@ -325,13 +324,17 @@ def test_commands_trust_engines_as_the_rest_but_show_them_no_token(monkeypatch, 
     """What answers here, a store in place of an engine, is reached by its authority, and is shown no token."""
     monkeypatch.setenv(CA_FILE, str(encrypted.files.ca))
     monkeypatch.setenv(TOKEN_FILE, str(token))
-    monkeypatch.setattr(command, "call", lambda *_, **__: {"stores": {}, "complete": True})
     (found,) = examine(Endpoints(engines=[encrypted.url])).engines
     assert "401" in found.problem
-    with pytest.raises(command.CallError, match="401"):
-        prewarm.Warmer(encrypted.url, model="", salt="")
-    flushed = tiertune("flush", "--engine", encrypted.url)
-    assert (flushed.returncode, flushed.stdout) == (1, f"{encrypted.url}: answered 401\n")
+    warmed = tiertune("prewarm", encrypted.files.ca, "--engine", encrypted.url)
+    assert (warmed.returncode, "401" in warmed.stderr) == (1, True)
+
+
+def test_an_agent_trusts_engines_as_stores_but_shows_them_no_token(agents, token, encrypted):
+    """Whom it empties is reached by the stores' authority."""
+    stores = {"stores": [{"url": encrypted.url}], "stores_ca_file": encrypted.files.ca, "stores_token_file": token}
+    flushed = agents(real=True, engines=[encrypted.url], **stores).operators.flush(Caller("ops", ""), {}, engines=True)
+    assert flushed["engines"] == {encrypted.url: {"ok": False, "reason": "answered 401"}}
 
 
 def test_an_agent_trusts_sources_as_stores_but_shows_them_no_token(agents, token, encrypted):

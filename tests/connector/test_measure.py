@@ -3,11 +3,9 @@
 import pytest
 
 from tiertune_connector.documents import DocumentError
-from tiertune_connector.serve.measure import SMALL_BYTES, TIMEOUT_S, measure, operations, storage
+from tiertune_connector.serve.measure import CHUNK_BYTES, OPERATIONS, SMALL_BYTES, TIMEOUT_S, measure, storage
 from tiertune_connector.settings import RemoteSettings
 from tiertune_connector.tiers.base import Outcome
-
-CHUNK = 1 << 20
 
 
 class Slow:
@@ -19,20 +17,15 @@ class Slow:
     def write(self, namespace, key, payload, origin):
         self._pass("write", len(payload))
         done = self._tier.write(namespace, key, payload, origin)
-        return Outcome.FULL if self._fail == "write" and len(payload) == CHUNK else done
+        return Outcome.FULL if self._fail == "write" and len(payload) == CHUNK_BYTES else done
 
     def read(self, namespace, key, out):
         self._pass("read", len(out))
         outcome, origin = self._tier.read(namespace, key, out)
         return Outcome.CORRUPT if self._fail == "read" else outcome, origin
 
-    def present(self, namespace, keys):
-        self._pass("present", 0)
-        outcome, count = self._tier.present(namespace, keys)
-        return outcome, 0 if self._fail == "present" else count
-
     def _pass(self, what, nbytes):
-        self.now += 0.002 + (0.010 if nbytes == CHUNK else 0.0)
+        self.now += 0.002 + (0.010 if nbytes == CHUNK_BYTES else 0.0)
         if self._fail == f"{what} raises":
             raise KeyboardInterrupt
 
@@ -49,7 +42,7 @@ def run(folder, fail=""):
         return made[0]
 
     settings = RemoteSettings(url=f"file://{folder}")
-    return measure(settings, chunk_bytes=CHUNK, chunks=3, clock=lambda: made[0].now, wrap=wrap)
+    return measure(settings, clock=lambda: made[0].now, wrap=wrap)
 
 
 def test_latency_and_bandwidth_are_told_apart(tmp_path):
@@ -57,24 +50,20 @@ def test_latency_and_bandwidth_are_told_apart(tmp_path):
     told = run(tmp_path)
     assert told.problem == ""
     assert told.latency_s == pytest.approx(0.002)
-    assert told.present_s == pytest.approx(0.002)
-    assert told.read_bytes_per_s == pytest.approx(CHUNK / 0.010)
-    assert told.write_bytes_per_s == pytest.approx(CHUNK / 0.012)
-    assert CHUNK > SMALL_BYTES
+    assert told.read_bytes_per_s == pytest.approx(CHUNK_BYTES / 0.010)
+    assert told.write_bytes_per_s == pytest.approx(CHUNK_BYTES / 0.012)
+    assert CHUNK_BYTES > SMALL_BYTES
 
 
-@pytest.mark.parametrize("chunks", [1, 5])
-def test_every_operation_is_a_step(tmp_path, chunks):
+def test_every_operation_is_a_step(tmp_path):
     """As many as are told beforehand."""
     steps = []
     settings = RemoteSettings(url=f"file://{tmp_path}")
-    assert not measure(settings, chunk_bytes=CHUNK, chunks=chunks, step=lambda: steps.append(1)).problem
-    assert len(steps) == operations(chunks)
+    assert not measure(settings, step=lambda: steps.append(1)).problem
+    assert len(steps) == OPERATIONS
 
 
-@pytest.mark.parametrize(
-    ("fail", "problem"), [("write", "write: full"), ("read", "read: corrupt"), ("present", "present: miss")]
-)
+@pytest.mark.parametrize(("fail", "problem"), [("write", "write: full"), ("read", "read: corrupt")])
 def test_what_fails_is_named_and_nothing_is_left(tmp_path, fail, problem):
     """No figure is made up of what did not succeed."""
     (tmp_path / "other").write_text("stays")
@@ -93,13 +82,13 @@ def test_who_interrupts_leaves_nothing(tmp_path):
 
 def test_a_redis_that_is_away_is_a_problem():
     """Not an exception, and with its reason; what could not be removed is not told, for nothing was written."""
-    told = measure(RemoteSettings(url="redis://127.0.0.1:9/0"), chunk_bytes=CHUNK, chunks=1)
+    told = measure(RemoteSettings(url="redis://127.0.0.1:9/0"))
     assert told.problem.startswith("write: error: Error 111 connecting to 127.0.0.1:9. Connection refused")
 
 
 def test_a_directory_that_is_away_is_named(tmp_path):
     """The medium's own words say what is missing."""
-    told = measure(RemoteSettings(url=f"file://{tmp_path}/nowhere"), chunk_bytes=CHUNK, chunks=1)
+    told = measure(RemoteSettings(url=f"file://{tmp_path}/nowhere"))
     assert told.problem.startswith("write: error: ")
     assert f"{tmp_path}/nowhere" in told.problem
 

@@ -22,10 +22,10 @@ def pairs(tmp_path):
 
 
 def served(config):
-    """What a new connection is served instead of the pair that the process began with; None: nothing else."""
+    """Whether a new connection is served another pair than that which the process began with."""
     connection = SimpleNamespace(context=None)
     config.ssl.sni_callback(connection, "localhost", config.ssl)
-    return connection.context
+    return connection.context is not config.ssl
 
 
 def exchange(files, new):
@@ -51,8 +51,8 @@ def configured(files, exchanges=lambda: None):
 
 def test_what_is_exchanged_while_the_process_starts_is_served(pairs):
     """After the files were read, and before anybody connects."""
-    assert served(configured(pairs[0])) is None
-    assert served(configured(pairs[0], lambda: exchange(*pairs))) is not None
+    assert not served(configured(pairs[0]))
+    assert served(configured(pairs[0], lambda: exchange(*pairs)))
 
 
 def test_what_becomes_readable_later_is_served(pairs, monkeypatch):
@@ -65,9 +65,9 @@ def test_what_becomes_readable_later_is_served(pairs, monkeypatch):
     exchange(*pairs)
     with monkeypatch.context() as unreadable:
         unreadable.setattr(ssl.SSLContext, "load_cert_chain", refused)
-        assert served(config) is None
+        assert not served(config)
     given(pairs[0].server_key)
-    assert served(config) is not None
+    assert served(config)
 
 
 def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(pairs, caplog):
@@ -79,7 +79,7 @@ def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(pairs, caplog):
     asked.start()
     asked.join(PATIENCE_S)
     assert not asked.is_alive()
-    assert served(config) is None
+    assert not served(config)
     assert caplog.text.count("it is no regular file") == 1, "told once, not to every caller"
 
 

@@ -6,6 +6,7 @@ A server that is not installed skips the test and says which Debian package has 
 
 import contextlib
 import json
+import random
 import shutil
 import socket
 import subprocess
@@ -23,7 +24,7 @@ import pytest
 import uvicorn
 import yaml
 
-from tiertune_agent.demo.ports import free_port
+from tiertune_agent.demo.ports import PORTS, free_port
 from tiertune_agent.settings import HttpSettings
 
 PACKAGES = {
@@ -131,6 +132,16 @@ def redis_server(
         with running(command, log=log) as process:
             await_start(process, log, lambda: ready(port))
             yield Redis(port, process, Path(folder))
+
+
+def free_ports(count: int) -> int:
+    """The first of ``count`` consecutive ports that were free a moment ago."""
+    while True:
+        first = random.choice(PORTS)
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                probes.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
 
 
 @dataclass(frozen=True)

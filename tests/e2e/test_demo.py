@@ -56,7 +56,7 @@ class Demo:
 
     def await_work(self):
         """Seconds from the start until players work."""
-        wait_until(lambda: " requests, " in self.text or self.process.poll() is not None, "players work", 60)
+        wait_until(lambda: "page http" in self.text or self.process.poll() is not None, "players work", 60)
         assert self.process.poll() is None, self.text
         return time.monotonic() - self.began
 

@@ -14,9 +14,8 @@ import httpx
 import pytest
 
 from connector.stores import Engine, chain, eventually, short_folder
-from e2e.servers import program, wait_until
+from e2e.servers import free_ports, program, wait_until
 from pages import ROOT, blocks
-from tiertune_agent.demo.ports import free_ports
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

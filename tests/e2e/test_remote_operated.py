@@ -266,14 +266,14 @@ def test_who_cannot_be_trusted_is_an_error(files, by_tls, tmp_path, host, more):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"ca_file": Path("none.pem")}, r"remote\.tls\.ca_file: none\.pem cannot be read: No such file"),
-        ({"ca_file": Path("/dev/null")}, r"remote\.tls\.ca_file: /dev/null cannot be read: it is no regular file"),
-        ({"ca_file": MANUAL}, r"remote\.tls\.ca_file: .*remote\.md is no PEM certificate"),
-        ({"key_file": "server_key"}, r"remote\.tls\.certificate_file: .*client\.pem and .*server\.key are no"),
+        ({"ca_file": Path("none.pem")}, r"remote\.tls: none\.pem, .*: No such file"),
+        ({"ca_file": Path("/dev/null")}, r"remote\.tls: /dev/null, .*: it is no regular file"),
+        ({"ca_file": MANUAL}, r"remote\.tls: .*remote\.md, .*: .*NO_CERTIFICATE_OR_CRL_FOUND"),
+        ({"key_file": "server_key"}, r"remote\.tls: .*client\.pem, .*server\.key: .*KEY_VALUES_MISMATCH"),
     ],
 )
 def test_files_that_are_not_what_they_should_be_are_told_at_the_start(files, tmp_path, more, told):
-    """With the field to mend, before anything is served."""
+    """With the files, before anything is served."""
     more = {name: getattr(files, value) if isinstance(value, str) else value for name, value in more.items()}
     with pytest.raises(DocumentError, match=told):
         login(files, tmp_path, **more).check()
@@ -292,7 +292,7 @@ def test_a_file_that_is_gone_or_a_pipe_is_named_until_it_is_back(files, by_tls, 
         asked.start()
         asked.join(PATIENCE_S)
         assert told == [Outcome.ERROR]
-        assert re.fullmatch(rf"remote\.tls\.\w+_file: {re.escape(str(own))} cannot be read: {why}.*", tier.why)
+        assert re.fullmatch(rf"{re.escape(str(own))}: cannot be read: {why}.*", tier.why)
         own.unlink(missing_ok=True)
         copy(source, tmp_path)
         assert write(tier, b"key").kept
@@ -311,7 +311,7 @@ def test_nobody_is_asked_for_a_passphrase_that_a_new_key_has(files, by_tls, tmp_
         secret = ("-aes256", "-passout", "pass:secret", "-out", str(own))
         subprocess.run(["openssl", "ec", "-in", str(files.client_key), *secret], check=True, capture_output=True)
         assert write(tier, b"key") is Outcome.ERROR
-        assert f"and {own} are no certificate and key" in tier.why
+        assert "PEM" in tier.why
 
 
 # -- users

@@ -66,7 +66,7 @@ def test_a_second_store_is_refused_with_the_place(home):
         ({"dram": {"capacity": "lots"}}, "store.yaml:1:"),
         ({"remote": {"url": "ftp://x"}}, "remote.url: expected a redis://"),
         ({"remote": {"url": "redis://h/0?socket_timeout=soon"}}, "remote.url: an address has no options"),
-        ({"remote": {"url": "redis://h/0", "password_file": "none"}}, "/none cannot be read: No such file"),
+        ({"remote": {"url": "redis://h/0", "password_file": "none"}}, "/none: cannot be read: No such file"),
         ({"socket": "none/s.sock"}, "socket: there is no folder none: make it, or mend the path"),
         ({"state_dir": "/dev/null/state"}, "/dev/null/state: Not a directory"),
         ({"state_dir": "/proc/state"}, "/proc/state: No such file or directory: no folder can be made there"),

@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 
-from e2e.servers import sampled, wait_until
+from e2e.servers import free_ports, sampled, wait_until
 from e2e.vllm_engines import PYTHON, Answer, Request, end_group, environment, through_store
 from e2e.vllm_model import KV_BYTES_PER_TOKEN
-from tiertune_agent.demo.ports import free_port, free_ports
+from tiertune_agent.demo.ports import free_port
 
 READY_S = 300.0
 SUBSCRIBER = Path(__file__).parent / "vllm_events.py"
@@ -70,7 +70,7 @@ def server(model: Path, folder: Path, store: Path, engine_id: str, **more: str) 
     endpoints = [f"tcp://127.0.0.1:{events + rank}" for rank in range(RANKS)]
     with (
         _process([str(PYTHON), str(SUBSCRIBER), str(heard), *endpoints], folder / "events.log"),
-        api_server(model, log, kv_bytes, transfer, *options, "--enable-prompt-tokens-details") as (url, process),
+        api_server(model, log, kv_bytes, transfer, *options) as (url, process),
     ):
         yield Server(url, process, log, heard)
 

@@ -133,8 +133,7 @@ class Operators:
         """
         with self.audited(caller, "flush", {**which, "engines": True} if engines else which):
             if engines and not self._engines.urls:
-                mend = "add engines: [http://host:port], or name them here"
-                raise Unknown(f"the agent's settings name no engines: {mend}")
+                raise Unknown("the agent's settings name no engines: add engines: [http://host:port]")
         # Engines first: what waits in staging would be stored again in stores that are empty already. An engine that
         # computes in between may load a chunk and store it again after the stores' flush, unless they are bypassed.
         reset = self._engines.reset() if engines else {}

@@ -67,7 +67,7 @@ class Prompt:
     keys: list[bytes]
     tokens: int
     due_s: float
-    """Arrival, seconds after the start."""
+    """Arrival, seconds after the start: one follows the other evenly, whatever pauses the trace has."""
 
 
 class Tally:
@@ -111,16 +111,7 @@ def save_requests(trace: "Trace", path: Path) -> None:
     offsets = np.concatenate([[0], np.cumsum(most)])
     tokens = np.minimum(trace.input_len, MAX_CHUNKS * trace.block_tokens)
     ids = np.array([block for chain in chains for block in chain], np.int64)
-    np.savez(path, t=trace.t, offsets=offsets, ids=ids, tokens=tokens)
-
-
-def arrivals(t: npt.NDArray[np.float64], requests_per_s: float) -> npt.NDArray[np.float64]:
-    """Arrival times of a trace, rescaled to a mean rate; gaps over four times the mean are cut to that."""
-    gaps = np.diff(t, prepend=t[0])
-    gaps = gaps / gaps.max() if gaps.any() else np.ones_like(gaps)  # of order one: no mean underflows
-    gaps = np.minimum(gaps, 4 * gaps.mean())
-    times: npt.NDArray[np.float64] = np.cumsum(gaps) / (gaps.mean() * requests_per_s)
-    return times
+    np.savez(path, offsets=offsets, ids=ids, tokens=tokens)
 
 
 def prompts(path: Path, job: Job) -> Iterator[Prompt]:
@@ -129,13 +120,11 @@ def prompts(path: Path, job: Job) -> Iterator[Prompt]:
     The trace is repeated with new keys when it ends, so one of fewer requests than players feeds them all, too.
     """
     with np.load(path) as saved:
-        t, offsets, ids, tokens = (saved[name] for name in ("t", "offsets", "ids", "tokens"))
-    due = arrivals(t, job.requests_per_s)
-    length = float(due[-1]) + 1 / job.requests_per_s
+        offsets, ids, tokens = (saved[name] for name in ("offsets", "ids", "tokens"))
     for number in count(job.index, job.players):
-        turn, row = divmod(number, len(t))
+        turn, row = divmod(number, len(tokens))
         keys = chunk_keys(ids[offsets[row] : offsets[row + 1]].tolist(), f"round {turn}")
-        yield Prompt(f"{turn}-{row}", keys, int(tokens[row]), turn * length + float(due[row]))
+        yield Prompt(f"{turn}-{row}", keys, int(tokens[row]), number / job.requests_per_s)
 
 
 class Player:

@@ -1,5 +1,6 @@
 """One run of the demo, from its first process to its last."""
 
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.demo import result
-from tiertune_agent.demo.ports import free_port, taken
+from tiertune_agent.demo.ports import free_port
 from tiertune_agent.demo.result import Figures
 from tiertune_agent.demo.screen import Scene, Tell, ending, teller
 from tiertune_agent.demo.world import DEMO, HOSTS, DemoError, EndedError, World, world
@@ -37,8 +38,10 @@ def run(seconds: int, trace: Path | None, port: int, json_path: Path | None) -> 
     """
     loaded = open_trace(str(trace)) if trace else builtin_trace(TRACE)
     port = port or free_port()
-    if why := taken(port):
-        raise options.InputError(f"--port {port}: {why}: give another one, 0 takes one that is free")
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise options.InputError(f"--port {port}: {error.strerror}: give another one, 0 takes a free one") from None
     with until_told() as ended:
         return Run(loaded, seconds, ended).through(port, json_path)
 

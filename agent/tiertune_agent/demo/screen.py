@@ -18,7 +18,6 @@ from tiertune_connector.units import format_size
 
 NEWEST = 5
 """Decisions shown in the live view."""
-TELL_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,13 @@ def teller(console: Console, scene: Scene) -> Iterator[Tell]:
 
 
 class Lines:
-    """A line every few seconds, and for each decision and change of the remote's speed."""
+    """A line for each decision and each change of the remote's speed."""
 
     def __init__(self, console: Console, scene: Scene) -> None:
         self._console = console
         self._scene = scene
         self._weather = ""
         self._decisions = 0
-        self._next_s = 0.0
         self._say(f"trace {scene.trace}, page {scene.page}")
 
     def tell(self, figures: Figures) -> None:
@@ -81,9 +79,6 @@ class Lines:
                 break
             self._say(f"{clock(decision['at_s'])}  {decided(decision)}: {decision['reason']}")
             self._decisions += 1
-        if figures.seconds >= self._next_s:
-            self._next_s = figures.seconds + TELL_EVERY_S
-            self._say(f"{clock(figures.seconds)}  {progress(figures)}")
 
     def _say(self, words: str) -> None:
         self._console.print(words, markup=False, soft_wrap=True)
@@ -106,19 +101,6 @@ def live(scene: Scene, figures: Figures) -> RenderableType:
         Text(counted(figures), style="bold red" if figures.counted.get("wrong") else ""),
         Rule("decisions, newest first", align="left"),
         *_decisions(figures.decisions),
-    )
-
-
-def progress(figures: Figures) -> str:
-    """The figures so far, in one line."""
-    prompts = figures.prompt_tokens
-    shares = ", ".join(f"{name} {_share(tier.hit_tokens, prompts)}" for name, tier in figures.tiers.items())
-    fetch = ", ".join(f"{store} {'on' if on else 'off'}" for store, on in figures.fetching.items())
-    requests = figures.counted.get("requests", 0)
-    saved, lost = figures.total("saved_s"), figures.total("lost_s")
-    return (
-        f"{requests} requests, prompt tokens hit: {shares}; fetch from remote: {fetch}; "
-        f"prefill saved {saved:.1f} s, lost {lost:.1f} s"
     )
 
 

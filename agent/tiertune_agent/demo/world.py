@@ -98,7 +98,8 @@ class World:
         self._ended = ended
         self._port = port
         self._redis = ""
-        self._children: list[Child] = []
+        self.children: list[Child] = []
+        """The processes, in the order in which they were started."""
 
     def start(self, trace: Trace) -> None:
         """Start all and wait until they work; DemoError if they do not, EndedError if the user ends it meanwhile."""
@@ -124,20 +125,17 @@ class World:
 
     def check(self) -> None:
         """DemoError if one of the processes has ended."""
-        for child in self._children:
+        for child in self.children:
             child.check()
 
-    def until(
-        self, holds: Callable[[], object], what: str, within_s: float = READY_S, *, minding: bool = True
-    ) -> float:
+    def until(self, holds: Callable[[], object], what: str, within_s: float = READY_S) -> float:
         """Wait until it holds; returns the seconds. EndedError if the user ends it meanwhile.
 
-        DemoError if it does not hold in time, or, if ``minding``, when a process has ended.
+        DemoError if it does not hold in time, or when a process has ended.
         """
         started = time.monotonic()
         while not holds():
-            if minding:
-                self.check()
+            self.check()
             if self._ended.wait(LOOK_S):
                 raise EndedError
             if time.monotonic() - started > within_s:
@@ -151,22 +149,10 @@ class World:
 
     def stop(self, prefix: str = "") -> None:
         """End the children whose names start with ``prefix``, latest first, and wait until they are gone."""
-        leaving = [child for child in reversed(self._children) if child.name.startswith(prefix)]
+        leaving = [child for child in reversed(self.children) if child.name.startswith(prefix)]
         for stage in ("player", "agent", "host", "remote"):  # those that use others first
             _end([child for child in leaving if child.name.startswith(stage)])
-        self._children = [child for child in self._children if child not in leaving]
-
-    def kill(self, name: str) -> None:
-        """SIGKILL, as the kernel does when memory is short."""
-        killed = next(child for child in self._children if child.name == name)
-        killed.process.kill()
-        self.lost(name)
-
-    def lost(self, name: str) -> None:
-        """Wait for the end of a child that was killed; ``check`` no longer looks for it."""
-        gone = next(child for child in self._children if child.name == name)
-        gone.process.wait(END_S)
-        self._children.remove(gone)
+        self.children = [child for child in self.children if child not in leaving]
 
     def start_agent(self) -> None:
         """Start the agent, on its history if it has one; returns when it answers."""
@@ -264,7 +250,7 @@ class World:
                 process_group=0,  # Ctrl-C is for the demo alone, which ends its children in order
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 (no other thread runs yet; one call into libc)
             )
-        self._children.append(Child(name, process, log))
+        self.children.append(Child(name, process, log))
 
 
 @contextmanager

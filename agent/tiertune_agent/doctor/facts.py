@@ -9,7 +9,6 @@ from tiertune_agent.collector.counters import Rows
 from tiertune_agent.fields import Json, read
 from tiertune_agent.records import Window, added_up, series
 from tiertune_agent.tuners.base import pools, present
-from tiertune_agent.whatif.terms import Prefill
 from tiertune_connector.tuning import TIERS
 
 
@@ -84,10 +83,6 @@ class StoreFacts(Facts):
     def clients(self) -> Sequence[Json]:
         return self.status.get("clients") or ()
 
-    def prefill(self, namespace: str) -> Prefill | None:
-        """The prefill cost that its engines reported; None: none yet."""
-        return Prefill.told(self.pools.get(namespace) or {})
-
 
 @dataclass(frozen=True)
 class AgentFacts(Facts):
@@ -137,7 +132,7 @@ class EngineFacts(Facts):
 
 @dataclass(frozen=True)
 class ServerFacts(Facts):
-    """One server of the remote tier, by its own answer or by the agent's."""
+    """One server of the remote tier, by its own answer."""
 
     server: str
     maxmemory: int | None = None
@@ -147,23 +142,12 @@ class ServerFacts(Facts):
 
 
 @dataclass(frozen=True)
-class DatabaseFacts(Facts):
-    """The agent's database; ``have``: its schema's revision, None: it is empty."""
-
-    shown: str
-    have: str | None = None
-    newest: str = ""
-
-
-@dataclass(frozen=True)
 class StorageFacts(Facts):
     """A measured storage, compared with recomputing."""
 
     storage: str
     latency_s: float = 0.0
     """Of reading a small chunk."""
-    present_s: float = 0.0
-    """Of asking which chunks are there."""
     bytes_per_s: float = 0.0
     """Reading, one chunk at a time."""
     write_bytes_per_s: float = 0.0
@@ -184,7 +168,6 @@ class AllFacts:
     stores: Sequence[StoreFacts] = ()
     engines: Sequence[EngineFacts] = ()
     servers: Sequence[ServerFacts] = ()
-    database: DatabaseFacts | None = None
     storage: StorageFacts | None = None
     unknown: Sequence[str] = ()
     """What could not be looked at, and why."""

@@ -7,8 +7,8 @@ from typing import Literal, TypeVar
 from tiertune_agent.doctor.facts import AllFacts
 from tiertune_agent.incidents.detectors import FEW
 
-Severity = Literal["error", "warning", "note"]
-"""Something does not work; it works, but costs or hides something; worth knowing, nothing is wrong."""
+Severity = Literal["error", "warning"]
+"""Something does not work; it works, but costs or hides something."""
 OFTEN = 0.05
 """Share of requests or chunks that is worth a finding."""
 Subject = TypeVar("Subject")

@@ -1,11 +1,10 @@
-"""Reads the facts: agent and stores by HTTP, engines by vLLM's metrics, the remote's servers, the database."""
+"""Reads the facts: agent and stores by HTTP, engines by vLLM's metrics, the remote's servers."""
 
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,18 +15,9 @@ from tiertune_agent.collector.counters import parse
 from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.credentials import PLAIN, Access, turned_away
 from tiertune_agent.doctor.checks.of_engines import WANTED
-from tiertune_agent.doctor.facts import (
-    AgentFacts,
-    Clock,
-    DatabaseFacts,
-    EngineFacts,
-    ServerFacts,
-    StoreFacts,
-    counted_in,
-)
+from tiertune_agent.doctor.facts import AgentFacts, Clock, EngineFacts, ServerFacts, StoreFacts, counted_in
 from tiertune_agent.engines import shown as engine_key
 from tiertune_agent.fields import JsonDict
-from tiertune_agent.history.database import DatabaseError, connect, revisions, shown, sqlite_path
 from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
 from tiertune_agent.remote.server import RedisServer
 from tiertune_connector.access import Login
@@ -111,41 +101,6 @@ def servers(urls: Urls, login: Login, timeout_s: float) -> list[ServerFacts]:
     """Ask each Redis server of the remote for its bound and eviction policy."""
     addresses = parse_addresses(listed(urls))
     return at_once(lambda one: _server(RedisServer(one, login, timeout_s, os.environ)), addresses)
-
-
-def told_servers(agent: AgentFacts) -> list[ServerFacts]:
-    """The servers of the remote in the agent's settings, as the agent reports them."""
-    told = (agent.fleet.get("remote") or {}).get("servers") or ()
-    return [
-        ServerFacts(
-            str(one.get("server")),
-            maxmemory=_maxmemory(one.get("capacity_bytes")),
-            policy=str(one.get("policy") or ""),
-            used_bytes=int(one.get("resident_bytes") or 0),
-        )
-        for one in told
-    ]
-
-
-def _maxmemory(capacity: int | None) -> int:
-    """As the server's maxmemory, where 0 is no bound."""
-    return 0 if capacity is None else max(1, capacity)
-
-
-def database(url: str, password_file: Path | None) -> DatabaseFacts:
-    """Read its schema's revision; changes nothing, and creates no file."""
-    name = shown(url)
-    try:
-        engine, path = connect(url, password_file), sqlite_path(url)
-        if path is not None and not path.exists():
-            return DatabaseFacts(name)  # the agent makes it when it starts
-        try:
-            have, newest = revisions(engine)
-        finally:
-            engine.dispose()
-    except (DatabaseError, ValueError) as error:
-        return DatabaseFacts(name, problem=str(error))
-    return DatabaseFacts(name, have=have, newest=newest)
 
 
 def _server(server: RedisServer) -> ServerFacts:

@@ -14,18 +14,13 @@ from tiertune_agent.fields import JsonDict
 from tiertune_agent.terminal.options import printable
 from tiertune_agent.terminal.tables import pairs, terminal
 
-STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-
-
-def healthy(findings: Sequence[Finding]) -> bool:
-    """Notes are no reason to fail."""
-    return all(finding.severity == "note" for finding in findings)
+STYLES = {"error": "bold red", "warning": "yellow"}
 
 
 def document(facts: AllFacts, findings: Sequence[Finding]) -> JsonDict:
     """As ``--json`` writes it."""
     return {
-        "healthy": healthy(findings),
+        "healthy": not findings,
         "version": facts.version,
         "findings": [asdict(finding) for finding in findings],
         "storage": asdict(facts.storage) if facts.storage else None,
@@ -41,7 +36,6 @@ def looked_at(facts: AllFacts) -> dict[str, int]:
         "stores": facts.stores,
         "engines": facts.engines,
         "servers": facts.servers,
-        "databases": [facts.database],
         "storages": [facts.storage],
     }
     return {kind: sum(one is not None and one.answers for one in those) for kind, those in asked.items()}
@@ -81,7 +75,7 @@ def _table(findings: Sequence[Finding]) -> Table:
 def _storage(one: StorageFacts) -> Table:
     told = (
         ("storage", one.storage),
-        ("latency", f"{1e3 * one.latency_s:.2f} ms; {1e3 * one.present_s:.2f} ms to ask what is there"),
+        ("latency", f"{1e3 * one.latency_s:.2f} ms"),
         ("bandwidth", f"{one.bytes_per_s / 1e6:,.0f} MB/s read, {one.write_bytes_per_s / 1e6:,.0f} MB/s written"),
         (
             f"{one.prompt_tokens:,} tokens",

@@ -1,7 +1,6 @@
 """Policy files: what operators allow the agent to do. Strict; every problem with file, line and column."""
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -266,12 +265,6 @@ def load(path: Path) -> LoadedPolicy:
 
 def _parsed(path: Path, text: str) -> LoadedPolicy:
     return LoadedPolicy(parse_yaml(text, Policy, name=str(path)), str(path), text)
-
-
-def schema() -> str:
-    """JSON Schema of policy files, for editors."""
-    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Policy.model_json_schema(by_alias=True)}
-    return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
 def followed(path: Path | None, wait: Callable[[float], None] = sleep) -> Followed[LoadedPolicy]:

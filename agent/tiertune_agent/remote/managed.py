@@ -65,7 +65,6 @@ class Remote:
         ``steady_s`` returns seconds of a clock that nobody sets.
         """
         access.check()
-        self._login = access
         addresses = parse_addresses(listed(access.url))
         self.url = ", ".join(map(str, addresses))
         self._servers = [RedisServer(address, access, access.timeout, environment) for address in addresses]
@@ -151,7 +150,7 @@ class Remote:
             try:
                 found.append(server.held())
             except redis.RedisError as error:
-                raise _away(error, f"{server.name}: {self._login.why(error)}") from error
+                raise _away(error, f"{server.name}: {said(error)}") from error
         return found
 
 

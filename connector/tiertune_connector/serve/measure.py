@@ -28,6 +28,10 @@ TIMEOUT_S = 10.0
 """Longer than a store would wait, to measure what is slow."""
 SMALL_BYTES = 4096
 """Size of chunks whose time is latency: they move nearly nothing."""
+CHUNK_BYTES, CHUNKS = 8 << 20, 8
+"""Size and number of those whose time is bandwidth."""
+OPERATIONS = 1 + 4 * CHUNKS
+"""How many a measurement does if none fails: it connects, then writes and reads each chunk of either size."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,8 @@ class StorageTimes:
     """Medians over the chunks, one operation at a time; None if ``problem`` says what failed."""
 
     storage: str
-    chunk_bytes: int
-    chunks: int
     problem: str = ""
     """Which operation failed, and how; empty: none."""
-    present_s: float | None = None
-    """To ask whether they are there, all of them at once."""
     latency_s: float | None = None
     """To read a small chunk."""
     read_s: float | None = None
@@ -51,11 +51,11 @@ class StorageTimes:
         """Beyond the latency."""
         if self.read_s is None or self.latency_s is None:
             return None
-        return self.chunk_bytes / max(self.read_s - self.latency_s, 1e-9)
+        return CHUNK_BYTES / max(self.read_s - self.latency_s, 1e-9)
 
     @property
     def write_bytes_per_s(self) -> float | None:
-        return self.chunk_bytes / self.write_s if self.write_s else None
+        return CHUNK_BYTES / self.write_s if self.write_s else None
 
 
 def storage(url: str, like: RemoteSettings | None) -> RemoteSettings:
@@ -68,11 +68,6 @@ def storage(url: str, like: RemoteSettings | None) -> RemoteSettings:
         raise DocumentError([f"--storage: {problem}" for problem in problems]) from None
 
 
-def operations(chunks: int) -> int:
-    """How many operations ``measure`` does if none fails: it connects, then writes, asks for and reads each chunk."""
-    return 1 + 5 * chunks
-
-
 class _FailedError(Exception):
     """An operation did not do what it should."""
 
@@ -80,8 +75,6 @@ class _FailedError(Exception):
 def measure(
     settings: RemoteSettings,
     *,
-    chunk_bytes: int,
-    chunks: int,
     clock: Clock = time.perf_counter,
     wrap: Callable[[Tier], Tier] = lambda tier: tier,
     step: Callable[[], object] = lambda: None,
@@ -89,22 +82,22 @@ def measure(
     """Measure a storage. DocumentError if a password or certificate cannot be read.
 
     What was written is removed, whatever fails before. ``wrap`` may put something around the tier; ``step`` is called
-    after each of its ``operations``.
+    after each of its ``OPERATIONS``.
     """
     name = ", ".join(listed(settings.url))
     namespace, tier = uuid.uuid4().hex, wrap(remote_tier(settings, "doctor", Counters()))
     folder = settings.path / namespace if settings.path is not None else None
     try:
-        times = _Trial(tier, namespace, clock, step).run(chunk_bytes, chunks, folder)
+        times = _Trial(tier, namespace, clock, step).run(folder)
     except _FailedError as failed:
-        return StorageTimes(name, chunk_bytes, chunks, str(failed))
+        return StorageTimes(name, str(failed))
     finally:
         outcome, _ = tier.flush(namespace)
         tier.close()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
     left = "" if outcome is Outcome.OK else f"remove: {outcome}, chunks of namespace {namespace} may be left"
-    return StorageTimes(name, chunk_bytes, chunks, left, **times)
+    return StorageTimes(name, left, **times)
 
 
 @dataclass(eq=False)
@@ -116,22 +109,20 @@ class _Trial:
     clock: Clock
     step: Callable[[], object]
 
-    def run(self, chunk_bytes: int, chunks: int, folder: Path | None) -> dict[str, float]:
+    def run(self, folder: Path | None) -> dict[str, float]:
         """``folder`` is where a directory keeps the chunks."""
-        large, small = bytearray(os.urandom(chunk_bytes)), bytearray(os.urandom(SMALL_BYTES))
-        of_large, of_small = ([b"%s%d" % (name, number) for number in range(chunks)] for name in (b"large", b"small"))
+        large, small = bytearray(os.urandom(CHUNK_BYTES)), bytearray(os.urandom(SMALL_BYTES))
+        of_large, of_small = ([b"%s%d" % (name, number) for number in range(CHUNKS)] for name in (b"large", b"small"))
         self._write(b"first", small)  # connects
         written = [self._write(key, large) for key in of_large]
         for key in of_small:
             self._write(key, small)
         if folder is not None:
             _forget(folder)
-        asked = [self._present(of_large) for _ in range(chunks)]
         both = [
             (self._read(one, small), self._read(other, large)) for one, other in zip(of_small, of_large, strict=True)
         ]
         return {
-            "present_s": median(asked),
             "latency_s": median(latency_s for latency_s, _ in both),
             "read_s": median(read_s for _, read_s in both),
             "write_s": median(written),
@@ -142,13 +133,6 @@ class _Trial:
 
     def _read(self, key: bytes, out: bytearray) -> float:
         return self._took("read", lambda: self.tier.read(self.namespace, key, memoryview(out))[0])
-
-    def _present(self, keys: list[bytes]) -> float:
-        def present() -> Outcome:
-            outcome, count = self.tier.present(self.namespace, keys)
-            return Outcome.MISS if outcome is Outcome.OK and count < len(keys) else outcome
-
-        return self._took("present", present)
 
     def _took(self, what: str, operation: Callable[[], Outcome]) -> float:
         started, outcome = self.clock(), operation()

@@ -60,11 +60,10 @@ class RedisTier:
         self._writer = writer
         self._codec = codec
         self._timeout_s = timeout_s
-        self._login = login or Login()
         where = parse_address(address) if isinstance(address, str) else address
         pool = connection_pool(
             where,
-            self._login,
+            login or Login(),
             timeout_s=timeout_s,
             connections=connections,
             protocol=2,  # nothing comes unasked; a connection where something did is not used
@@ -193,7 +192,7 @@ class RedisTier:
             return Outcome.FULL
         if isinstance(error, redis.TimeoutError):
             return Outcome.TIMEOUT
-        self.why = self._login.why(error)
+        self.why = str(error) or type(error).__name__
         return Outcome.ERROR
 
     def _until(self, nbytes: int) -> float:

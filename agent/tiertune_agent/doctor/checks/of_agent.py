@@ -1,4 +1,4 @@
-"""Checks of what the agent reports: who leads, freezes, bypasses, its policy, its incidents. Pure."""
+"""Checks of what the agent reports: its rounds, freezes, bypasses, its policy, its incidents. Pure."""
 
 from tiertune_agent.doctor.facts import AgentFacts, AllFacts
 from tiertune_agent.doctor.finding import Check, Found, Told, check, of_agent, of_policy
@@ -11,6 +11,8 @@ INCIDENTS = {
     "stale_counters": "look at the host's clock and at the store's log: its counters stand still, so nothing is tuned",
     "store_nonsense": "write the store's own address into the agent's stores: another program answers there",
     "samples_nonsense": "run one version of store and agent: its samples cannot be read, so no size is tried out",
+    "store_misnamed": "write the store's own name, or none, into the agent's stores",
+    "duplicate_store": "give each store a name of its own, or take out the address that its store has left",
     "tier_unused": "take the tier away, or give it what it lacks: capacity, fetch on, a lower min_fetch_tokens",
     "knob_without_effect": "look at the store's log for why it does not follow, and roll the decision back",
     "tuning_drift": "leave the tuning to the agent, or override it in the policy: it was changed by hand",
@@ -22,8 +24,6 @@ INCIDENTS = {
 """Kinds of open incidents that no other check looks for, each with its mend."""
 ALSO_LOOKED_FOR = {
     "store_unreachable": "start the store, or mend its address or the token among the agent's settings",
-    "store_misnamed": "write the store's own name, or none, into the agent's stores",
-    "duplicate_store": "give each store a name of its own, or take out the address that its store has left",
     "tier_dead": "look at what the tier stands on: its reason says what failed",
     "unsalted_traffic": "have the front set cache_salt on every request, or set isolation: require_salt at the engines",
 }
@@ -47,28 +47,13 @@ def agent_unreachable(agent: AgentFacts) -> Told:
         yield f"no agent answers: {agent.problem}", mend
 
 
-@of_agent("error")
-def nobody_leads(agent: AgentFacts) -> Told:
-    late_s = _late_s(agent)
-    if late_s is not None and not agent.fleet.get("leader"):
-        wrong = f"this agent stands by, and no other one collected anything for {format_duration(late_s)}"
-        yield wrong, "look at the other agents and at the database's lock: none of them leads"
-
-
 @check("error")
 def agent_stuck(facts: AllFacts) -> Found:
-    late_s = _late_s(facts.agent)
-    if late_s is not None and facts.agent.fleet.get("leader") and facts.answering:
+    fleet = facts.agent.fleet
+    late_s = min((float(store.get("age_s") or 0.0) for store in facts.agent.stores), default=0.0)
+    if fleet.get("leader") and facts.answering and late_s > SILENT_WINDOWS * float(fleet.get("window_s") or 0.0):
         wrong = f"it leads, but has heard no store for {format_duration(late_s)}, though one answers here"
         yield facts.agent.url, wrong, "look at its log: the database may be away, or a round fails"
-
-
-def _late_s(agent: AgentFacts) -> float | None:
-    """Seconds since any store was last collected, if that is too long."""
-    if not agent.stores:
-        return None
-    late_s = min(float(store.get("age_s") or 0.0) for store in agent.stores)
-    return late_s if late_s > SILENT_WINDOWS * float(agent.fleet.get("window_s") or 0.0) else None
 
 
 @of_policy("error")
@@ -101,18 +86,6 @@ def bypassed(facts: AllFacts) -> Found:
     for name in sorted(off):
         wrong = "it is bypassed: it answers miss to everything, and engines recompute"
         yield name, wrong, f"tiertune bypass off --store {name}"
-
-
-@check("error")
-def bypass_not_acknowledged(facts: AllFacts) -> Found:
-    agent = facts.agent
-    pending = [(store, store.get("pending_bypass")) for store in agent.stores]
-    unheard = [(one, one["on"]) for one in agent.fleet.get("bypass_unheard") or ()]
-    for store, wished in (*pending, *unheard):
-        if wished is not None:
-            switch = "on" if wished else "off"
-            wrong = f"bypass {switch} was commanded, and the store has not acknowledged it"
-            yield str(store["name"]), wrong, f"mend the way to it, or tell it: bypass {switch} --store {store['url']}"
 
 
 def _incident(kind: str, mend: str) -> Check:

@@ -1,7 +1,7 @@
-"""Checks of what stores and agent depend on: the remote's servers, the database, a measured storage. Pure."""
+"""Checks of what stores and agent depend on: the remote's servers, a measured storage. Pure."""
 
-from tiertune_agent.doctor.facts import AllFacts, ServerFacts, StorageFacts
-from tiertune_agent.doctor.finding import Found, Told, check, of_server, of_storage
+from tiertune_agent.doctor.facts import ServerFacts, StorageFacts
+from tiertune_agent.doctor.finding import Told, of_server, of_storage
 from tiertune_connector.units import format_size
 
 
@@ -24,19 +24,6 @@ def remote_keeps_all(server: ServerFacts) -> Told:
     if server.policy == "noeviction" or server.policy.startswith("volatile-"):
         wrong = f"maxmemory-policy is {server.policy}: chunks never leave, and when it is full nothing new is kept"
         yield wrong, "set maxmemory-policy allkeys-lru, or let the agent (remote.manage)"
-
-
-@check("error")
-def database(facts: AllFacts) -> Found:
-    base = facts.database
-    if base is None:
-        return
-    if base.problem:
-        yield base.shown, base.problem, "start the database, or mend its address or password_file"
-    elif base.have and base.have != base.newest:
-        wrong = f"its schema is at revision {base.have}, this version needs {base.newest}: the agent does not start"
-        newer = "run the TierTune that wrote it: it is newer than this one"
-        yield base.shown, wrong, newer if base.have > base.newest else "tiertune db upgrade --config FILE"
 
 
 @of_storage("error")

@@ -1,7 +1,7 @@
 """Checks of what engines export on vLLM's own ``/metrics``. Pure."""
 
-from tiertune_agent.doctor.facts import AllFacts, EngineFacts
-from tiertune_agent.doctor.finding import Found, Told, check, of_engine, often
+from tiertune_agent.doctor.facts import EngineFacts
+from tiertune_agent.doctor.finding import Told, of_engine, often
 from tiertune_connector.units import format_count
 
 INFO = "vllm:cache_config_info"
@@ -25,11 +25,7 @@ def engine_unreachable(engine: EngineFacts) -> Told:
         authority = "stores_ca_file of --config, else TIERTUNE_CA_FILE"
         mend = f"start it, or mend its address, its key or, for https://, {authority}"
         yield f"no engine answers: {engine.problem}", mend
-
-
-@of_engine("warning")
-def engine_silent(engine: EngineFacts) -> Told:
-    if not engine.problem and not engine.told.declares(INFO):
+    elif not engine.told.declares(INFO):
         yield "it tells no metrics of vLLM", "start it without --disable-log-stats"
 
 
@@ -65,15 +61,6 @@ def random_hash_seed(engine: EngineFacts) -> Told:
         if name.startswith("xxhash"):
             wrong = f"it hashes by {name}: without PYTHONHASHSEED its keys are its own, and change when it restarts"
             yield wrong, "set --prefix-caching-hash-algo sha256_cbor, or one PYTHONHASHSEED everywhere"
-
-
-@check("warning")
-def engine_versions_differ(facts: AllFacts) -> Found:
-    versions = sorted({engine.version for engine in facts.engines if engine.version})
-    if len(versions) > 1:
-        urls = ", ".join(f"{engine.url} {engine.version}" for engine in facts.engines if engine.version)
-        mend = "run one version of vLLM: others may lay out their KV otherwise, and then share nothing"
-        yield "engines", f"{len(versions)} versions of vLLM run: {urls}", mend
 
 
 @of_engine("warning")

@@ -1,12 +1,9 @@
-"""Checks of what stores report of themselves: reachable, names, clocks, versions, health of tiers. Pure."""
-
-from collections import defaultdict
-from collections.abc import Sequence
+"""Checks of what stores report of themselves: reachable, clocks, versions, health of tiers. Pure."""
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import AllFacts, Clock, StoreFacts
 from tiertune_agent.doctor.finding import Found, Told, check, of_store
-from tiertune_agent.fields import Json, capacity_field, read
+from tiertune_agent.fields import read
 from tiertune_connector.units import format_count, format_duration, format_size
 
 SKEW_S = 2.0
@@ -24,25 +21,6 @@ def store_unreachable(facts: AllFacts) -> Found:
         if not (store.answers or store.closed or store.heard):
             wrong = f"no store answers at {store.url}: {store.problem}"
             yield store.name, wrong, ALSO_LOOKED_FOR["store_unreachable"]
-
-
-@of_store("error")
-def store_misnamed(store: StoreFacts) -> Told:
-    own = store.status.get("store")
-    if store.called and own and store.called != own:
-        wrong = f"{store.url} is called {store.called} in the settings, and {own} by itself"
-        yield wrong, ALSO_LOOKED_FOR["store_misnamed"]
-
-
-@check("error")
-def duplicate_store(facts: AllFacts) -> Found:
-    named: dict[str, dict[str, str]] = defaultdict(dict)
-    for store in facts.answering:
-        named[store.name][str(store.status.get("boot_id") or store.url)] = store.url
-    for name, urls in named.items():
-        if len(urls) > 1:
-            wrong = f"{len(urls)} stores call themselves {name}: {', '.join(sorted(urls.values()))}"
-            yield name, wrong, ALSO_LOOKED_FOR["duplicate_store"]
 
 
 @check("warning")
@@ -84,39 +62,20 @@ def engines_refused(store: StoreFacts) -> Told:
 @of_store("error")
 def tier_dead(store: StoreFacts) -> Told:
     for tier, state in store.tiers.items():
-        dead = [f"{one['server']}: {one['reason']}" for one in _dead_servers(state)]
-        if state.get("health") in ("dead", "recovering") or dead:
-            reason = "; ".join(dead) or str(state.get("reason") or "no reason told")
-            yield f"{tier} is {state['health']}: {reason}", _DEAD.get(tier, ALSO_LOOKED_FOR["tier_dead"])
+        servers = [one for one in state.get("servers") or () if one.get("health") == "dead"]
+        if state.get("health", "ok") != "ok" or servers:
+            dead = "; ".join(f"{one['server']}: {one['reason']}" for one in servers)
+            reason = dead or str(state.get("reason") or "no reason told")
+            yield f"{tier} is {state['health']}: {reason}", _MENDS.get(tier, ALSO_LOOKED_FOR["tier_dead"])
 
 
-_DEAD = {
-    "remote": "start the remote, or mend its address, password, rights, tls or way; requests meanwhile recompute",
-    "disk": "make room on the disk or mend it; the store tries again by itself",
+_MENDS = {
+    "remote": (
+        "if it is away, start it, or mend its address, password, rights or tls; if it is full, make room "
+        "(Redis: maxmemory-policy allkeys-lru); if it is late, measure it: doctor --storage"
+    ),
+    "disk": "mend the disk, or make room there (df -h), or lower its capacity; the store tries again by itself",
 }
-
-
-@of_store("warning")
-def tier_slow(store: StoreFacts) -> Told:
-    for tier, state in store.tiers.items():
-        if state.get("health") == "slow" and not _dead_servers(state):
-            reason = str(state.get("reason") or "no reason told")
-            yield f"{tier} is slow: {reason}", _FULL if "full: " in reason else _SLOW
-
-
-_SLOW = "look at its host and at the network between; measure it: doctor --storage"
-_FULL = "make room (df -h; Redis: maxmemory-policy allkeys-lru), or lower its capacity; what it has is read meanwhile"
-
-
-@check("warning")
-def tier_unused(facts: AllFacts) -> Found:
-    """A configured tier of capacity 0. The agent's stores are left to its incidents: none if it decided so itself."""
-    heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent.answers else set()
-    for store in facts.answering:
-        for tier in store.tiers:
-            if store.name not in heard and read(store.tuning, capacity_field(tier)) == 0:
-                wrong = f"{tier} is configured, but its capacity is 0"
-                yield store.name, wrong, "give it a capacity (tiertune decisions, or PUT /v1/tuning), or take it away"
 
 
 @of_store("warning")
@@ -138,24 +97,3 @@ def no_engine(store: StoreFacts) -> Told:
     if "clients" in store.status and not store.clients and uptime_s > SETTLED_S:
         wrong = f"no engine is connected; it has been up for {format_duration(uptime_s)}"
         yield wrong, "name its socket in kv_connector_extra_config, under the same user, on the same host"
-
-
-@of_store("note")
-def gpus_unseen(store: StoreFacts) -> Told:
-    told = str(store.status.get("gpus") or "")
-    if told.startswith("absent") and "not installed" in told:
-        yield f"GPUs are not watched: {told}", "pip install 'tiertune[gpu]' at the store"
-    elif told and not told.startswith("absent") and not told.startswith("ok"):
-        yield f"GPUs are not watched: {told}", "look at the driver (nvidia-smi)"
-
-
-@of_store("warning")
-def internal_errors(store: StoreFacts) -> Told:
-    if places := store.counted.split("internal_errors_total", "place"):
-        counts = ", ".join(f"{count:.0f} in {place}" for place, count in places.items())
-        wrong = f"unexpected failures since it started: {counts}"
-        yield wrong, "its log has their tracebacks: please report them"
-
-
-def _dead_servers(state: Json) -> Sequence[Json]:
-    return [one for one in state.get("servers") or () if one.get("health") == "dead"]
