@@ -132,9 +132,9 @@ def _run(name: str, run: Json) -> tuple[str, ...]:
     return (name, *times, *shares, f"{run['fetched_bytes'] / 1e9:.1f}", f"= {run['is']}" if "is" in run else "")
 
 
-def backtest_table(rows: Sequence[Sequence[str]]) -> Listing:
-    """What a policy would have done; the last of each row is the reason."""
-    return Listing(("at", "tuner", "change", "outcome", "reason"), rows)
+def backtest_table(rows: Sequence[Sequence[str]], *by: str) -> Listing:
+    """What a policy would have done; a column ``by`` tells it from what was done."""
+    return Listing(("at", *by, "tuner", "change", "outcome", "reason"), rows)
 
 
 def _figures(table: Table, *names: str) -> None:
