@@ -31,7 +31,7 @@ ALSO_LOOKED_FOR = {
 OF_SOURCES = {
     "store_unreachable": "start it, or mend its address under observe; for https:// also stores_ca_file",
     "store_nonsense": "mend its address and kind under observe; vLLM tells nothing with --disable-log-stats",
-    "stale_counters": "look at what stands between agent and source, such as a proxy that keeps answers, and at clocks",
+    "stale_counters": "look at the clock of the agent's host",
     "tier_unused": "take the tier out of its own settings, or give it room: TierTune changes nothing there",
 }
 """What mends an incident of an observed source, where that differs."""
