@@ -349,19 +349,3 @@ def test_the_tuner_undoes_a_harmful_change_by_hand(agent, store, rounds, policy_
     rounds(2)
     assert store.tuning["tiers"]["remote"]["margin"] == 1.1
     assert wrong(agent) == []
-
-
-def test_samples_that_nobody_understands(agent, store, rounds):
-    """Told once, with how often; over with the first answer that makes sense."""
-    store.answers("get_samples", 200, text="no samples")
-    rounds(3)
-    (told,) = [each for each in agent.history.journal.incidents() if each["kind"] == "samples_nonsense"]
-    assert (told["store"], told["closed_at"]) == ("host-a", None)
-    assert "http://host-a:7410/v1/samples answers what no store answers: " in told["message"]
-    assert told["message"].endswith("; 3 in a row: sizes are weighed without this store")
-    counts = dict.fromkeys(("next", "hash_seed", "hot_version", "dropped", "behind", "time_s"), 0)
-    header = {"boot_id": "b", "rate": 1.0, "namespaces": {}, **counts}
-    store.answers("get_samples", 200, json=header)
-    store.answers("put_sampling", 200)
-    rounds(1)
-    assert "samples_nonsense" not in wrong(agent)

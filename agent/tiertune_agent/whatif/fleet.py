@@ -9,7 +9,7 @@ from itertools import chain
 from math import log
 from typing import NamedTuple
 
-from tiertune_agent.collector.samples import Answer, Nonsense, SampleReader
+from tiertune_agent.collector.samples import Answer, SampleReader
 from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Snapshot
@@ -137,11 +137,6 @@ class FleetWhatif:
     def resume(self) -> None:
         """Play what came meanwhile without reporting it, so that the miniature fleets hold what the real one does."""
         self._resumed = True
-
-    @property
-    def nonsense(self) -> Mapping[str, Nonsense]:
-        """Stores whose samples could not be understood when they last answered."""
-        return self._reader.nonsense
 
     def round(
         self,

@@ -10,7 +10,6 @@ SILENT_WINDOWS = 3
 INCIDENTS = {
     "stale_counters": "look at the host's clock and at the store's log: its counters stand still, so nothing is tuned",
     "store_nonsense": "write the store's own address into the agent's stores: another program answers there",
-    "samples_nonsense": "run one version of store and agent: its samples cannot be read, so no size is tried out",
     "tier_unused": "take the tier away, or give it what it lacks: capacity, fetch on, a lower min_fetch_tokens",
     "knob_without_effect": "look at the store's log for why it does not follow, and roll the decision back",
     "tuning_drift": "leave the tuning to the agent, or override it in the policy: it was changed by hand",
