@@ -174,7 +174,7 @@ class TestFiles:
         open_current(f"sqlite:///{tmp_path}/damaged.sqlite").dispose()
         whole = (tmp_path / "damaged.sqlite").read_bytes()
         (tmp_path / "damaged.sqlite").write_bytes(whole[:100] + b"x" * (len(whole) - 100))
-        with pytest.raises(DatabaseError, match=r"damaged\.sqlite cannot be opened: .*malformed"):
+        with pytest.raises(UnusableError, match=r"damaged\.sqlite cannot be opened: .*malformed"):
             open_current(f"sqlite:///{tmp_path}/damaged.sqlite")
 
     def test_a_password_for_a_file_is_not_silently_left_out(self, tmp_path, tiertune):

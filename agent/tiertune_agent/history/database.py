@@ -191,7 +191,8 @@ def _write_ahead(engine: Engine) -> None:
 
 
 def _failed(engine: Engine, what: str, error: Exception) -> DatabaseError:
-    return DatabaseError(f"database: {shown(engine.url)} cannot be {what}: {cause(error)}")
+    kind = DatabaseError if isinstance(error, OperationalError) else UnusableError  # else it will not pass by itself
+    return kind(f"database: {shown(engine.url)} cannot be {what}: {cause(error)}")
 
 
 def _config() -> "Config":
