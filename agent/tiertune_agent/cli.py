@@ -241,10 +241,8 @@ def _over_history(policy: Path, history: str, last: str, json_path: Path | None)
     told = backtest(history, load(policy), last_s)
 
     def say() -> None:
-        typer.echo(printable(told.sum()))
-        show(backtest_table(printable([list(row) for row in told.rows()])))
-        for note in told.notes():
-            typer.echo(note)
+        typer.echo("\n".join(printable(told.sentences())))
+        show(backtest_table(printable([list(row) for row in told.rows()]), "by"))
 
     result(told.document(), json_path, say)
 

@@ -152,26 +152,9 @@ def test_an_engine_with_anothers_connector_has_a_gpu_alone():
     assert tokens(told("vllm", plain, tier="dram"), "dram") == (10240, 10368)
 
 
-def test_an_older_vllm_tells_less():
-    """Without tokens by source, only the GPU's hits are known beside several tiers below."""
-    rows = told("vllm", without(VLLM, "vllm:prompt_tokens_cached"))
-    assert tokens(rows, "gpu") == (4096, 20608)
-    assert tokens(rows, "staging") == tokens(rows, "disk") == (None, None)
-    assert tokens(rows, "unknown") == (10240, None)
-
-
-def test_an_older_vllm_with_one_tier_that_the_settings_name():
-    """What it found outside is that tier's; without the name it is no tier's, and the card says so."""
-    text = without(VLLM, "vllm:prompt_tokens_cached", "vllm:kv_offload")
-    assert tokens(told("vllm", text, tier="remote"), "remote") == (10240, 10368)
-    assert tokens(told("vllm", text), "unknown") == (10240, None)
-    assert any(one.startswith("hits beyond the GPU") for one in mapped("vllm", text).unknown)
-
-
-@pytest.mark.parametrize("more", [(), ("vllm:prompt_tokens_cached",)])
-def test_an_engine_without_a_connector_has_no_tiers_to_know_of(more):
+def test_an_engine_without_a_connector_has_no_tiers_to_know_of():
     """Nothing lies beyond its own cache, so no hits there are unknown."""
-    text = without(VLLM, "vllm:kv_offload", "vllm:external_prefix_cache", *more)
+    text = without(VLLM, "vllm:kv_offload", "vllm:external_prefix_cache")
     for source in ("host", "disk"):
         text = text.replace(f'source="{source}"}} 2048.0', f'source="{source}"}} 0.0').replace(
             f'source="{source}"}} 8192.0', f'source="{source}"}} 0.0'
@@ -182,12 +165,12 @@ def test_an_engine_without_a_connector_has_no_tiers_to_know_of(more):
 
 
 def test_a_vllm_with_other_names_says_what_is_not_told():
-    """Prompts and the prefix cache's hits under names that nobody reads are unknown, and the card says so."""
-    renamed = VLLM.replace("vllm:prompt_tokens_", "vllm:input_tokens_").replace("vllm:prefix_", "vllm:gpu_prefix_")
-    told_not = [one.partition(":")[0] for one in mapped("vllm", renamed).unknown]
-    assert {"prompt tokens, and shares of them", "hits of the engine's prefix cache"} <= set(told_not)
-    now = [one.partition(":")[0] for one in mapped("vllm").unknown]
-    assert not {"prompt tokens, and shares of them", "hits of the engine's prefix cache"} & set(now)
+    """Prompts, or where they were found, under names that nobody reads are unknown, and the card says so."""
+    for name in ("vllm:prompt_tokens_", "vllm:prompt_tokens_cached_"):
+        renamed = VLLM.replace(name, name.replace("prompt", "input"))
+        assert any("where they were found" in one for one in mapped("vllm", renamed).unknown)
+        assert not [row for row in told("vllm", renamed) if row.startswith("tier_lookup_tokens_total")]
+    assert not any("where they were found" in one for one in mapped("vllm").unknown)
 
 
 def test_why_lmcache_evicts_is_unknown():

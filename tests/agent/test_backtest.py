@@ -149,41 +149,48 @@ def test_the_first_round_knows_the_whole_fleet(both, tmp_path):
     assert "no samples tell yet what routing by prefix would do" in routing
 
 
+def test_the_calendar_of_the_policy_is_kept(store, rounds, agent, judged):
+    """Frozen all day, while fetching does not pay: nothing is made, and the answer says by what."""
+    rounds(2)
+    store.bandwidth = SLOW
+    rounds(8)
+    agent.history.close()
+    frozen = 'freeze: [{from: "00:00", to: "00:00"}]'
+    found = judged(POLICY.replace("soak: 1m", f"soak: 1m, {frozen}"))
+    assert [one for one in found.would if one.state is not State.PROPOSED] == []
+    assert any("frozen: by the policy's calendar" in answer["reason"] for answer in found.answers)
+
+
 @pytest.mark.usefixtures("day")
 class TestHistory:
     def test_the_same_policy_does_what_was_done(self, judged):
         """Off in the slow windows and on again after, at the times at which it was done."""
         found = judged()
         assert told(found) == [("remote_fetch", "on", "off"), ("remote_fetch", "off", "on")]
-        assert [found.same[one.id].after for one in found.would] == ["off", "on"]
-        assert found.would[0].applied_at == found.same[found.would[0].id].applied_at
-        assert "would have made 2 changes and proposed 0; 2 were made, 2 of them the same" in found.sum()
-        _, _, change, outcome, reason = next(found.rows())
-        assert (change, "as done at" in outcome) == ("on → off", True)
-        assert "fetching cost more than recomputing" in reason
+        assert [one.after for one in found.recording.decisions] == ["off", "on"]
+        assert found.would[0].applied_at == found.recording.decisions[0].applied_at
+        (told_of,) = found.sentences()
+        assert "would have made 2 changes and proposed 0; 2 were made." in told_of
+        rows = [row for row in found.rows() if row[3]]
+        assert [(by, change) for _, by, _, change, _, _ in rows] == [
+            ("policy", "on → off"), ("agent", "on → off"), ("policy", "off → on"), ("agent", "off → on")
+        ]  # fmt: skip
+        assert all("fetching cost more than recomputing" in row[5] for row in rows[:2])
 
     def test_a_slower_policy_would_not_have_done_it(self, judged):
-        """With a patience of fifty windows nothing is switched, and what was done is told with what it answers."""
+        """With a patience of fifty windows nothing is switched; what was done is told, and its last answer."""
         found = judged(POLICY.replace("disable_after: 2", "disable_after: 50"))
         assert told(found) == []
-        document = found.document()
-        assert [one["would"] for one in document["done"]] == [False, False]
-        assert "of the 50 windows in a row that it takes" in document["done"][0]["instead"]
-        assert any(row[3] == "done, would not have been" and row[4].startswith("stays on") for row in found.rows())
+        assert [one["to"] for one in found.document()["done"]] == ["off", "on"]
+        assert {row[1] for row in found.rows() if row[3]} == {"agent"}
+        assert any(row[1] == "policy" and row[5].startswith("stays on") for row in found.rows())
 
     def test_a_policy_that_recommends_only_proposes(self, judged):
         """The wish is told as proposed, and the tuning stays."""
         found = judged(POLICY.replace("mode: auto", "mode: recommend"))
         assert [(one.tuner, one.after) for one in found.would][:1] == [("remote_fetch", "off")]
         assert {one.state for one in found.would} <= {"proposed", "expired"}
-        assert "would have made 0 changes and proposed 1" in found.sum()
-
-    def test_the_calendar_of_the_policy_is_kept(self, judged):
-        """Frozen all day: nothing is made, and the answer says by what."""
-        frozen = 'freeze: [{from: "00:00", to: "00:00"}]'
-        found = judged(POLICY.replace("soak: 1m", f"soak: 1m, {frozen}"))
-        assert [one for one in found.would if one.state is not State.PROPOSED] == []
-        assert "frozen: by the policy's calendar" in found.document()["done"][0]["instead"]
+        assert "would have made 0 changes and proposed 1" in found.sentences()[0]
 
     def test_tuners_without_settings_of_their_own_are_tested_too(self, judged):
         """A share to hold out is another tuner's change, at the period of remote_fetch."""
@@ -212,8 +219,7 @@ class TestHistory:
         for one in document["would"]:
             assert f"{one['tuner']} of {one['store']}" in rows
             assert one["reason"] in " ".join(rows.split())
-        assert rows.count("as done at ") == len(document["done"])
-        assert [one["as_done"] for one in document["would"]] == [one["id"] for one in document["done"]]
+        assert rows.count(" agent ") == len(document["done"]) == 2
 
 
 @pytest.fixture

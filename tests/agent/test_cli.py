@@ -122,7 +122,7 @@ class TestControl:
         tiertune("unfreeze")
         done, document = tiertune.json("audit")
         assert done.returncode == 0
-        assert re.search(r"local +127.0.0.1 +unfreeze(.|\n)*freeze .*\[bold\]release\[/bold\]", done.stdout)
+        assert re.search(r"local +127.0.0.1 +unfreeze(.|\n)*freeze\s.*\[bold\]release\[/bold\]", done.stdout)
         assert [row["what"] for row in document["audit"]] == ["unfreeze", "freeze"]
         out = tiertune("audit", "--limit", 1)[1]
         assert ("unfreeze" in out, "release" in out) == (True, False)
@@ -248,9 +248,9 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("database", "said"),
         [
-            ("sqlite:///{}/text", "cannot be opened: file is not a database: name another file"),
-            ("mysql://a/b", "sqlite:///"),
-            ("nothing", "sqlite:///"),
+            ("sqlite:///{}/text", "cannot be opened: file is not a database"),
+            ("mysql://a/b", "history is kept in an SQLite file"),
+            ("nothing", "no address such as sqlite:///"),
         ],
     )
     def test_db_upgrade_refuses_what_is_no_database(self, upgrade, tmp_path, database, said):

@@ -26,7 +26,6 @@ from agent.doctor_cases import (
     with_store,
     written,
 )
-from tiertune_agent.changes.prospects import NONSENSE
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.roster import FILE_PROBLEM, NAME_PROBLEM
 from tiertune_agent.doctor.checks import CHECKS, checks_of, findings, of_traffic
@@ -84,7 +83,7 @@ def test_an_incident_of_an_observed_source_is_told_with_the_mend_of_a_source(kin
 
 def test_every_kind_of_incident_is_told():
     """What the agent opens of stores and policy is named here with its mend."""
-    kinds = {*TROUBLES, *DETECTORS, NONSENSE, "tier_dead", "policy_invalid", FILE_PROBLEM, NAME_PROBLEM}
+    kinds = {*TROUBLES, *DETECTORS, "tier_dead", "policy_invalid", FILE_PROBLEM, NAME_PROBLEM}
     assert kinds <= {check.name for check in CHECKS}
 
 

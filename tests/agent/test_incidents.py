@@ -8,6 +8,7 @@ from inspect import getsource
 import pytest
 
 from agent.fakes import DIGEST, SLOW, START, FakeStore, after, fetch, histogram, wrong
+from agent.fakes import propose as proposed
 from agent.fakes import window as told_of
 from agent.test_actuator import DECISION
 from pages import ROOT
@@ -16,7 +17,8 @@ from tiertune_agent.incidents import detectors
 from tiertune_agent.incidents.detectors import PROBE_BYTES, Sight, incidents
 from tiertune_agent.incidents.drift import drift, expected, leaves, unsettled
 from tiertune_agent.incidents.watch import TROUBLES
-from tiertune_agent.records import Snapshot, State, Target
+from tiertune_agent.records import Made, Snapshot, State, Target
+from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.catalogue import BY_NAME
 from tiertune_connector.slower.lane import MAX_PROBE_BYTES
 
@@ -42,9 +44,9 @@ def window(tier, seconds=1800.0, **values):
     return told_of(tier, named, START, seconds, namespace="" if tier == "remote" else DIGEST)
 
 
-def told(*windows, decisions=(), tuning=TUNING, status=STATUS):
+def told(*windows, decisions=(), tuning=TUNING, status=STATUS, made=()):
     snapshot = Snapshot("host-a", "http://host-a", "b1", "1", NOW, status, tuning)
-    found = incidents(Sight(snapshot, windows, decisions, tuning, NOW))
+    found = incidents(Sight(snapshot, windows, decisions, tuning, NOW, made=made))
     return {kind: message for kind, message in found.items() if message}
 
 
@@ -104,8 +106,8 @@ class TestUnusedTiers:
         """A configured tier without capacity is told; one that a decision emptied is not."""
         empty = replaced(TUNING, "tiers.dram.capacity_bytes", 0)
         assert told(tuning=empty) == {"tier_unused": "dram is configured, but its capacity is 0"}
-        decided = replace(MADE, field="tiers.dram.capacity_bytes", before=1, after=0)
-        assert "tier_unused" not in told(tuning=empty, decisions=[decided])
+        decided = Made("tiers.dram.capacity_bytes", 1, 0, START)
+        assert "tier_unused" not in told(tuning=empty, made=[decided])
 
     def test_a_threshold_that_none_passes(self):
         """A floor above all that requests find there keeps the tier from ever serving."""
@@ -315,6 +317,26 @@ def test_what_is_decided_after_a_clock_was_set_back_is_no_drift(agent, store, cl
     assert "tuning_drift" not in wrong(agent)
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_a_tier_that_a_decision_emptied_long_ago_is_not_called_unused(agent, store, clock, rounds, split):
+    """By itself, or with other hosts in a split; emptied by hand it is."""
+    rounds(2)
+    field = "tiers.dram.capacity_bytes"
+    if split:
+        steps = [{"store": "host-a", "tier": "dram", "field": field, "from": 1 << 30, "to": 0}]
+        wish = Proposal(field, 1 << 30, 0, "", {"split": steps})
+    else:
+        wish = Proposal(field, 1 << 30, 0, "")
+    store.by_hand(field, 0)
+    rounds(1)
+    assert "tier_unused" in wrong(agent)
+    one = proposed(agent.history, "tier_size", Target("fleet" if split else "host-a", "dram"), wish, at=clock.now())
+    agent.history.decisions.move(one, State.APPLIED, now=clock.now(), applied_at=clock.now())
+    clock.advance(86400)
+    rounds(2)
+    assert "tier_unused" not in wrong(agent)
+
+
 def test_a_setting_of_another_version_is_no_drift(agent, store, clock, rounds):
     """An upgrade adds one, and nobody set it; when it is known, a change by hand is one."""
     rounds(2)
@@ -349,19 +371,3 @@ def test_the_tuner_undoes_a_harmful_change_by_hand(agent, store, rounds, policy_
     rounds(2)
     assert store.tuning["tiers"]["remote"]["margin"] == 1.1
     assert wrong(agent) == []
-
-
-def test_samples_that_nobody_understands(agent, store, rounds):
-    """Told once, with how often; over with the first answer that makes sense."""
-    store.answers("get_samples", 200, text="no samples")
-    rounds(3)
-    (told,) = [each for each in agent.history.journal.incidents() if each["kind"] == "samples_nonsense"]
-    assert (told["store"], told["closed_at"]) == ("host-a", None)
-    assert "http://host-a:7410/v1/samples answers what no store answers: " in told["message"]
-    assert told["message"].endswith("; 3 in a row: sizes are weighed without this store")
-    counts = dict.fromkeys(("next", "hash_seed", "hot_version", "dropped", "behind", "time_s"), 0)
-    header = {"boot_id": "b", "rate": 1.0, "namespaces": {}, **counts}
-    store.answers("get_samples", 200, json=header)
-    store.answers("put_sampling", 200)
-    rounds(1)
-    assert "samples_nonsense" not in wrong(agent)

@@ -58,10 +58,8 @@ MISTAKES = {
     "stores: [{name: a, url: 'http://a:1'}, {name: a, url: 'http://b:1'}]\n": ":1:9: stores: a is named twice",
     "stores: [{url: 'http://a:1'}]\nhttp: {host: 0.0.0.0}\n": ":2:7: http: 0.0.0.0 is no loopback",
     "stores: [{url: 'http://a:1'}]\ndatabase: mysql://x/y\n": ":2:11: database: write sqlite:///path, or postgresql",
-    "stores: [{url: 'http://a:1'}]\ndatabase: postgresql://x\n": ":2:11: database: name the database: postgresql",
-    "stores: [{url: 'http://a:1'}]\ndatabase: 'postgresql://x/y?password=z'\n": (
-        ":2:11: database: no password among the parameters"
-    ),
+    "stores: [{url: 'http://a:1'}]\ndatabase: postgresql://x\n": ":2:11: database: write sqlite:///path, or postgresql",
+    "stores: [{url: 'http://a:1'}]\ndatabase: sqlite:///\n": ":2:11: database: write sqlite:///path, or postgresql",
     "stores: [{url: 'http://a:1'}]\nwindow: 0s\n": ":2:9: window: Input should be greater than or equal to 0.5",
     "stores: [{url: 'http://a:1', name: fleet}]\n": (
         ":1:36: stores.0.name: fleet stands for the whole fleet: choose another name"

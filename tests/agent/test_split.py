@@ -1,7 +1,6 @@
 """One budget between the hosts' DRAM and the remote: pure."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 from hypothesis import example, given
@@ -245,8 +244,6 @@ def test_a_remote_that_evicts_no_chunk_is_told_to(policy, wished):
 
 class Asked:
     """Stands for the what-if: remembers what it was asked to simulate."""
-
-    nonsense: ClassVar = {}
 
     def round(self, _fleet, _at, *, every_s, managed, split):
         self.asked, self.every_s = (managed, split), every_s

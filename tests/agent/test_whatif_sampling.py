@@ -6,7 +6,7 @@ from threading import Barrier
 import pytest
 
 from agent.fakes import START, after
-from agent.whatif_fleet import CHUNK_BYTES, Fleet, chain, exact_cost, exact_rest, many
+from agent.whatif_fleet import Fleet, chain, exact_rest, many
 from tiertune_agent.collector.samples import Answer, Header
 from tiertune_agent.collector.sampling import GHOST_KEYS, Handout, hot_set
 from tiertune_agent.whatif.fleet import Pace
@@ -62,25 +62,6 @@ def test_an_agent_that_starts_anew_leaves_a_rate_that_is_nearly_right(told):
         handout = Handout(lambda _: None)
         handout.round([answer(told)], START, chunks=8.0 * GHOST_KEYS, chunks_per_s=pace)
         assert handout.current.rate == told
-
-
-@pytest.mark.slow
-def test_a_lower_rate_keeps_the_ghosts_warm():
-    """What was sampled is thinned as the lower rate would have: its first prospect is near, not that of empty tiers."""
-    fleet = Fleet(dram=2_000, remote=6_000)
-    first, then = list(many(3000, people=200, seed=3)), list(many(3000, people=200, seed=3))
-    fleet.round()
-    fleet.told(first)
-    assert fleet.handout.current.rate == 0.5
-    for host in fleet.hosts:
-        host.remote = 60_000 * CHUNK_BYTES
-    fleet.round()
-    assert fleet.handout.current.rate == 0.125
-    (prospect,) = fleet.told(then)
-    now = Shape(2_000 * CHUNK_BYTES, 0, 60_000 * CHUNK_BYTES)
-    warm = exact_rest(first, then, now)
-    assert prospect.costs[str(now)] == pytest.approx(warm, rel=0.35)
-    assert exact_cost(then, now, 2) > 2 * warm, "empty tiers would cost far more"
 
 
 def test_a_hot_set_reaches_every_store_once():

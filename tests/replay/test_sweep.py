@@ -4,7 +4,6 @@ import json
 import sys
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
 from connector.stores import short_folder
@@ -57,22 +56,13 @@ def test_the_page_tells_of_the_time_that_was_played(traces):
     assert spans[1] == spans[0] / 2 > 0
 
 
-def test_the_optimum_is_a_share_of_what_the_prompts_have(tmp_path):
-    """Of prompts of 17 tokens, in two blocks of 16, at most 16 are hit, by the optimum as by every run."""
-    table = columns([[0, 1]] * 4) | {"input_len": pa.array([17] * 4)}
-    (cell,) = grid([write_trace(tmp_path / "x.parquet", table)], [SCENARIO], ["always"])
-    assert play(replace(cell, optimum=True)).opt_share == pytest.approx(3 * 16 / (4 * 17))
-
-
 class TestPlaces:
     @pytest.mark.slow
     def test_processes_give_what_one_gives(self, cells):
         """Two processes, the same documents in the same order, wall times aside."""
-        weighed = [replace(cell, optimum=True) for cell in cells]
         steps = []
-        alone, two = (list(over_processes(weighed, processes, lambda: steps.append(1))) for processes in (1, 2))
+        alone, two = (list(over_processes(cells, processes, lambda: steps.append(1))) for processes in (1, 2))
         assert without_wall(sweep_document(alone, 0)) == without_wall(sweep_document(two, 0))
-        assert [cell.opt_share for cell in alone] == [cell.opt_share for cell in two]
         assert len(alone) == len(cells)
         assert len(steps) == 2 * sum(len(cell.runs) for cell in cells)
 

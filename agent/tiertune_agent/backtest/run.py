@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from tiertune_agent.backtest.result import NOT_ASKED, Backtest, Recording
+from tiertune_agent.backtest.result import Backtest, Recording
 from tiertune_agent.changes.actuator import ChangeResult
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
@@ -33,7 +33,7 @@ from tiertune_agent.history.database import (
 )
 from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import LoadedPolicy, settings_of
+from tiertune_agent.policy.document import LoadedPolicy
 from tiertune_agent.records import (
     CHANGED,
     FLEET,
@@ -45,18 +45,14 @@ from tiertune_agent.records import (
     State,
     Window,
     Windows,
-    direction,
     ended,
     parts,
 )
 from tiertune_agent.remote.split import REMOTE, Managed
 from tiertune_agent.terminal.progress import Step, bar, unseen
-from tiertune_agent.tuners.remote_fetch import FIELD, asked
 from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_connector.units import format_duration
 
-NEAR_PERIODS, NEAR_S = 2, 600.0
-"""Decisions this far apart at most, by the longer of the two, can be the same one."""
 EVERY = 1_000_000
 LONGEST_S = 36500 * 86400.0
 """Longest time that may be asked of a history."""
@@ -164,8 +160,7 @@ class _Rehearsal:
         """When each store's last report expires: after two windows, of median length, or of its own if longer."""
         self._last = {window.store: ended(window) for window in recording.windows}
         """When each store reported for the last time."""
-        self._prospects, self._done = deque(recording.prospects), deque(recording.decisions)
-        self._told = Backtest(loaded.source, recording)
+        self._prospects = deque(recording.prospects)
 
     def run(self, step: Step) -> Backtest:
         for at, windows in _moments(self._recording.windows, timedelta(seconds=self._window_s / 2)):
@@ -175,9 +170,6 @@ class _Rehearsal:
             if not self._rounds.tune_remote(this):
                 self._rounds.tune([self._fleet[store] for store in windows], this)
             self._judge.run(this)
-            while self._done and self._done[0].made_at <= at:
-                one = self._done.popleft()
-                self._told.instead[one.id] = _answer(self._scratch, one)
             step()
         return self._end()
 
@@ -202,13 +194,9 @@ class _Rehearsal:
 
     def _collect(self, windows: Mapping[str, Windows]) -> None:
         for store, seen in windows.items():
-            tuning = self._stores.tuning[store]
-            self._fleet[store] = _snapshot(self._records[store], tuning, seen, self._at)
+            self._fleet[store] = _snapshot(self._records[store], self._stores.tuning[store], seen, self._at)
             longest_s = max(self._window_s, *(window.seconds for window in seen))
             self._late[store] = self._at + timedelta(seconds=2 * longest_s)
-            fetched, lost_s = _fetched_against(seen, tuning)
-            self._told.against_windows += fetched
-            self._told.against_lost_s += lost_s
         told = [self._fleet[store] for store in windows]
         self._scratch.remember([(snapshot, Rates()) for snapshot in told])
         self._rounds.heard(told)
@@ -218,15 +206,17 @@ class _Rehearsal:
         self._scratch.measured.remember_prospects(due)
 
     def _end(self) -> Backtest:
-        decisions, told = self._scratch.decisions, self._told
-        told.would = decisions.find(limit=EVERY)[::-1]
-        judged = (one.id for one in told.would if one.state in JUDGED)
-        told.verdicts = {number: decisions.verdicts_of(number)[-1]["reason"] for number in judged}
-        told.same = dict(_same(told.would, self._recording.decisions, self._loaded))
-        told.answers = self._scratch.answers.newest()
-        managed = self._loaded.policy.for_target(REMOTE).remote.manage
-        told.unknown_remote = managed and self._recording.remote is None
-        return told
+        decisions = self._scratch.decisions
+        would = decisions.find(limit=EVERY)[::-1]
+        judged = (one.id for one in would if one.state in JUDGED)
+        return Backtest(
+            policy=self._loaded.source,
+            recording=self._recording,
+            would=would,
+            verdicts={number: decisions.verdicts_of(number)[-1]["reason"] for number in judged},
+            answers=self._scratch.answers.newest(),
+            unknown_remote=self._loaded.policy.for_target(REMOTE).remote.manage and self._recording.remote is None,
+        )
 
 
 @contextmanager
@@ -285,40 +275,3 @@ def _status(last: Json, windows: Windows) -> Json:
         if nbytes is not None and read(last, field) is not None:
             last = replaced(last, field, nbytes)
     return last
-
-
-def _fetched_against(windows: Windows, tuning: Json) -> tuple[int, float]:
-    """How many windows had fetches although this tuning has them off, and the seconds that they lost."""
-    if read(tuning, FIELD) != "off":
-        return 0, 0.0
-    whole = (window for window in windows if window.tier == "remote" and not window.namespace)
-    seen = [evidence for window in whole if (evidence := asked(window))]
-    fetched = [evidence for evidence in seen if evidence.saved_s or evidence.lost_s]
-    return len(fetched), -sum(evidence.gain_s for evidence in fetched)
-
-
-def _answer(scratch: History, decision: Decision) -> str:
-    """What the tuner that made a recorded decision answers now."""
-    target = decision.target
-    place = (decision.tuner, target.store, target.tier, target.namespace)
-    found = [a for a in scratch.answers.newest() if (a["tuner"], a["store"], a["tier"], a["pool"]) == place]
-    return str(found[0]["reason"]) if found else NOT_ASKED
-
-
-def _same(would: Sequence[Decision], done: Sequence[Decision], loaded: LoadedPolicy) -> Iterator[tuple[int, Decision]]:
-    """Pairs of decisions that do the same at about the same time."""
-    left = list(done)
-    for one in would:
-        period = settings_of(loaded.policy.for_target(one.target), one.tuner).period
-        near = timedelta(seconds=max(NEAR_S, NEAR_PERIODS * period))
-        match = [other for other in left if _alike(one, other) and abs(other.made_at - one.made_at) <= near]
-        if match:
-            nearest = min(match, key=lambda other: abs(other.made_at - one.made_at))
-            left.remove(nearest)
-            yield one.id, nearest
-
-
-def _alike(one: Decision, other: Decision) -> bool:
-    places = [(each.tuner, each.target.store, each.target.tier, each.target.namespace) for each in (one, other)]
-    ways = [(each.field, direction(each.before, each.after)) for each in (one, other)]
-    return places[0] == places[1] and ways[0] == ways[1]

@@ -6,8 +6,6 @@ from tiertune_agent.records import Now
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_agent.whatif.shapes import Split
 
-NONSENSE = "samples_nonsense"
-
 
 class Prospects:
     def __init__(self, history: History, whatif: FleetWhatif, now: Now, window_s: float) -> None:
@@ -22,7 +20,7 @@ class Prospects:
         self._whatif.resume()
 
     def run(self, this: Round) -> None:
-        """Read the fleet's samples, remember the prospects that are due, and report samples that are nonsense."""
+        """Read the fleet's samples, and remember the prospects that are due."""
         policy = this.policy
         told = self._whatif.round(
             this.fleet,
@@ -33,12 +31,6 @@ class Prospects:
         )
         if told:
             self._history.measured.remember_prospects(told)
-        why = {
-            store: f"{one.message}; {one.times} in a row: sizes are weighed without this store"
-            for store, one in self._whatif.nonsense.items()
-        }
-        incidents = {(NONSENSE, snapshot.store): why.get(snapshot.store, "") for snapshot in this.fleet}
-        self._history.journal.tell_incidents(incidents, self._now())
 
     def _split(self, this: Round) -> Split | None:
         """The split of the last round in which all stores answered: a store that misses a round does not change it."""

@@ -1,9 +1,7 @@
 """Reads observed sources, read-only, by a GET of one address each. Problems are values, not exceptions."""
 
-from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 
 import httpx
 
@@ -19,55 +17,10 @@ from tiertune_agent.records import OBSERVED, Now, Snapshot
 from tiertune_connector.units import Clock
 
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}
-ALIKE = 4
-"""So many byte-identical answers in a row mean that somebody repeats an old one: each new one costs CPU time."""
-ANOTHER = 4
-"""After so many answers in a row of the same older process, it is taken as the present one."""
-BOOTS = 64
-"""More processes than share an address; one that crashes again and again has a new boot each time."""
-CPU = "process_cpu_seconds_total"
-
-
-@dataclass
-class _Known:
-    """What one source reported last."""
-
-    reading: Reading | None = None
-    text: str = ""
-    alike: int = 1
-    boots: deque[str] = field(default_factory=partial(deque, maxlen=BOOTS))
-    """The latest boots of processes that were counted: one that answers again after another is not new."""
-    older: tuple[str, int] = ("", 0)
-    """The boot of a process that began before the one of ``reading``, and its answers in a row."""
-
-    def repeats(self, text: str) -> int:
-        """Number of answers in a row that are identical to this one."""
-        self.alike = self.alike + 1 if text == self.text else 1
-        self.text = text
-        return self.alike
-
-    def falls_back(self, reading: Reading) -> bool:
-        """Whether an older process answers than before; one that goes on answering is taken as the present one."""
-        if self.reading is None or not _older(reading, self.reading):
-            self.older = ("", 0)
-            return False
-        self.older = (reading.boot_id, self.older[1] + 1 if self.older[0] == reading.boot_id else 1)
-        if self.older[1] < ANOTHER:
-            return True
-        self.reading = None
-        return False
-
-    def take(self, reading: Reading) -> Reading | None:
-        """Keep it as the last reading; returns the one before, or None if they cannot be differenced."""
-        before, self.reading = self.reading, reading
-        if reading.boot_id not in self.boots:
-            self.boots.append(reading.boot_id)
-            return before
-        return before if before is None or before.boot_id == reading.boot_id else None
 
 
 class Observer:
-    """Reads all sources at once; keeps the last reading of each, to take the difference to the next."""
+    """Reads all sources at once; keeps each one's last reading, to take the difference to the next of its boot."""
 
     def __init__(
         self,
@@ -82,7 +35,7 @@ class Observer:
         self._now = now
         self._steady_s = steady_s
         self._http = access.client(timeout=TIMEOUT_S, headers=ACCEPT)
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Reading] = {}
 
     def collect(self, taken: Collection[str] = ()) -> list[Heard]:
         """One answer per source, in the order of the settings; ``taken``: names that stores have."""
@@ -96,7 +49,7 @@ class Observer:
     def rows(self, name: str) -> Rows:
         """What the source reported last, as counters since its boot; empty if nothing yet."""
         known = self._known.get(name)
-        return known.reading.rows if known and known.reading else {}
+        return known.rows if known else {}
 
     def forget(self) -> None:
         """Drop all readings, so that the next one of each source counts as its first."""
@@ -118,26 +71,19 @@ class Observer:
         if not made.rows:
             return Trouble(source.name, "store_nonsense", f"{source.url} answers, but with no metrics of {source.kind}")
         try:
-            return self._snapshot(source, text, started_s, made)
+            return self._snapshot(source, started_s, made)
         except Leapt as error:  # the next answer says from where to count on
-            self._known[source.name].reading = None
+            del self._known[source.name]
             return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
 
-    def _snapshot(self, source: ObservedSource, text: str, started_s: float | None, made: Mapped) -> Heard:
-        at, known = self._now(), self._known.setdefault(source.name, _Known())
-        if known.repeats(text) >= ALIKE and CPU in text:
-            message = f"{source.url}: {known.alike} answers in a row are the same to the byte, also its own CPU seconds"
-            return Trouble(source.name, "stale_counters", message)
-        boot = "" if started_s is None else f"{started_s:.2f}"
-        reading = Reading(source.name, boot, self._steady_s(), made.rows)
-        if known.reading is not None and reading.time_s <= known.reading.time_s:
-            known.reading = replace(known.reading, time_s=reading.time_s)  # counts go into the next window
+    def _snapshot(self, source: ObservedSource, started_s: float | None, made: Mapped) -> Heard:
+        at, boot = self._now(), "" if started_s is None else f"{started_s:.2f}"
+        reading, before = Reading(source.name, boot, self._steady_s(), made.rows), self._known.get(source.name)
+        if before is not None and reading.time_s <= before.time_s:
+            self._known[source.name] = replace(before, time_s=reading.time_s)  # counts go into the next window
             return Trouble(source.name, "stale_counters", f"{source.url}: the agent's clock stands still or went back")
-        if known.falls_back(reading):
-            message = "an older process answers than before: several share the address; name each by its own"
-            return Trouble(source.name, "store_nonsense", f"{source.url}: {message}")
-        before = known.take(reading)
-        counted, stages = windows(before, reading, at, still=True) if before else ((), ())
+        counted, stages = windows(before, reading, at, still=True) if before and before.boot_id == boot else ((), ())
+        self._known[source.name] = reading
         return Snapshot(
             store=source.name,
             url=source.url,
@@ -154,7 +100,3 @@ class Observer:
             windows=counted,
             stages=stages,
         )
-
-
-def _older(reading: Reading, before: Reading) -> bool:
-    return bool(reading.boot_id and before.boot_id) and float(reading.boot_id) < float(before.boot_id)

@@ -1,6 +1,7 @@
-"""Reads the stores' samples, resuming where it was. Skips stores that do not answer; also reports nonsense."""
+"""Reads the stores' samples, resuming where it was. Skips stores that do not answer, or answer nonsense."""
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from tiertune_agent.network import at_once
 from tiertune_connector.units import Clock
 from tiertune_connector.whatif.sampler import Pick
 
+log = logging.getLogger(__name__)
 PAGES, PAGES_S = 8, 5.0
 """Most pages and seconds per store and round; the rest is left to the next. A page may take as long as any answer."""
 Totals = Mapping[str, Mapping[str, int]]
@@ -69,16 +71,6 @@ class Answer:
     """Samples that were dropped for lack of room before they were read."""
 
 
-@dataclass(frozen=True)
-class Nonsense:
-    """A store whose samples cannot be understood, and so are not played."""
-
-    url: str
-    message: str
-    times: int
-    """In a row."""
-
-
 class SampleReader:
     """Reads samples; keeps for each store where to go on."""
 
@@ -86,10 +78,10 @@ class SampleReader:
         """``client`` returns the client of a store by its address, ``clock`` monotonic seconds."""
         self.missed = 0
         """Samples of all stores that were dropped for lack of room before they were read."""
-        self.nonsense: dict[str, Nonsense] = {}
-        """Stores, by name, whose last answer was nonsense."""
         self._client = client
         self._clock = clock
+        self._nonsense: set[str] = set()
+        """Addresses whose last answer was nonsense: it is logged once."""
         self._known: dict[str, Header] = {}
         """The last header of each store, which says where to go on."""
 
@@ -97,12 +89,7 @@ class SampleReader:
         """Answers of the stores that give one; ``urls``: addresses by the stores' names."""
         told = [answer for answer in at_once(lambda one: self._read(*one), urls.items()) if answer is not None]
         self._known = {url: known for url, known in self._known.items() if self._client(url)}
-        names = {url: store for store, url in urls.items()}
-        self.nonsense = {
-            store: one
-            for store, one in self.nonsense.items()
-            if self._client(one.url) and names.get(one.url, store) == store
-        }
+        self._nonsense = {url for url in self._nonsense if self._client(url)}
         self.missed += sum(answer.missed for answer in told)
         return told
 
@@ -115,11 +102,11 @@ class SampleReader:
         except httpx.HTTPError:  # the collector of its counters reports a store that is away
             return None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-            before = self.nonsense.get(store)
-            message = f"{url}/v1/samples answers what no store answers: {error!r}"
-            self.nonsense[store] = Nonsense(url, message, before.times + 1 if before else 1)
+            if url not in self._nonsense:
+                log.warning("%s/v1/samples answers what no store answers, sizes are weighed without it: %r", url, error)
+            self._nonsense.add(url)
             return None
-        self.nonsense.pop(store, None)
+        self._nonsense.discard(url)
         return answer
 
     def _pages(self, client: StoreHttp, store: str, url: str) -> Answer:

@@ -1,7 +1,6 @@
 """Reads the stores. One that does not answer, or answers nonsense, becomes a value, never an exception."""
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from functools import partial
 from math import inf
 from typing import Any
@@ -24,8 +23,6 @@ KEPT_S = 60.0
 """How long an idle connection is kept: from one window to the next, and shorter than stores keep it."""
 AHEAD_S = 60.0
 """More than answers take: a store's clock that gains this much on the agent's between two answers was set."""
-LEFT_FOR = timedelta(minutes=1)
-"""How long clients of former stores stay open: longer than any command takes."""
 DAY_S = 86400.0
 
 
@@ -114,18 +111,12 @@ class Collector:
         self._readings: dict[str, tuple[Reading, float]] = {}
         """The last reading of each store, and when it was asked for, in steady seconds."""
         self._renamed = False
-        self._left: list[tuple[StoreHttp, datetime]] = []
-        """Clients of stores that left the fleet, since when; a command may be under way."""
         self._meet()
 
     def look(self) -> bool:
         """Look up the stores; returns whether they have changed, or one answers where another did."""
-        now, others = self._now(), self.roster.look()
+        others = self.roster.look()
         renamed, self._renamed = self._renamed, False
-        for client, at in self._left:
-            if now - at > LEFT_FOR:
-                client.close()
-        self._left = [(client, at) for client, at in self._left if now - at <= LEFT_FOR]
         if others:
             self._meet()
         return others or renamed
@@ -170,13 +161,15 @@ class Collector:
         return self._clients.get(url)
 
     def close(self) -> None:
-        for client in (*self._clients.values(), *(client for client, _ in self._left)):
+        for client in self._clients.values():
             client.close()
 
     def _meet(self) -> None:
-        """Match clients, names and readings to the roster's stores. Others may read them at any time."""
-        stores, now = self.roster.stores, self._now()
-        self._left += [(client, now) for url, client in self._clients.items() if url not in stores]
+        """Match clients, names and readings to the roster's stores. Others may read them at any time.
+
+        The client of a store that left is not closed: a command may be under way, and keeps it until it has ended.
+        """
+        stores = self.roster.stores
         self._clients = {url: self._clients.get(url) or self._made(url) for url in stores}
         self.addresses = {url: store.name or urlsplit(url).netloc for url, store in stores.items()}
         self._names = {url: store.name or self._names.get(url) or self.addresses[url] for url, store in stores.items()}

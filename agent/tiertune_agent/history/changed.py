@@ -68,18 +68,6 @@ class Changed(OfHistory):
         query = select(DecisionRow).where(of, DecisionRow.updated_at >= since, LATELY_STATE.in_(_MEANT))
         return _by_store(self._decided(query.order_by(LATELY_ID)))
 
-    def emptied(self, stores: Collection[str]) -> dict[str, list[Decision]]:
-        """By store, the last change of each capacity, if it set it to zero."""
-        sized = (DecisionRow.field.endswith(".capacity_bytes"), DecisionRow.state.in_(CHANGED))
-        newest = select(func.max(DecisionRow.id)).where(*sized, DecisionRow.store.in_(stores))
-        newest = newest.group_by(DecisionRow.store, DecisionRow.field)
-        splits = select(DecisionRow.id).where(*sized, DecisionRow.store == FLEET)
-        splits = splits.order_by(DecisionRow.id.desc()).limit(100)
-        query = select(DecisionRow).where(or_(DecisionRow.id.in_(newest), DecisionRow.id.in_(splits)))
-        found = _by_store(self._decided(query.order_by(DecisionRow.id))) if stores else {}
-        last = {store: {one.field: one for one in found.get(store, ())}.values() for store in stores}
-        return {store: [one for one in mine if one.after == 0] for store, mine in last.items()}
-
     def undone(self, since: datetime, stores: Collection[str]) -> dict[Where, list[Made]]:
         """Decisions that were rolled back, switched off during their soak, or refused, by what they changed.
 

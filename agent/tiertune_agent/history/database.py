@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sqlite3
 import time
 from pathlib import Path
@@ -98,8 +97,8 @@ def _address(url: str) -> URL:
     if parsed.drivername in ("postgresql", "postgresql+psycopg") and "password" not in parsed.query:
         return parsed.set(drivername="postgresql+psycopg")
     raise UnusableError(
-        f"database: history is kept in an SQLite file (sqlite:///path) or in PostgreSQL (postgresql://user@host/name), "
-        f"not in {shown(parsed)}"
+        "database: history is kept in an SQLite file (sqlite:///path) or in PostgreSQL (postgresql://user@host/name, "
+        f"no password among its parameters), not in {shown(parsed)}"
     )
 
 
@@ -191,38 +190,9 @@ def _write_ahead(engine: Engine) -> None:
             return
 
 
-_PARAMETER = r"invalid (connection option|port number|(\w* )?value)|bad value for|unrecognized configuration parameter"
-_MEND = {
-    "password": "mend the user, or the password in database_password_file, PGPASSFILE or the address",
-    "pg_hba.conf": "allow this user from here in the server's pg_hba.conf, or name another one",
-    "does not exist": "create it, or name another one",
-    "name or service not known": "mend the host in the address",
-    _PARAMETER: "mend or remove that parameter of the address",
-    "permission denied": "grant it to this user, or name another one",
-    "not a database": "name another file",
-    "malformed": "restore it from a backup, or name another file",
-    "readonly": "let this user write it and its folder, or name another file",
-    "unable to open": "let this user write it and its folder, or name another file",
-}
-"""What to do about errors that do not pass by themselves, by patterns of their English message. All else may pass."""
-
-
-def _refused(engine: Engine, what: str, error: Exception) -> DatabaseError:
-    why = _unwritable(engine) or cause(error)
-    said = f"database: {shown(engine.url)} cannot be {what}: {why}"
-    told = re.sub('"[^"]*"', "", why).lower()  # names may have such words, too
-    mend = next((mend for words, mend in _MEND.items() if re.search(words, told)), None)
-    return UnusableError(f"{said}: {mend}") if mend else DatabaseError(said)
-
-
-def _unwritable(engine: Engine) -> str:
-    """Why an SQLite file may not be written; empty: it may, or there is no such file."""
-    path = Path(engine.url.database or "")
-    if engine.dialect.name == "sqlite":
-        for place in (path, path.parent):
-            if place.exists() and not os.access(place, os.W_OK):
-                return f"{place} is readonly"
-    return ""
+def _failed(engine: Engine, what: str, error: Exception) -> DatabaseError:
+    kind = DatabaseError if isinstance(error, OperationalError) else UnusableError  # else it will not pass by itself
+    return kind(f"database: {shown(engine.url)} cannot be {what}: {cause(error)}")
 
 
 def _config() -> "Config":
@@ -246,7 +216,7 @@ def revisions(engine: Engine) -> tuple[str | None, str]:
             if have is None and tables:
                 raise UnusableError("database: it holds tables that are not TierTune's; give it one of its own")
     except SQLAlchemyError as error:
-        raise _refused(engine, "opened", error) from error
+        raise _failed(engine, "opened", error) from error
     return have, str(ScriptDirectory.from_config(_config()).get_current_head())
 
 
@@ -266,7 +236,7 @@ def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str]:
     except CommandError as error:
         raise _newer(have, newest) from error
     except SQLAlchemyError as error:
-        raise _refused(engine, "upgraded", error) from error
+        raise _failed(engine, "upgraded", error) from error
     return have, newest
 
 
@@ -284,8 +254,6 @@ def open_current(url: str, password_file: Path | None = None) -> Engine:
     """An engine on a database at the newest revision: an empty one is filled, an older one is refused."""
     engine = connect(url, password_file)
     have, newest = revisions(engine)
-    if unwritable := _unwritable(engine):
-        raise _refused(engine, "written", PermissionError(unwritable))
     if have is None:
         upgrade(engine)
     elif have != newest:
@@ -293,7 +261,7 @@ def open_current(url: str, password_file: Path | None = None) -> Engine:
     try:
         _write_ahead(engine)
     except SQLAlchemyError as error:
-        raise DatabaseError(f"database: {shown(engine.url)} cannot be opened: {cause(error)}") from error
+        raise _failed(engine, "opened", error) from error
     return engine
 
 

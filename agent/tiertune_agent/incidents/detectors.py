@@ -13,6 +13,7 @@ from tiertune_agent.records import (
     STANDING,
     Decision,
     Histogram,
+    Made,
     Snapshot,
     State,
     Window,
@@ -65,6 +66,8 @@ class Sight:
     now: datetime
     served: bool = False
     """Whether another store found chunks in the remote in the last hour: it reads what this one writes."""
+    made: Sequence[Made] = ()
+    """The last change of each target, however long ago, where a tier has no capacity."""
 
     @property
     def tuning(self) -> Json:
@@ -90,7 +93,7 @@ def unused_tiers(sight: Sight) -> Iterator[str]:
 
 def _no_capacity(sight: Sight, tier: str) -> Iterator[str]:
     field = capacity_field(tier)
-    decided = any(decision.field == field and decision.after == 0 for decision in sight.decisions)
+    decided = any(change.field == field and change.after == 0 for change in sight.made)
     if read(sight.tuning, field) == 0 and not decided:
         yield f"{tier} is configured, but its capacity is 0"
 

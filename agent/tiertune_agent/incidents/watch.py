@@ -49,7 +49,8 @@ class Watch:
         bases = self._history.expectations(snapshot.store for snapshot in snapshots)
         oldest = min((base.since for base in bases.values()), default=now)
         decisions = self._history.changed.made_since(min(oldest, now - REMEMBERED), bases)
-        emptied = self._history.changed.emptied([one.store for one in snapshots if _without_capacity(one)])
+        empty = [one.store for one in snapshots if _without_capacity(one)]
+        last = self._history.changed.last(empty) if empty else {}
         sights, renewed, reading = {}, {}, {store for store, seen in windows.items() if _found_in_remote(seen)}
         for snapshot in snapshots:
             store, base = snapshot.store, bases[snapshot.store]
@@ -59,8 +60,8 @@ class Watch:
                 renewed[store] = now_expected
             lately = [decision for decision in mine if decision.updated_at >= now - REMEMBERED]
             if store in windows:
-                known = lately + emptied.get(store, [])
-                sights[store] = Sight(snapshot, windows[store], known, wanted, now, bool(reading - {store}))
+                made = [change for (_, where, *_), change in last.items() if where == store]
+                sights[store] = Sight(snapshot, windows[store], lately, wanted, now, bool(reading - {store}), made)
         self._history.expect(renewed)
         return sights
 

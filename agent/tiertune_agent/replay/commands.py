@@ -96,7 +96,7 @@ def replay(
     if policy and not any("tuned" in cell.runs for cell in cells):
         raise InputError("--policy: only the run tuned follows a policy; add it to --run")
     rules = _policy(policy) if policy else None
-    cells = [replace(cell, policy=rules, optimum=html_path is not None) for cell in cells]
+    cells = [replace(cell, policy=rules) for cell in cells]
     start, played = perf_counter(), []
     with bar("replay", sum(len(cell.runs) for cell in cells)) as progress:
         step = progress.step

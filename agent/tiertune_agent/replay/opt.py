@@ -1,6 +1,5 @@
 """Belady's optimum for prefix hits: what no online algorithm can beat by much."""
 
-from collections.abc import Iterator
 from heapq import heappop, heappush
 
 import numpy as np
@@ -11,21 +10,16 @@ NEVER = np.iinfo(np.int64).max
 
 
 def opt_hits(trace: Trace, chunks: int) -> int:
-    """Accesses within cached prefixes when the victim is the block whose next request is the furthest."""
-    return sum(opt_prefixes(trace, chunks))
-
-
-def opt_prefixes(trace: Trace, chunks: int) -> Iterator[int]:
-    """How many leading blocks of each request are cached as it arrives.
+    """Accesses within cached prefixes when the victim is the block whose next request is the furthest.
 
     On ties deeper blocks leave first; a block that is not used again is not kept.
     """
     following = next_requests(trace).tolist()
     resident: dict[int, int] = {}  # block: index of its next request
     furthest: list[tuple[int, int, int]] = []  # -next request, -depth, block; outdated entries stay until they surface
-    place = 0
+    place = hits = 0
     for chain in trace.chains:
-        hits, cached = 0, True
+        cached = True
         for depth, block in enumerate(chain):
             cached = cached and block in resident
             hits += cached
@@ -35,12 +29,12 @@ def opt_prefixes(trace: Trace, chunks: int) -> Iterator[int]:
                 continue
             resident[block] = following_request
             heappush(furthest, (-following_request, -depth, block))
-        yield hits
         place += len(chain)
         while len(resident) > chunks:
             negative, _, block = heappop(furthest)
             if resident.get(block) == -negative:
                 del resident[block]
+    return hits
 
 
 def next_requests(trace: Trace) -> Ints:

@@ -75,8 +75,6 @@ class Played:
     scenario: Scenario
     span_s: float
     """Seconds from the first request to the last one."""
-    opt_share: float | None = None
-    """Share of the prompts' tokens that Belady's optimum would hit if all tiers were one cache."""
 
     @property
     def title(self) -> str:
@@ -130,7 +128,7 @@ class Played:
 
     @cached_property
     def hits(self) -> Bars:
-        """Where every run's tokens came from, in per cent; a line across marks the optimum, if it is known."""
+        """Where every run's tokens came from, in per cent."""
         kinds = dict.fromkeys(part.name for run in self.runs for part in run.parts)
         found = [{part.name: part for part in run.parts} for run in self.runs]
 
@@ -144,7 +142,6 @@ class Played:
             tuple(f"{run.name}: {100 * run.hit_share:.1f} %" for run in self.runs),
             tuple(map(piece, kinds)),
             top=100.0,
-            against=None if self.opt_share is None else 100 * self.opt_share,
         )
 
     @cached_property

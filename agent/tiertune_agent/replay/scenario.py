@@ -134,23 +134,28 @@ class Fluctuation(Document):
     step_s: Step = 30.0
 
 
-class LinkSpec(Document):
-    """The link from every node to the remote tier."""
+class Line(Document):
+    """A link's nominal speed."""
 
     gbps: Positive
     """Gigabits per second of the line."""
     efficiency: Share = 0.9
     latency_s: NotNegative = 0.001
     """Per fetch."""
-    per_chunk_s: NotNegative = 0.0002
-    probe_s: Step = 30.0
-    """The bandwidth is probed once in each span of this length."""
-    fluctuation: Fluctuation | None = None
 
     @property
     def bytes_per_s(self) -> float:
         """Nominal bandwidth."""
         return self.gbps * 1e9 / 8 * self.efficiency
+
+
+class LinkSpec(Line):
+    """The link from every node to the remote tier."""
+
+    per_chunk_s: NotNegative = 0.0002
+    probe_s: Step = 30.0
+    """The bandwidth is probed once in each span of this length."""
+    fluctuation: Fluctuation | None = None
 
 
 class ByHand(Document):

@@ -166,10 +166,6 @@ class Stores:
         self.prospects = [prospect for prospect in self.prospects if prospect.start >= since]
         self.windows = self.windows[-KEPT_WINDOWS:]
 
-    def close_probed(self, number: int) -> None:
-        """Close a window so long after a request that only the remote's speed can be new."""
-        self._close_remote(*self._window(number))
-
     def _window(self, number: int) -> tuple[datetime, float]:
         """The window's start (a date) and end (seconds)."""
         at_s = number * self.window_s

@@ -13,7 +13,6 @@ from time import perf_counter
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.contents import arrivals
-from tiertune_agent.replay.opt import opt_prefixes
 from tiertune_agent.replay.report import Played
 from tiertune_agent.replay.scenario import Scenario, load_scenario
 from tiertune_agent.replay.simulate import replay_document, runs_of
@@ -34,8 +33,6 @@ class Cell:
     scenario: Scenario
     runs: tuple[str, ...]
     policy: Policy | None = None
-    optimum: bool = False
-    """Also find what Belady's optimum would hit."""
 
 
 def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] = ()) -> list[Cell]:
@@ -58,8 +55,7 @@ def play(cell: Cell, step: Step = unseen) -> Played:
     """Play one replay in this process; ``step`` is called after each run."""
     trace, scenario = _trace(cell.trace), cell.scenario
     document = replay_document(trace, scenario, cell.runs, perf_counter, policy=cell.policy, step=step)
-    optimum = _optimum(trace, scenario) if cell.optimum else None
-    return Played(document, scenario, arrivals(trace, scenario)[-1], optimum)
+    return Played(document, scenario, arrivals(trace, scenario)[-1])
 
 
 def over_processes(cells: Sequence[Cell], processes: int, step: Step = unseen) -> Iterator[Played]:
@@ -129,13 +125,3 @@ def sweep_document(cells: Sequence[Played], wall_s: float) -> JsonDict:
 def _trace(name: str) -> Trace:
     """The trace; the last one that this process played is kept."""
     return open_trace(name)
-
-
-def _optimum(trace: Trace, scenario: Scenario) -> float:
-    """Share of prompt tokens that are hits; as in runs, a prompt's last token is none, nor what a block has beyond."""
-    tiers, chunk_bytes = scenario.tiers, trace.block_tokens * scenario.model.kv_token_bytes
-    chunks = sum(tier.chunks(trace.unique, chunk_bytes) for tier in (tiers.dram, tiers.disk, tiers.remote))
-    chunks += scenario.engines * (scenario.gpu_cache_tokens // trace.block_tokens)
-    prompts: list[int] = trace.input_len.tolist()
-    hits = zip(opt_prefixes(trace, int(chunks)), prompts, strict=True)
-    return sum(min(blocks * trace.block_tokens, tokens - 1) for blocks, tokens in hits) / sum(prompts)

@@ -119,18 +119,15 @@ class ReplayAgent:
         self.split: list[list[float]] = [[0.0, self._share()]]
 
     def until(self, at_s: float) -> None:
-        """End the windows that are over. Of those in which nothing happens none is played, or its probes alone."""
+        """End the windows that are over, without those in which nothing happens."""
         while at_s >= (self._ended + 1) * self.stores.window_s:
-            idle = self._idle(at_s)
-            if self.gate["remote"].fetch_on:
-                self._ended += idle
-            self._ended += 1
-            self._window(idle=idle > 0)
+            self._ended += self._idle(at_s) + 1
+            self._window()
 
     def _idle(self, at_s: float) -> int:
         """How many windows nothing happens in, up to the last period before ``at_s``.
 
-        So long after a request those that are kept are all empty. Without a request only fetching is switched on again.
+        So long after a request those that are kept are all empty. Fetching is switched on again in that last period.
         """
         settled = self._ended - self._asked >= KEPT_REMOTE
         if not settled or any(change.state is State.SOAKING for change in self.changes):
@@ -149,11 +146,10 @@ class ReplayAgent:
         """Now, which is the end of the last window."""
         return self._ended * self.stores.window_s
 
-    def _window(self, *, idle: bool) -> None:
+    def _window(self) -> None:
         """A window ends."""
         number = self._ended
-        alone = idle and not self.gate["remote"].fetch_on  # then nothing is asked but whether to fetch again
-        (self.stores.close_probed if alone else self.stores.close_window)(number)
+        self.stores.close_window(number)
         self._notice()
         tuners, of_period = self._rule.tuners, number % WINDOWS == 0
         if of_period or (number % FETCH_WINDOWS == 0 and self.stores.news):
@@ -165,7 +161,7 @@ class ReplayAgent:
             asked.append((TierSize(tuners.tier_size), DRAM))
         if number * EvictionSettings.looks % WINDOWS == 0:
             asked.append((EvictionTuner(tuners.eviction), DRAM_POOL))
-        if asked and not alone:
+        if asked:
             self._act(asked)
 
     def _notice(self) -> None:

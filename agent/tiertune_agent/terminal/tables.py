@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -12,8 +11,6 @@ from rich.text import Text
 from tiertune_agent.fields import Json, JsonDict, shown
 
 PIPE_WIDTH = 200
-WIDE = 160
-"""Characters in a line, with which a sentence has room beside the rest of its row."""
 
 
 def terminal() -> Console:
@@ -38,48 +35,29 @@ def pairs(rows: Iterable[tuple[str, str | Text]]) -> Table:
     return table
 
 
-@dataclass(frozen=True)
-class Listing:
-    """Rows that end in a sentence: in a wide terminal a table, in others the sentence stands below the rest."""
-
-    names: Sequence[str]
-    rows: Sequence[Sequence[object]]
-    nothing: str = ""
-    """Said if there are no rows."""
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        rows = [[Text(str(one)) for one in row] for row in self.rows]
-        if not rows:
-            yield Text(self.nothing)
-        elif options.max_width >= WIDE:
-            table = Table(*self.names, box=None, header_style="bold")
-            table.columns[0].no_wrap = True
-            table.columns[-1].overflow = "fold"
-            for row in rows:
-                table.add_row(*row)
-            yield table
-        else:
-            yield Text("  ".join(self.names[:-1]), style="bold")
-            for *row, sentence in rows:
-                yield Text("  ").join(row)
-                yield Padding(sentence, (0, 0, 0, 4))
+def listing(names: Sequence[str], rows: Iterable[Sequence[object]], nothing: str = "") -> Group:
+    """Rows that end in a sentence, which stands below the rest; ``nothing`` is said if there are none."""
+    told: list[RenderableType] = []
+    for *row, sentence in rows:
+        told += Text("  ".join(map(str, row))), Padding.indent(Text(str(sentence)), 4)
+    return Group(Text("  ".join(names[:-1]), style="bold"), *told) if told else Group(nothing)
 
 
 def _moment(told: object) -> str:
     return str(told)[:19].replace("T", " ")
 
 
-def decisions_table(decisions: Sequence[Json]) -> Listing:
+def decisions_table(decisions: Sequence[Json]) -> Group:
     names = ("id", "at (UTC)", "tuner", "store", "tier", "from", "to", "state", "reason")
     told = ({**one, "at (UTC)": _moment(one["created_at"]), **_change(one)} for one in decisions)
-    return Listing(names, [[one[name] for name in names] for one in told], nothing="no decisions")
+    return listing(names, ([one[name] for name in names] for one in told), nothing="no decisions")
 
 
 def _change(decision: Json) -> dict[str, str]:
     return {name: shown(decision["field"], decision[name]) for name in ("from", "to")}
 
 
-def audit_table(rows: Sequence[Json]) -> Listing:
+def audit_table(rows: Sequence[Json]) -> Group:
     """A command that was refused is called so; its detail says why."""
     told = [
         [
@@ -91,7 +69,7 @@ def audit_table(rows: Sequence[Json]) -> Listing:
         ]
         for row in rows
     ]
-    return Listing(("at (UTC)", "who", "from", "what", "detail"), told, nothing="no commands")
+    return listing(("at (UTC)", "who", "from", "what", "detail"), told, nothing="no commands")
 
 
 def decision_table(decision: JsonDict) -> Table:
@@ -132,9 +110,9 @@ def _run(name: str, run: Json) -> tuple[str, ...]:
     return (name, *times, *shares, f"{run['fetched_bytes'] / 1e9:.1f}", f"= {run['is']}" if "is" in run else "")
 
 
-def backtest_table(rows: Sequence[Sequence[str]]) -> Listing:
-    """What a policy would have done; the last of each row is the reason."""
-    return Listing(("at", "tuner", "change", "outcome", "reason"), rows)
+def backtest_table(rows: Sequence[Sequence[str]], *by: str) -> Group:
+    """What a policy would have done; a column ``by`` tells it from what was done."""
+    return listing(("at", *by, "tuner", "change", "outcome", "reason"), rows)
 
 
 def _figures(table: Table, *names: str) -> None:

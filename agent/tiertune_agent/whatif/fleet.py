@@ -9,9 +9,7 @@ from itertools import chain
 from math import log
 from typing import NamedTuple
 
-import numpy as np
-
-from tiertune_agent.collector.samples import Answer, Nonsense, SampleReader
+from tiertune_agent.collector.samples import Answer, SampleReader
 from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Snapshot
@@ -20,7 +18,6 @@ from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape,
 from tiertune_agent.whatif.terms import KnownCosts, Terms
 from tiertune_connector.units import Clock
 from tiertune_connector.whatif.chain import ChainGhosts, SampledRequest, Shape
-from tiertune_connector.whatif.sampler import hashes, threshold
 
 KEPT_SAMPLES = 32_768
 """Samples kept of each namespace, to warm the ghosts of a new grid."""
@@ -86,15 +83,14 @@ class _Namespace:
         self.ghosts.take()
 
     def replan(self, plan: GhostPlan) -> None:
-        """Simulate another plan, warmed with recent requests if their sampling rate suffices for it."""
-        fits = plan.seed == self.plan.seed and plan.rate <= self.plan.rate
-        thinned = plan.rate < self.plan.rate
+        """Simulate another plan, warmed with recent requests if they were sampled alike."""
+        fits = (plan.seed, plan.rate) == (self.plan.seed, self.plan.rate)
         self.plan, self.ghosts = plan, _ghosts(plan)
         kept = list(self.log) if fits else []
         self.log.clear()
         self.logged = 0
         for seen, terms in kept:
-            self.play(_thinned(seen, plan) if thinned else seen, terms, told=True)
+            self.play(seen, terms, told=True)
 
 
 class Pace:
@@ -141,11 +137,6 @@ class FleetWhatif:
     def resume(self) -> None:
         """Play what came meanwhile without reporting it, so that the miniature fleets hold what the real one does."""
         self._resumed = True
-
-    @property
-    def nonsense(self) -> Mapping[str, Nonsense]:
-        """Stores whose samples could not be understood when they last answered."""
-        return self._reader.nonsense
 
     def round(
         self,
@@ -274,13 +265,6 @@ def _ghosts(plan: GhostPlan) -> ChainGhosts:
         remote_chunk_bytes=plan.remote_chunk_bytes,
         prefix_routed=(plan.now,) if plan.now in plan.shapes else (),
     )
-
-
-def _thinned(seen: SampledRequest, plan: GhostPlan) -> SampledRequest:
-    """The request as the plan's lower rate would have sampled it."""
-    low = hashes([sample.key for sample in seen.samples], plan.seed) < np.uint64(threshold(plan.rate))
-    kept = [sample for sample, under in zip(seen.samples, low.tolist(), strict=True) if under or sample.hot]
-    return seen._replace(samples=kept)
 
 
 def _shares(namespace: str, fleet: Sequence[Snapshot]) -> tuple[float, float]:

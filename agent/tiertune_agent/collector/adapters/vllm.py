@@ -27,10 +27,7 @@ def mapped(told: Exposition, hints: Hints) -> Mapped:
     made = Mapped()
     made.tiers["gpu"] = "the engine's prefix cache"
     made.put("requests_total", told.total("vllm:time_to_first_token_seconds_count"), salted="unknown")
-    prompts = told.total(PROMPTS)
-    made.put("prompt_tokens_total", prompts, stage=STAGE)
-    if prompts is None:
-        made.unknown.append("prompt tokens, and shares of them: this version of the engine does not tell them")
+    made.put("prompt_tokens_total", told.total(PROMPTS), stage=STAGE)
     own_tiers = (
         *told.split("vllm:kv_offload_tiering_chunk_queries_total", "tier"),
         *told.split("vllm:kv_offload_tiering_active_cascade_jobs", "tier"),
@@ -62,17 +59,8 @@ def _tier(own: str) -> str:
 
 def _found(told: Exposition, made: Mapped, beyond: str, *, staging: bool, ambiguous: bool) -> None:
     prompts, sources = told.total(PROMPTS), told.split("vllm:prompt_tokens_cached_by_source_total", "source")
-    if prompts is None or not sources:  # a version that does not tell them apart
-        found, found_outside = told.total("vllm:prefix_cache_hits_total"), told.total(FOUND_OUTSIDE)
-        made.found("gpu", found, told.total("vllm:prefix_cache_queries_total"), origin="self")
-        if found is None:
-            made.unknown.append("hits of the engine's prefix cache: this version of the engine does not tell them")
-        only = beyond if not staging else "" if beyond or ambiguous else "staging"
-        if only:
-            made.found(only, found_outside, told.total("vllm:external_prefix_cache_queries_total"))
-        elif staging or found_outside:
-            made.found_somewhere(found_outside)
-            made.unknown.append("hits beyond the GPU by tier: this version of the engine does not tell them apart")
+    if prompts is None or not sources:
+        made.unknown.append("prompt tokens, or where they were found: this version of the engine does not tell them")
         return
     left, outside = prompts, sum(sources.values()) - sources.get("device", 0.0)
     made.found("gpu", sources.get("device"), left, origin="self")

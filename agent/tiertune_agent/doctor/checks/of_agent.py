@@ -10,7 +10,6 @@ SILENT_WINDOWS = 3
 INCIDENTS = {
     "stale_counters": "look at the host's clock and at the store's log: its counters stand still, so nothing is tuned",
     "store_nonsense": "write the store's own address into the agent's stores: another program answers there",
-    "samples_nonsense": "run one version of store and agent: its samples cannot be read, so no size is tried out",
     "store_misnamed": "write the store's own name, or none, into the agent's stores",
     "duplicate_store": "give each store a name of its own, or take out the address that its store has left",
     "tier_unused": "take the tier away, or give it what it lacks: capacity, fetch on, a lower min_fetch_tokens",
@@ -31,7 +30,7 @@ ALSO_LOOKED_FOR = {
 OF_SOURCES = {
     "store_unreachable": "start it, or mend its address under observe; for https:// also stores_ca_file",
     "store_nonsense": "mend its address and kind under observe; vLLM tells nothing with --disable-log-stats",
-    "stale_counters": "look at what stands between agent and source, such as a proxy that keeps answers, and at clocks",
+    "stale_counters": "look at the clock of the agent's host",
     "tier_unused": "take the tier out of its own settings, or give it room: TierTune changes nothing there",
 }
 """What mends an incident of an observed source, where that differs."""
