@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiertune_connector.cost import TOKENS_ONLY, Backlog, ModelShape, PrefillCost
-from tiertune_connector.cost.backlog import BLOCK
 from tiertune_connector.cost.prefill import REACH
 
 SHAPE = ModelShape(params=8.03e9, layers=32, width=4096)
@@ -50,10 +49,10 @@ def test_a_request_that_decodes_or_ended_is_no_backlog(ends):
 def test_requests_that_ended_leave_nothing_behind():
     """An engine serves millions; of each one that is over, not even its place in the row is kept."""
     backlog = Backlog(prefill())
-    for number in range(3 * BLOCK):
+    for number in range(100):
         backlog.arrived(str(number), 1000)
         backlog.left(str(number))
-    assert (len(backlog), backlog._blocks) == (0, {})
+    assert (len(backlog), backlog._tokens, backlog._flops) == (0, {}, {})
 
 
 def test_the_others_are_all_that_are_not_finished_but_oneself():
@@ -92,7 +91,7 @@ def test_of_each_request_ahead_as_much_is_believed_as_of_one():
     cost = PrefillCost(TOKENS_ONLY)
     for n in (10, 20, 40):
         cost.observe_step([(0, n)], 0.001 * n)
-    backlog, ahead = Backlog(cost), 2 * BLOCK + 3
+    backlog, ahead = Backlog(cost), 67
     for number in range(ahead + 1):
         backlog.arrived(str(number), 100_000)
     assert backlog.seconds("1") == pytest.approx(0.001 * REACH * 40)
@@ -100,10 +99,11 @@ def test_of_each_request_ahead_as_much_is_believed_as_of_one():
 
 
 def test_a_prompt_of_one_token_waits_and_an_empty_one_does_not():
-    """Nothing of the latter is to be computed."""
+    """Nothing of the latter is to be computed, whatever is said to be."""
     backlog = Backlog(prefill())
     backlog.arrived("a", 1)
     backlog.arrived("b", 0)
+    backlog.computed("b", -1)
     assert (len(backlog), backlog.others("b")) == (1, 1)
 
 
@@ -115,10 +115,10 @@ events = st.lists(
 
 @given(events=events)
 def test_it_is_the_sum_over_those_before(events):
-    """Whatever came, went and was computed, told without the sums over blocks."""
+    """Whatever came, went and was computed, told without the queue's code."""
     backlog, cost = Backlog(prefill()), prefill()
     waiting: dict[int, tuple[int, int]] = {}
-    for number in range(100):  # more than one block
+    for number in range(100):
         backlog.arrived(str(number), 100 + number)
         waiting[number] = (0, 100 + number)
     for kind, number, tokens in events:

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -281,6 +282,23 @@ def test_small_steps_do_not_drown_what_large_ones_told():
         n = rng.randint(64, 256)
         cost.observe_step([(0, n)], truth(0, n) * rng.uniform(0.9, 1.1))
     assert cost.seconds(0, 16_384) == pytest.approx(truth(0, 16_384), rel=0.15)
+
+
+@given(
+    starts=st.lists(st.integers(0, 100_000), min_size=1),
+    step_tokens=st.sampled_from([0, 2048]),
+    steps=st.integers(0, 9),
+)
+def test_many_beginnings_are_told_at_once(starts, step_tokens, steps):
+    """Each costs what it costs alone, whether its overhead adds or is hidden, and before anything was learned."""
+    for prior in (None, SECONDS_PER_FLOP):
+        cost = PrefillCost(LLAMA_70B, seconds_per_flop=prior, step_tokens=step_tokens)
+        for step in range(steps):
+            n = 16 << step
+            cost.observe_step([(0, n)], max(0.02, truth(0, n)))
+        alone = [cost.seconds(h, 100_001) for h in starts]
+        each = cost.each_s(np.array(starts, float), 100_001)
+        assert alone == ([None] * len(starts) if each is None else pytest.approx(each.tolist()))
 
 
 def test_requests_share_steps():

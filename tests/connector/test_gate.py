@@ -4,6 +4,7 @@ from collections import Counter
 from functools import partial
 from math import exp
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,7 +68,7 @@ def choose(
 
 def hiding(h, n, floor_s=0.05):
     """As a GPU: its launches hide a short prefill, and are hidden by a long one."""
-    return max(floor_s, prefill(h, n))
+    return np.maximum(floor_s, prefill(h, n))
 
 
 def total(tiers, cut, *, prompt, computed, fetch, cost=prefill, backlog_s=0.0, others=ALONE, copy_s=0.0, doubted=True):
@@ -260,6 +261,13 @@ def test_in_doubt_local_chunks_are_fetched_and_remote_ones_are_not(fetch, cost):
     decision = choose(["dram", "dram", "remote", "dram"], fetch=fetch, cost=cost)
     assert decision.cut == 2
     assert decision.candidates[1].reason == Reason.UNKNOWN_COST
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_costs_that_no_fetch_has_gain_nothing(number):
+    """A store that is out of its mind makes nobody fetch from its remote, and nobody fail; local chunks still come."""
+    fetch = {"dram": FREE, "remote": FetchEstimate(number, 0.0, 1e9)}
+    assert choose(["dram", "dram", "remote", "dram"], fetch=fetch).cut == 2
 
 
 def test_what_is_computed_is_not_fetched():

@@ -10,25 +10,20 @@ and a backlog hides it only if the backlog lasts as long as a slow fetch. The co
 A second of prefill, or of the link to the remote, also makes others wait: the gate weighs the cut at its price for all
 (``others``). The seconds that it reports are the request's own.
 
-Recomputing a prefix gets dearer with its length faster than fetching it. So within a run of chunks in one tier the time
-saved is convex, except where the backlog ceases to hide the slow or the quick fetch. Only these can be best: no fetch,
-the two cuts around either point (or the first cut that is long enough to be fetched), and the ends of runs. The
-prompt's last chunk is a run of its own: it saves less if the prompt ends within or with it, as its last token is always
-computed. A step may take its overhead however few tokens are left (`PrefillCost`); then the last chunks take nothing
-off it. Runs end where that begins, and a chunk before.
+All cuts are weighed at once, and the shortest of the best is taken. The prompt's last token is always computed.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
 from math import exp
 
 import msgspec
+import numpy as np
 
 from tiertune_connector.cost.fetch import FetchEstimate, Predicted
 from tiertune_connector.cost.others import ALONE, Others
+from tiertune_connector.cost.prefill import Floats
 
 REMOTE = "remote"
 MANY = 1 << 31
@@ -163,7 +158,7 @@ def decide(
     chunk_tokens: int,
     chunk_bytes: int,
     fetch: Mapping[str, FetchEstimate | None],
-    prefill: Callable[[int, int], Predicted],
+    prefill: Callable[[Floats, int], Floats | None],
     settings: Mapping[str, GateSettings],
     backlog_s: float = 0.0,
     others: Others = ALONE,
@@ -173,75 +168,42 @@ def decide(
     """Choose how many leading chunks to have; ``tiers[i]`` holds chunk i of the prompt, from its head, without gaps.
 
     The first ``computed_tokens`` have KV on the GPU already and cost nothing. ``prefill(h, n)`` predicts the seconds of
-    computing tokens h to n of the prompt, without backlog; a fetch overlaps ``backlog_s``. ``others`` set the price of
-    a prefill and of the link to the remote; local tiers have none. ``copy_s``: seconds of copying a fetched chunk to
-    the engine's device, whatever its tier. A tier that ``fetch`` does not name has an unknown cost, one that
-    ``settings`` does not name the default settings. If a cost is unknown, local chunks are fetched and remote ones not.
-    At ``most`` so many leading chunks can be had: there is no room for more.
+    computing tokens h to n of the prompt, for each h, without backlog; a fetch overlaps ``backlog_s``. ``others`` set
+    the price of a prefill and of the link to the remote; local tiers have none. ``copy_s``: seconds of copying a
+    fetched chunk to the engine's device, whatever its tier. A tier that ``fetch`` does not name has an unknown cost,
+    one that ``settings`` does not name the default settings. If a cost is unknown, local chunks are fetched and remote
+    ones not. At ``most`` so many leading chunks can be had: there is no room for more.
     """
     first = computed_tokens // chunk_tokens
     if first >= len(tiers):
         return GateDecision(first, "", Reason.NO_HIT, 0.0, 0.0, backlog_s=backlog_s)
-    left_s = _Left(computed_tokens, prompt_tokens, chunk_tokens, prefill)
-    bends = left_s.bends(first, len(tiers))
+    had = chunk_tokens * np.arange(first, len(tiers) + 1.0)
+    had[0] = computed_tokens
+    left_s = prefill(np.minimum(had, prompt_tokens - 1.0), prompt_tokens)
     offers: dict[str, _Offer] = {}
-    runs: list[_Run] = []
-    end = first
+    end = 0
     for tier, chunks in groupby(tiers[first:]):
         start, end = end, end + len(list(chunks))
         offer = offers.get(tier)
         if offer is None:
             bounds, estimate = settings.get(tier, _DEFAULT), fetch.get(tier)
-            unknown = estimate is None or left_s[first] is None
+            unknown = estimate is None or left_s is None
             least = -(-bounds.min_fetch_tokens // chunk_tokens)
             costs = estimate, chunk_bytes, others.transfer_price if tier == REMOTE else 1.0
             offer = offers[tier] = _Offer(tier, bounds, *costs, copy_s=copy_s, unknown=unknown, least=least)
-            if start >= most:
+            if first + start >= most:
                 offer.refusal = offer.refusal or Reason.NO_ROOM
         offer.runs.append((start, end))
-        room = min(end, most)
-        for cut in (*(cut for cut in bends if cut < room), room):
-            if start < cut:
-                runs.append((offer, start, cut))
-                start = cut
-    cut = _best_cut(first, runs, left_s, backlog_s, others.prefill_price)
-    last = tiers[cut - 1 if cut > first else -1]
-    return _decision(cut, last, offers, left_s, backlog_s=backlog_s, prefills=others.prefills)
-
-
-@dataclass(eq=False)
-class _Left(dict[int, Predicted]):
-    """Predicted prefill by the number of leading chunks had; at least the last token is always computed."""
-
-    computed: int
-    prompt: int
-    chunk_tokens: int
-    prefill: Callable[[int, int], Predicted]
-
-    def __missing__(self, cut: int) -> Predicted:
-        there = min(max(self.computed, cut * self.chunk_tokens), self.prompt - 1)
-        left_s = self[cut] = self.prefill(there, self.prompt)
-        return left_s
-
-    def saved_s(self, start: int, end: int) -> Predicted:
-        """Predicted seconds that having chunks ``start`` to ``end`` takes off the prefill."""
-        before, after = self[start], self[end]
-        return None if before is None or after is None else before - after
-
-    def bends(self, first: int, end: int) -> list[int]:
-        """Cuts up to ``end`` after which a chunk may take less off the prefill than the chunk before it."""
-        flat, least = end, self[end]
-        if least is not None and self[end - 1] == least:
-            flat = bisect_left(range(end), True, lo=first, key=lambda cut: (self[cut] or 0.0) <= least)
-        return sorted({flat - 1, flat, (self.prompt - 1) // self.chunk_tokens})
+    fetched = _best(offers.values(), left_s, end, most=most - first, backlog_s=backlog_s, others=others)
+    last = tiers[first + fetched - 1 if fetched else -1]
+    return _decision(first, fetched, last, offers, left_s, backlog_s=backlog_s, prefills=others.prefills)
 
 
 class _Offer:
-    """One tier's chunks of one request."""
+    """One tier's chunks of one request, counted from the first that is not computed."""
 
     __slots__ = (
-        "_chunk_bytes", "_chunk_s", "_estimate", "_fixed_s",
-        "copy_s", "least", "quick", "refusal", "runs", "slow", "tier", "unknown",
+        "_chunk_bytes", "_estimate", "copy_s", "least", "quick_s", "refusal", "runs", "slow_s", "tier", "unknown",
     )  # fmt: skip
 
     def __init__(
@@ -271,39 +233,39 @@ class _Offer:
         self._estimate = estimate
         self._chunk_bytes = chunk_bytes
         self.copy_s = copy_s
-        self._fixed_s = self._chunk_s = 0.0
+        self.slow_s = self.quick_s = (0.0, 0.0)
+        """Seconds, at their price, of a slow and a quick fetch: its fixed part, and that of each chunk; 0 if unknown.
+
+        Alike for local chunks: in doubt they are fetched, as when a cost is unknown.
+        """
         if estimate is not None:
-            one_s, two_s = estimate.seconds(1, chunk_bytes), estimate.seconds(2, 2 * chunk_bytes)
-            own_s = one_s - estimate.queue_s
-            self._chunk_s = bounds.margin * price * (two_s - one_s)
-            self._fixed_s = bounds.margin * (price * own_s + estimate.queue_s) - self._chunk_s
-        self.slow = self.quick = 1.0
-        """Factors on a fetch's prediction; 1 for local chunks: in doubt they are fetched, as when a cost is unknown."""
-        if tier == REMOTE and estimate is not None and estimate.doubt:
-            self.slow = exp(estimate.doubt)
-            self.quick = 1.0 / self.slow
+            fixed_s = bounds.margin * (price * estimate.t0_s + estimate.queue_s)
+            chunk_s = bounds.margin * price * (estimate.per_chunk_s + chunk_bytes / estimate.bytes_per_s)
+            slow = exp(estimate.doubt) if tier == REMOTE else 1.0
+            self.slow_s = slow * fixed_s, slow * chunk_s + copy_s
+            self.quick_s = fixed_s / slow, chunk_s / slow + copy_s
 
-    def price_s(self, chunks: int, factor: float) -> float:
-        """Seconds, at their price, of a fetch that takes ``factor`` times its prediction; an unknown cost is 0."""
-        if not chunks or self._estimate is None:
-            return 0.0
-        return factor * (self._fixed_s + self._chunk_s * chunks) + self.copy_s * chunks
+    def enough(self) -> int:
+        """The first cut with as many chunks as are worth a fetch."""
+        missing = self.least
+        for start, end in self.runs:
+            if missing <= end - start:
+                return start + missing
+            missing -= end - start
+        return MANY
 
-    def hidden(self, seconds: float, factor: float) -> int:
-        """Chunks whose price is at most ``seconds``."""
-        over_s, chunk_s = seconds - factor * self._fixed_s, factor * self._chunk_s + self.copy_s
-        return int(min(over_s / chunk_s, MANY)) if over_s > 0 < chunk_s else 0
-
-    def candidate(self, cut: int, left_s: _Left, backlog_s: float, prefills: int) -> Candidate:
+    def candidate(self, cut: int, left_s: Floats | None, backlog_s: float, prefills: int) -> Candidate:
         taken = [(start, min(end, cut)) for start, end in self.runs if start < cut]
         fetched = sum([end - start for start, end in taken])
         chunks = sum([end - start for start, end in self.runs])
         priced, estimate = fetched or chunks, self._estimate
         fetch_s = None if estimate is None else estimate.seconds(priced, priced * self._chunk_bytes)
-        recompute_s = _sum([left_s.saved_s(start, end) for start, end in taken or self.runs])
-        if recompute_s is not None and fetch_s is not None:
-            copied_s = self.copy_s * priced
-            recompute_s = max(0.0, recompute_s + min(backlog_s, fetch_s + copied_s) - copied_s)
+        recompute_s = None
+        if left_s is not None:
+            recompute_s = float(sum([left_s[start] - left_s[end] for start, end in taken or self.runs]))
+            if fetch_s is not None:
+                copied_s = self.copy_s * priced
+                recompute_s = max(0.0, recompute_s + min(backlog_s, fetch_s + copied_s) - copied_s)
         if fetched:
             reason = Reason.UNKNOWN_COST if self.unknown else Reason.CHEAPER
         else:
@@ -311,67 +273,45 @@ class _Offer:
         return Candidate(self.tier, chunks, fetched, reason, fetch_s, recompute_s, backlog_s, prefills)
 
 
-_Run = tuple[_Offer, int, int]
-"""A tier's offer, and first and end of chunks that follow each other in it."""
 _DEFAULT = GateSettings()
 
 
-def _best_cut(first: int, runs: Sequence[_Run], left_s: _Left, backlog_s: float, prefill_price: float) -> int:
-    best, gained, slow_s, quick_s = first, 0.0, 0.0, 0.0
-    met: dict[_Offer, int] = {}
-    short: set[_Offer] = set()
-    for offer, start, end in runs:
+def _best(
+    offers: Collection[_Offer], left_s: Floats | None, chunks: int, *, most: int, backlog_s: float, others: Others
+) -> int:
+    """How many of the ``chunks`` to fetch, at most ``most``."""
+    fetch_s = np.zeros((2, chunks + 1))  # of each chunk, if fetches are slow and if they are quick
+    for offer in offers:
+        for row, (fixed_s, chunk_s) in zip(fetch_s, (offer.slow_s, offer.quick_s), strict=True):
+            for start, end in offer.runs:
+                row[start + 1 : end + 1] = chunk_s
+            row[offer.runs[0][0] + 1] += fixed_s
+    if left_s is None:
+        gain = np.arange(chunks + 1.0)  # nobody knows: all that may be fetched
+    else:
+        slow_s, quick_s = np.maximum(fetch_s.cumsum(axis=1) - backlog_s, 0.0)
+        gain = others.prefill_price * (left_s[0] - left_s) - 0.5 * (slow_s + quick_s)
+    for offer in offers:
+        start = offer.runs[0][0]
+        gain[start + 1 : offer.enough()] = 0.0
         if offer.refusal:
-            break
-        had = met.get(offer, 0)
-        if had:
-            slow_s -= offer.price_s(had, offer.slow)
-            quick_s -= offer.price_s(had, offer.quick)
-            short.discard(offer)
-        for cut in _worth_weighing(offer, had, start, end, (backlog_s - slow_s, backlog_s - quick_s)):
-            met[offer] = chunks = had + cut - start
-            if short or chunks < offer.least:
-                continue
-            saved = left_s.saved_s(first, cut)
-            gain = None
-            if saved is not None:
-                slow_late_s = max(0.0, slow_s + offer.price_s(chunks, offer.slow) - backlog_s)
-                quick_late_s = max(0.0, quick_s + offer.price_s(chunks, offer.quick) - backlog_s)
-                gain = prefill_price * saved - 0.5 * (slow_late_s + quick_late_s)
-            if gain is None or gain > gained:
-                best, gained = cut, gain or gained
-        slow_s += offer.price_s(met[offer], offer.slow)  # as of the run's end
-        quick_s += offer.price_s(met[offer], offer.quick)
-        if met[offer] < offer.least:
-            short.add(offer)
-    return best
-
-
-def _worth_weighing(offer: _Offer, had: int, start: int, end: int, hidden_s: tuple[float, float]) -> list[int]:
-    """Cuts, the run's end last; before it, if the backlog hides only a part of the fetch, the two where it ceases to.
-
-    ``hidden_s`` of the backlog is left for the tier's fetch: if the fetches before are slow, and if they are quick.
-    ``had`` of the tier's chunks are in runs before.
-    """
-    cuts = [end]
-    if hidden_s[1] <= 0 or end - start == 1:
-        return cuts
-    for factor, left_s in zip((offer.slow, offer.quick), hidden_s, strict=True):
-        if 0 < left_s < offer.price_s(had + end - start, factor):
-            hidden = max(offer.hidden(left_s, factor), offer.least)  # fewer are not fetched
-            cut = start + max(0, min(hidden - had, end - start - 1))
-            cuts = [cut, cut + 1, *cuts] if cut > start else [cut + 1, *cuts]
-        if hidden_s[0] == hidden_s[1] and offer.slow == 1.0:
-            break
-    return cuts
+            most = min(most, start)
+    return int(np.fmax(gain[: max(0, most) + 1], 0.0).argmax())  # a cost that is no number gains nothing
 
 
 def _decision(
-    cut: int, tier: str, offers: Mapping[str, _Offer], left_s: _Left, *, backlog_s: float, prefills: int
+    first: int,
+    fetched: int,
+    tier: str,
+    offers: Mapping[str, _Offer],
+    left_s: Floats | None,
+    *,
+    backlog_s: float,
+    prefills: int,
 ) -> GateDecision:
     candidates, ahead_s = [], backlog_s
     for offer in offers.values():
-        candidate = offer.candidate(cut, left_s, ahead_s, prefills)
+        candidate = offer.candidate(fetched, left_s, ahead_s, prefills)
         copied_s = offer.copy_s * (candidate.fetched or candidate.chunks)
         ahead_s = max(0.0, ahead_s - (candidate.fetch_s or 0.0) - copied_s)
         candidates.append(candidate)
@@ -379,7 +319,7 @@ def _decision(
     fetch_s = _sum([candidate.fetch_s for candidate in chosen])
     recompute_s = _sum([candidate.recompute_s for candidate in chosen])
     reason = candidates[list(offers).index(tier)].reason
-    return GateDecision(cut, tier, reason, fetch_s, recompute_s, tuple(candidates), backlog_s)
+    return GateDecision(first + fetched, tier, reason, fetch_s, recompute_s, tuple(candidates), backlog_s)
 
 
 def _sum(parts: Iterable[Predicted]) -> Predicted:

@@ -11,10 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import frexp, log
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tiertune_connector.cost.fetch import PLAUSIBLE_S, Predicted
 
+Floats = NDArray[np.float64]
+Number = TypeVar("Number", float, Floats)
 Spans = Sequence[tuple[int, int]]
 """Tokens that a step computes, one span (first, end) per request."""
 
@@ -30,7 +35,7 @@ class ModelShape:
     width: int
     """Attention width: heads times head dimension."""
 
-    def flops(self, h: int, n: int) -> float:
+    def flops(self, h: Number, n: int) -> Number:
         """FLOPs of prefilling tokens ``h`` to ``n``: 2 P (n-h) + 2 L d (n² - h²)."""
         return 2 * self.params * (n - h) + 2 * self.layers * self.width * (n * n - h * h)
 
@@ -139,6 +144,18 @@ class PrefillCost:
         if self.samples >= MIN_SAMPLES:
             flops = min(flops, REACH * self._largest * max(steps, requests))
         return self._both(self._overhead_s * steps, self._per_flop * flops)
+
+    def each_s(self, h: Floats, n: int) -> Floats | None:
+        """`seconds` for each ``h``."""
+        if self._per_flop is None:
+            return None
+        steps = np.maximum(1.0, (n - h) / self.step_tokens) if self.step_tokens else 1.0
+        flops = self.shape.flops(h, n)
+        if self.samples >= MIN_SAMPLES:
+            flops = np.minimum(flops, REACH * self._largest * steps)
+        form = np.maximum if self._hidden else np.add
+        seconds: Floats = form(self._overhead_s * steps, self._per_flop * flops)
+        return seconds
 
     def observe_step(self, spans: Spans, seconds: float) -> None:
         """A step computed the tokens ``spans`` (first, end), one span per request, in ``seconds``.

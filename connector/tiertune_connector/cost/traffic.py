@@ -5,6 +5,8 @@ does not care whose a chunk is. So bytes are counted from when the way gets busy
 time is cut into pieces, once enough has come that what is half done at both ends does not matter.
 """
 
+from collections import Counter
+from heapq import nlargest
 from math import ceil
 
 from tiertune_connector.cost.fetch import FetchCost, FetchEstimate, Predicted
@@ -24,7 +26,7 @@ class Traffic:
         """Loads waiting for any of the chunks."""
         self._chunks = self._bytes = 0
         """Under way."""
-        self._sizes: dict[int, int] = {}
+        self._sizes = Counter[int]()
         """How many of these chunks have each size, by bytes."""
         self._since = 0.0
         """When the present piece began; meaningless while the way is quiet."""
@@ -40,7 +42,7 @@ class Traffic:
             self._begin(now)
         self._chunks += 1
         self._bytes += nbytes
-        self._sizes[nbytes] = self._sizes.get(nbytes, 0) + 1
+        self._sizes[nbytes] += 1
         estimate = self.cost.estimate(now)
         return None if estimate is None else estimate.seconds(self._chunks, self._bytes)
 
@@ -48,10 +50,9 @@ class Traffic:
         """A chunk that was asked for is here, or will not come; an immediate failure says nothing of speed."""
         self._chunks -= 1
         self._bytes -= nbytes
-        if self._sizes[nbytes] == 1:
+        self._sizes[nbytes] -= 1
+        if not self._sizes[nbytes]:
             del self._sizes[nbytes]
-        else:
-            self._sizes[nbytes] -= 1
         if came:
             self._came_chunks += 1
             self._came_bytes += nbytes
@@ -72,8 +73,9 @@ class Traffic:
         if predicted_s is not None and actual_s > predicted_s:
             self.cost.judge(predicted_s, actual_s)
         if self._chunks:
-            chunks, most = self._half_done()
-            chunks, most = self._came_chunks + chunks, self._came_bytes + most
+            sizes = [size for size, count in self._sizes.items() for _ in range(min(count, FETCHED_AT_ONCE))]
+            half_done = nlargest(FETCHED_AT_ONCE, sizes)
+            chunks, most = self._came_chunks + len(half_done), self._came_bytes + sum(half_done)
             self.cost.observe(chunks, most, now - self._since, now, at_least=True)
 
     def stalled(self, now: float) -> None:
@@ -94,14 +96,6 @@ class Traffic:
             return estimate
         queue_s = estimate.seconds(before, max(0, self._bytes - nbytes)) - estimate.t0_s
         return self.cost.estimate(now, queue_s, transfers)
-
-    def _half_done(self) -> tuple[int, int]:
-        """Chunks that may be under way at once, the largest, and their bytes."""
-        left, most = FETCHED_AT_ONCE, 0
-        for size in sorted(self._sizes, reverse=True):
-            chunks = min(left, self._sizes[size])
-            left, most = left - chunks, most + chunks * size
-        return FETCHED_AT_ONCE - left, most
 
     def _begin(self, now: float) -> None:
         self._since = now
