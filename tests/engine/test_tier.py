@@ -162,7 +162,7 @@ def test_a_part_of_a_chunk_is_not_given_to_the_store(engine, store):
         engine.manager.complete_store(prepared.keys_to_store, context)
         engine.settle()
     assert held(store) == 4
-    assert engine.tier.telemetry._stats.totals["engine_stored_chunks_total", ("stored",)] == 4
+    assert engine.counted()["engine_stored_chunks_total", ("stored",)] == 4
 
 
 def test_chunks_of_a_request_that_nobody_knows_are_not_stored(engine, store):

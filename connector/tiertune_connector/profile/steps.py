@@ -13,7 +13,6 @@ step, which the device has gone on to. So requests waited at least as long as th
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 
 from tiertune_connector.profile.reports import Totals
 from tiertune_connector.units import Clock
@@ -60,10 +59,6 @@ class Steps:
     def __post_init__(self) -> None:
         self.totals = Totals()
         """The sums, for a ``Reporter``, so that nothing is sent on the scheduler thread."""
-        self.overhead_s = 0.0
-        """Seconds spent in here (and wherever else a caller adds to it), by ``perf_counter``."""
-        self.step_s = 0.0
-        """Wall seconds of all steps that computed: ``overhead_s`` is to be small against them."""
         self.last = 0
         """The number of the last step given."""
         self.ended = 0
@@ -79,26 +74,21 @@ class Steps:
     def given(self, spans: Iterable[Span], then: Callable[[], None] = lambda: None) -> int:
         """The engine has a step to do; returns its number, under which it may be ``measured``.
 
-        ``then`` is called once its output has come. The time that it takes is not added here.
+        ``then`` is called once its output has come.
         """
-        began = perf_counter()
         self.last += 1
         self._given.append(_Step(self.last, self.clock(), list(spans), then))
-        self.overhead_s += perf_counter() - began
         return self.last
 
     def output(self) -> None:
         """The oldest step given has ended."""
-        began = perf_counter()
         if not self._given:
-            self.overhead_s += perf_counter() - began
             return
         step, now = self._given.popleft(), self.clock()
         self.ended = step.number
         if step.spans:
             seconds = max(0.0, now - max(step.started, self._last_output))
             self._last_output = now
-            self.step_s += seconds
             step.ended, step.seconds = now, seconds
             if self._measures:
                 self._open[step.number] = step
@@ -107,7 +97,6 @@ class Steps:
             else:
                 self._settle(step.spans, seconds, seconds * self.ranks)
         self._expire(now)
-        self.overhead_s += perf_counter() - began
         step.then()
 
     def measured(self, seconds: Mapping[int, Sequence[float]]) -> None:
@@ -115,7 +104,6 @@ class Steps:
 
         The first report shows that a worker measures: from then on steps wait for it.
         """
-        began = perf_counter()
         for number, ranks in seconds.items():
             self._measures = True
             given = (step for step in self._given if step.number == number)
@@ -124,13 +112,9 @@ class Steps:
                 step.told += ranks
                 if number in self._open and len(step.told) >= self.ranks:
                     self._close(number)
-        self.overhead_s += perf_counter() - began
 
     def kv_wait(self, seconds: float, tokens: int) -> None:
-        """A request waited for lookup, fetch and copy of ``tokens``. Its ``seconds`` are a request's, not a device's.
-
-        The time that this call takes is not added here: callers add it to ``overhead_s``.
-        """
+        """A request waited for lookup, fetch and copy of ``tokens``: seconds of a request, not of a device."""
         self.totals.add(self.stage, "kv_wait", seconds, tokens)
 
     def _expire(self, now: float) -> None:
