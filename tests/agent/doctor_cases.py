@@ -25,7 +25,7 @@ PARTS = {"model": "llama", "weights": "w", "hash_seed": "s", "chunk_tokens": "25
 
 def store(name="host-a", *counters, called="", clock=None, tuning=None, **status):
     """A store that is well but for what is said; ``counters``: ``(name, {label: value}, count)`` each."""
-    told = {"store": name, "boot_id": name, "version": VERSION, "uptime_s": 3600.0, "gpus": "ok: 1 of 1 GPUs"}
+    told = {"store": name, "boot_id": name, "version": VERSION, "uptime_s": 3600.0, "gpus": "ok: 1 GPUs"}
     told |= {"clients": [client("e0")], "namespaces": {ONE: PARTS}, "tiers": tiers()}
     counted = counted_in({(name, tuple(labels.items())): value for name, labels, value in counters})
     return StoreFacts(
