@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from connector.stores import Clock
 from tiertune_connector.profile.reports import Reporter, Totals
-from tiertune_connector.profile.steps import IN_FLIGHT, PATIENCE_S, Steps
+from tiertune_connector.profile.steps import IN_FLIGHT, Steps
 
 
 class FakeSink:
@@ -43,6 +43,11 @@ def run(steps: Steps, clock, spans, seconds) -> int:
     clock.now += seconds
     steps.output()
     return number
+
+
+def run_empty(steps: Steps, clock, count: int) -> None:
+    for _ in range(count):
+        run(steps, clock, [], 0.0)
 
 
 class TestWallTime:
@@ -166,7 +171,7 @@ class TestMeasured:
         assert taken(steps) == {"prefill": (0.75, 8)}
         steps.measured({one_by_one: (2.0,), silent: (4.0,)})
         assert taken(steps) == {"prefill": (3.0, 8)}
-        run(steps, clock, [], PATIENCE_S)
+        run_empty(steps, clock, IN_FLIGHT)
         assert taken(steps) == {"prefill": (8.0, 8)}
         assert seen == [1.0, 2.0, 4.0]
 
@@ -179,12 +184,12 @@ class TestMeasured:
         assert taken(steps) == {"prefill": (0.5, 8)}
 
     def test_a_step_that_is_never_measured_counts_with_its_wall_time(self, steps, clock):
-        """With an output after some patience; what is measured after that is not counted again."""
+        """Behind so many newer ones; what is measured after that is not counted again."""
         steps.measured({0: (1.0,)})
         number = run(steps, clock, [(0, 8)], 1.0)
-        run(steps, clock, [], PATIENCE_S - 0.5)
+        run_empty(steps, clock, IN_FLIGHT - 1)
         assert taken(steps) == {}
-        run(steps, clock, [], 0.5)
+        run_empty(steps, clock, 1)
         assert taken(steps) == {"prefill": (1.0, 8)}
         steps.measured({number: (0.5,)})
         assert taken(steps) == {}
@@ -229,7 +234,7 @@ class TestMeasured:
             outputs += 1
         for more in late.values():
             steps.measured(more)
-        run(steps, clock, [], PATIENCE_S)
+        run_empty(steps, clock, IN_FLIGHT)
         reports += steps.totals.take() + steps.totals.take()
         counted = [(index, event) for index, event in enumerate(events) if event[0]]
         assert sum(report.tokens for report in reports) == sum(event[0] for _, event in counted)
