@@ -63,6 +63,8 @@ class Engine:
         self._adapters = AdapterDigests(identity.adapters(vllm_config), encoding=encoding)
         self._numbers_media = numbers_media(vllm_config)
         self.exchanges_weights = identity.exchanges_weights(vllm_config)
+        self.drafts = vllm_config.num_speculative_tokens or 0
+        """Tokens that it speculates."""
 
     def tell_tier(self) -> None:
         """Call before vLLM's own constructor on the scheduler's side, which makes the tier."""
@@ -83,7 +85,7 @@ class Engine:
             shape=model_shape(self._vllm_config),
             groups=self.groups,
             step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
-            decode_tokens=1 + (self._vllm_config.num_speculative_tokens or 0),
+            decode_tokens=1 + self.drafts,
         )
 
     def prompt(self, request: Request, keys: Sequence[list[OffloadKey]]) -> Prompt:

@@ -39,7 +39,6 @@ from tiertune_connector.vllm.transfers import Job, Transfers
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
-    from vllm.v1.request import Request
 
     from tiertune_connector.vllm.compat import Staging
 
@@ -161,11 +160,6 @@ class TierTuneTier(SecondaryTierManager):
 
         alone = len(self._requests) == 1
         return known.ask is not None and not self._lookups.settled(known.ask, computed_tokens, staged, alone=alone)
-
-    def goes_on(self, request: "Request") -> bool:
-        """Whether the request has been given more input since it came (`resumable`)."""
-        known = self._known(request.request_id)
-        return 0 < known.prompt.tokens < request.num_prompt_tokens
 
     def answered(self, request: str, tokens: int) -> None:
         """The scheduler has been told that it need not compute the first ``tokens`` of the request."""
