@@ -67,8 +67,7 @@ _ENDED = _Known(None, prefilling=False)
 class TierTuneTier(SecondaryTierManager):
     """Answers as the gate decided, and moves chunks on other threads. Runs on the scheduler thread.
 
-    No method waits for the store, except at the start, in drains and at the end, and for a millisecond if the engine
-    has nothing else to do.
+    No method waits for the store, except at the start, in drains and at the end.
     """
 
     def __init__(
@@ -147,10 +146,7 @@ class TierTuneTier(SecondaryTierManager):
         self._staging = staging
 
     def must_wait(self, request: str, computed_tokens: int) -> bool:
-        """Whether asking for the request's chunks would bring nothing new yet. Constant time, except for the decision.
-
-        If the engine has no other request, it waits for the store's reply, once and no longer than vLLM would sleep.
-        """
+        """Whether asking for its chunks would bring nothing new yet. Constant time, except for the decision."""
         known = self._known(request)
         if known.load is not None and not known.load.over:
             return True
@@ -158,8 +154,7 @@ class TierTuneTier(SecondaryTierManager):
         def staged(key: bytes) -> bool:
             return self._staging.holds(OffloadKey(key.removesuffix(known.prompt.suffix)), known.context)
 
-        alone = len(self._requests) == 1
-        return known.ask is not None and not self._lookups.settled(known.ask, computed_tokens, staged, alone=alone)
+        return known.ask is not None and not self._lookups.settled(known.ask, computed_tokens, staged)
 
     def answered(self, request: str, tokens: int) -> None:
         """The scheduler has been told that it need not compute the first ``tokens`` of the request."""
