@@ -59,8 +59,8 @@ class Engine:
         self.groups = tuple(found[place] for place in self._order)
         """First the group whose chunks make the chain."""
         self._tenants = Tenants(self.settings.isolation, os.environ)
-        encoding = identity.adapters_encode(vllm_config)
-        self._adapters = AdapterDigests(identity.adapters(vllm_config), encoding=encoding)
+        self._adapters = AdapterDigests(identity.adapters(vllm_config))
+        self._adapters_encode = identity.adapters_encode(vllm_config)
         self._numbers_media = numbers_media(vllm_config)
         self.exchanges_weights = identity.exchanges_weights(vllm_config)
         self.drafts = vllm_config.num_speculative_tokens or 0
@@ -90,13 +90,15 @@ class Engine:
 
     def prompt(self, request: Request, keys: Sequence[list[OffloadKey]]) -> Prompt:
         """What the tier must know about a request; ``keys`` by group in vLLM's order, as `prompt_keys` gives them."""
-        unsure = self.exchanges_weights or (request.mm_features and self._numbers_media)
-        allowed = not unsure and self._tenants.allowed(request.cache_salt)
-        adapter = self._adapters.suffix(request.lora_request)
+        adapter = self._adapters.contents(request.lora_request)
+        # vLLM keeps encoded media by the name alone of the adapter that encoded them.
+        media = request.mm_features and (self._numbers_media or (request.lora_request and self._adapters_encode))
+        known = adapter is not None and not media and not self.exchanges_weights
+        allowed = known and self._tenants.allowed(request.cache_salt)
         return Prompt(
             tokens=request.num_prompt_tokens,
             keys=[keys[place] for place in self._order],
-            suffix=adapter,
+            suffix=adapter or b"",
             stands=partial(self._adapters.stands, request.lora_request, adapter),
             tenant=self._tenants.digest(request.cache_salt),
             reads=allowed and not request.skip_reading_prefix_cache,
