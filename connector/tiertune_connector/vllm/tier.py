@@ -100,7 +100,6 @@ class TierTuneTier(SecondaryTierManager):
         )
         tracing = open_tracing(
             settings.otlp_endpoint,
-            chunk_tokens=chunk_tokens,
             chunk_bytes=fetched_bytes,
             model=namespace.model,
             attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
