@@ -5,6 +5,7 @@ from functools import wraps
 from time import perf_counter
 from typing import Any
 
+from tiertune_connector.cost import PrefillCost
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.vllm.telemetry import Telemetry
 
@@ -28,13 +29,13 @@ class Accounting:
         for kind, names in TIMED.items():
             for name in names:
                 setattr(kind, name, self._timed(getattr(kind, name)))
-        settle = Steps._settle
+        observe = PrefillCost.observe_step
 
-        def settled(steps: Steps, spans: Any, seconds: float, gpu_seconds: float) -> None:
+        def observed(cost: PrefillCost, spans: Any, seconds: float) -> None:
             self.step_s += seconds
-            settle(steps, spans, seconds, gpu_seconds)
+            observe(cost, spans, seconds)
 
-        Steps._settle = settled  # type: ignore[method-assign]
+        PrefillCost.observe_step = observed  # type: ignore[method-assign]
 
     def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
