@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from connector.modules import FakeModule
 from connector.stores import counted, eventually, running
 from tiertune_connector import profile
 from tiertune_connector.client.store_client import StoreClient
@@ -27,17 +28,19 @@ def tokens(store):
 
 @pytest.mark.parametrize("count", [5, np.int64(5), np.float32(5), 5.0], ids=["int", "int64", "float32", "float"])
 def test_stages_of_a_plain_process_are_counted(store, client, count):
-    """Seconds and tokens arrive by stage and phase; no pool is made for a client that has no chunks.
+    """Seconds and tokens arrive by stage; no pool is made for a client that has no chunks.
 
     Tokens may be any kind of number: one that no message can hold would take all other stages with it.
     """
     profiler = Profiler()
-    with profiler.stage("code2wav", phase="decode").span(tokens=count):
-        time.sleep(0.001)
+    profiler.stage("code2wav").attach(
+        module := FakeModule(lambda: time.sleep(0.001) or "audio"), tokens=lambda *_: count
+    )
+    module()
     profiler.report_to(client, every_s=3600)
     profiler.close()
-    eventually(lambda: tokens(store) == {("code2wav", "decode"): 5.0})
-    assert counted(store.counters, "stage_gpu_seconds_total")["code2wav", "decode"] >= 0.001
+    eventually(lambda: tokens(store) == {("code2wav", "mixed"): 5.0})
+    assert counted(store.counters, "stage_gpu_seconds_total")["code2wav", "mixed"] >= 0.001
     assert store.store.dram.pools == {}
 
 
@@ -58,8 +61,8 @@ def test_it_can_ask_for_nothing(store, client):
 def test_what_is_measured_before_there_is_a_store_is_told_when_there_is_one(home):
     """The process may come first."""
     client = profile.connect(home / "s.sock")
-    with profile.stage("early").span(tokens=7):
-        pass
+    profile.stage("early").attach(module := FakeModule(lambda: "output"), tokens=lambda *_: 7)
+    module()
     with running(home) as store:
         try:
             eventually(lambda: tokens(store).get(("early", "mixed")) == 7.0)

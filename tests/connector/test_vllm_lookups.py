@@ -7,7 +7,7 @@ import pytest
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.cost.gate import Candidate, Reason
 from tiertune_connector.protocol.messages import LookupReply, Side
-from tiertune_connector.vllm.lookups import IDLE_S, Lookups
+from tiertune_connector.vllm.lookups import Lookups
 
 CHUNK = 64
 LOAD_S = 2.0
@@ -234,28 +234,8 @@ def test_it_is_known_when_a_reply_came(lookups, client, clock):
     assert ask.replied_at == came
 
 
-def test_a_request_that_is_alone_waits_for_the_reply_once(lookups, client, gate):
-    """No longer than the engine would sleep; beside others it does not, nor while a store hangs: until it replies.
-
-    It receives the reply itself: what nobody asks for would wait for a thread to wake.
-    """
-    a, b, c, d, e, f = (expect(lookups, request) for request in "abcdef")
-    client.replies[1].at_hand = reply("dram")
-    assert not lookups.settled(a, 0, nothing_staged)
-    assert lookups.settled(b, 0, nothing_staged, alone=True)
-    assert gate.asked == [0]
-    assert not lookups.settled(c, 0, nothing_staged, alone=True)
-    assert not lookups.settled(c, 0, nothing_staged, alone=True)
-    assert not lookups.settled(d, 0, nothing_staged, alone=True)
-    assert [each.waited for each in client.replies] == [[0.0], [IDLE_S], [IDLE_S], [0.0], [], []]
-    client.replies[4].set_result(reply())
-    assert lookups.settled(e, 0, nothing_staged, alone=True)
-    assert not lookups.settled(f, 0, nothing_staged, alone=True)
-    assert [each.waited for each in client.replies[3:]] == [[0.0], [], [IDLE_S]]
-
-
-def test_beside_others_a_reply_that_has_come_is_taken(lookups, client, gate):
-    """Once, and without waiting: else the request would be put off a whole step of theirs."""
+def test_a_reply_that_has_come_is_taken(lookups, client, gate):
+    """Once, and without waiting: else the request would be put off a whole step of others."""
     a, b = (expect(lookups, request) for request in "ab")
     client.replies[0].at_hand = reply("dram")
     assert lookups.settled(a, 0, nothing_staged)

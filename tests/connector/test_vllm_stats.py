@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tiertune_connector.cost import Reason
 from tiertune_connector.protocol.messages import TierReport
-from tiertune_connector.vllm.stats import BY_NAME, NONE, OTHER, RESULTS, TIERS, EngineStats
+from tiertune_connector.vllm.stats import BY_NAME, CONNECTED, NONE, OTHER, RESULTS, TIERS, EngineStats
 
 
 def report(tier="dram", outcome="won", *, fetched=2, actual_s=0.1, recompute_s=0.4, reason="cheaper"):
@@ -14,7 +14,10 @@ def report(tier="dram", outcome="won", *, fetched=2, actual_s=0.1, recompute_s=0
 
 
 def taken(stats):
-    return {(change.metric.name, change.labels): change.value for change in stats.take()}
+    """Without the gauge, which comes with everything."""
+    counts = stats.take(connected=True)
+    assert counts.pop(CONNECTED, 1) == 1
+    return counts
 
 
 @pytest.fixture
@@ -48,7 +51,6 @@ def test_a_fetch_counts_its_decision_its_outcome_and_its_gain(stats):
         ("engine_gate_requests_total", ("dram", "fetch", "cheaper")): 1,
         ("engine_loads_total", ("dram", "won")): 1,
         ("engine_fetched_tokens_total", ("dram",)): 256,
-        ("engine_load_seconds_total", ("dram",)): 0.1,
         ("engine_saved_seconds_total", ("dram",)): pytest.approx(0.3),
     }
 
@@ -69,36 +71,25 @@ def test_nothing_new_is_nothing_to_take(stats):
     """What was taken is not given again."""
     stats.stored("stored", 3)
     assert taken(stats) == {("engine_stored_chunks_total", ("stored",)): 3}
-    assert stats.take() == []
+    assert stats.take(connected=True) == {}
 
 
 def test_a_gauge_comes_when_it_changes_and_with_everything_else(stats):
     """So whoever lost one taking has it again with the next."""
-    stats.connected(True)
-    assert taken(stats) == {("engine_store_connected", ()): 1}
-    stats.connected(True)
-    assert stats.take() == []
+    assert stats.take(connected=True) == {CONNECTED: 1}
+    assert stats.take(connected=True) == {}
     stats.stored("present")
-    assert taken(stats) == {("engine_stored_chunks_total", ("present",)): 1, ("engine_store_connected", ()): 1}
-    stats.connected(False)
-    assert taken(stats) == {("engine_store_connected", ()): 0}
+    assert stats.take(connected=True) == {("engine_stored_chunks_total", ("present",)): 1, CONNECTED: 1}
+    assert stats.take(connected=False) == {CONNECTED: 0}
 
 
-def test_totals_counted_elsewhere_become_increases(stats):
-    """The tracer counts for itself."""
-    for exported, dropped in ((3, 0), (5, 1)):
-        stats.counted("engine_traces_total", ("exported",), exported)
-        stats.counted("engine_traces_total", ("dropped",), dropped)
-    assert taken(stats) == {("engine_traces_total", ("exported",)): 5, ("engine_traces_total", ("dropped",)): 1}
-    stats.counted("engine_traces_total", ("exported",), 5)
-    assert stats.take() == []
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("seconds", [0.0, float("nan"), float("inf")])
 def test_what_is_no_increase_is_not_counted(stats, seconds):
     """A counter that is told to fall ends vLLM's API server."""
-    stats.counted("engine_telemetry_seconds_total", (), seconds)
-    assert stats.take() == []
+    stats.gated([report(recompute_s=0.1 + seconds)])
+    assert not [name for name, _ in taken(stats) if name.endswith("seconds_total")]
+    stats.stored("stored", -1)
+    assert taken(stats) == {}
 
 
 def test_labels_from_elsewhere_are_bounded(stats):
@@ -131,26 +122,28 @@ events = st.one_of(
         ),
     ),
     st.tuples(st.just("stored"), st.sampled_from(RESULTS), st.integers(0, 9)),
-    st.tuples(st.just("connected"), st.booleans()),
-    st.tuples(st.just("counted"), st.just("engine_telemetry_seconds_total"), st.just(()), st.floats(0, 1)),
-    st.tuples(st.just("take")),
+    st.tuples(st.just("take"), st.booleans()),
 )
 
 
 @given(st.lists(events, max_size=40))
-def test_what_is_taken_adds_up_to_the_totals(happened):
+def test_what_is_taken_adds_up(happened):
     """Whenever it is taken; every increase is positive, and every name and label count is declared."""
-    stats, sums = EngineStats(chunk_tokens=128), {}
+    often, once, sums = EngineStats(chunk_tokens=128), EngineStats(chunk_tokens=128), {}
 
-    def take():
-        for change in stats.take():
-            assert BY_NAME[change.metric.name] is change.metric
-            assert len(change.labels) == len(change.metric.labels)
-            key, gauge = (change.metric.name, change.labels), change.metric.kind == "gauge"
-            assert gauge or change.value > 0
-            sums[key] = change.value + (0 if gauge else sums.get(key, 0))
+    def take(stats, connected):
+        for (name, labels), value in stats.take(connected=connected).items():
+            metric = BY_NAME[name]
+            assert len(labels) == len(metric.labels)
+            if metric.kind == "counter":
+                assert value > 0
+                sums[name, labels] = sums.get((name, labels), 0) + value
 
     for name, *arguments in happened:
-        take() if name == "take" else getattr(stats, name)(*arguments)
-    take()
-    assert sums == pytest.approx(stats.totals)
+        if name == "take":
+            take(often, *arguments)
+        else:
+            getattr(often, name)(*arguments)
+            getattr(once, name)(*arguments)
+    take(often, connected=True)
+    assert sums == pytest.approx(taken(once))

@@ -1,13 +1,11 @@
 """What an engine tells of a request: what came of its load; of a holdout its seconds to the first token, or its end."""
 
 from concurrent.futures import Future
-from itertools import count
 
 import pytest
 
 from tiertune_connector.client.store_client import Loaded
 from tiertune_connector.cost import Candidate, GateDecision, Reason
-from tiertune_connector.profile import steps as steps_module
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.protocol.messages import LookupReply
 from tiertune_connector.protocol.reporting import gained_s, recomputed
@@ -83,15 +81,6 @@ def test_a_trace_is_told_when_the_reply_came(told, silent):
     one.replied_at = 106.0
     told.answered(one)
     assert silent.heard == ("r", ["dram"] * 4, {"nothing": "", "ago_s": 1.5})
-
-
-def test_what_telling_takes_is_told_once(told, monkeypatch):
-    """Also of a request that waited, whose seconds are added up with the steps'."""
-    ticks = count()
-    for module in (telemetry, steps_module):
-        monkeypatch.setattr(module, "perf_counter", lambda: float(next(ticks)))
-    told.settled(fetching())
-    assert told.steps.overhead_s == next(ticks) - 1
 
 
 @pytest.mark.parametrize("group", ["held", "fetched"])

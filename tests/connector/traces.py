@@ -2,11 +2,10 @@
 
 from tiertune_connector.cost import Candidate, GateDecision, Reason
 from tiertune_connector.protocol.messages import TierReport
-from tiertune_connector.tracing import Counts
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}, {"traceparent": f"00-{TRACE}-{CALLER}-00"}
-CHUNKS = {"chunk_tokens": 128, "chunk_bytes": 1000}
+CHUNKS = {"chunk_bytes": 1000}
 FETCH = GateDecision(
     10,
     "remote",
@@ -28,14 +27,13 @@ def report(tier, outcome, *, chunks=3, fetched=None, actual_s=0.1, vain=0):
 
 
 class Sink:
-    """Takes, or refuses, what it is sent."""
+    """Keeps what spans are to be made of."""
 
-    def __init__(self, *, taken=True):
-        self.traces, self.taken, self.closed = [], taken, False
+    def __init__(self):
+        self.traces, self.closed = [], False
 
-    def send(self, traces):
-        self.traces += traces
-        return Counts(len(traces), 0) if self.taken else Counts(0, len(traces))
+    def make(self, trace):
+        self.traces.append(trace)
 
     def close(self):
         self.closed = True

@@ -28,11 +28,14 @@ class Child:
         from vllm import LLM
         from vllm.config import KVEventsConfig, KVTransferConfig
 
+        from e2e.vllm_accounting import Accounting
+
         transfer, events = settings.pop("kv_transfer"), settings.pop("kv_events", None)
         if transfer:
             settings["kv_transfer_config"] = KVTransferConfig(**transfer)
         if events:
             settings["kv_events_config"] = KVEventsConfig(**events)
+        self._accounting = Accounting()
         self._llm = LLM(**settings)
         self._engine = self._llm.llm_engine
         self._core = getattr(self._engine.engine_core, "engine_core", None)
@@ -151,8 +154,7 @@ class Child:
 
     def telemetry(self) -> Told:
         """Seconds of all steps so far, and of the adapter's accounting of them. In-process engines only."""
-        steps = self._core.scheduler.connector.tier.telemetry.steps
-        return {"step_s": steps.step_s, "overhead_s": steps.overhead_s}
+        return {"step_s": self._accounting.step_s, "overhead_s": self._accounting.overhead_s}
 
     def prefill(self, tokens: list[int]) -> Told:
         """What the gate believes that prompts of so many tokens take to compute, in seconds. In-process engines only.

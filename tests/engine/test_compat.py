@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from engine.conftest import BLOCK, cache_of, full_attention
+from engine.test_tier import adapter
 from tiertune_connector.vllm import compat, probes
 from tiertune_connector.vllm.facts import Group
 from tiertune_connector.vllm.probes import UnsupportedError
@@ -260,15 +261,30 @@ def test_a_kind_of_layer_that_vllm_does_not_offload_is_refused(configured):
         compat.Engine(config, cache)
 
 
-def test_salts_and_adapters_reach_the_prompt(configured):
-    """An unsalted request stays out where a salt is required; an adapter adds to its keys."""
+def test_salts_and_adapters_reach_the_prompt(configured, tmp_path):
+    """An unsalted request stays out where a salt is required; an adapter adds to its keys, an unknown one stays out."""
     config = configured(extra={"isolation": "require_salt", "chunk_tokens": 64})
     engine = compat.Engine(config, cache_of(config))
-    adapter = LoRARequest("math", 1, "someone/math")
     unsalted = engine.prompt(arrived(), [[]])
-    salted = engine.prompt(arrived(cache_salt="a", lora_request=adapter), [[]])
+    salted = engine.prompt(arrived(cache_salt="a", lora_request=adapter(tmp_path, 1)), [[]])
     assert (unsalted.reads, unsalted.writes, unsalted.tenant, unsalted.suffix) == (False, False, b"", b"")
     assert (salted.reads, salted.writes, len(salted.tenant), len(salted.suffix)) == (True, True, 16, 16)
+    unknown = engine.prompt(arrived(cache_salt="a", lora_request=LoRARequest("other", 2, "someone/other")), [[]])
+    assert (unknown.reads, unknown.writes) == (False, False)
+
+
+@pytest.mark.parametrize(("encodes", "shared"), [(False, True), (True, False)])
+def test_media_that_an_adapter_may_have_encoded_are_not_shared(configured, tmp_path, encodes, shared):
+    """vLLM keeps what was encoded by the adapter's name alone; its text is shared, and so are media without it."""
+    config = configured(enable_lora=True, max_lora_rank=8, enable_tower_connector_lora=encodes)
+    engine = compat.Engine(config, cache_of(config))
+    helper, media = adapter(tmp_path, 1), [object()]
+    prompts = [
+        engine.prompt(arrived(lora_request=helper, mm_features=media), [[]]),
+        engine.prompt(arrived(lora_request=helper), [[]]),
+        engine.prompt(arrived(mm_features=media), [[]]),
+    ]
+    assert [prompt.reads and prompt.writes for prompt in prompts] == [shared, True, True]
 
 
 def test_a_steps_requests_and_their_tokens():

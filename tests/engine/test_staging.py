@@ -150,16 +150,16 @@ def test_what_staging_has_no_room_for_is_not_told_as_fetched(small, long, prompt
     small.took(778, 1.0)
     asked = small.request("c", long)
     assert small.matched(asked) == 8 * 64
-    decision, told = small.ask("c").decision, small.tier.telemetry._stats.totals
+    decision, told = small.ask("c").decision, small.counted()
     assert decision.cut == 12
     assert told["engine_fetched_tokens_total", ("dram",)] == 8 * 64
     assert told["engine_saved_seconds_total", ("dram",)] < decision.recompute_s * 8 / 12
     small.manager.prepare_load(small.keys(asked)[0][:8], small.context(asked))
-    before = dict(told)
     last = small.request("d", prompt)
     assert small.matched(last) == 0
     small.done(last)
-    assert {key for key in told if told[key] != before.get(key)} == {
+    after = small.counted()
+    assert {key for key in after if after[key] != told.get(key)} == {
         ("engine_lookup_tokens_total", ("dram", "hit")),
         ("engine_gate_requests_total", ("dram", "fetch", "cheaper")),
     }
@@ -182,7 +182,7 @@ def test_a_load_that_fails_is_told_with_what_it_was_to_bring(small, long):
     """Staging had room for eight chunks of twelve, of which the store brings none."""
     fails(small, chunks=8)
     assert small.finds("b", long) == 0
-    told = small.tier.telemetry._stats.totals
+    told = small.counted()
     assert told["engine_loads_total", ("dram", "failed")] == 1
     assert told["engine_fetched_tokens_total", ("dram",)] == 8 * 64
 

@@ -14,7 +14,7 @@ from tiertune_connector.cost import Reason
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.vllm.connector import TierTuneConnector
 from tiertune_connector.vllm.metrics import connector_stats, definitions, unregister
-from tiertune_connector.vllm.stats import METRICS, RESULTS, TIERS, EngineStats
+from tiertune_connector.vllm.stats import BY_NAME, METRICS, RESULTS, TIERS, EngineStats
 
 
 @pytest.fixture
@@ -54,10 +54,6 @@ def everything():
     )
     for result in [*RESULTS, "new"]:
         stats.stored(result)
-    stats.connected(True)
-    stats.counted("engine_telemetry_seconds_total", (), 0.25)
-    for result in ("exported", "dropped"):
-        stats.counted("engine_traces_total", (result,), 1)
     return stats
 
 
@@ -74,12 +70,11 @@ def stored(registry):
 
 def test_every_name_that_can_be_counted_is_declared(metrics, registry):
     """Shipped as vLLM ships it and observed by its own class, all of it is on /metrics with vLLM's labels and ours."""
-    changes = everything().take()
-    assert {change.metric for change in changes} == set(METRICS), "everything() leaves something out"
+    changes = everything().take(connected=True)
+    assert {name for name, _ in changes} == set(BY_NAME), "everything() leaves something out"
     metrics.observe(shipped(connector_stats(changes)), engine_idx=1)
     text = generate_latest(registry).decode()
     assert 'tiertune_engine_store_connected{engine="1",model_name="llama"} 1.0' in text
-    assert 'tiertune_engine_telemetry_seconds_total{engine="1",model_name="llama"} 0.25' in text
     for metric in METRICS:
         samples = [line for line in text.splitlines() if line.startswith(f"tiertune_{metric.name}{{")]
         assert samples, metric.name
@@ -90,16 +85,16 @@ def test_increases_add_up_over_steps_and_ranks(metrics, registry):
     """Taken twice, merged as vLLM merges them, observed once."""
     stats = EngineStats(chunk_tokens=128)
     stats.stored("stored", 2)
-    first = connector_stats(stats.take())
+    first = connector_stats(stats.take(connected=True))
     stats.stored("stored", 3)
-    merged = OffloadingConnectorStats().aggregate(first).aggregate(connector_stats(stats.take()))
+    merged = OffloadingConnectorStats().aggregate(first).aggregate(connector_stats(stats.take(connected=True)))
     metrics.observe(merged.data)
     assert stored(registry) == 5
 
 
 def test_no_change_is_no_stats():
     """Most steps have nothing to ship."""
-    assert connector_stats([]) is None
+    assert connector_stats({}) is None
 
 
 def test_an_undeclared_name_is_fatal_in_vllm(metrics):
@@ -124,7 +119,7 @@ def test_a_process_may_have_one_engine_after_another():
         for _ in range(2):
             unregister_vllm_metrics()
             later = built()
-        later.observe(connector_stats(stats.take()).data)
+        later.observe(connector_stats(stats.take(connected=True)).data)
         assert stored(REGISTRY) == 2
     finally:
         unregister_vllm_metrics()

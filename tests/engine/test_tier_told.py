@@ -158,7 +158,7 @@ def test_steps_whose_output_never_comes_are_not_kept(engine):
     engine.request("a", tokens(300, seed=1))
     for place in range(IN_FLIGHT + 3):
         engine.tier.given([("a", place, place + 1)])
-    assert len(engine.tier.telemetry.steps._given) == IN_FLIGHT
+    assert len(engine.tier.telemetry.steps._steps) == IN_FLIGHT
 
 
 def test_devices_that_ranks_tell_one_by_one_are_all_known(engine):

@@ -44,7 +44,6 @@ class GpuSampler:
     def __post_init__(self) -> None:
         self.state = "absent: not asked yet"
         """In words, for ``/v1/status``: how many GPUs tell, or why none."""
-        self._open = False
         self._energy: dict[str, float] = {}
         self._gauges: list[Gauge] = []
         self._sampled_at = 0.0
@@ -60,7 +59,6 @@ class GpuSampler:
             wait_s = SAMPLE_EVERY_S
             with self.counters.surviving("gpus", "the GPUs could not be sampled"):
                 self.sample()
-        self._close()
 
     def gauges(self) -> Iterator[Gauge]:
         """Gauges of the last sample, while it is fresh."""
@@ -68,27 +66,18 @@ class GpuSampler:
             yield from self._gauges
 
     def sample(self) -> None:
-        """Ask every GPU once. One that fails is left out, and asked again the next time."""
-        nvml, gauges, failed = self.nvml, list[Gauge](), list[str]()
+        """Ask every GPU once; if one fails none is told, and all are asked again the next time."""
+        nvml, stages, gauges = self.nvml, self.stages(), list[Gauge]()
         try:
-            if not self._open:
-                nvml.nvmlInit()
-                self._open = True
+            nvml.nvmlInit()  # changes nothing where it was done before
             count = nvml.nvmlDeviceGetCount()
-        except nvml.NVMLError as error:
-            self._tell(f"absent: {error}")
-            self._close()
-            return
-        stages = self.stages()
-        for index in range(count):
-            try:
+            for index in range(count):
                 gauges += self._ask(nvml.nvmlDeviceGetHandleByIndex(index), stages)
-            except nvml.NVMLError as error:
-                failed.append(f"GPU {index}: {error}")
-        if len(failed) == count:
-            self._close()
+            state = f"ok: {count} GPUs" if count else "absent: no GPU"
+        except nvml.NVMLError as error:
+            gauges, state = [], f"absent: {error}"
         self._gauges, self._sampled_at = gauges, self.clock()
-        self._tell("; ".join([f"ok: {count - len(failed)} of {count} GPUs", *failed]) if count else "absent: no GPU")
+        self._tell(state)
 
     def _ask(self, handle: Any, stages: Mapping[str, str]) -> list[Gauge]:  # noqa: ANN401 (pynvml's)
         """One GPU's gauges; what it cannot tell is left out. Its joules since the first sample are counted."""
@@ -103,10 +92,9 @@ class GpuSampler:
             gauges.append(("gpu_power_watts", labels, milliwatts / 1e3))
         if (millijoules := told(nvml.nvmlDeviceGetTotalEnergyConsumption)) is not None:
             joules = millijoules / 1e3
-            last = self._energy.get(gpu, joules)
+            grown = joules - self._energy.get(gpu, joules)
             self._energy[gpu] = joules
-            counted = joules - last if joules >= last else joules  # a reading below the last one began again at 0
-            self.counters.add("gpu_energy_joules_total", labels, counted)
+            self.counters.add("gpu_energy_joules_total", labels, max(0.0, grown))
         return gauges
 
     def _told(self, handle: Any, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 (pynvml's)
@@ -115,16 +103,6 @@ class GpuSampler:
             return ask(handle)
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
             return None
-
-    def _close(self) -> None:
-        """Have the next sample initialise NVML again: the driver may have been loaded anew."""
-        if not self._open:
-            return
-        self._open = False
-        try:
-            self.nvml.nvmlShutdown()
-        except self.nvml.NVMLError as error:
-            log.debug("NVML could not be closed: %s", error)
 
     def _tell(self, state: str) -> None:
         if state != self.state:

@@ -1,4 +1,4 @@
-"""Device seconds of any PyTorch module, or piece of code, as a stage of its own.
+"""Device seconds of any PyTorch module, as a stage of its own.
 
 If an engine has no connector of ours, or drops what connectors report, its process reports to the store itself::
 
@@ -8,29 +8,22 @@ If an engine has no connector of ours, or drops what connectors report, its proc
     talker = profile.stage("talker")
     talker.attach(model.talker, tokens=lambda args, kwargs, output: kwargs["input_ids"].shape[-1])
 
-    with profile.stage("code2wav").span():
-        audio = vocoder(codes)
-
-    @profile.stage("thinker", phase="prefill").span()
-    def think(prompt): ...
-
-Seconds are exclusive: while a stage runs inside another one, only the inner one is charged, so that stages add up.
-Attach to the outermost module, also if it is compiled: nothing is measured while torch compiles or captures a graph.
-torch itself is imported only where a module, or code on a CUDA device, is measured.
+Attach to modules that do not contain each other: the seconds of one inside another count for both. Attach to the
+outermost module, also if it is compiled: nothing is measured while torch compiles or captures a graph. torch itself is
+imported only where a module on a CUDA device is measured.
 """
 
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.profile.reports import REPORT_EVERY_S, Reporter, Totals
 from tiertune_connector.profile.timers import Mark, Timer, cuda_timer, wall_timer
-from tiertune_connector.protocol.messages import LABEL_CHARS, PHASES
+from tiertune_connector.protocol.messages import LABEL_CHARS
 from tiertune_connector.units import Clock
 
 CountTokens = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
@@ -38,28 +31,7 @@ CountTokens = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
 Module = Any
 """A ``torch.nn.Module``: this part imports no torch."""
 CPU = "cpu"
-
-
-@dataclass(slots=True, eq=False)
-class _Visit:
-    """One passage through a stage."""
-
-    stage: "Stage"
-    owner: object
-    outer: "_Visit | None"
-    """The visit around this one, of the same thread and timer."""
-    timer: "Timer[_Visit]"
-    inner_s: float = 0.0
-    """Seconds of visits inside this one."""
-    mark: "Mark[_Visit] | None" = None
-
-
-class _Open(threading.local):
-    """A thread's open visits."""
-
-    def __init__(self) -> None:
-        self.visits: list[_Visit] = []
-        """Outermost first."""
+PHASE = "mixed"
 
 
 class Profiler:
@@ -69,23 +41,19 @@ class Profiler:
         self,
         *,
         wall: Clock = time.perf_counter,
-        device_timer: Callable[[str], Timer[_Visit]] = cuda_timer,
+        device_timer: Callable[[str], Timer[str]] = cuda_timer,
     ) -> None:
         self.totals = Totals()
         self._device_timer = device_timer
-        self._timers: dict[str, Timer[_Visit]] = {CPU: wall_timer(wall)}
-        self._lock = threading.Lock()
-        self._open = _Open()
-        self._visited = False
+        self._timers: dict[str, Timer[str]] = {CPU: wall_timer(wall)}
+        self._began = False
         self._reporter: Reporter | None = None
 
-    def stage(self, name: str, *, phase: str = "mixed") -> "Stage":
-        """A stage by its label; ValueError for a label or phase that no store takes."""
+    def stage(self, name: str) -> "Stage":
+        """A stage by its label; ValueError for a label that no store takes."""
         if not 0 < len(name) <= LABEL_CHARS:
             raise ValueError(f"the name of a stage has 1 to {LABEL_CHARS} characters: {name!r}")
-        if phase not in PHASES:
-            raise ValueError(f"a phase is one of {', '.join(PHASES)}: {phase!r}")
-        return Stage(self, name, phase)
+        return Stage(self, name)
 
     def report_to(self, client: StoreClient, *, every_s: float = REPORT_EVERY_S) -> None:
         """Report to this client's store, no longer to the one before: also what is not sent yet."""
@@ -98,66 +66,38 @@ class Profiler:
             self._reporter.close()
             self._reporter = None
 
-    def harvest(self) -> None:
-        """Add visits that devices have finished since the last call."""
-        for timer in list(self._timers.values()):
-            self._harvest(timer)
+    def timer(self, device: str) -> Timer[str]:
+        """The device's; another one than a CUDA device is measured as the CPU."""
+        device = device if device.startswith("cuda") else CPU
+        if device not in self._timers:
+            self._timers.setdefault(device, self._device_timer(device))
+        return self._timers[device]
+
+    def start(self, timer: Timer[str], name: str) -> Mark[str] | None:
+        """A stage begins."""
+        self._began = True
+        return timer.start(name)
+
+    def harvest(self, *timers: Timer[str]) -> None:
+        """Add what devices have finished since the last call."""
+        for timer in timers or tuple(self._timers.values()):
+            for name, seconds in timer.poll():
+                self.totals.add(name, PHASE, seconds, 0)
 
     def _harvest_if_idle(self) -> None:
         # Threads that run stages harvest too. This thread does it only if no stage began since it last looked: querying
         # an event breaks the capture of a graph that another thread has under way.
-        visited, self._visited = self._visited, False
-        if not visited:
+        began, self._began = self._began, False
+        if not began:
             self.harvest()
-
-    def _harvest(self, timer: "Timer[_Visit]") -> None:
-        """Add finished visits: inner ones stop first, and so are polled before those around them."""
-        with self._lock:
-            for visit, seconds in timer.poll():
-                if visit.outer is not None:
-                    visit.outer.inner_s += seconds
-                self.totals.add(visit.stage.name, visit.stage.phase, seconds - visit.inner_s, 0)
-
-    def _timer(self, device: str) -> "Timer[_Visit]":
-        timer = self._timers.get(device)
-        if timer is None:
-            with self._lock:
-                timer = self._timers.setdefault(device, self._device_timer(device))
-        return timer
-
-    def _enter(self, stage: "Stage", owner: object, device: str) -> None:
-        self._visited = True
-        visits, timer = self._open.visits, self._timer(device)
-        outer = next((visit for visit in reversed(visits) if visit.timer is timer), None)
-        visit = _Visit(stage, owner, outer, timer)
-        visit.mark = timer.start(visit)
-        visits.append(visit)
-
-    def _leave(self, owner: object, count: Callable[[], int]) -> None:
-        """End the innermost visit of ``owner``; visits inside it that never ended are forgotten.
-
-        Tokens are counted at once, seconds once the device has finished.
-        """
-        visits = self._open.visits
-        depth = next((index for index in reversed(range(len(visits))) if visits[index].owner is owner), None)
-        if depth is None:  # the hook before the forward did not run
-            return
-        visit = visits[depth]
-        del visits[depth:]
-        visit.timer.stop(visit.mark)
-        self._harvest(visit.timer)
-        tokens = count()
-        if tokens:
-            self.totals.add(visit.stage.name, visit.stage.phase, 0.0, tokens)
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A label that modules and pieces of code are measured under."""
+    """A label that modules are measured under."""
 
     profiler: Profiler
     name: str
-    phase: str
 
     def attach(self, module: Module, *, tokens: CountTokens | None = None) -> "Attached":
         """Measure every forward of a module, on the device of its parameters, until ``Attached.remove``.
@@ -166,18 +106,12 @@ class Stage:
         """
         return Attached(self, module, tokens)
 
-    @contextmanager
-    def span(self, tokens: int = 0, *, device: object = None) -> Iterator[None]:
-        """Measure a ``with`` block, or every call of a function that it decorates.
 
-        ``device`` as torch names it; None: the current CUDA device if this process uses one, else the CPU.
-        """
-        owner = object()
-        self.profiler._enter(self, owner, _device(device))  # noqa: SLF001 (one module, one mechanism)
-        try:
-            yield
-        finally:
-            self.profiler._leave(owner, lambda: tokens)  # noqa: SLF001
+class _Begun(threading.local):
+    """A thread's forwards that have begun, and not ended."""
+
+    def __init__(self) -> None:
+        self.marks: list[Mark[str] | None] = []
 
 
 class Attached:
@@ -186,7 +120,8 @@ class Attached:
     def __init__(self, stage: Stage, module: Module, tokens: CountTokens | None) -> None:
         self._stage = stage
         self._tokens = tokens
-        self._device = _device_of(module)
+        self._timer: Timer[str] | None = None
+        self._begun = _Begun()
         self._handles = (
             module.register_forward_pre_hook(self._before),
             module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
@@ -198,32 +133,24 @@ class Attached:
             handle.remove()
 
     def _before(self, module: Module, _args: object) -> None:
-        if not _compiling():
-            self._device = self._device or _device_of(module)
-            self._stage.profiler._enter(self._stage, self, self._device or CPU)  # noqa: SLF001
+        if _compiling():
+            return
+        profiler = self._stage.profiler
+        if self._timer is None:  # by now its parameters are where they will be
+            parameter = next(iter(module.parameters()), None)
+            self._timer = profiler.timer(CPU if parameter is None else str(parameter.device))
+        self._begun.marks.append(profiler.start(self._timer, self._stage.name))
 
     def _after(self, _module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
-        if not _compiling():
-            count = self._tokens
-            self._stage.profiler._leave(  # noqa: SLF001
-                self, lambda: count(args, kwargs, output) if count is not None and output is not None else 0
-            )
-
-
-def _device(named: object) -> str:
-    if named is not None:
-        return str(named)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return f"cuda:{torch.cuda.current_device()}"
-    return CPU
-
-
-def _device_of(module: Module) -> str:
-    """The device of its first parameter; empty if it has none, or none yet."""
-    parameter = next(iter(module.parameters()), None)
-    device = "" if parameter is None else str(parameter.device)
-    return "" if device == "meta" else device
+        """Tokens are counted at once, seconds once the device has finished."""
+        if _compiling() or self._timer is None or not self._begun.marks:  # without marks the first hook did not run
+            return
+        profiler = self._stage.profiler
+        self._timer.stop(self._begun.marks.pop())
+        profiler.harvest(self._timer)
+        tokens = self._tokens(args, kwargs, output) if self._tokens is not None and output is not None else 0
+        if tokens:
+            profiler.totals.add(self._stage.name, PHASE, 0.0, tokens)
 
 
 def _compiling() -> bool:

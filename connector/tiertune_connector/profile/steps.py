@@ -10,10 +10,8 @@ Any output may come late: a process that both launches and schedules (vLLM on on
 step, which the device has gone on to. So requests waited at least as long as the device took.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 
 from tiertune_connector.profile.reports import Totals
 from tiertune_connector.units import Clock
@@ -21,23 +19,18 @@ from tiertune_connector.units import Clock
 Span = tuple[int, int]
 """The tokens that one request computes in a step: first, end."""
 IN_FLIGHT = 64
-"""Steps that can be given without an output; more would mean that outputs got lost."""
-PATIENCE_S = 5.0
-"""How long after its output a step waits for its measurement, before its wall time counts: a worker with nothing more
-to do ships its last measurement only with the next step."""
+"""Steps behind which an output or a measurement that has not come is taken as lost. A worker with nothing more to do
+ships its last measurement only with the next step."""
 
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    number: int
     started: float
     spans: Sequence[Span]
     then: Callable[[], None]
     """Called once its output has come."""
     told: list[float] = field(default_factory=list)
     """Device seconds that ranks have reported."""
-    ended: float = 0.0
-    """When its output came."""
     seconds: float = 0.0
 
 
@@ -60,54 +53,41 @@ class Steps:
     def __post_init__(self) -> None:
         self.totals = Totals()
         """The sums, for a ``Reporter``, so that nothing is sent on the scheduler thread."""
-        self.overhead_s = 0.0
-        """Seconds spent in here (and wherever else a caller adds to it), by ``perf_counter``."""
-        self.step_s = 0.0
-        """Wall seconds of all steps that computed: ``overhead_s`` is to be small against them."""
         self.last = 0
         """The number of the last step given."""
         self.ended = 0
         """The number of the last step whose output has come."""
-        self._given: deque[_Step] = deque(maxlen=IN_FLIGHT)
-        """Steps without an output."""
+        self._steps: dict[int, _Step] = {}
+        """Those that are not counted yet, by number."""
         self._last_output = 0.0
         """When the last output of a step with tokens came."""
-        self._open: dict[int, _Step] = {}
-        """Those whose output has come, and whose measurement has not."""
         self._measures = False
 
     def given(self, spans: Iterable[Span], then: Callable[[], None] = lambda: None) -> int:
         """The engine has a step to do; returns its number, under which it may be ``measured``.
 
-        ``then`` is called once its output has come. The time that it takes is not added here.
+        ``then`` is called once its output has come.
         """
-        began = perf_counter()
         self.last += 1
-        self._given.append(_Step(self.last, self.clock(), list(spans), then))
-        self.overhead_s += perf_counter() - began
+        self._steps[self.last] = _Step(self.clock(), list(spans), then)
+        late = self.last - IN_FLIGHT
+        if late <= self.ended:
+            self._count(late)
+        else:
+            del self._steps[late]
         return self.last
 
     def output(self) -> None:
         """The oldest step given has ended."""
-        began = perf_counter()
-        if not self._given:
-            self.overhead_s += perf_counter() - began
+        number = max(self.ended, self.last - IN_FLIGHT) + 1
+        if number > self.last:
             return
-        step, now = self._given.popleft(), self.clock()
-        self.ended = step.number
+        step, now, self.ended = self._steps[number], self.clock(), number
         if step.spans:
-            seconds = max(0.0, now - max(step.started, self._last_output))
+            step.seconds = max(0.0, now - max(step.started, self._last_output))
             self._last_output = now
-            self.step_s += seconds
-            step.ended, step.seconds = now, seconds
-            if self._measures:
-                self._open[step.number] = step
-                if len(step.told) >= self.ranks:
-                    self._close(step.number)
-            else:
-                self._settle(step.spans, seconds, seconds * self.ranks)
-        self._expire(now)
-        self.overhead_s += perf_counter() - began
+        if not (step.spans and self._measures) or len(step.told) >= self.ranks:
+            self._count(number)
         step.then()
 
     def measured(self, seconds: Mapping[int, Sequence[float]]) -> None:
@@ -115,44 +95,28 @@ class Steps:
 
         The first report shows that a worker measures: from then on steps wait for it.
         """
-        began = perf_counter()
         for number, ranks in seconds.items():
             self._measures = True
-            given = (step for step in self._given if step.number == number)
-            step = self._open.get(number) or next(given, None)
-            if step is not None:
+            if step := self._steps.get(number):
                 step.told += ranks
-                if number in self._open and len(step.told) >= self.ranks:
-                    self._close(number)
-        self.overhead_s += perf_counter() - began
+                if number <= self.ended and len(step.told) >= self.ranks:
+                    self._count(number)
 
     def kv_wait(self, seconds: float, tokens: int) -> None:
-        """A request waited for lookup, fetch and copy of ``tokens``. Its ``seconds`` are a request's, not a device's.
-
-        The time that this call takes is not added here: callers add it to ``overhead_s``.
-        """
+        """A request waited for lookup, fetch and copy of ``tokens``: seconds of a request, not of a device."""
         self.totals.add(self.stage, "kv_wait", seconds, tokens)
 
-    def _expire(self, now: float) -> None:
-        """Close steps that waited too long. They are opened in the order of their outputs, so the oldest is first."""
-        while self._open:
-            number, opened = next(iter(self._open.items()))
-            if now - opened.ended < PATIENCE_S:
-                return
-            self._close(number)
-
-    def _close(self, number: int) -> None:
+    def _count(self, number: int) -> None:
         """Count a step with its ranks' seconds, a silent rank taken as their mean; or with its wall time."""
-        step = self._open.pop(number)
+        step = self._steps.pop(number, None)
+        if step is None or not step.spans:
+            return
         told = step.told or [step.seconds]
-        self._settle(step.spans, max(step.seconds, *told), sum(told) / len(told) * self.ranks)
-
-    def _settle(self, spans: Sequence[Span], seconds: float, gpu_seconds: float) -> None:
         tokens = prefills = 0
-        for first, end in spans:
+        for first, end in step.spans:
             tokens += end - first
             if end - first > self.decode_tokens:
                 prefills += 1
-        phase = "decode" if not prefills else "prefill" if prefills == len(spans) else "mixed"
-        self.totals.add(self.stage, phase, gpu_seconds, tokens)
-        self.observe(spans, seconds)
+        phase = "decode" if not prefills else "prefill" if prefills == len(step.spans) else "mixed"
+        self.totals.add(self.stage, phase, sum(told) / len(told) * self.ranks, tokens)
+        self.observe(step.spans, max(step.seconds, *told))

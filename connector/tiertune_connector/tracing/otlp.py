@@ -1,29 +1,31 @@
 """The only place that imports OpenTelemetry: spans with their parents, sent by OTLP over HTTP."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span as OtlpSpan
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from tiertune_connector.tracing.spans import Counts, RequestTrace, Span
+from tiertune_connector.tracing.spans import RequestTrace, Span
 
 EXPORT_TIMEOUT_S = 0.8
+MOST = 8192
+"""Spans that wait to be posted."""
+BATCH = 32
+"""Spans posted at once: encoding more of them would hold the interpreter's lock for milliseconds."""
 HEADERS = ("traceparent", "tracestate")
 MAX_HEADER = 512
 """Longest header, in characters; the specification obliges nobody to read more."""
 
 
 class OtlpSink:
-    """Makes spans of finished requests and posts them. Not thread-safe, except ``close``.
+    """Makes spans of finished requests, which OpenTelemetry's own thread posts. Not thread-safe.
 
     A request with a trace context is sampled as its parent was; others as OTEL_TRACES_SAMPLER says (default: all).
     """
@@ -33,35 +35,18 @@ class OtlpSink:
     ) -> None:
         """``endpoint``: the collector's URL; without a path, OTLP's own `/v1/traces` is meant."""
         self._describe = describe
-        self._exporter = OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_TIMEOUT_S)
-        self._ended = InMemorySpanExporter()
-        """Keeps the sampled spans that have ended until they are posted."""
         environment = OTELResourceDetector().detect()
         self._provider = TracerProvider(
             resource=Resource.create(dict(resource)).merge(environment), shutdown_on_exit=False
         )
-        self._provider.add_span_processor(SimpleSpanProcessor(self._ended))
+        exporter = OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_TIMEOUT_S)
+        self._provider.add_span_processor(
+            BatchSpanProcessor(exporter, MOST, schedule_delay_millis=1000, max_export_batch_size=BATCH)
+        )
         self._tracer = self._provider.get_tracer("tiertune_connector")
 
-    def send(self, traces: Sequence[RequestTrace]) -> Counts:
-        """Post the spans of ``traces`` in one message; requests that are not sampled do not count."""
-        sampled = 0
-        for trace in traces:
-            sampled += self._make(trace)
-            time.sleep(0)  # lets the scheduler thread have the interpreter's lock
-        spans = self._ended.get_finished_spans()
-        self._ended.clear()
-        if not spans:
-            return Counts(0, 0)
-        taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
-        return Counts(sampled, 0) if taken else Counts(0, sampled)
-
-    def close(self) -> None:
-        """End an export that is being retried."""
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]
-
-    def _make(self, trace: RequestTrace) -> bool:
-        """Make and end a request's spans; returns whether it is sampled."""
+    def make(self, trace: RequestTrace) -> None:
+        """Make and end a request's spans."""
         first, *children = self._describe(trace)
         context = parent(trace.headers)
         request = self._started(first, context)
@@ -70,7 +55,10 @@ class OtlpSink:
             for child in children:
                 self._started(child, inside).end(child.end_ns)
         request.end(first.end_ns)
-        return request.get_span_context().trace_flags.sampled
+
+    def close(self) -> None:
+        """Post what is left. It may take half a minute where the collector does not answer."""
+        self._provider.shutdown()
 
     def _started(self, span: Span, inside: Context) -> OtlpSpan:
         made = self._tracer.start_span(span.name, inside, attributes=span.attributes, start_time=span.start_ns)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
 
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.messages import TierReport
@@ -48,14 +47,7 @@ class Span:
     failure: str = ""
 
 
-class Counts(NamedTuple):
-    """Requests whose spans the collector took; and those whose spans it did not take, or there was no room for."""
-
-    exported: int
-    dropped: int
-
-
-def describe(trace: RequestTrace, *, chunk_tokens: int, chunk_bytes: int, model: str = "") -> list[Span]:
+def describe(trace: RequestTrace, *, chunk_bytes: int, model: str = "") -> list[Span]:
     """The request's span, then its children. ``chunk_bytes`` counts all groups of layers.
 
     The request's span lasts until the prompt's prefill could begin, which is its last child's end. Without children
@@ -63,49 +55,25 @@ def describe(trace: RequestTrace, *, chunk_tokens: int, chunk_bytes: int, model:
     """
     children = [*_lookup(trace), *_gate(trace), *_loads(trace, chunk_bytes)]
     end = max([trace.arrived_ns, *(child.end_ns for child in children)])
-    attributes = {
+    attributes: Attributes = {
         "tiertune.request.id": trace.request,
         "gen_ai.usage.input_tokens": trace.prompt_tokens,
         "tiertune.chunks": trace.chunks,
         "tiertune.outcome": outcome(trace),
         "gen_ai.request.model": model or None,
-        **_tokens(trace, chunk_tokens),
     }
     return [_span("tiertune.request", trace.arrived_ns, end, attributes), *children]
 
 
 def outcome(trace: RequestTrace) -> str:
     """The worst outcome of its loads; without any, ``unknown`` if one was decided, else ``late`` or ``skipped``."""
-    seen = {report.outcome for report in _fetched(trace)}
+    reports = chain.from_iterable(reports for _, reports in trace.loads)
+    seen = {report.outcome for report in reports if report.fetched_tokens}
     if seen:
         return next((name for name in WORST_FIRST if name in seen), "unknown")
     if trace.decision is not None and trace.decision.fetches:
         return "unknown"  # the request ended before its load
     return "late" if trace.late else "skipped"
-
-
-def _fetched(trace: RequestTrace) -> Iterator[TierReport]:
-    return (report for report in chain.from_iterable(reports for _, reports in trace.loads) if report.fetched_tokens)
-
-
-def _tokens(trace: RequestTrace, chunk_tokens: int) -> dict[str, int]:
-    """Prompt tokens by where they came from; those of a load that failed, or came in vain, count as recomputed."""
-    if trace.decision is None:
-        return {}
-    fetched: dict[str, int] = {}
-    for report in _fetched(trace):
-        if report.outcome not in FAILURES:
-            used = report.fetched_tokens - report.vain_tokens
-            fetched[report.tier] = fetched.get(report.tier, 0) + used
-    asked = sum(candidate.fetched for candidate in trace.decision.candidates)
-    engine = min(max(0, trace.decision.cut - asked) * chunk_tokens, trace.prompt_tokens)
-    cached = min(engine + sum(fetched.values()), trace.prompt_tokens)
-    return {
-        "gen_ai.usage.cache_read.input_tokens": cached,
-        "tiertune.tokens.engine": engine,
-        "tiertune.tokens.recomputed": trace.prompt_tokens - cached,
-        **{f"tiertune.tokens.{tier}": tokens for tier, tokens in fetched.items()},
-    }
 
 
 def _lookup(trace: RequestTrace) -> Iterator[Span]:

@@ -35,7 +35,6 @@ from tiertune_connector.vllm.sizes import SizeError, SizePlan, plan
 from tiertune_connector.vllm.tenants import Tenants
 
 logger = logging.getLogger(f"vllm.{__name__}")
-EPOCH_BYTES = 8
 FAR = 1 << 24
 """Tokens of context beyond the window of any layer that has one."""
 
@@ -60,15 +59,21 @@ class Engine:
         self.groups = tuple(found[place] for place in self._order)
         """First the group whose chunks make the chain."""
         self._tenants = Tenants(self.settings.isolation, os.environ)
-        encoding = identity.adapters_encode(vllm_config)
-        self._adapters = AdapterDigests(identity.adapters(vllm_config), encoding=encoding)
+        self._adapters = AdapterDigests(identity.adapters(vllm_config))
+        self._adapters_encode = identity.adapters_encode(vllm_config)
         self._numbers_media = numbers_media(vllm_config)
         self.exchanges_weights = identity.exchanges_weights(vllm_config)
-        self._epoch = 0
+        self.drafts = vllm_config.num_speculative_tokens or 0
+        """Tokens that it speculates."""
 
     def tell_tier(self) -> None:
         """Call before vLLM's own constructor on the scheduler's side, which makes the tier."""
         self._tell_sizes()
+        if self.exchanges_weights:
+            logger.warning(
+                "TierTune: this engine neither finds nor stores chunks: a trainer exchanges its weights"
+                " (weight_transfer_config), or it invents them (load_format dummy)"
+            )
         translate(self._vllm_config, self.facts(), self._plan)
 
     def facts(self) -> Facts:
@@ -80,27 +85,26 @@ class Engine:
             shape=model_shape(self._vllm_config),
             groups=self.groups,
             step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
-            decode_tokens=1 + (self._vllm_config.num_speculative_tokens or 0),
+            decode_tokens=1 + self.drafts,
         )
 
     def prompt(self, request: Request, keys: Sequence[list[OffloadKey]]) -> Prompt:
         """What the tier must know about a request; ``keys`` by group in vLLM's order, as `prompt_keys` gives them."""
-        allowed = self._tenants.allowed(request.cache_salt) and not (request.mm_features and self._numbers_media)
-        adapter = self._adapters.suffix(request.lora_request)
+        adapter = self._adapters.contents(request.lora_request)
+        # vLLM keeps encoded media by the name alone of the adapter that encoded them.
+        media = request.mm_features and (self._numbers_media or (request.lora_request and self._adapters_encode))
+        known = adapter is not None and not media and not self.exchanges_weights
+        allowed = known and self._tenants.allowed(request.cache_salt)
         return Prompt(
             tokens=request.num_prompt_tokens,
             keys=[keys[place] for place in self._order],
-            suffix=adapter + (self._epoch.to_bytes(EPOCH_BYTES, "big") if self.exchanges_weights else b""),
+            suffix=adapter or b"",
             stands=partial(self._adapters.stands, request.lora_request, adapter),
             tenant=self._tenants.digest(request.cache_salt),
             reads=allowed and not request.skip_reading_prefix_cache,
             writes=allowed,
             headers=request.trace_headers,
         )
-
-    def new_weights(self) -> None:
-        """What was stored before is no longer found, if weights are exchanged."""
-        self._epoch += 1
 
     def _planned(self) -> SizePlan:
         config = build_offloading_config(self._vllm_config, self._kv_cache_config)

@@ -52,8 +52,7 @@ class TierTuneConnector(OffloadingConnector):
             manager = self.connector_scheduler.manager
             (self._tier,) = manager.secondary_tiers
             self._tier.bind(compat.Staging(manager.primary_tier))
-            self._spoilt = turns.spoilt(vllm_config, kv_cache_config, self._tier.goes_on)
-            self._offloading = Offloading(self.connector_scheduler, self._spoilt)
+            self._offloading = Offloading(self.connector_scheduler, drafts=self._engine.drafts)
             prompts_alone = str(self.connector_scheduler.config.offload_prompt_only).lower()
             logger.info(
                 "TierTune: load failure policy is recompute, offload_prompt_only is %s, kv_role is not heeded",
@@ -68,8 +67,8 @@ class TierTuneConnector(OffloadingConnector):
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
-        if self._spoilt is not None:
-            turns.guard(kv_cache_manager.coordinator, self._spoilt)
+        if self._engine.drafts:
+            turns.guard(kv_cache_manager.coordinator)
         if self._engine.exchanges_weights:
             self._follow_resets(kv_cache_manager)
 
@@ -112,14 +111,10 @@ class TierTuneConnector(OffloadingConnector):
     def reset_cache(self) -> bool | None:
         """As vLLM's; vLLM calls it even if running requests keep it from emptying the device's cache.
 
-        The store keeps its chunks. But if a trainer exchanges the engine's weights, no chunk from before is found any
-        more: vLLM empties its caches at each exchange.
+        The store keeps its chunks.
         """
         if self._offloading.under_way:
             self.tier.hold()
-        if self._engine.exchanges_weights:
-            self._engine.new_weights()
-            self.tier.part()
         with self._offloading.emptied():
             done = super().reset_cache()
         self._announced.emptied(self.connector_scheduler)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 STORES_SHARE = 0.9
 """Share of a lookup's or load's deadline; in the rest, what the store knows or has by then arrives here."""
-IDLE_S = 0.001
-"""How long vLLM sleeps after a step without work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,8 +82,6 @@ class Lookups:
     chunk_tokens: int
     deadline_s: float
     _answered: deque[Ask] = field(default_factory=deque)
-    _replies: bool = True
-    """Whether the store replies in time, as far as was seen."""
 
     def expect(
         self,
@@ -111,27 +107,21 @@ class Lookups:
         reply.add_done_callback(lambda _: self._come(ask))
         return ask
 
-    def settled(self, ask: Ask, computed_tokens: int, staged: Callable[[bytes], bool], *, alone: bool = False) -> bool:
+    def settled(self, ask: Ask, computed_tokens: int, staged: Callable[[bytes], bool]) -> bool:
         """Whether the request's answer stands; else ask again. Constant time, except for the decision.
 
-        ``computed_tokens`` are on the device; ``staged`` tells whether a chunk lies in staging. ``alone``: the engine
-        has nothing else to do, and would sleep without an answer. It then waits once, as long, for the reply, unless
-        that was in vain before and no reply has come since. Beside others it only takes a reply that has come: the
-        receiving thread may not have had the interpreter since.
+        ``computed_tokens`` are on the device; ``staged`` tells whether a chunk lies in staging. When first asked it
+        takes a reply that has come itself: the receiving thread may not have had the interpreter since.
         """
         if ask.until is not None:
             return True
         now = self.clock()
         if ask.cut_tokens is None:
             if ask.wanted_at is None:
-                waits = alone and self._replies
                 with suppress(TimeoutError):
-                    ask.reply.result(IDLE_S if waits else 0.0)  # asking for it receives it
-                if waits:
-                    self._replies = ask.reply.done()
+                    ask.reply.result(0.0)  # asking for it receives it
                 ask.wanted_at = now
             if ask.reply.done():
-                self._replies = True
                 self._decide(ask, computed_tokens // self.chunk_tokens, staged)
             elif now >= ask.sent_at + self.deadline_s:
                 ask.cut_tokens = 0

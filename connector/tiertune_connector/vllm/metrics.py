@@ -1,13 +1,13 @@
 """The engine's counters in vLLM's own terms. A name that is counted but not declared ends vLLM's API server."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingGaugeMetadata, OffloadingMetricMetadata
 
 from tiertune_connector.catalogue import PREFIX, Metric
-from tiertune_connector.vllm.stats import METRICS, Change
+from tiertune_connector.vllm.stats import BY_NAME, METRICS, Key
 
 KINDS = {"counter": OffloadingCounterMetadata, "gauge": OffloadingGaugeMetadata}
 
@@ -27,14 +27,13 @@ def unregister() -> None:
             REGISTRY.unregister(collector)
 
 
-def connector_stats(changes: Iterable[Change]) -> OffloadingConnectorStats | None:
+def connector_stats(changes: Mapping[Key, float]) -> OffloadingConnectorStats | None:
     """``changes`` for vLLM to carry to its API server; None if there are none."""
     stats = OffloadingConnectorStats()
-    for metric, labels, value in changes:
-        if metric.kind == "gauge":
-            stats.set_gauge(vllm_name(metric), value, labels)
-        else:
-            stats.increase_counter(vllm_name(metric), value, labels)
+    for (name, labels), value in changes.items():
+        metric = BY_NAME[name]
+        change = stats.set_gauge if metric.kind == "gauge" else stats.increase_counter
+        change(vllm_name(metric), value, labels)
     return None if stats.is_empty() else stats
 
 

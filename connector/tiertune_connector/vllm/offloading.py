@@ -12,16 +12,15 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
-from tiertune_connector.vllm import windows
-from tiertune_connector.vllm.turns import Spoilt
+from tiertune_connector.vllm import turns, windows
 
 
 class Offloading:
     """Guards what it stores, loads and hands to workers. Runs on the scheduler thread."""
 
-    def __init__(self, scheduler: Any, spoilt: Spoilt | None) -> None:  # noqa: ANN401 (its own)
-        """``scheduler`` is its `OffloadingConnectorScheduler`; nothing more is stored of a ``spoilt`` request."""
-        self._scheduler, self._spoilt = scheduler, spoilt
+    def __init__(self, scheduler: Any, *, drafts: int = 0) -> None:  # noqa: ANN401 (its own)
+        """``scheduler`` is its `OffloadingConnectorScheduler`; ``drafts``: tokens that the engine speculates."""
+        self._scheduler, self._drafts = scheduler, drafts
         self._requests: dict[str, Any] = scheduler._req_status  # noqa: SLF001 (vLLM has no public way to any of this)
         windows.guard(scheduler)
         self._complete, scheduler.manager.complete_store = scheduler.manager.complete_store, self._complete_store
@@ -61,10 +60,10 @@ class Offloading:
             self._begin(new)
         for name in output.finished_req_ids:
             self._bound(name)
-        if self._spoilt is not None:
+        if self._drafts:
             for name in (*output.num_scheduled_tokens, *output.finished_req_ids):
                 status = self._requests.get(name)
-                if status is not None and self._spoilt(status.req):
+                if status is not None and turns.spoilt(status.req):
                     status.max_offload_tokens = 0
         return self._without_loading(self._without_tails(output))
 

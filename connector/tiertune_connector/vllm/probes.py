@@ -167,7 +167,7 @@ _HAS = {
     "v1/request.py": {
         "Request": (
             "request_id num_prompt_tokens num_computed_tokens is_finished cache_salt lora_request trace_headers "
-            "block_hashes mm_features"
+            "block_hashes mm_features streaming_queue"
         ),
     },
     "lora/request.py": {"LoRARequest": "lora_name lora_int_id lora_path load_inplace"},

@@ -4,9 +4,7 @@
 """
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from math import isfinite
-from typing import NamedTuple
 
 from tiertune_connector.catalogue import OTHER, Kind, Metric
 from tiertune_connector.cost import Reason
@@ -32,43 +30,28 @@ METRICS = (
     _metric("counter", "late_lookups_total", "Lookups that the store did not answer in time."),
     _metric("counter", "gate_requests_total", "Requests that found chunks in the tier.", "tier", "decision", "reason"),
     _metric("counter", "loads_total", "Fetches that the gate chose, by what became of them.", "tier", "outcome"),
-    _metric("counter", "load_seconds_total", "Seconds that these fetches took.", "tier"),
     _metric("counter", "fetched_tokens_total", "Tokens of chunks that loads began to fetch, failed ones too.", "tier"),
     _metric("counter", "saved_seconds_total", "Predicted recompute seconds less the fetch's, where positive.", "tier"),
     _metric("counter", "lost_seconds_total", "Fetch seconds less predicted recompute's, where positive.", "tier"),
     _metric("counter", "stored_chunks_total", "Chunks that vLLM finished, by what the store did.", "result"),
     _metric("gauge", "store_connected", "1 while the store is there."),
-    _metric("counter", "telemetry_seconds_total", "Seconds of the scheduler thread spent on measuring and counting."),
-    _metric("counter", "traces_total", "Requests traced: spans exported, or dropped.", "result"),
 )
 CONNECTED: Key = ("engine_store_connected", ())
 """The only gauge."""
 BY_NAME = {metric.name: metric for metric in METRICS}
-_VALUES: dict[str, frozenset[str]] = {
-    "tier": frozenset((*TIERS, NONE)),
-    "reason": frozenset(Reason),
-    "result": frozenset((*RESULTS, "hit", "miss", "exported", "dropped")),
-}
-"""Allowed values of labels that come from elsewhere: any other value is counted as OTHER."""
-
-
-class Change(NamedTuple):
-    """A counter's increase, or a gauge's new value."""
-
-    metric: Metric
-    labels: Labels
-    value: float
+_WORDS = frozenset(
+    (*TIERS, NONE, *RESULTS, *Reason, "hit", "miss", "fetch", "recompute", "won", "lost", "late", "failed", "unknown")
+)
+"""Values of labels; a store of another version may say others, which are counted as OTHER."""
 
 
 class EngineStats:
-    """Plain counting. vLLM takes the changes step by step; ``totals`` stay, even if what was taken gets lost."""
+    """Plain counting of what vLLM takes step by step."""
 
     def __init__(self, chunk_tokens: int) -> None:
-        self.totals: dict[Key, float] = {}
-        """By name and label values, since the start."""
         self._chunk_tokens = chunk_tokens
         self._increases: dict[Key, float] = {}
-        self._told: float | None = None
+        self._told: bool | None = None
         """What was taken last of the gauge `store_connected`."""
 
     def looked_up(self, tiers: Sequence[str], chunks: int, *, late: bool = False) -> None:
@@ -89,7 +72,6 @@ class EngineStats:
                 continue
             self._add("engine_loads_total", (report.tier, report.outcome))
             self._add("engine_fetched_tokens_total", tier, report.fetched_tokens)
-            self._add("engine_load_seconds_total", tier, report.actual_s or 0.0)
             gain_s = gained_s(report) or 0.0
             self._add(f"engine_{'saved' if gain_s > 0 else 'lost'}_seconds_total", tier, abs(gain_s))
 
@@ -97,36 +79,17 @@ class EngineStats:
         """``result``: one of RESULTS."""
         self._add("engine_stored_chunks_total", (result,), chunks)
 
-    def connected(self, on: bool) -> None:
-        self.totals[CONNECTED] = float(on)
-
-    def counted(self, name: str, labels: Labels, total: float) -> None:
-        """Something else has counted ``total`` since the start."""
-        self._add(name, labels, total - self.totals.get((name, labels), 0.0))
-
-    def take(self) -> list[Change]:
-        """What changed since the last call; includes the gauge whenever anything changed."""
-        connected = self.totals.get(CONNECTED)
+    def take(self, *, connected: bool) -> dict[Key, float]:
+        """What was counted since the last call, and the gauge: all of it if any of it changed, else nothing."""
         if not self._increases and connected == self._told:
-            return []
-        taken = self._increases | ({} if connected is None else {CONNECTED: connected})
+            return {}
+        taken = {**self._increases, CONNECTED: float(connected)}
         self._increases, self._told = {}, connected
-        return [Change(BY_NAME[name], labels, value) for (name, labels), value in taken.items()]
+        return taken
 
     def _add(self, name: str, labels: Labels, value: float = 1.0) -> None:
         """Count only positive finite values: vLLM's API server ends on anything else."""
         if not (value > 0 and isfinite(value)):
             return
-        key = _key(name, labels)
-        self.totals[key] = self.totals.get(key, 0.0) + value
+        key = name, tuple(label if label in _WORDS else OTHER for label in labels)
         self._increases[key] = self._increases.get(key, 0.0) + value
-
-
-@lru_cache(maxsize=1024)
-def _key(name: str, labels: Labels) -> Key:
-    allowed = (_VALUES.get(label) for label in BY_NAME[name].labels)
-    bounded = (
-        str(value) if values is None or value in values else OTHER
-        for value, values in zip(labels, allowed, strict=True)
-    )
-    return name, tuple(bounded)

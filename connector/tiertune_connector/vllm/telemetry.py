@@ -1,13 +1,10 @@
 """What an engine reports of its requests: to the store, on vLLM's own metrics, in spans. Imports no vLLM.
 
-Runs on the scheduler thread. The time it takes there is added up, and is reported, too.
+Runs on the scheduler thread.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
-from time import monotonic, perf_counter
-from typing import Concatenate, ParamSpec
+from time import monotonic
 
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.cost import GateDecision
@@ -17,24 +14,8 @@ from tiertune_connector.profile.steps import Steps
 from tiertune_connector.protocol.reporting import tier_reports
 from tiertune_connector.tracing import Tracing
 from tiertune_connector.vllm.lookups import Ask
-from tiertune_connector.vllm.stats import Change, EngineStats
+from tiertune_connector.vllm.stats import EngineStats, Key
 from tiertune_connector.vllm.transfers import Job
-
-P = ParamSpec("P")
-
-
-def _counted(
-    method: Callable[Concatenate["Telemetry", P], None],
-) -> Callable[Concatenate["Telemetry", P], None]:
-    """Count the seconds of ``method`` as telemetry's."""
-
-    @wraps(method)
-    def counted(self: "Telemetry", /, *args: P.args, **kwargs: P.kwargs) -> None:
-        began = perf_counter()
-        method(self, *args, **kwargs)
-        self.steps.overhead_s += perf_counter() - began
-
-    return counted
 
 
 @dataclass(eq=False)
@@ -50,12 +31,10 @@ class Telemetry:
         self._stats = EngineStats(self.chunk_tokens)
         self._reporter = Reporter(self.steps.totals, self.client)
 
-    @_counted
     def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
         """A request has come, and its lookup goes out."""
         self.tracing.arrived(request, headers, prompt_tokens, chunks)
 
-    @_counted
     def answered(self, ask: Ask) -> None:
         """The store has answered, at the latest during the step that ends now."""
         reply = ask.reply.result()
@@ -63,14 +42,12 @@ class Telemetry:
         ago_s = monotonic() - ask.replied_at
         self.tracing.looked_up(ask.request, reply.tiers, nothing=reply.reason, ago_s=ago_s)
 
-    @_counted
     def decided(self, ask: Ask, decision: GateDecision) -> None:
         """The gate has decided; if it fetches nothing, that is reported at once."""
         self.tracing.decided(ask.request, decision)
         if not decision.fetches:
             self._report(ask, decision)
 
-    @_counted
     def settled(self, ask: Ask) -> None:
         """The scheduler has its answer: it waits no more."""
         if ask.wanted_at is not None and ask.decision is None:
@@ -78,7 +55,6 @@ class Telemetry:
             self.tracing.looked_up(ask.request, (), late=True)
         self._waited(ask, 0)
 
-    @_counted
     def begun(self, ask: Ask, tokens: int) -> None:
         """The scheduler has room for the request, and takes the prompt's first ``tokens`` as computed."""
         had = (tokens + 1) // self.chunk_tokens  # a prompt's last token is computed even if it is there
@@ -88,7 +64,6 @@ class Telemetry:
         if load is not None:
             self._report_load(ask, load, had)
 
-    @_counted
     def loaded(self, ask: Ask, job: Job) -> None:
         """The request's load is over; if it succeeded, it is reported when the waiting scheduler takes what came."""
         if not job.succeeded:
@@ -97,13 +72,11 @@ class Telemetry:
             ask.load = job
         self._waited(ask, len(set(job.done).intersection(ask.chain)))
 
-    @_counted
     def stored(self, job: Job) -> None:
         """Chunks that vLLM finished were offered to the store."""
         for result in job.results:
             self._stats.stored(result)
 
-    @_counted
     def finished(self, request: str, ask: Ask | None) -> None:
         """The request has ended."""
         if ask is not None and ask.load is not None:
@@ -116,18 +89,13 @@ class Telemetry:
             self._first_token(ask)
         self.tracing.finished(request)
 
-    @_counted
     def first_token(self, ask: Ask) -> None:
         """The output of the step that computed the prompt's end has come."""
         self._first_token(ask)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> dict[Key, float]:
         """What vLLM's metrics have not been given yet."""
-        self._stats.connected(self.client.connected)
-        self._stats.counted("engine_telemetry_seconds_total", (), self.steps.overhead_s)
-        for result, requests in self.tracing.counts()._asdict().items():
-            self._stats.counted("engine_traces_total", (result,), requests)
-        return self._stats.take()
+        return self._stats.take(connected=self.client.connected)
 
     def close(self) -> None:
         """Send what is left, within seconds."""

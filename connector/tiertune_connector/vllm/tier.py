@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,6 @@ from tiertune_connector.vllm.transfers import Job, Transfers
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
-    from vllm.v1.request import Request
 
     from tiertune_connector.vllm.compat import Staging
 
@@ -68,8 +67,7 @@ _ENDED = _Known(None, prefilling=False)
 class TierTuneTier(SecondaryTierManager):
     """Answers as the gate decided, and moves chunks on other threads. Runs on the scheduler thread.
 
-    No method waits for the store, except at the start, in drains and at the end, and for a millisecond if the engine
-    has nothing else to do.
+    No method waits for the store, except at the start, in drains and at the end.
     """
 
     def __init__(
@@ -102,7 +100,6 @@ class TierTuneTier(SecondaryTierManager):
         )
         tracing = open_tracing(
             settings.otlp_endpoint,
-            chunk_tokens=chunk_tokens,
             chunk_bytes=fetched_bytes,
             model=namespace.model,
             attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
@@ -148,10 +145,7 @@ class TierTuneTier(SecondaryTierManager):
         self._staging = staging
 
     def must_wait(self, request: str, computed_tokens: int) -> bool:
-        """Whether asking for the request's chunks would bring nothing new yet. Constant time, except for the decision.
-
-        If the engine has no other request, it waits for the store's reply, once and no longer than vLLM would sleep.
-        """
+        """Whether asking for its chunks would bring nothing new yet. Constant time, except for the decision."""
         known = self._known(request)
         if known.load is not None and not known.load.over:
             return True
@@ -159,13 +153,7 @@ class TierTuneTier(SecondaryTierManager):
         def staged(key: bytes) -> bool:
             return self._staging.holds(OffloadKey(key.removesuffix(known.prompt.suffix)), known.context)
 
-        alone = len(self._requests) == 1
-        return known.ask is not None and not self._lookups.settled(known.ask, computed_tokens, staged, alone=alone)
-
-    def goes_on(self, request: "Request") -> bool:
-        """Whether the request has been given more input since it came (`resumable`)."""
-        known = self._known(request.request_id)
-        return 0 < known.prompt.tokens < request.num_prompt_tokens
+        return known.ask is not None and not self._lookups.settled(known.ask, computed_tokens, staged)
 
     def answered(self, request: str, tokens: int) -> None:
         """The scheduler has been told that it need not compute the first ``tokens`` of the request."""
@@ -205,11 +193,6 @@ class TierTuneTier(SecondaryTierManager):
         With the next step the worker ends those copies (vLLM's ``jobs_to_flush``). 0.33 holds promotions by itself.
         """
         self._held_by = self.telemetry.steps.last
-
-    def part(self) -> None:
-        """Present requests read and write no more: they may be computed with both old weights and new ones."""
-        for known in self._requests.values():
-            known.prompt, known.ask = replace(known.prompt, writes=False), None
 
     def measured(self, seconds: Mapping[int, Sequence[float]], gpus: Sequence[str]) -> None:
         """Device seconds of steps, by their numbers; each rank names its ``gpus`` once, maybe in different steps."""
