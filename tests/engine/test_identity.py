@@ -8,7 +8,7 @@ from functools import reduce
 import pytest
 import torch
 import vllm
-from vllm.config import ModelConfig, MultiModalConfig
+from vllm.config import ModelConfig, MultiModalConfig, WeightTransferConfig
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import MambaSpec
 
@@ -335,8 +335,9 @@ def test_weights_that_cannot_be_told_are_the_engines_own(told, model, tmp_path, 
     [
         {"of": {"load_format": "dummy"}},
         {"cache_config__calculate_kv_scales": True},
+        {"weight_transfer_config": WeightTransferConfig()},
     ],
-    ids=["weights", "scales"],
+    ids=["weights", "scales", "exchanged"],
 )
 def test_an_engine_that_shares_with_none_does_not_share_with_its_next_run(told, unknown):
     """Nor with one on another host that an operator gave the same id: of these, too, nobody knows what they have."""

@@ -173,18 +173,48 @@ def test_chunks_of_a_request_that_nobody_knows_are_not_stored(engine, store):
     assert held(store) == 0
 
 
-@pytest.mark.parametrize("weights", [{"weight_transfer_config": WeightTransferConfig()}, {"load_format": "dummy"}])
-def test_an_engine_whose_weights_are_exchanged_neither_reads_nor_writes(engines, engine, store, weights):
-    """Of what it computes nobody knows with which weights; its own staging has it until vLLM empties its caches."""
-    engine.computes("a", tokens(300))
-    before = held(store)
-    trained = engines(arguments=weights)
-    assert trained.finds("a", tokens(300)) == 0
-    trained.computes("b", tokens(300, seed=1))
-    assert held(store) == before
-    assert trained.finds("c", tokens(300, seed=1)) == 256
-    trained.connector.reset_cache()
-    assert trained.finds("d", tokens(300, seed=1)) == 0
+class TestExchangedWeights:
+    """A trainer sends an engine new weights while it runs; vLLM empties all caches before that."""
+
+    @pytest.fixture
+    def trained(self, engines):
+        return engines(arguments={"weight_transfer_config": WeightTransferConfig()})
+
+    def test_what_was_stored_before_a_reset_is_found_no_more(self, trained):
+        """What is stored afterwards is, as ever."""
+        prompt = tokens(300)
+        trained.computes("a", prompt)
+        trained.connector.reset_cache()
+        again = trained.request("b", prompt)
+        assert trained.matched(again) == 0
+        trained.compute(again)
+        trained.manager.primary_tier.reset_cache()
+        assert trained.finds("c", prompt) == 256
+
+    def test_a_request_that_is_kept_over_a_reset_neither_reads_nor_writes(self, trained, store):
+        """Whether it was decided for or not: of what it has computed, nobody knows with which weights."""
+        prompt = tokens(300)
+        trained.computes("a", prompt)
+        trained.manager.primary_tier.reset_cache()
+        loading, waiting = trained.request("b", prompt), trained.request("c", prompt)
+        trained.begin_load(loading)
+        trained.connector.reset_cache()
+        trained.step("b")
+        assert [trained.matched(request) for request in (loading, waiting)] == [0, 0]
+        before = held(store)
+        trained.compute(waiting)
+        assert held(store) == before
+        for request in (loading, waiting):
+            trained.done(request)
+
+    def test_nobody_else_finds_what_it_stores(self, trained, engines):
+        """Nor does it find what others stored."""
+        mine, theirs = tokens(300), tokens(300, seed=1)
+        other = engines()
+        trained.computes("a", mine)
+        other.computes("a", theirs)
+        assert other.finds("b", mine) == 0
+        assert trained.finds("b", theirs) == 0
 
 
 @pytest.mark.parametrize(

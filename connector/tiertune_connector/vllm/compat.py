@@ -35,6 +35,7 @@ from tiertune_connector.vllm.sizes import SizeError, SizePlan, plan
 from tiertune_connector.vllm.tenants import Tenants
 
 logger = logging.getLogger(f"vllm.{__name__}")
+EPOCH_BYTES = 8
 FAR = 1 << 24
 """Tokens of context beyond the window of any layer that has one."""
 
@@ -65,15 +66,11 @@ class Engine:
         self.exchanges_weights = identity.exchanges_weights(vllm_config)
         self.drafts = vllm_config.num_speculative_tokens or 0
         """Tokens that it speculates."""
+        self._epoch = 0
 
     def tell_tier(self) -> None:
         """Call before vLLM's own constructor on the scheduler's side, which makes the tier."""
         self._tell_sizes()
-        if self.exchanges_weights:
-            logger.warning(
-                "TierTune: this engine neither finds nor stores chunks: a trainer exchanges its weights"
-                " (weight_transfer_config), or it invents them (load_format dummy)"
-            )
         translate(self._vllm_config, self.facts(), self._plan)
 
     def facts(self) -> Facts:
@@ -93,18 +90,23 @@ class Engine:
         adapter = self._adapters.contents(request.lora_request)
         # vLLM keeps encoded media by the name alone of the adapter that encoded them.
         media = request.mm_features and (self._numbers_media or (request.lora_request and self._adapters_encode))
-        known = adapter is not None and not media and not self.exchanges_weights
+        known = adapter is not None and not media
         allowed = known and self._tenants.allowed(request.cache_salt)
+        epoch = self._epoch.to_bytes(EPOCH_BYTES, "big") if self.exchanges_weights else b""
         return Prompt(
             tokens=request.num_prompt_tokens,
             keys=[keys[place] for place in self._order],
-            suffix=adapter or b"",
+            suffix=(adapter or b"") + epoch,
             stands=partial(self._adapters.stands, request.lora_request, adapter),
             tenant=self._tenants.digest(request.cache_salt),
             reads=allowed and not request.skip_reading_prefix_cache,
             writes=allowed,
             headers=request.trace_headers,
         )
+
+    def new_weights(self) -> None:
+        """What was stored before is no longer found, if weights are exchanged."""
+        self._epoch += 1
 
     def _planned(self) -> SizePlan:
         config = build_offloading_config(self._vllm_config, self._kv_cache_config)

@@ -111,10 +111,14 @@ class TierTuneConnector(OffloadingConnector):
     def reset_cache(self) -> bool | None:
         """As vLLM's; vLLM calls it even if running requests keep it from emptying the device's cache.
 
-        The store keeps its chunks.
+        The store keeps its chunks. But if a trainer exchanges the engine's weights, no chunk from before is found any
+        more: vLLM empties its caches at each exchange.
         """
         if self._offloading.under_way:
             self.tier.hold()
+        if self._engine.exchanges_weights:
+            self._engine.new_weights()
+            self.tier.part()
         with self._offloading.emptied():
             done = super().reset_cache()
         self._announced.emptied(self.connector_scheduler)

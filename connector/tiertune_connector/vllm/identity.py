@@ -65,7 +65,7 @@ def namespace(
     algorithm, measured = str(cache.prefix_caching_hash_algo), getattr(cache, "calculate_kv_scales", False)
     return Namespace(
         model=_served_name(model),
-        weights=_known_weights(vllm_config) or _only(config, "its weights are not known"),
+        weights=_weights_told(vllm_config, config),
         dtype=_text(
             model.dtype,
             config.model.dtype,
@@ -119,6 +119,12 @@ def adapters(vllm_config: VllmConfig) -> str:
 def adapters_encode(vllm_config: VllmConfig) -> bool:
     """Whether adapters also compute how images and the like are encoded."""
     return vllm_config.lora_config is not None and vllm_config.lora_config.enable_tower_connector_lora
+
+
+def _weights_told(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
+    if exchanges_weights(vllm_config):
+        return _only(config, "a trainer exchanges its weights, or it invents them")
+    return _known_weights(vllm_config) or _only(config, "its weights are not known")
 
 
 def _known_weights(vllm_config: VllmConfig) -> str:

@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -193,6 +193,11 @@ class TierTuneTier(SecondaryTierManager):
         With the next step the worker ends those copies (vLLM's ``jobs_to_flush``). 0.33 holds promotions by itself.
         """
         self._held_by = self.telemetry.steps.last
+
+    def part(self) -> None:
+        """Present requests read and write no more: they may be computed with both old weights and new ones."""
+        for known in self._requests.values():
+            known.prompt, known.ask = replace(known.prompt, writes=False), None
 
     def measured(self, seconds: Mapping[int, Sequence[float]], gpus: Sequence[str]) -> None:
         """Device seconds of steps, by their numbers; each rank names its ``gpus`` once, maybe in different steps."""
