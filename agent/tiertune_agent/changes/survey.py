@@ -2,13 +2,13 @@
 
 import sys
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from operator import attrgetter
 
-from tiertune_agent.history.changed import Where, place
+from tiertune_agent.history.changed import Place, Where, place
 from tiertune_agent.history.measured import LAST
 from tiertune_agent.history.store import History
 from tiertune_agent.records import (
@@ -78,7 +78,7 @@ class Survey:
         self._open = grouped(history.decisions.in_state(State.PROPOSED), lambda one: place(one.tuner, one.target))
         self._prospects: dict[tuple[str, float], list[Prospect]] = {}
         self._store: tuple[str, timedelta, list[Window]] = ("", HOUR, [])
-        self.asked: list[tuple[str, Target]] = []
+        self.asked: list[Place] = []
         """Tuners and targets that were asked."""
         self._answers: list[tuple[str, Target, Answer]] = []
 
@@ -158,13 +158,11 @@ class Survey:
             if field in ("", decision.field):
                 self._history.decisions.expire(decision, why, now=self._now)
 
-    def withdraw_gone(self, store: str, there: Iterable[tuple[str, Target]]) -> None:
-        """Expire what was proposed for a tier or pool that the store no longer has; for the fleet, that nobody has."""
-        mine = {at: found for at, found in self._open.items() if found[0].target.store == store}
-        asked = {place(tuner, target) for tuner, target in there} if mine else set()
-        for at in mine.keys() - asked:
-            for decision in mine[at]:
-                self._history.decisions.expire(decision, f"{store} has it no more", now=self._now)
+    def withdraw_all_but(self, asked: Container[Place]) -> None:
+        """Expire what was proposed where nobody is asked any more, as of a tier, pool or store that is gone."""
+        for at, found in self._open.items():
+            for decision in found if at not in asked else ():
+                self._history.decisions.expire(decision, "it has not been looked at for an hour", now=self._now)
 
     def write(self) -> None:
         """Write the answers to history."""
