@@ -230,18 +230,20 @@ class TestByItself:
 
 
 class TestWithoutGhosts:
-    def test_a_floor_over_fetches_that_paid_is_set_back(self, agent, store, auto, rounds):
-        """The hour before the change is its evidence: short fetches gained, so the floor is lowered again."""
-        for index in range(4):
+    def test_a_floor_that_lets_losing_fetches_through_is_set_back(self, agent, store, auto, rounds):
+        """Short fetches lost since it was lowered, so it is raised again; that has no trial of its own, and is kept."""
+        raised = made(agent, store, FLOOR, 0, 1024, tuner="gate_settings", tier="remote")
+        rounds(1)
+        assert state(agent, raised) == "kept"
+        decision = made(agent, store, FLOOR, 1024, 0, tuner="gate_settings", tier="remote")
+        for index in range(5):
             store.count("gate_candidate_requests_total", 10, tier="remote")
             store.count("gate_candidate_seconds_total", 10.0, tier="remote", kind="recompute")
             store.count("gate_length_requests_total", 5, tier="remote", tokens="0")
-            store.count("gate_length_seconds_total", 2.0 + index / 10, tier="remote", tokens="0", result="saved")
+            store.count("gate_length_seconds_total", 2.0 + index / 10, tier="remote", tokens="0", result="lost")
             rounds(1)
-        decision = made(agent, store, FLOOR, 0, 1024, tuner="gate_settings", tier="remote")
-        rounds(5)
         assert state(agent, decision) == "rolled_back"
-        assert store.tuning["tiers"]["remote"]["min_fetch_tokens"] == 0
+        assert store.tuning["tiers"]["remote"]["min_fetch_tokens"] == 1024
 
     def test_an_admission_that_finds_less_is_set_back(self, agent, store, auto, rounds):
         """Half as much is found per prompt token after it as before, once the tier is filled anew: not until then."""

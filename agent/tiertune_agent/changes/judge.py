@@ -11,7 +11,7 @@ from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import frozen_by, mode_of, rates
-from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target, Window
+from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target
 from tiertune_agent.remote.split import SPLIT
 from tiertune_agent.tuners import remote_fetch
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
@@ -19,7 +19,6 @@ from tiertune_agent.verdicts.soak import chunk_sizes, fill_seconds, slowest, soa
 from tiertune_agent.verdicts.trials import (
     NO_PRICES,
     admission_trial,
-    by_the_past,
     coarse,
     eviction_trial,
     fetch_trial,
@@ -89,7 +88,7 @@ class Judge:
         self._none_until = self._now() + RARELY
 
     def _reviewed(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Verdict:
-        if by_the_past(decision):
+        if measure(decision) == "admission":
             told = f"the week has nothing to weigh {decision.field} by: what was before it is too long ago"
             return Verdict(State.INCONCLUSIVE, told, {})
         trial = self._trial(decision, since, this, snapshot)
@@ -199,7 +198,7 @@ class Judge:
             candidates = measured.candidate_windows(target.store, target.tier)
             return fetch_trial(after, windows, remote_fetch.typical_candidate(candidates))
         if kind == "floor":
-            return floor_trial(before or 0, after, self._floor_windows(decision, since))
+            return floor_trial(before, after, measured.windows_since(target.store, *spell, tier=target.tier))
         windows = measured.pool_windows(target.store, *spell, tier=target.tier, namespace=target.namespace)
         return eviction_trial(windows, before, after, _capacity(decision, snapshot))
 
@@ -213,13 +212,6 @@ class Judge:
             changed_at=began,
             filled_at=began + spell,
         )
-
-    def _floor_windows(self, decision: Decision, since: datetime) -> list[Window]:
-        """Windows that fetched lengths between the floors: before a floor was raised, or after it was lowered."""
-        target, past = decision.target, by_the_past(decision)
-        spell = (since - HOUR, since) if past else (since, self._now())
-        windows = self._history.measured.windows_since(target.store, *spell, tier=target.tier)
-        return [window for window in windows if window.start < since] if past else windows
 
 
 def _superseded(decision: Decision) -> Verdict:
