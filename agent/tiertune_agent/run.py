@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from tiertune_agent.catalogue import AgentMetrics
-from tiertune_agent.changes.actuator import Actuator, HttpActuator, NullActuator, Tuned
+from tiertune_agent.changes.actuator import HttpActuator, Tuned
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
@@ -77,7 +77,6 @@ class Agent:
         self,
         settings: AgentSettings,
         *,
-        dry_run: bool = False,
         now: Now = utc_now,
         steady_s: Clock | None = None,
         transport: httpx.BaseTransport | None = None,
@@ -108,8 +107,7 @@ class Agent:
         observer = Observer(settings.observe, now, steady, to_stores.tokenless)
         self.observing = Observing(observer, self.history, self.metrics.observed, now)
         self.history.named = lambda: {*self.collector.addresses, *self.observing.addresses}
-        by_http = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
-        actuator: Actuator = NullActuator() if dry_run else by_http
+        actuator = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
         self.samples = SampleReader(self.collector.client)
         whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady)
         self.changes = ChangeControl(self.history, actuator, now)
@@ -299,7 +297,7 @@ def _left_out(event: JobSubmissionEvent) -> None:
     log.warning("a %s is left out: the one before has not ended%s", event.job_id, mend)
 
 
-def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
+def run(settings: AgentSettings) -> None:
     """Serve until told to end. DocumentError and DatabaseError like `Agent`, the former also if the port is taken.
 
     RuntimeError if it cannot answer any more.
@@ -313,7 +311,7 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     except OSError as error:
         raise DocumentError([str(error)]) from error
     serving = settings.http.serving()
-    agent = Agent(settings, dry_run=dry_run, steady_s=steady_s)
+    agent = Agent(settings, steady_s=steady_s)
     scheduler = BackgroundScheduler(
         timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 30}
     )

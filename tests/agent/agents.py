@@ -20,7 +20,7 @@ tuners: {remote_fetch: {mode: auto, period: 15s, disable_after: 2, enable_after:
 EVICTION = f"pools.{DIGEST}.dram.eviction"
 
 
-def make_agent(database, policy_file, now, stores=(), /, *, network=None, dry_run=False, **settings):
+def make_agent(database, policy_file, now, stores=(), /, *, network=None, **settings):
     """An agent over fake stores, or the real ones of its settings, which leads where no other one does.
 
     Who made it closes it. ``network`` is in place of the fake stores'.
@@ -28,7 +28,7 @@ def make_agent(database, policy_file, now, stores=(), /, *, network=None, dry_ru
     addresses = [{"url": f"http://{store.name[:63]}:7410"} for store in stores]  # the longest part of a host's name
     settings = AgentSettings(**{"database": database, "stores": addresses, "policy": policy_file, **settings})
     network = network or (transport(*stores) if stores else None)
-    agent = Agent(settings, now=now, transport=network, dry_run=dry_run)
+    agent = Agent(settings, now=now, transport=network)
     agent.leader.leads()
     return agent
 

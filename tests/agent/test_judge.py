@@ -209,16 +209,6 @@ class TestByItself:
         soak(1, 600, 500)
         assert stands(agent, store, arc) == ("rolled_back", 3)
 
-    def test_a_dry_run_in_between_forgets_no_rollback(self, agents, store, worse, rounds):
-        """It sets nothing back, and leaves the wish to the agent that comes after it."""
-        agents.end()
-        dry = agents(dry_run=True)
-        rounds(2, by=dry)
-        assert stands(dry, store, worse) == ("soaking", 2)
-        agents.end()
-        rounds(1, by=agents())
-        assert stands(dry, store, worse) == ("rolled_back", 3)
-
     def test_what_lies_ahead_is_not_of_the_time_since_the_change(self, agent, store, clock, auto, soak):
         """Windows of before a clock was set back bear later hours than the change, and are no evidence on it."""
         soak(6, 600, 500)
