@@ -3,7 +3,7 @@
 from fastapi.testclient import TestClient
 
 from agent.fakes import DIGEST, SLOW, transport
-from tiertune_agent.changes.survey import Hours, Survey, TierWindows
+from tiertune_agent.changes.survey import Survey, TierWindows
 from tiertune_agent.records import Target
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
@@ -71,7 +71,7 @@ def views_of(agent, clock):
 
 def survey_of(agent, now, stores=("host-a",)):
     """What a round of now reads."""
-    return Survey(agent.history, now, Hours(), TierWindows(agent.history), stores)
+    return Survey(agent.history, now, TierWindows(agent.history), stores)
 
 
 def looks_of(agent, clock):

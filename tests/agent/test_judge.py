@@ -209,15 +209,6 @@ class TestByItself:
         soak(1, 600, 500)
         assert stands(agent, store, arc) == ("rolled_back", 3)
 
-    def test_what_lies_ahead_is_not_of_the_time_since_the_change(self, agent, store, clock, auto, soak):
-        """Windows of before a clock was set back bear later hours than the change, and are no evidence on it."""
-        soak(6, 600, 500)
-        clock.advance(-3600)
-        soak(1, 600, 500)
-        decision = made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
-        soak(4, 500, 600)
-        assert (state(agent, decision), verdict(agent, decision)["evidence"]["windows"]) == ("kept", 4)
-
 
 class TestWithoutGhosts:
     def test_a_floor_that_lets_losing_fetches_through_is_set_back(self, agent, store, auto, rounds):

@@ -8,7 +8,7 @@ import pytest
 from agent.agents import POLICY, pass_windows
 from agent.fakes import DIGEST, START, FakeStore, after, propose, remember, remote_window, snapshot, window
 from tiertune_agent.changes.round import Round
-from tiertune_agent.changes.survey import Hours, Survey, TierWindows
+from tiertune_agent.changes.survey import Survey, TierWindows
 from tiertune_agent.incidents.seen import READ_AT_ONCE, SeenWindows
 from tiertune_agent.policy.document import Policy, Rulings
 from tiertune_agent.records import Histogram, Prospect, Rates, Target
@@ -62,7 +62,7 @@ def test_each_namespace_and_horizon_has_prospects_of_its_own(history):
     old, new = (Prospect(DIGEST, after(minutes=minutes), 60.0, 1, {"0/0/0": 1.0}) for minutes in (0, 50))
     other = replace(new, namespace="cd" * 16)
     history.measured.remember_prospects([old, new, other])
-    survey = Survey(history, after(minutes=55), Hours(), TierWindows(history), ())
+    survey = Survey(history, after(minutes=55), TierWindows(history), ())
     assert survey.prospects(DIGEST, 600.0) == [new]
     assert survey.prospects(DIGEST, 7200.0) == [old, new]
     assert survey.prospects(other.namespace, 600.0) == [other]

@@ -61,22 +61,14 @@ class Judge:
             self._begin(decision, this, this.snapshot_of(decision.target))
         superseded = self._history.changed.superseded()
         for decision in self._decisions.in_state(State.SOAKING):
-            if decision.undo is None and not self._begun_anew(decision):
+            if decision.undo is None:
                 verdict = _superseded(decision) if decision.id in superseded else None
                 snapshot = this.snapshot_of(decision.target)
                 self._end(decision, verdict or self._verdict(decision, this, snapshot), this)
 
-    def _begun_anew(self, decision: Decision) -> bool:
-        """Restart a soak that began in the future: the clock was set back, and nobody knows how much of it is over."""
-        now, began, until = self._now(), decision.applied_at, decision.soak_until
-        if began is None or until is None or began <= now:
-            return False
-        self._decisions.move(decision, State.SOAKING, now=now, applied_at=now, soak_until=now + (until - began))
-        return True
-
     def review(self, this: Round) -> None:
         """Ask once a week whether a decision still pays, by the same trial over the week; one decision per round."""
-        if self._none_until - RARELY <= self._now() < self._none_until:  # a clock that went back makes nothing wait
+        if self._now() < self._none_until:
             return
         since = self._now() - WEEK
         for decision in self._history.changed.standing(since, [one.store for one in this.fleet]):
@@ -186,7 +178,7 @@ class Judge:
 
     def _trial(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Trial | Spells:
         target, kind, before, after = decision.target, measure(decision), decision.before, decision.after
-        measured, spell = self._history.measured, (since, self._now())  # what lies ahead may be of before the change
+        measured, spell = self._history.measured, (since, self._now())
         if kind == "size":
             told = concerning(measured.prospects(target.namespace, *spell), target, snapshot)
             prices = NO_PRICES if target == SPLIT else rates(this.rule(target).prices)  # as `tier_size` weighs them

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.question import Question
 from tiertune_agent.changes.round import Round
-from tiertune_agent.changes.survey import HOUR, Hours, Survey, TierWindows
+from tiertune_agent.changes.survey import HOUR, Survey, TierWindows
 from tiertune_agent.history.changed import Place, place
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
@@ -45,7 +45,6 @@ class Rounds:
         """When each was asked, and when it is due again."""
         self._began = now()
         self._windows = TierWindows(history)
-        self._hours = Hours()
         self._next = ""
         """The store that the last round had no time for."""
 
@@ -61,7 +60,7 @@ class Rounds:
     def tune(self, snapshots: Sequence[Snapshot], this: Round) -> None:
         """Ask about stores, beginning where the last round ran out of time."""
         now = self._now()
-        self._asked = {key: (at, due) for key, (at, due) in self._asked.items() if at <= now < due + HOUR}
+        self._asked = {key: (at, due) for key, (at, due) in self._asked.items() if now < due + HOUR}
         with self._survey(snapshots) as survey:
             started = self._timer()
             first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
@@ -111,7 +110,7 @@ class Rounds:
     def _due(self, tuner: Tuner, target: Target) -> bool:
         now, (last, _) = self._now(), self._asked.get(place(tuner.name, target), (None, None))
         waits = timedelta(seconds=tuner.settings.look_s) - self._slack
-        if last is not None and last <= now < last + waits:  # a clock that went back makes nothing wait
+        if last is not None and now < last + waits:
             return False
         self._asked[place(tuner.name, target)] = now, now + waits
         return True
@@ -119,7 +118,7 @@ class Rounds:
     @contextmanager
     def _survey(self, those: Iterable[Snapshot]) -> Iterator[Survey]:
         """A survey of these, written at the end. If it cannot be, tuners are asked again when the database is back."""
-        survey = Survey(self._history, self._now(), self._hours, self._windows, {one.store for one in those})
+        survey = Survey(self._history, self._now(), self._windows, {one.store for one in those})
         try:
             try:
                 yield survey

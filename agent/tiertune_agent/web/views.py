@@ -113,12 +113,8 @@ class Views:
     def windows(
         self, store: str, tier: str, namespace: str = "", limit: Annotated[int, Query(ge=1, le=MOST_WINDOWS)] = 60
     ) -> JsonDict:
-        """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first.
-
-        None that lie ahead: they were counted before the clock was set back.
-        """
-        read, now = self._history.measured.windows, self._now()
-        windows = read(store, tier=tier, namespace=namespace, limit=limit, until=now)
+        """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first."""
+        windows = self._history.measured.windows(store, tier=tier, namespace=namespace, limit=limit)
         return {"windows": [_shown(window) for window in windows]}
 
     def policies(self) -> JsonDict:
@@ -187,7 +183,7 @@ class Views:
         return {
             **store.told("name", "url", "boot_id", "version", "last_seen", "pending_bypass", "tuning"),
             "age_s": age,
-            "reachable": abs(age) <= 3 * self._window_s,  # a time that lies ahead is from before the clock was set back
+            "reachable": age <= 3 * self._window_s,
             "observed": store.status.get(OBSERVED),
             "unknown": store.status.get("unknown") or [],
             "bypass": bool(store.tuning.get("bypass")),
