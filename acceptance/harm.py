@@ -13,7 +13,7 @@ version: 1
 mode: observe
 guard: {changes_per_hour: 1000, min_requests: 4, soak: 60s}
 tuners:
-  remote_fetch: {mode: auto, period: 1s, disable_after: 2, enable_after: 1000}
+  remote_fetch: {mode: auto, period: 1s, disable_after: 2, enable_after: 240}
 """
 """Fetching goes off within two windows, and on again only by a verdict.
 

@@ -75,14 +75,12 @@ def store_serve(config: Config) -> None:
 
 
 @agent_app.command("run")
-def agent_run(
-    config: Config, dry_run: Annotated[bool, typer.Option(help="Decide, but do not change the stores' tuning.")] = False
-) -> None:
+def agent_run(config: Config) -> None:
     """Tune the fleet until stopped."""
     from tiertune_agent.run import run
     from tiertune_agent.settings import load
 
-    run(load(config), dry_run=dry_run)
+    run(load(config))
 
 
 @app.command()

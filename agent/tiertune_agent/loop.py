@@ -65,7 +65,7 @@ class Loop:
         told = self.remote.read(self.now()) if self.remote else None
         if self._anew and not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
             called = {*self.collector.addresses.values(), *self.observing.addresses.values()}
-            self.history.leave_out(called, self.now())
+            self.history.leave_out(called)
             self.published.leave_out({FLEET, *(answer.store for answer in (*answers, *sources))})
             self._anew = False
         revision, fleet, missing = self._revision(), *self._remember(policy, answers, told)

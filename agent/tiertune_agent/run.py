@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from tiertune_agent.catalogue import AgentMetrics
-from tiertune_agent.changes.actuator import Actuator, HttpActuator, NullActuator, Tuned
+from tiertune_agent.changes.actuator import HttpActuator, Tuned
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
@@ -35,10 +35,10 @@ from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
 from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import followed
-from tiertune_agent.policy.lint import manages
 from tiertune_agent.published import LATEST, Published
 from tiertune_agent.records import FLEET, Now, State
 from tiertune_agent.remote.managed import remote_of
+from tiertune_agent.remote.split import REMOTE
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.web import page, signing
 from tiertune_agent.web.api import application
@@ -57,6 +57,8 @@ LOOK_S = 1.0
 """How often an agent checks who leads, so that a successor takes over soon, however long a window is."""
 AHEAD_S = 3600.0
 """Nothing is pruned by a clock that is further ahead of every store's: it would take new rows for old."""
+PACE = 0.5
+"""Seconds that pass in one while the clock was set back."""
 ANSWERED_S = 5.0
 """How long the end waits for answers under way, as a caller may never read his."""
 
@@ -77,17 +79,18 @@ class Agent:
         self,
         settings: AgentSettings,
         *,
-        dry_run: bool = False,
         now: Now = utc_now,
         steady_s: Clock | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """``transport`` replaces the network; ``steady_s``: seconds by a clock that nobody sets, None: by ``now``."""
-        steady = steady_s or (lambda: now().timestamp())
+        wall = now
+        steady = steady_s or (lambda: wall().timestamp())
         self._keep = timedelta(seconds=settings.keep)
-        self._now = now
+        self.now = now = Forward(wall, steady)
         self.policy = followed(settings.policy)
-        self._remote = remote_of(settings.remote, steady, manages=manages(self.policy.content))
+        managed = self.policy.content.policy.for_target(REMOTE).remote.manage
+        self._remote = remote_of(settings.remote, steady, managed=managed)
         engine = open_current(settings.database, settings.database_password_file)
         self.leader = leader_of(engine)
         self.history = History(engine, self.leader.fence)
@@ -107,8 +110,7 @@ class Agent:
         observer = Observer(settings.observe, now, steady, to_stores.tokenless)
         self.observing = Observing(observer, self.history, self.metrics.observed, now)
         self.history.named = lambda: {*self.collector.addresses, *self.observing.addresses}
-        by_http = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
-        actuator: Actuator = NullActuator() if dry_run else by_http
+        actuator = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
         self.samples = SampleReader(self.collector.client)
         whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady)
         self.changes = ChangeControl(self.history, actuator, now)
@@ -144,12 +146,12 @@ class Agent:
             self.history,
             self.policy,
             leads=leads,
-            now=self._now,
+            now=self.now,
             window_s=settings.window,
             stores=lambda: self.collector.addresses,
             sources=self.observing.addresses,
         )
-        looks = Looks(views, self.history, now=self._now, window_s=settings.window)
+        looks = Looks(views, self.history, now=self.now, window_s=settings.window)
         told, hosts = self.unwell, called(settings.http)
         app = application(
             views, looks, self.operators, self.changes, self.metrics, leads=leads, unwell=told, hosts=hosts
@@ -212,16 +214,16 @@ class Agent:
         self.metrics.observe("agent_loop_seconds", time.perf_counter() - started)
 
     def _round(self) -> None:
-        now, decisions = self._now(), self.history.decisions
+        now, decisions = self.now(), self.history.decisions
         self.loop.run_once()
-        lately = decisions.find(limit=MOST_MOVED, since=min(self._looked or now, now))
+        lately = decisions.find(limit=MOST_MOVED, since=self._looked or now)
         self.published.changed((*decisions.find(limit=LATEST), *lately))
         self._looked = now
 
     def sum_up(self) -> None:
         """Sum windows up into hours, if this agent leads."""
         if self.leader.leading:
-            self._job("sum_up", lambda: self.history.retention.sum_up(self._now()))
+            self._job("sum_up", lambda: self.history.retention.sum_up(self.now()))
 
     def prune(self) -> None:
         """Fold hours into days and drop what is too old, if this agent leads."""
@@ -229,7 +231,7 @@ class Agent:
             self._job("prune", self._prune)
 
     def _prune(self) -> None:
-        now = self._now()
+        now = self.now()
         if (ahead_s := self.collector.ahead_s()) > AHEAD_S:
             log.warning("nothing is pruned: the clock is %.0f s ahead of every store's", ahead_s)
             return
@@ -262,10 +264,10 @@ class Agent:
             self._failed(name)
         else:
             self._failing.pop(name, None)
-            self.metrics.set("agent_last_success_timestamp_seconds", self._now().timestamp(), name)
+            self.metrics.set("agent_last_success_timestamp_seconds", self.now().timestamp(), name)
 
     def _failed(self, name: str) -> None:
-        self._failing.setdefault(name, self._now())
+        self._failing.setdefault(name, self.now())
         self.metrics.count("agent_job_errors_total", name)
 
     def _client(self, store: str) -> Tuned | None:
@@ -273,6 +275,22 @@ class Agent:
             return self._remote
         found = self.history.store(store)
         return self.collector.client(found.url) if found else None
+
+
+class Forward:
+    """The clock that all of the agent goes by: never back. One that was set back is caught up with at half its pace."""
+
+    def __init__(self, wall: Now, steady_s: Clock) -> None:
+        """``steady_s`` never goes back."""
+        self._wall, self._steady_s = wall, steady_s
+        self._last = wall(), steady_s()
+
+    def __call__(self) -> datetime:
+        last, at_s = self._last
+        now_s = self._steady_s()
+        now = max(self._wall(), last + timedelta(seconds=max(0.0, now_s - at_s) * PACE))
+        self._last = now, now_s
+        return now
 
 
 class SetBack:
@@ -298,7 +316,7 @@ def _left_out(event: JobSubmissionEvent) -> None:
     log.warning("a %s is left out: the one before has not ended%s", event.job_id, mend)
 
 
-def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
+def run(settings: AgentSettings) -> None:
     """Serve until told to end. DocumentError and DatabaseError like `Agent`, the former also if the port is taken.
 
     RuntimeError if it cannot answer any more.
@@ -312,7 +330,7 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     except OSError as error:
         raise DocumentError([str(error)]) from error
     serving = settings.http.serving()
-    agent = Agent(settings, dry_run=dry_run, steady_s=steady_s)
+    agent = Agent(settings, steady_s=steady_s)
     scheduler = BackgroundScheduler(
         timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 30}
     )

@@ -3,7 +3,7 @@
 from fastapi.testclient import TestClient
 
 from agent.fakes import DIGEST, SLOW, transport
-from tiertune_agent.changes.survey import Hours, Survey, TierWindows
+from tiertune_agent.changes.survey import Survey, TierWindows
 from tiertune_agent.records import Target
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
@@ -20,7 +20,7 @@ tuners: {remote_fetch: {mode: auto, period: 15s, disable_after: 2, enable_after:
 EVICTION = f"pools.{DIGEST}.dram.eviction"
 
 
-def make_agent(database, policy_file, now, stores=(), /, *, network=None, dry_run=False, **settings):
+def make_agent(database, policy_file, now, stores=(), /, *, network=None, **settings):
     """An agent over fake stores, or the real ones of its settings, which leads where no other one does.
 
     Who made it closes it. ``network`` is in place of the fake stores'.
@@ -28,7 +28,7 @@ def make_agent(database, policy_file, now, stores=(), /, *, network=None, dry_ru
     addresses = [{"url": f"http://{store.name[:63]}:7410"} for store in stores]  # the longest part of a host's name
     settings = AgentSettings(**{"database": database, "stores": addresses, "policy": policy_file, **settings})
     network = network or (transport(*stores) if stores else None)
-    agent = Agent(settings, now=now, transport=network, dry_run=dry_run)
+    agent = Agent(settings, now=now, transport=network)
     agent.leader.leads()
     return agent
 
@@ -71,7 +71,7 @@ def views_of(agent, clock):
 
 def survey_of(agent, now, stores=("host-a",)):
     """What a round of now reads."""
-    return Survey(agent.history, now, Hours(), TierWindows(agent.history), stores)
+    return Survey(agent.history, now, TierWindows(agent.history), stores)
 
 
 def looks_of(agent, clock):

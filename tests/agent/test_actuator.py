@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from agent.fakes import START, transport
-from tiertune_agent.changes.actuator import HttpActuator, NullActuator
+from tiertune_agent.changes.actuator import HttpActuator
 from tiertune_agent.collector.stores import StoreHttp
 from tiertune_agent.credentials import Access
 from tiertune_agent.fields import read, replaced
@@ -168,11 +168,6 @@ def test_a_change_that_never_arrived_is_made_again_with_its_key(actuator, store,
 def test_an_unknown_store_expires_the_decision(actuator):
     """A store that left the settings is not looked for."""
     assert actuator.apply(replace(DECISION, target=Target("host-z", "remote"))).state == "expired"
-
-
-def test_a_dry_run_proposes():
-    """The null actuator leaves the decision proposed."""
-    assert NullActuator().apply(DECISION).state == "proposed"
 
 
 def test_fields_are_replaced_without_touching_the_original():

@@ -1,23 +1,21 @@
-"""The clock of the agent's host is set back, or was ahead: nothing waits until the hour has come again."""
+"""The clock of the agent's host is set back, or was ahead: the agent's own goes on, and nothing waits for the hour."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
-from agent.agents import looks_of, pass_windows, survey_of, told, views_of
+from agent.agents import looks_of, pass_windows, told, views_of
 from agent.fakes import FAST, SLOW, Clock, FakeStore, fetch, transport
 from agent.sources import VLLM, FakeSource
-from tiertune_agent.changes.survey import HOUR, Hours
 from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.stores import Collector
 from tiertune_agent.collector.targets import ObservedSource, StoreAddress
 from tiertune_agent.credentials import Access
-from tiertune_agent.incidents.seen import SeenWindows
-from tiertune_agent.records import Target
-from tiertune_agent.run import SetBack
+from tiertune_agent.run import Forward, SetBack
 
 pytestmark = pytest.mark.slow
+DAY, YEAR = timedelta(days=1).total_seconds(), timedelta(days=365).total_seconds()
 
 
 def test_a_clock_that_was_set_back_makes_no_tuner_wait(agent, clock, rounds):
@@ -26,53 +24,46 @@ def test_a_clock_that_was_set_back_makes_no_tuner_wait(agent, clock, rounds):
     clock.advance(-3600)
     rounds(3)
     asked = {answer["tuner"]: answer["at"] for answer in agent.history.answers.newest()}
-    assert asked["remote_fetch"] == clock.now().isoformat()
+    assert asked["remote_fetch"] == agent.now().isoformat()
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_what_was_changed_at_an_hour_that_lies_ahead_can_be_changed_again(
-    agents, agent, clock, *, store, rounds, restarted
-):
-    """What was counted since the clock was set back came after the change."""
+def test_what_was_changed_before_can_be_changed_again(agent, clock, store, rounds):
+    """What is counted since the clock was set back comes after the change."""
     store.bandwidth = SLOW
     rounds(8)
-    assert fetch(store) == "off"
-    assert told(agent)[-1][-1] == "kept"
+    assert (fetch(store), told(agent)[-1][-1]) == ("off", "kept")
     clock.advance(-3600)
-    if restarted:
-        agents.end()
-        agent = agents()
     store.bandwidth = FAST
-    rounds(1, by=agent)
-    assert fetch(store) == "off"
-    rounds(2, by=agent)
+    rounds(6)
     assert fetch(store) == "on"
 
 
 def test_the_page_shows_what_is_counted_now(agent, clock, rounds):
-    """Windows of hours that lie ahead were counted before the clock was set back: they are not the last ones."""
-    looks = looks_of(agent, clock)
+    """Windows go on from where the clock was."""
+    looks = looks_of(agent, agent)
     rounds(4)
     assert looks.seen().stores["host-a"].sums.prompt_tokens == 40_000
     clock.advance(-3600)
-    assert looks.seen().stores["host-a"].steps == []
     rounds(3, 20)
-    for each in (looks, looks_of(agent, clock)):
-        assert each.seen().stores["host-a"].sums.prompt_tokens == 60_000
+    for each in (looks, looks_of(agent, agent)):
+        assert each.seen().stores["host-a"].sums.prompt_tokens == 100_000
 
 
 def test_a_store_that_does_not_answer_is_not_shown_as_one_that_does(agent, clock, store, rounds):
-    """Though it was heard at an hour that lies ahead."""
-    views = views_of(agent, clock)
+    """Though it was heard at an hour that is to come again."""
+    views = views_of(agent, agent)
     assert views.fleet()["stores"][0]["reachable"]
     store.up = False
     clock.advance(-3600)
-    rounds(4)
+    rounds(8)
     assert not views.fleet()["stores"][0]["reachable"]
 
 
-def test_what_was_under_way_does_not_wait_for_its_hour_to_come_again(agent, clock, store, rounds):
-    """The store is away for longer than the change is good for: nobody knows how long, so it is not made."""
+@pytest.mark.parametrize(("restarted", "end"), [(False, ("soaking", "off")), (True, ("expired", "on"))])
+def test_what_was_under_way_does_not_wait_for_its_hour_to_come_again(
+    agents, agent, clock, *, store, rounds, restarted, end
+):
+    """The store takes it soon after the clock was set back; a new agent does not know how soon, and makes it not."""
     rounds(2)
     store.bandwidth, handle = SLOW, store.put_tuning
     store.answers("put_tuning", 503, json={"message": "not now"})
@@ -80,28 +71,40 @@ def test_what_was_under_way_does_not_wait_for_its_hour_to_come_again(agent, cloc
     assert told(agent)[-1][-1] == "approved"
     clock.advance(-3600)
     store.put_tuning = handle
-    rounds(1)
-    (decision,) = agent.history.decisions.find()
-    assert (str(decision.state), fetch(store)) == ("expired", "on")
-    assert "it did not reach the store in time" in decision.reason
+    if restarted:
+        agents.end()
+        agent = agents()
+    rounds(1, by=agent)
+    decision = agent.history.decisions.get(1)
+    assert (decision.state, fetch(store)) == end
+    assert ("it did not reach the store in time" in decision.reason) is restarted
 
 
-def test_an_hour_that_comes_again_is_no_new_change():
-    """What lay ahead when the clock was set back stays before that; what is made afterwards is when it is."""
-    hours, clock = Hours(), Clock()
-    began = hours.look(clock.now())
-    ahead = began + HOUR
-    assert hours.of(began - HOUR) == began - HOUR
-    hours.look(ahead)
-    assert hours.of(ahead) == ahead
-    back = hours.look(began + HOUR / 2)
-    assert hours.of(ahead) == back
-    hours.look(ahead + HOUR)
-    assert hours.of(ahead) == back
-    assert hours.of(ahead + HOUR / 2) == ahead + HOUR / 2
-    hours.look(began - HOUR)
-    assert hours.of(ahead) == back
-    assert hours.of(began) == began - HOUR
+def test_a_soak_is_as_long_by_the_clock_that_goes_on(agent, clock, store, rounds):
+    """It holds up no other change of its pool for a day, and has its verdict by what was counted since."""
+    rounds(2)
+    clock.advance(DAY)
+    store.bandwidth = SLOW
+    rounds(3)
+    assert told(agent)[-1][-1] == "soaking"
+    clock.advance(-DAY)
+    rounds(8)
+    assert told(agent)[-1][-1] == "kept"
+
+
+def test_time_never_goes_back_and_is_caught_up_with():
+    """By the clock that was set back half a second passes in one, until that is no longer behind."""
+    steady, clock = [100.0], Clock()
+    now, began = Forward(clock.now, lambda: steady[0]), clock.now()
+
+    def passes(wall_s, seconds):
+        clock.advance(wall_s)
+        steady[0] += seconds
+        return (now() - began).total_seconds()
+
+    assert [passes(10, 10), passes(3600, 10)] == [10, 3610]
+    assert [passes(-3600, 0), passes(20, 20), passes(0, 0)] == [3610, 3620, 3620]
+    assert [passes(7170, 7170), passes(10, 10), passes(10, 10)] == [7205, 7210, 7220]
 
 
 def test_a_clock_that_was_set_back_is_noticed_once():
@@ -120,67 +123,8 @@ def test_a_clock_that_was_set_back_is_noticed_once():
     assert not passes(1.0)
 
 
-DAY, YEAR = timedelta(days=1).total_seconds(), timedelta(days=365).total_seconds()
-
-
-def test_a_soak_that_begins_at_an_hour_that_lies_ahead_begins_anew(agent, clock, store, rounds):
-    """It holds up no other change of its pool for a day, and has its verdict by what was counted since."""
-    rounds(2)
-    clock.advance(DAY)
-    store.bandwidth = SLOW
-    rounds(3)
-    assert told(agent)[-1][-1] == "soaking"
-    clock.advance(-DAY)
-    rounds(1)
-    (decision,) = agent.history.decisions.find()
-    assert (decision.applied_at, decision.soak_until) == (clock.now(), clock.now() + timedelta(minutes=1))
-    rounds(4)
-    assert told(agent)[-1][-1] == "kept"
-
-
-def test_verdicts_are_found_after_hours_that_lie_ahead_were_summed_up(agent, clock, store, rounds):
-    """Of what was counted since windows are read, though all hours of now seem to be summed up."""
-    clock.advance(YEAR)
-    rounds(2)
-    clock.advance(2 * 3600)
-    assert agent.history.retention.sum_up(clock.now())
-    clock.advance(-YEAR - 2 * 3600)
-    store.bandwidth = SLOW
-    rounds(10)
-    (decision,) = agent.history.decisions.find()
-    assert (decision.state, agent.history.decisions.verdicts_of(decision.id)[0]["evidence"]["windows"]) == ("kept", 4)
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_what_was_measured_at_an_hour_that_lies_ahead_tells_nothing_of_now(agents, agent, clock, rounds, restarted):
-    """Neither tuners nor detectors read it, for a year."""
-    began = clock.now()
-    clock.advance(YEAR)
-    rounds(30)
-    clock.advance(-YEAR)
-    if restarted:
-        agents.end()
-        agent = agents()
-    rounds(3, by=agent)
-    target = Target("host-a", "remote")
-    survey = survey_of(agent, clock.now())
-    seen = SeenWindows(agent.history, clock.now)
-    clock.advance(15)
-    (snapshot,) = agent.collector.collect()
-    for read in (
-        survey.store_windows("host-a", HOUR),
-        survey.pool_windows(target, HOUR),
-        survey.tier_windows(target),
-        survey.stages,
-        seen.heard([snapshot])["host-a"],
-        agent.loop.watch._windows.heard([snapshot])["host-a"],
-    ):
-        assert read
-        assert all(began <= window.start <= clock.now() for window in read)
-
-
 def test_nothing_is_dropped_by_a_clock_that_is_ahead(agents, store, clock, caplog):
-    """The stores' clocks tell that it is; when it was set back, what is old goes as ever."""
+    """The stores' clocks tell that it is; an agent that starts when it was set back drops what is old as ever."""
     mine = Clock()
     agent = agents(now=mine.now)
 
@@ -204,6 +148,8 @@ def test_nothing_is_dropped_by_a_clock_that_is_ahead(agents, store, clock, caplo
     assert tidied() > before > 0
     assert "nothing is pruned: the clock is 31536000 s ahead of every store's" in caplog.text
     mine.advance(-YEAR)
+    agents.end()
+    agent = agents(now=mine.now)
     passes(6)
     assert 0 < tidied() < before
 

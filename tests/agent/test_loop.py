@@ -184,34 +184,16 @@ def test_what_the_policy_no_longer_lets_it_do_is_not_made(agent, store, rounds, 
     assert "the policy's mode is observe by now" in agent.history.decisions.get(1).reason
 
 
-def test_while_an_end_is_unknown_nothing_else_is_tried(agents, agent, store, rounds):
-    """A store that took the change but lost its answer is looked at again before anything new is decided.
-
-    A dry run in between leaves it to the next agent.
-    """
+def test_while_an_end_is_unknown_nothing_else_is_tried(agent, store, rounds):
+    """A store that took the change but lost its answer is looked at again before anything new is decided."""
     store.bandwidth = SLOW
     store.lose_answers = True
     rounds(2)
     assert told(agent) == [("remote_fetch", "on", "off", "approved")]
     store.lose_answers = False
-    agents.end()
-    rounds(1, by=agents(dry_run=True))
-    assert told(agent) == [("remote_fetch", "on", "off", "approved")]
-    agents.end()
-    agent.leader.leads()
     rounds(1)
     assert told(agent) == [("remote_fetch", "on", "off", "soaking")]
     assert len(store.puts) == 1
-
-
-def test_a_dry_run_changes_nothing(agents, store, clock):
-    """With the null actuator the wish is on record, once, and the store is as it was."""
-    agent = agents(dry_run=True)
-    store.bandwidth = SLOW
-    agent.loop.run_once()
-    pass_windows(agent, store, clock, 5)
-    assert told(agent) == [("remote_fetch", "on", "off", "proposed")]
-    assert (fetch(store), store.puts) == ("on", [])
 
 
 def test_only_the_leader_acts(agents, agent, store, clock):

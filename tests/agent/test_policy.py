@@ -88,6 +88,9 @@ MISTAKES = {
     ),
     "version: 1\nbudgets: {dram: 1GiB, total: 2GiB}\n": "p.yaml:2:10: budgets: give either total or budgets by tier",
     "version: 1\ntuners:\n  eviction: {candidates: [lru, fifo]}\n": "p.yaml:3:32: tuners.eviction.candidates.1: Input",
+    "version: 1\ntuners:\n  remote_fetch: {enable_after: 241}\n": (
+        "p.yaml:3:32: tuners.remote_fetch.enable_after: Input should be less than or equal to 240"
+    ),
     "version: 1\noverrides:\n- tuners: {}\n": "p.yaml:3:3: overrides.0.match: Field required",
     "version: 1\noverrides:\n- match: {sotre: a}\n": (
         "p.yaml:3:11: overrides.0.match.sotre: unknown key: did you mean store?"

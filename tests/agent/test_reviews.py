@@ -28,19 +28,6 @@ def test_once_a_week_a_decision_says_whether_it_still_pays(agent, store, clock, 
     assert len(agent.history.decisions.reviews(arc.id)) == 2
 
 
-def test_a_clock_that_was_set_back_holds_up_no_review(agent, store, clock, auto, soak):
-    """It was a year ahead when the agent was started."""
-    clock.advance(366 * 86400)
-    soak(1, 500, 600)
-    clock.advance(-366 * 86400)
-    soak(1, 500, 600)
-    decision = made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
-    soak(4, 500, 600)
-    clock.advance(7 * 86400)
-    soak(3, 500, 600)
-    assert len(agent.history.decisions.reviews(decision.id)) == 1
-
-
 def test_a_round_reviews_one_decision(agent, store, clock, arc, soak):
     """However many are due: a round must not take longer once a week."""
     soak(4, 500, 600)

@@ -5,9 +5,10 @@ from datetime import timedelta
 
 import pytest
 
+from agent.agents import POLICY, pass_windows
 from agent.fakes import DIGEST, START, FakeStore, after, propose, remember, remote_window, snapshot, window
 from tiertune_agent.changes.round import Round
-from tiertune_agent.changes.survey import Hours, Survey, TierWindows
+from tiertune_agent.changes.survey import Survey, TierWindows
 from tiertune_agent.incidents.seen import READ_AT_ONCE, SeenWindows
 from tiertune_agent.policy.document import Policy, Rulings
 from tiertune_agent.records import Histogram, Prospect, Rates, Target
@@ -61,20 +62,24 @@ def test_each_namespace_and_horizon_has_prospects_of_its_own(history):
     old, new = (Prospect(DIGEST, after(minutes=minutes), 60.0, 1, {"0/0/0": 1.0}) for minutes in (0, 50))
     other = replace(new, namespace="cd" * 16)
     history.measured.remember_prospects([old, new, other])
-    survey = Survey(history, after(minutes=55), Hours(), TierWindows(history), ())
+    survey = Survey(history, after(minutes=55), TierWindows(history), ())
     assert survey.prospects(DIGEST, 600.0) == [new]
     assert survey.prospects(DIGEST, 7200.0) == [old, new]
     assert survey.prospects(other.namespace, 600.0) == [other]
 
 
-def test_what_was_proposed_for_a_pool_that_is_gone_is_wished_no_more(agent, rounds):
-    """Nobody approves it in good faith; what was proposed for a tier that is there stays."""
-    targets = Target("host-a", "dram", "cd" * 16), Target("host-a", "remote")
-    ids = [propose(agent.history, "admission", target, Proposal("x", 1, 2, "it pays")).id for target in targets]
-    rounds(1)
-    gone, there = map(agent.history.decisions.get, ids)
-    assert (gone.state, there.state) == ("expired", "proposed")
-    assert "host-a has it no more" in gone.reason
+def test_what_was_proposed_for_a_pool_that_is_gone_is_wished_no_more(agents, policy_file, store, clock):
+    """Not for more than an hour; what was proposed for one that is there stays, though it is asked about once a day."""
+    policy_file.write_text(POLICY.replace("tuners: {", "tuners: {eviction: {period: 4d}, "))
+    agent = agents()
+    agent.loop.run_once()
+    targets = [Target("host-a", "dram", namespace) for namespace in ("cd" * 16, DIGEST)]
+    ids = [propose(agent.history, "eviction", target, Proposal("x", 1, 2, "it pays")).id for target in targets]
+    for state in ("proposed", "proposed", "expired"):
+        pass_windows(agent, store, clock, seconds=1500)
+        gone, there = map(agent.history.decisions.get, ids)
+        assert (gone.state, there.state) == (state, "proposed")
+    assert "it has not been looked at for an hour" in gone.reason
 
 
 def test_an_hour_of_windows_is_kept_in_steps(history):

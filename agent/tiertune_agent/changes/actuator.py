@@ -52,19 +52,6 @@ class Actuator(Protocol):
         """
 
 
-class NullActuator:
-    """Changes nothing, for dry runs. New decisions stay proposed; those already under way stay so."""
-
-    def apply(self, decision: Decision) -> ChangeResult:  # noqa: ARG002
-        return ChangeResult(State.PROPOSED, "dry run: nothing was changed")
-
-    def resume(self, decision: Decision, *, late: str) -> ChangeResult:  # noqa: ARG002
-        return ChangeResult(State.APPROVED, "dry run: nothing is found out")
-
-    def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:  # noqa: ARG002
-        return ChangeResult(State.APPROVED, "dry run: nothing is set back")
-
-
 class HttpActuator:
     """Uses the stores' HTTP interface, with the version that the decision rests on and its idempotency key.
 

@@ -15,7 +15,7 @@ POLICY, VERDICT = "policy", "verdict"
 """Authors of changes that no person commanded; these obey a freeze."""
 LATE = timedelta(minutes=5)
 """A change that has not reached its store after this time is dropped: its evidence is old. So is one approved further
-ahead than this: the clock was set back since, and nobody knows how long ago it was."""
+ahead than this, by an agent whose clock was ahead: nobody knows how long ago it was."""
 FROZEN = "frozen: "
 TOO_LATE = "it did not reach the store in time"
 

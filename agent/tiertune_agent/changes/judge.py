@@ -11,7 +11,7 @@ from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import frozen_by, mode_of, rates
-from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target, Window
+from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target
 from tiertune_agent.remote.split import SPLIT
 from tiertune_agent.tuners import remote_fetch
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
@@ -19,7 +19,6 @@ from tiertune_agent.verdicts.soak import chunk_sizes, fill_seconds, slowest, soa
 from tiertune_agent.verdicts.trials import (
     NO_PRICES,
     admission_trial,
-    by_the_past,
     coarse,
     eviction_trial,
     fetch_trial,
@@ -62,22 +61,14 @@ class Judge:
             self._begin(decision, this, this.snapshot_of(decision.target))
         superseded = self._history.changed.superseded()
         for decision in self._decisions.in_state(State.SOAKING):
-            if decision.undo is None and not self._begun_anew(decision):
+            if decision.undo is None:
                 verdict = _superseded(decision) if decision.id in superseded else None
                 snapshot = this.snapshot_of(decision.target)
                 self._end(decision, verdict or self._verdict(decision, this, snapshot), this)
 
-    def _begun_anew(self, decision: Decision) -> bool:
-        """Restart a soak that began in the future: the clock was set back, and nobody knows how much of it is over."""
-        now, began, until = self._now(), decision.applied_at, decision.soak_until
-        if began is None or until is None or began <= now:
-            return False
-        self._decisions.move(decision, State.SOAKING, now=now, applied_at=now, soak_until=now + (until - began))
-        return True
-
     def review(self, this: Round) -> None:
         """Ask once a week whether a decision still pays, by the same trial over the week; one decision per round."""
-        if self._none_until - RARELY <= self._now() < self._none_until:  # a clock that went back makes nothing wait
+        if self._now() < self._none_until:
             return
         since = self._now() - WEEK
         for decision in self._history.changed.standing(since, [one.store for one in this.fleet]):
@@ -89,7 +80,7 @@ class Judge:
         self._none_until = self._now() + RARELY
 
     def _reviewed(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Verdict:
-        if by_the_past(decision):
+        if measure(decision) == "admission":
             told = f"the week has nothing to weigh {decision.field} by: what was before it is too long ago"
             return Verdict(State.INCONCLUSIVE, told, {})
         trial = self._trial(decision, since, this, snapshot)
@@ -187,7 +178,7 @@ class Judge:
 
     def _trial(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Trial | Spells:
         target, kind, before, after = decision.target, measure(decision), decision.before, decision.after
-        measured, spell = self._history.measured, (since, self._now())  # what lies ahead may be of before the change
+        measured, spell = self._history.measured, (since, self._now())
         if kind == "size":
             told = concerning(measured.prospects(target.namespace, *spell), target, snapshot)
             prices = NO_PRICES if target == SPLIT else rates(this.rule(target).prices)  # as `tier_size` weighs them
@@ -199,7 +190,7 @@ class Judge:
             candidates = measured.candidate_windows(target.store, target.tier)
             return fetch_trial(after, windows, remote_fetch.typical_candidate(candidates))
         if kind == "floor":
-            return floor_trial(before or 0, after, self._floor_windows(decision, since))
+            return floor_trial(before, after, measured.windows_since(target.store, *spell, tier=target.tier))
         windows = measured.pool_windows(target.store, *spell, tier=target.tier, namespace=target.namespace)
         return eviction_trial(windows, before, after, _capacity(decision, snapshot))
 
@@ -213,13 +204,6 @@ class Judge:
             changed_at=began,
             filled_at=began + spell,
         )
-
-    def _floor_windows(self, decision: Decision, since: datetime) -> list[Window]:
-        """Windows that fetched lengths between the floors: before a floor was raised, or after it was lowered."""
-        target, past = decision.target, by_the_past(decision)
-        spell = (since - HOUR, since) if past else (since, self._now())
-        windows = self._history.measured.windows_since(target.store, *spell, tier=target.tier)
-        return [window for window in windows if window.start < since] if past else windows
 
 
 def _superseded(decision: Decision) -> Verdict:

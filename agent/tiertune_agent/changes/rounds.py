@@ -4,16 +4,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from itertools import chain
 
 from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.question import Question
 from tiertune_agent.changes.round import Round
-from tiertune_agent.changes.survey import Hours, Survey, TierWindows
+from tiertune_agent.changes.survey import HOUR, Survey, TierWindows
+from tiertune_agent.history.changed import Place, place
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import made
-from tiertune_agent.records import FLEET, Now, Snapshot, State, Target
+from tiertune_agent.records import Now, Snapshot, State, Target
 from tiertune_agent.remote.split import REMOTE, SPLIT
 from tiertune_agent.tuners.base import NoChange, Proposal, Tuner
 from tiertune_agent.tuners.registry import OF_REMOTE, OF_SOURCES, OF_STORES, check
@@ -41,16 +41,17 @@ class Rounds:
         self._timer = timer
         self._half_s = window_s / 2
         self._slack = timedelta(seconds=window_s / 2)
-        self._asked: dict[tuple[str, Target], tuple[datetime, datetime]] = {}
+        self._asked: dict[Place, tuple[datetime, datetime]] = {}
         """When each was asked, and when it is due again."""
+        self._began = now()
         self._windows = TierWindows(history)
-        self._hours = Hours()
         self._next = ""
         """The store that the last round had no time for."""
 
     def forget(self) -> None:
         """Read the kept windows from history again."""
         self._windows.forget()
+        self._began = self._now()
 
     def heard(self, snapshots: Iterable[Snapshot]) -> None:
         """New windows, which history has already."""
@@ -58,8 +59,8 @@ class Rounds:
 
     def tune(self, snapshots: Sequence[Snapshot], this: Round) -> None:
         """Ask about stores, beginning where the last round ran out of time."""
-        now = self._now()  # entries that are due or lie ahead are dropped: the target may not exist any more
-        self._asked = {key: (at, due) for key, (at, due) in self._asked.items() if at <= now < due}
+        now = self._now()
+        self._asked = {key: (at, due) for key, (at, due) in self._asked.items() if now < due + HOUR}
         with self._survey(snapshots) as survey:
             started = self._timer()
             first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
@@ -68,17 +69,14 @@ class Rounds:
                     self._next = snapshot.store
                     break
                 self._tune(snapshot, this, survey)
-            if not this.missing:
-                advised = (one for snapshot in this.fleet for one in _places(snapshot, this))
-                of_remote = ((kind.name, target) for kind in OF_REMOTE for target in (SPLIT, REMOTE))
-                survey.withdraw_gone(FLEET, chain(advised, of_remote))
+            if now - self._began > HOUR:
+                survey.withdraw_all_but(self._asked)
 
     def _tune(self, snapshot: Snapshot, this: Round, survey: Survey) -> None:
         """Ask about every target of a store. After a change the other tuners wait for the next window."""
         for tuner, target in _asked(OF_STORES, snapshot, this):
             if self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey):
                 return
-        survey.withdraw_gone(snapshot.store, _places(snapshot, this))
 
     def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
         """Ask about sources that are only observed: nothing there can be set, so they only get advice."""
@@ -105,25 +103,22 @@ class Rounds:
             )
 
     def leave_remote(self, why: str) -> None:
-        """Withdraw all wishes about the remote; ``why`` becomes the answer."""
-        with self._survey(()) as survey:
-            for kind in OF_REMOTE:
-                for target in (SPLIT, REMOTE) if kind.scope == "size" else (REMOTE,):
-                    survey.answered(kind.name, target, NoChange(why))
-                    survey.withdraw(kind.name, target, why)
+        """``why`` becomes the answer of all that is asked about the remote."""
+        asked = [(TierSize.name, SPLIT), *((kind.name, REMOTE) for kind in OF_REMOTE)]
+        self._history.answers.remember(((tuner, target, NoChange(why)) for tuner, target in asked), self._now())
 
     def _due(self, tuner: Tuner, target: Target) -> bool:
-        now, (last, _) = self._now(), self._asked.get((tuner.name, target), (None, None))
+        now, (last, _) = self._now(), self._asked.get(place(tuner.name, target), (None, None))
         waits = timedelta(seconds=tuner.settings.look_s) - self._slack
-        if last is not None and last <= now < last + waits:  # a clock that went back makes nothing wait
+        if last is not None and now < last + waits:
             return False
-        self._asked[tuner.name, target] = now, now + waits
+        self._asked[place(tuner.name, target)] = now, now + waits
         return True
 
     @contextmanager
     def _survey(self, those: Iterable[Snapshot]) -> Iterator[Survey]:
         """A survey of these, written at the end. If it cannot be, tuners are asked again when the database is back."""
-        survey = Survey(self._history, self._now(), self._hours, self._windows, {one.store for one in those})
+        survey = Survey(self._history, self._now(), self._windows, {one.store for one in those})
         try:
             try:
                 yield survey
@@ -136,7 +131,7 @@ class Rounds:
 
     def _taken(self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey) -> bool:
         """Ask, and take what is wished. Returns whether the store was, or may have been, changed."""
-        survey.asked.append((tuner.name, target))
+        survey.asked.append(place(tuner.name, target))
         question = Question(tuner, target, snapshot, this, survey, self._now, self._frozen)
         answer = question.answer()
         survey.answered(tuner.name, target, answer)
@@ -160,9 +155,3 @@ def _asked(kinds: Iterable[type[Tuner]], snapshot: Snapshot, this: Round) -> Ite
     for kind in kinds:
         for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
             yield made(kind, this.rule(target)), target
-
-
-def _places(snapshot: Snapshot, this: Round) -> Iterator[tuple[str, Target]]:
-    """Names of tuners with what each may be asked there."""
-    kinds = (made(kind, this.policy) for kind in OF_STORES)
-    return ((kind.name, target) for kind in kinds for target in kind.targets(snapshot.store, snapshot.status))

@@ -2,14 +2,13 @@
 
 import sys
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from operator import attrgetter
 
-from tiertune_agent.history.changed import Where, place
-from tiertune_agent.history.measured import LAST
+from tiertune_agent.history.changed import Place, Where, place
 from tiertune_agent.history.store import History
 from tiertune_agent.records import (
     FLEET,
@@ -35,61 +34,34 @@ MEMORY = timedelta(days=30)
 """How long rollbacks are remembered."""
 
 
-class Hours:
-    """Times of past events by a clock that may be set back."""
-
-    def __init__(self) -> None:
-        self._now: datetime | None = None
-        self._since: datetime | None = None
-        """When the clock was first read, or the time that it was set back to."""
-        self._earlier: dict[datetime, datetime] = {}
-
-    def look(self, now: datetime) -> datetime:
-        """Note and return ``now``."""
-        if self._now is None or now < self._now:
-            self._since = now
-        self._now = now
-        return now
-
-    def of(self, at: datetime) -> datetime:
-        """When it was. A time ahead of the clock counts, from then on, as the time that the clock was set back to."""
-        if self._now is not None and self._since is not None and at > self._now:
-            self._earlier.setdefault(at, self._since)
-        return self._earlier.get(at, at)
-
-
 class Survey:
-    """One round's readings and answers. Misses decisions made meanwhile: stores refuse what rests on an older tuning.
+    """One round's readings and answers.
 
-    Measurements of a time that lies ahead came before the clock was set back: they say nothing about now, except what
-    a typical candidate was.
+    Misses decisions made meanwhile: stores refuse what rests on an older tuning.
     """
 
-    def __init__(
-        self, history: History, now: datetime, hours: Hours, tiers: "TierWindows", stores: Collection[str]
-    ) -> None:
-        """``hours`` and ``tiers`` outlive the round; ``stores``: whose targets are asked about, beside the fleet's."""
+    def __init__(self, history: History, now: datetime, tiers: "TierWindows", stores: Collection[str]) -> None:
+        """``tiers`` outlives the round; ``stores``: whose targets are asked about, beside the fleet's."""
         self._history = history
         self._stores = stores
-        self._hours = hours
         self._tiers = tiers
-        self._now = hours.look(now)
+        self._now = now
         self._last = history.changed.last(stores)
         self._open = grouped(history.decisions.in_state(State.PROPOSED), lambda one: place(one.tuner, one.target))
         self._prospects: dict[tuple[str, float], list[Prospect]] = {}
         self._store: tuple[str, timedelta, list[Window]] = ("", HOUR, [])
-        self.asked: list[tuple[str, Target]] = []
+        self.asked: list[Place] = []
         """Tuners and targets that were asked."""
         self._answers: list[tuple[str, Target, Answer]] = []
 
     def last_change(self, tuner: str, *targets: Target) -> Made | None:
         """The tuner's last change of any of these targets; at equal times, of the first target."""
-        found = [self._made_at(last) for target in targets if (last := self._last.get(place(tuner, target)))]
+        found = [last for target in targets if (last := self._last.get(place(tuner, target)))]
         return max(found, key=attrgetter("at"), default=None)
 
     def undone(self, target: Target) -> Sequence[Made]:
         """Changes of the target that were undone or refused within a month."""
-        return tuple(map(self._made_at, self._undone.get(place("", target)[1:], ())))
+        return self._undone.get(place("", target)[1:], ())
 
     def changes(self, store: str) -> int:
         """Number of changes of a store in the last hour."""
@@ -136,7 +108,7 @@ class Survey:
 
     def tier_windows(self, target: Target) -> list[Window]:
         """Windows of a whole tier, up to now without a gap."""
-        windows = self._tiers.of(target.store, target.tier, self._now)
+        windows = self._tiers.of(target.store, target.tier)  # an agent whose clock was ahead may have written some
         return unbroken([window for window in windows if window.start <= self._now], self._now)
 
     def pool_windows(self, target: Target, back: timedelta) -> list[Window]:
@@ -158,13 +130,11 @@ class Survey:
             if field in ("", decision.field):
                 self._history.decisions.expire(decision, why, now=self._now)
 
-    def withdraw_gone(self, store: str, there: Iterable[tuple[str, Target]]) -> None:
-        """Expire what was proposed for a tier or pool that the store no longer has; for the fleet, that nobody has."""
-        mine = {at: found for at, found in self._open.items() if found[0].target.store == store}
-        asked = {place(tuner, target) for tuner, target in there} if mine else set()
-        for at in mine.keys() - asked:
-            for decision in mine[at]:
-                self._history.decisions.expire(decision, f"{store} has it no more", now=self._now)
+    def withdraw_all_but(self, asked: Container[Place]) -> None:
+        """Expire what was proposed where nobody is asked any more, as of a tier, pool or store that is gone."""
+        for at, found in self._open.items():
+            for decision in found if at not in asked else ():
+                self._history.decisions.expire(decision, "it has not been looked at for an hour", now=self._now)
 
     def write(self) -> None:
         """Write the answers to history."""
@@ -181,9 +151,6 @@ class Survey:
     @cached_property
     def _watched(self) -> Sequence[Decision]:
         return self._history.decisions.in_state(*UNJUDGED)
-
-    def _made_at(self, made: Made) -> Made:
-        return replace(made, at=self._hours.of(made.at))
 
 
 class TierWindows:
@@ -211,11 +178,11 @@ class TierWindows:
             since = max(window.start for window in windows) - HOUR
             self._kept = {key: kept for key, kept in self._kept.items() if kept and kept[-1].start > since}
 
-    def of(self, store: str, tier: str, now: datetime = LAST) -> Windows:
-        """A tier's windows, oldest first; some may lie ahead if the clock was set back."""
+    def of(self, store: str, tier: str) -> Windows:
+        """A tier's windows, oldest first."""
         key = store, tier
         if key not in self._kept:
-            read = self._history.measured.windows(store, tier=tier, until=now)
+            read = self._history.measured.windows(store, tier=tier)
             self._kept[key] = deque(read, maxlen=MOST_OF_TIER)
         return self._kept[key]
 

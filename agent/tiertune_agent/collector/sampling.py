@@ -91,8 +91,7 @@ class Handout:
         now = self.current
         if now is None or self._refreshed is None or rate != now.rate or told > now.version:
             return True
-        fresh = self._refreshed <= at < self._refreshed + REFRESH  # not where the clock was set back
-        return rate < 1 and not (now.hot and fresh)
+        return rate < 1 and not (now.hot and at < self._refreshed + REFRESH)
 
     def _renew(self, answers: Sequence[Answer], at: datetime, rate: float, told: int) -> None:
         before = self.current

@@ -28,18 +28,9 @@ LAST = datetime.max.replace(tzinfo=UTC)
 class Measured(OfHistory):
     """Windows come in through `History`."""
 
-    def windows(
-        self,
-        store: str,
-        *,
-        tier: str,
-        namespace: str = "",
-        limit: int = MOST_OF_TIER,
-        until: datetime = LAST,
-    ) -> list[Window]:
-        """The last windows of one tier or pool that began by ``until``, oldest first, without histograms."""
-        query = _of_place(WindowRow, store, tier, namespace).where(WindowRow.start <= until)
-        return self._windows(query.limit(limit), histograms=False)
+    def windows(self, store: str, *, tier: str, namespace: str = "", limit: int = MOST_OF_TIER) -> list[Window]:
+        """The last windows of one tier or pool, oldest first, without histograms."""
+        return self._windows(_of_place(WindowRow, store, tier, namespace).limit(limit), histograms=False)
 
     def store_windows(self, store: str, since: datetime, until: datetime = LAST) -> list[Window]:
         """``fleet_windows`` of one store."""

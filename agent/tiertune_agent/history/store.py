@@ -21,7 +21,7 @@ from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import NEVER, add_late, over
 from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions
-from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, State, Window
+from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 
 _STATE = ("url", "boot_id", "version", "status", "tuning")
@@ -124,7 +124,7 @@ class History(OfHistory):
         closed = update(IncidentRow).where(IncidentRow.store == store, IncidentRow.closed_at.is_(None))
         self._do(delete(StoreRow).where(StoreRow.name == store), closed.values(closed_at=IncidentRow.last_seen))
 
-    def leave_out(self, called: Collection[str], now: datetime) -> None:
+    def leave_out(self, called: Collection[str]) -> None:
         """Close the incidents of what is at no address of ``named``, unless it is ``called`` so.
 
         Drop its wishes, and what tuners answered about it.
@@ -142,9 +142,6 @@ class History(OfHistory):
             )
             session.execute(delete(AnswerRow).where(AnswerRow.store.not_in(names)))
             session.execute(delete(WishRow).where(WishRow.url.not_in({FLEET, *(cut(url) for url in named)})))
-        for one in self.decisions.in_state(State.PROPOSED):
-            if one.target.store in former:
-                self.decisions.expire(one, "the store is none of the fleet's any more", now=now)
 
     def wish_bypass(self, store: str, *, on: bool) -> None:
         """Remember what the store has not acknowledged yet; ``fleet``: all stores that were ever seen.

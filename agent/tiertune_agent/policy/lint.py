@@ -8,7 +8,6 @@ from pathlib import Path
 from tiertune_agent.fields import read
 from tiertune_agent.policy.document import LoadedPolicy, Policy, Rule, load
 from tiertune_agent.records import FLEET, Target
-from tiertune_agent.tuners.base import MOST_OF_TIER
 from tiertune_connector.documents import DocumentError, place_of
 
 _PLACED = re.compile(r"(?P<place>.+?:\d+:\d+): (?P<message>.*)", re.DOTALL)
@@ -70,25 +69,10 @@ def without_effect(policy: Policy) -> list[str]:
     return told
 
 
-def manages(loaded: LoadedPolicy) -> str:
-    """Where a sound policy has the remote managed, as ``file:line:column``; empty: nowhere."""
-    policy, remote, key = loaded.policy, Target(FLEET, "remote"), "remote.manage"
-    if not policy.for_target(remote).remote.manage:
-        return ""
-    fitting = (index for index, one in enumerate(policy.overrides) if one.match.fits(remote) and _sets(one, key))
-    keys = [key, *(f"overrides.{index}.{key}" for index in fitting)]
-    return f"{loaded.source}:{place_of(loaded.text, keys[-1])}"
-
-
 def _without_effect(rule: Rule) -> list[str]:
     notes = _vain(rule, ["objectives"], "no tuner aims at an objective in this version")
     advice = [key for key, settings in rule.tuners if settings.advisory and settings.mode == "auto"]
-    notes += [f"tuners.{key}.mode: it only recommends, also on auto, in this version" for key in advice]
-    for key, switched in (("disable_after", "off"), ("enable_after", "on again")):
-        if getattr(rule.tuners.remote_fetch, key) > MOST_OF_TIER:
-            why = f"fetching is never switched {switched}, for {MOST_OF_TIER} windows are read at most"
-            notes += _vain(rule, [f"tuners.remote_fetch.{key}"], why)
-    return notes
+    return notes + [f"tuners.{key}.mode: it only recommends, also on auto, in this version" for key in advice]
 
 
 def _vain(rule: Rule, keys: Sequence[str], why: str) -> list[str]:

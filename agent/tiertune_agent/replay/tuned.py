@@ -255,7 +255,7 @@ class ReplayAgent:
                 at_s=self._at_s,
                 tuner=tuner.name,
                 target=target,
-                state=State.INCONCLUSIVE if proposal.field == gate_settings.MARGIN else State.SOAKING,
+                state=_first_state(proposal),
                 until_s=self._at_s + soak_s,
             )
         )
@@ -291,8 +291,7 @@ class ReplayAgent:
             prospects = [prospect for prospect in stores.prospects if prospect.start >= since]
             return size_trial(prospects, self._split_shape(before), self._split_shape(after))
         if change.target == REMOTE:
-            past = change.field == gate_settings.FLOOR and after > before
-            windows = [window for window in stores.remote if (window.start < since) == past]
+            windows = [window for window in stores.remote if window.start >= since]
             if change.field == gate_settings.FLOOR:
                 return floor_trial(before, after, windows)
             return fetch_trial(after, windows, stores.typical())
@@ -338,6 +337,14 @@ class ReplayAgent:
             "tiers": {"dram": {"health": "ok"}, "remote": {"health": "ok"}},
             "pools": {POOL: {"model": "", "chunk_bytes": self._chunk_bytes, "dram": dram}},
         }
+
+
+def _first_state(proposal: Proposal) -> State:
+    """Of a change that was just made: nothing weighs the margin, nor a floor that is raised."""
+    if proposal.field == gate_settings.MARGIN:
+        return State.INCONCLUSIVE
+    raised = proposal.field == gate_settings.FLOOR and proposal.after > proposal.before
+    return State.KEPT if raised else State.SOAKING
 
 
 def conduct(replay: "Replay", policy: Policy | None = None) -> tuple[ReplayAgent, Tally]:

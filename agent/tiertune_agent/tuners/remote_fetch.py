@@ -8,6 +8,7 @@ from pydantic import Field
 from tiertune_agent.fields import Json, JsonDict, read
 from tiertune_agent.records import Target, Window, Windows
 from tiertune_agent.tuners.base import (
+    MOST_OF_TIER,
     Answer,
     Current,
     NoChange,
@@ -36,10 +37,10 @@ class RemoteFetchSettings(TunerSettings):
     period: Period = 30.0
     margin: float = Field(default=1.1, ge=1.0, le=10.0)
     """A fetch must be this many times cheaper than recomputing; the stores' gates use it too."""
-    disable_after: int = Field(default=4, ge=1)
-    """Windows in a row in which fetching must cost more before it is switched off; above 240 it never is."""
-    enable_after: int = Field(default=4, ge=1)
-    """Windows in a row in which fetching must pay with the margin before it is on again; above 240 it never is."""
+    disable_after: int = Field(default=4, ge=1, le=MOST_OF_TIER)
+    """Windows in a row in which fetching must cost more before it is switched off."""
+    enable_after: int = Field(default=4, ge=1, le=MOST_OF_TIER)
+    """Windows in a row in which fetching must pay with the margin before it is on again."""
     min_fetch_tokens: int = Field(default=0, ge=0, le=MOST_FETCH_TOKENS)
     """Shorter runs of remote chunks are recomputed; the stores' gates apply it."""
 

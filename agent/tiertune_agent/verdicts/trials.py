@@ -27,11 +27,11 @@ NO_PRICES = Rates()
 
 
 def measure(decision: Decision) -> str:
-    """What to judge a change by: fetch, floor, admission, eviction, size; empty: nothing."""
+    """What to judge a change by: fetch, floor (a lowered one), admission, eviction, size; empty: nothing."""
     if decision.field == remote_fetch.FIELD:
         return "fetch"
     if decision.field == gate_settings.FLOOR:
-        return "floor"
+        return "floor" if decision.after < (decision.before or 0) else ""
     if decision.field.startswith("admission."):
         return "admission"
     last = decision.field.rpartition(".")[2]
@@ -48,13 +48,10 @@ def unweighed(decision: Decision) -> Verdict:
             "the policy says; what fetching saves by it is in the ledger"
         )
         return Verdict(State.KEPT, told, {})
+    if decision.field == gate_settings.FLOOR:
+        told = "what is not fetched cannot be seen to pay: unless the policy says so, it is tried again after a day"
+        return Verdict(State.KEPT, told, {})
     return Verdict(State.INCONCLUSIVE, f"there is nothing to weigh {decision.field} by", {})
-
-
-def by_the_past(decision: Decision) -> bool:
-    """Whether the windows before the change are needed to judge it."""
-    raised = measure(decision) == "floor" and decision.after > (decision.before or 0)
-    return measure(decision) == "admission" or raised
 
 
 def fetch_trial(after: str, windows: Windows, typical: TypicalCandidate | None) -> Trial:
@@ -77,20 +74,17 @@ def fetch_trial(after: str, windows: Windows, typical: TypicalCandidate | None) 
 
 
 def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
-    """Fetching lengths between two floors against recomputing them, by the outcomes of such fetches.
+    """Recomputing lengths between two floors, the second lower, against fetching them, by outcomes since.
 
-    Outcomes exist only under the lower floor: ``windows`` are those before a floor was raised, or after it was lowered.
     A length class counts if it begins between the floors.
     """
-    low, high = min(before, after), max(before, after)
     costs = []
     for window in windows:
-        evidence, (fetches, gained_s) = asked(window), between(window, low, high)
+        evidence, (fetches, gained_s) = asked(window), between(window, after, before)
         if evidence and evidence.recompute_s > 0 and fetches:
             costs.append(1 - gained_s / evidence.recompute_s)
-    fetched, recomputed = tuple(costs), (1.0,) * len(costs)
-    of = f"cost of what could be fetched, recomputing from {low} to {high} tokens being 1"
-    return Trial(fetched, recomputed, of) if after > before else Trial(recomputed, fetched, of)
+    of = f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1"
+    return Trial((1.0,) * len(costs), tuple(costs), of)
 
 
 def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: datetime, filled_at: datetime) -> Spells:

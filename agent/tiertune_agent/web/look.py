@@ -108,7 +108,7 @@ class Looks:
     def seen(self) -> Seen:
         """A look that is at most a second old."""
         with self._lock:
-            if self._last is None or not timedelta(0) <= self._now() - self._last.now < SHARED:
+            if self._last is None or self._now() - self._last.now >= SHARED:
                 self._last = self._look()
             return self._last
 
@@ -138,12 +138,9 @@ class Looks:
         )
 
     def _renew(self, stores: Sequence[Json], since: datetime, now: datetime) -> None:
-        """Read new windows of stores that answered since; for others, what was read still holds.
-
-        Except for what lies ahead: that was counted before the clock was set back.
-        """
+        """Read new windows of stores that answered since; for others, what was read still holds."""
         before = {store["name"]: self._stores.get(store["name"], NOTHING) for store in stores}
-        newest = {name: min(read.sums.until or since, now) for name, read in before.items()}
+        newest = {name: read.sums.until or since for name, read in before.items()}
         stale = {store["name"] for store in stores if before[store["name"]].answered != store["last_seen"]}
         known = {name for name in stale if newest[name] > since}
         told: dict[str, list[Window]] = {}

@@ -104,8 +104,8 @@ class Pace:
 
     def add(self, chunks: int, at: datetime) -> None:
         """Add chunks looked up until ``at``; a burst of a few seconds says nothing."""
-        if self._since is None or at < self._since:  # the clock was set back
-            self._chunks, self._since = 0, at
+        if self._since is None:
+            self._since = at
             return
         self._chunks += chunks
         seconds = (at - self._since).total_seconds()
@@ -243,8 +243,6 @@ class FleetWhatif:
     def _prospect(self, namespace: str, at: datetime, now_s: float, every_s: float) -> Prospect | None:
         known = self._namespaces[namespace]
         flow, seconds = known.flow, now_s - known.flow.since_s
-        if seconds < 0:  # the clock was set back
-            known.flow = Flow(now_s)
         if seconds < every_s or not flow.requests:
             return None
         bill = known.ghosts.take()
