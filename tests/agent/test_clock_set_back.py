@@ -1,6 +1,6 @@
 """The clock of the agent's host is set back, or was ahead: the agent's own goes on, and nothing waits for the hour."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
