@@ -1,4 +1,4 @@
-"""What a store keeps between runs: name, tiers, namespaces, and its tuning with the keys of its changes."""
+"""What a store keeps between runs: name, tiers, writes, namespaces, and its tuning with the keys of its changes."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tiertune_connector import locks
-from tiertune_connector.documents import where
+from tiertune_connector.documents import Json, where
 from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
 
 log = logging.getLogger(__name__)
@@ -82,8 +82,19 @@ class StateDir:
     def save_tiers(self, tiers: Sequence[str]) -> None:
         self.note("tiers", " ".join(tiers) + "\n")
 
+    def writes(self) -> list[Json]:
+        """The last writes that were saved; empty if they cannot be read, which must not keep a store from starting."""
+        try:
+            writes = json.loads((self._directory / "writes.json").read_text())
+        except (OSError, ValueError, RecursionError):
+            return []
+        return writes if isinstance(writes, list) else []
+
+    def save_writes(self, writes: Sequence[Mapping[str, Any]]) -> None:
+        self.write("writes.json", json.dumps(writes))
+
     def namespaces(self) -> dict[str, Served]:
-        """Those that were saved, the latest last; empty if they cannot be read, which must not keep a store away."""
+        """The namespaces that were saved, the latest last; empty if they cannot be read, as with writes."""
         try:
             return msgspec.json.decode((self._directory / "namespaces.json").read_bytes(), type=dict[str, Served])
         except (OSError, ValueError, RecursionError):

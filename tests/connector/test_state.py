@@ -139,6 +139,17 @@ def test_a_store_without_a_name_gets_one_that_stays(tmp_path):
     again.close()
 
 
+@pytest.mark.parametrize("text", ["", "{", "{}", "\xff", "[" * 100_000])
+def test_writes_are_not_known_where_they_are_spoilt(tmp_path, text):
+    """No store stays away for a spoilt file."""
+    state = StateDir(tmp_path)
+    state.save_writes([{"path": "/v1/tuning"}])
+    assert state.writes() == [{"path": "/v1/tuning"}]
+    (tmp_path / "writes.json").write_bytes(text.encode("latin-1"))
+    assert state.writes() == []
+    state.close()
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "\xff", '{"a": 5}', '{"a": {"model": 5, "epoch": 1}}', '{"a":' * 100_000]
 )

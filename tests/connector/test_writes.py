@@ -3,6 +3,7 @@
 import json
 import logging
 import string
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from connector.stores import Http, running
 from connector.test_tokens import FILE, READ, TUNE, bearer
 from tiertune_connector.serve import writes
 from tiertune_connector.serve.writes import MOST_FIELDS, changed
+from tiertune_connector.state import StateDir
 
 pytestmark = pytest.mark.slow
 
@@ -69,12 +71,32 @@ def test_what_was_refused_is_logged_alone(http, logged):
     assert told(http) == []
 
 
-def test_the_last_ones_are_told(http, monkeypatch):
-    """So many, oldest first."""
+def test_the_last_ones_stay_over_a_restart(home, monkeypatch):
+    """So many, oldest first; an agent that comes later finds them."""
     monkeypatch.setattr(writes, "KEPT", 4)
-    for number in range(7):
-        http.post("/v1/flush", {"epoch": number})
-    assert [write["detail"]["epoch"] for write in told(http)] == [3, 4, 5, 6]
+    with running(home) as process, Http(process.address) as http:
+        for number in range(7):
+            http.post("/v1/flush", {"epoch": number})
+        kept = told(http)
+    assert [write["detail"]["epoch"] for write in kept] == [3, 4, 5, 6]
+    with running(home) as process, Http(process.address) as http:
+        assert told(http) == kept
+
+
+def test_a_file_that_is_none_keeps_no_store_away(tmp_path):
+    """What cannot be read is forgotten."""
+    state = StateDir(tmp_path)
+    for text in ("{", "{}", "\x00"):
+        state.write("writes.json", text)
+        assert state.writes() == []
+    state.close()
+
+
+def test_a_disk_that_takes_nothing_stops_no_command(http, store, monkeypatch):
+    """The write is done, answered and told; only a restart would forget it."""
+    monkeypatch.setattr(store._state, "write", Mock(side_effect=OSError("no space")))
+    assert http.post("/v1/flush", {}).status_code == 200
+    assert [write["what"] for write in told(http)] == ["flush"]
 
 
 def test_a_holder_is_named_and_no_token_told(home, tmp_path, logged, caplog):

@@ -101,7 +101,7 @@ class StoreProcess:
                 nvml=find_nvml(),
             )
             self.control = Control(self.store, self._state)
-            writes = Writes(lambda: datetime.now(UTC))
+            writes = Writes(self._state, lambda: datetime.now(UTC))
             http = Http(self.server, self.control, self._clock, gpus=lambda: self.gpus.state, writes=writes)
             served = guarded(http.application(), settings.http, self._clock)
             config = uvicorn.Config(served, **settings.http.serving())

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiertune_connector.documents import Json, differences
 from tiertune_connector.httpd.guarded import READING, called_by
+from tiertune_connector.state import StateDir
 
 log = logging.getLogger(__name__)
 KEPT = 64
@@ -31,13 +32,14 @@ ELSEWHERE = (307, 404, 405)
 
 @dataclass(eq=False)
 class Writes:
-    """The last writes since the store started, oldest first. Not those to ``/v1/sampling``: nobody commands them."""
+    """The last writes, oldest first, kept over restarts. Not those to ``/v1/sampling``: nobody commands them."""
 
+    state: StateDir
     now: Callable[[], datetime]
 
     def __post_init__(self) -> None:
         self._mutex = threading.Lock()
-        self._kept: tuple[Json, ...] = ()
+        self._kept = tuple(self.state.writes())
 
     def told(self) -> list[Json]:
         return list(self._kept)
@@ -60,6 +62,10 @@ class Writes:
             return
         with self._mutex:
             self._kept = (*self._kept, write)[-KEPT:]
+            try:
+                self.state.save_writes(self._kept)
+            except OSError as error:
+                log.error("the last writes are not kept: %s", error)  # noqa: TRY400 (its message says it all)
 
 
 @dataclass(eq=False)
