@@ -272,7 +272,7 @@ def test_a_store_that_came_while_the_clock_was_ahead_is_folded_all_the_same(hist
         (lambda history: history.measured.candidate_windows("host-a", "remote"), "windows_with_candidates"),
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
         (lambda history: history.measured.prospects(DIGEST, START), "prospects_by_time"),
-        (lambda history: history.changed.standing(START, ["host-a"]), "reviews_by_decision"),
+        (lambda history: history.changed.standing(START, ["host-a"]), "ix_verdicts_decision"),
         (lambda history: history.changed.made_since(START, ["host-a"]), "decisions_by_update"),
         (lambda history: history.decisions.find(states=CHANGED, since=START), "decisions_by_update"),
         (lambda history: history.journal.tell_incidents({("thrash", "host-a"): ""}, START), "(kind=? AND store=?"),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from alembic import command
-from sqlalchemy import MetaData
+from sqlalchemy import MetaData, func, select
 
 from agent.conftest import bare, postgres  # noqa: F401
 from agent.conftest import both_backends as backend  # noqa: F401
@@ -133,7 +133,7 @@ ROWS = {
     "wishes": {"url": "http://host-b:7410", "bypass": True},
 }
 """One row of each table that there ever was, with each column that it ever had."""
-DROPPED = {"stores": {"totals"}}
+DROPPED = {"stores": {"totals"}, "reviews": set(ROWS["reviews"])}
 """Columns that newer schemas have not."""
 
 
@@ -150,6 +150,8 @@ def fill(engine):
         for name, table in tables(engine).items():
             row = {column.name: ROWS[name][column.name] for column in table.columns}
             connection.execute(table.insert(), [row])
+            if engine.dialect.name == "postgresql" and "id" in row:  # as if it had given the number itself
+                connection.execute(select(func.setval(func.pg_get_serial_sequence(name, "id"), row["id"])))
 
 
 def rows(engine):
@@ -175,8 +177,9 @@ def expected(name, columns):
 def test_rows_are_there_for_every_column(bare):  # noqa: F811
     """What a later schema adds is to be added here too."""
     engine = open_current(bare)
+    there = {name: set(row) - DROPPED.get(name, set()) for name, row in ROWS.items()}
     assert {name: set(table.columns.keys()) for name, table in tables(engine).items()} == {
-        name: set(row) - DROPPED.get(name, set()) for name, row in ROWS.items()
+        name: columns for name, columns in there.items() if columns
     }
     engine.dispose()
 
@@ -237,7 +240,7 @@ def understood(url):
         *(7, Target("host-a", "remote", models=("llama",)), "off"),
         State.SOAKING,
     )
-    assert history.decisions.verdicts_of(7)[0]["reason"] == "good"
+    assert [one["reason"] for one in history.decisions.verdicts_of(7)] in (["good"], ["good", "pays"]), "or reviewed"
     (window,) = history.measured.windows_since("host-a", AT, tier="remote")
     assert (window.start, window.values["tier_resident_bytes"], window.values["gate_actual_seconds"].sum) == (AT, 5, 3)
     assert history.measured.candidate_windows("host-a", "remote") == [window]
@@ -262,6 +265,27 @@ def test_the_way_back_loses_only_what_was_not_there(bare, revision):  # noqa: F8
         config.attributes["connection"] = connection
         command.downgrade(config, revision)
     for name, kept in rows(engine).items():
-        assert kept == [expected(name, kept[0])]
+        assert kept == ([] if name == "reviews" else [expected(name, kept[0])])
     is_as_kept(engine, revision)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("revision", ["0003", "0010"])
+def test_reviews_are_verdicts_there_and_back(bare, revision):  # noqa: F811
+    """A review of a decision has the word of its own; a verdict stays what it was."""
+    engine = connect(bare)
+    load(engine, revision)
+    fill(engine)
+    before = rows(engine)
+    upgrade(engine)
+    judged, reviewed = rows(engine)["verdicts"]
+    told = {"id": 2, "verdict": "stands", "reason": "pays", "evidence": {}}
+    assert (judged, reviewed) == (ROWS["verdicts"], {**ROWS["verdicts"], **told})
+    with engine.begin() as connection:
+        config = _config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+    assert {name: rows(engine)[name] for name in ("verdicts", "reviews")} == {
+        name: before[name] for name in ("verdicts", "reviews")
+    }
     engine.dispose()

@@ -222,24 +222,13 @@ LATELY_ID = DecisionRow.id + 0
 
 
 class VerdictRow(_Numbered, Base):
+    """A state that a decision was judged to, or a weekly answer on whether it still pays."""
+
     __tablename__ = "verdicts"
 
     decision: Mapped[int] = mapped_column(index=True)
     at: Mapped[datetime]
     verdict: Mapped[str]
-    reason: Mapped[Wording]
-    evidence: Mapped[JsonDict]
-
-
-class ReviewRow(_Numbered, Base):
-    """A weekly answer on whether a standing decision still pays."""
-
-    __tablename__ = "reviews"
-    __table_args__ = (Index("reviews_by_decision", "decision", "at"),)
-
-    decision: Mapped[int]
-    at: Mapped[datetime]
-    stands: Mapped[str]
     reason: Mapped[Wording]
     evidence: Mapped[JsonDict]
 
