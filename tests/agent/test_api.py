@@ -75,14 +75,15 @@ def test_curves_are_told_by_pool(api, store, rounds):
         *("host-a", DIGEST, 1 << 30, "lru"),
     )
     assert [point["hit_ratio"] for point in told["points"]] == [pytest.approx(0.3), pytest.approx(0.4)]
-    assert "At 4 GiB lru would have hit 40% instead of 30%" in told["sentence"]
+    assert told["sentence"] == "lru hits 30% at 1 GiB; the best simulated, lru at 4 GiB, 40%."
 
 
 def test_what_auto_would_have_done_is_told(api, proposed):
-    """The wish that waits, with the seconds that it would have won."""
+    """The wish that waits, with why it is wished."""
     told = api("auto")
     assert [(one["tuner"], one["to"], one["state"]) for one in told["would"]] == [("remote_fetch", "off", "proposed")]
-    assert told["sentence"].startswith("On auto, TierTune would have made 1 change")
+    assert told["sentence"] == "On auto, TierTune would have made 1 change in the last day."
+    assert told["would"][0]["reason"].startswith("in 3 windows in a row fetching cost more than recomputing")
 
 
 def test_a_decision_is_told_with_its_counterfactual(api, store, rounds):

@@ -214,7 +214,7 @@ def test_news_move_neither_the_focus_nor_what_was_scrolled(proposed, agent, cloc
     table.evaluate("(one) => (one.scrollLeft = 70)")
     proposed.locator("[data-post='api/v1/decisions/2/approve']").focus()
     wish("disk")
-    expect(proposed.get_by_text("of disk")).to_be_visible()
+    expect(proposed.get_by_text("of disk", exact=True)).to_be_visible()
     expect(proposed.locator("[data-post='api/v1/decisions/2/approve']")).to_be_focused()
     assert table.evaluate("(one) => one.scrollLeft") == 70
 
@@ -279,7 +279,7 @@ def test_a_curve_is_drawn_with_its_sentence(page, store, rounds):
     """The line rises towards the larger size, and the sentence beside it says by how much."""
     simulate(store, rounds)
     card = page.get_by_role("article", name="Curve of host-a dram llama")
-    expect(card).to_contain_text("At 4 GiB lru would have hit 40% instead of 30%")
+    expect(card).to_contain_text("lru hits 30% at 1 GiB; the best simulated, lru at 4 GiB, 40%.")
     dots = [dot.bounding_box() for dot in card.locator(".dot").all()]
     assert dots[0]["x"] < dots[1]["x"]
     assert dots[0]["y"] > dots[1]["y"]

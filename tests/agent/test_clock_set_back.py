@@ -55,7 +55,7 @@ def test_the_page_shows_what_is_counted_now(agent, clock, rounds):
     rounds(4)
     assert looks.seen().stores["host-a"].sums.prompt_tokens == 40_000
     clock.advance(-3600)
-    assert looks.seen().stores["host-a"].windows == []
+    assert looks.seen().stores["host-a"].steps == []
     rounds(3, 20)
     for each in (looks, looks_of(agent, clock)):
         assert each.seen().stores["host-a"].sums.prompt_tokens == 60_000

@@ -60,7 +60,8 @@ def test_the_page_shows_what_is_unknown_as_such(observing, vllm, lmcache):
     one = observing(vllm, lmcache)
     one.pass_windows(2)
     page = one.get("/").text
-    assert "2 sources are observed" in page
+    assert "Engines are observed; there is no store of TierTune." in page
+    assert "Observed</span> 2 of 2 answer" in page
     assert "observed: vllm" in page
     assert "observed: lmcache_mp" in page
     assert "seconds saved and lost: the engine does not measure" in page
@@ -78,7 +79,7 @@ def test_stores_and_sources_stand_side_by_side(observing, vllm, store):
     one = observing(vllm, stores=(store,))
     one.pass_windows(3, store.traffic)
     assert [known.store for known in one.agent.loop.collector.collect()] == ["host-a"]
-    assert "One store shares KV chunks" in one.get("/").text
+    assert "Engines share KV chunks" in one.get("/").text
     answers = {answer["store"] for answer in one.get("/api/v1/fleet").json()["answers"]}
     assert answers == {"host-a", "engine-a", "fleet"}
     assert [a["tuner"] for a in one.agent.history.answers.newest() if a["store"] == "engine-a"] == ["loading"]

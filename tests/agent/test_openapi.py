@@ -16,7 +16,7 @@ def test_no_call_makes_the_agent_fail(agent):
     agent.loop.run_once()
     schema = schemathesis.openapi.from_asgi("/api/v1/openapi.json", agent.served, headers=HOST)
     operations = [found.ok() for found in schema.get_all_operations()]
-    assert len(operations) >= 19
+    assert len(operations) >= 18
     for operation in operations:
 
         @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from agent.agents import client_of, looks_of, pass_windows
 from agent.fakes import START, FakeStore, after, propose, remote_window, window
-from tiertune_agent.records import Histogram, Target
+from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Proposal, TypicalCandidate
 from tiertune_agent.web import charts, figures, look, overview, page
-from tiertune_agent.web.look import BLOCK, POINTS
+from tiertune_agent.web.figures import Served
+from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.signing import COOKIE
 
 pytestmark = pytest.mark.slow
@@ -102,7 +103,7 @@ class TestDrawings:
         first = http.get("/live").text
         drawn = charts.draw.cache_info().misses
         clock.advance(2)
-        assert http.get("/live").text.count('<svg class="chart') == first.count('<svg class="chart') >= 3
+        assert http.get("/live").text.count('<svg class="chart') == first.count('<svg class="chart') == 2
         assert charts.draw.cache_info().misses == drawn
         rounds(1)
         clock.advance(1)
@@ -110,7 +111,7 @@ class TestDrawings:
         assert charts.draw.cache_info().misses > drawn
 
     def test_of_many_stores_those_with_most_to_tell_are_drawn(self, agents, agent, clock, monkeypatch):
-        """First what was switched lately, then where fetching costs most; the others' newest figures are in words."""
+        """Where fetching costs most; the others' newest figures are in words."""
         monkeypatch.setattr(overview, "DRAWN", 2)
         agents.end()
         speeds = (4e9, 5e7, 1e9, 8e9)  # a fetch takes 25 ms, 2 s, 100 ms, 13 ms; recomputing 0.5 s
@@ -144,24 +145,7 @@ class TestSumsOfStores:
         rounds(1)
         seen = looks.seen()
         assert sorted(set(read[first:])) == [after(seconds=at) for at in (30, 45)]
-        assert figures.of_all(tuple(one.sums for one in seen.stores.values())).prompt_tokens == 40_000
-
-    def test_times_that_are_over_are_added_up_once(self, looks, rounds, clock, monkeypatch):
-        """A store's sums are those of all its steps, while only what began lately or is too old is added up anew."""
-        added, real = [], look.added
-        monkeypatch.setattr(look, "added", lambda parts: added.append(list(parts)) or real(added[-1]))
-        monkeypatch.setattr(look, "POINTS", 4 * BLOCK)
-        for _ in range(6 * BLOCK):
-            rounds(1)
-            added.clear()
-            ((_, one),) = looks.seen().stores.items()
-            many = [parts for parts in added if len(parts) > 1]
-            whole = real(step.sums for step in one.steps)
-            for name in ("prompt_tokens", "found_tokens", "until", "tiers"):
-                assert getattr(one.sums, name) == getattr(whole, name)
-            assert len(many) <= 2 + 3, "two windows, the newest and the oldest block, and all blocks"
-            assert max(map(len, many)) <= BLOCK
-        assert 6 * BLOCK > len(one.steps) > 3 * BLOCK
+        assert figures.added(one.sums for one in seen.stores.values()).prompt_tokens == 40_000
 
     def test_a_slow_answer_hides_no_later_window(self, looks, agent, store, clock, rounds):
         """Its window begins as late as it came, after the start of the next one."""
@@ -173,7 +157,7 @@ class TestSumsOfStores:
         clock.advance(1)
         store.traffic(10)
         agent.loop.run_once()
-        assert figures.of_all(tuple(one.sums for one in looks.seen().stores.values())).prompt_tokens == 30_000
+        assert figures.added(one.sums for one in looks.seen().stores.values()).prompt_tokens == 30_000
 
     def test_a_store_that_tells_nothing_new_is_left_alone(self, agents, store, other, clock):
         """Of two stores one goes silent: its sums are the same object, until its windows are too old."""
@@ -204,18 +188,13 @@ class TestSumsOfStores:
         asked, found = (window(tier, told, namespace="n") for tier, told in (("", prompts), ("dram", hits)))
         whole = figures.added(map(figures.sums, (asked, found)))
         assert (whole.found_tokens, whole.prompt_tokens) == (300.0, 900.0)
-        assert figures.flow(whole, "dram", step_s=15.0, points=2).hit_tokens == 1200.0, "of what the tier was asked"
+        assert whole.tiers["dram"].hit_tokens == 1200.0, "of what the tier was asked"
         assert figures.busy(whole)
         assert not figures.busy(figures.added(()))
 
 
 def a_window(number, tier, tokens, kind):
-    values = {
-        "prompt_tokens_total": 7.0 * tokens,
-        f"tier_lookup_tokens_total{{result={kind}}}": float(tokens),
-        "gate_requests_total{decision=recompute,reason=too_short}": float(number),
-        "gate_actual_seconds{kind=fetch}": Histogram(2.0, float(tokens), {1: 2.0}),
-    }
+    values = {"prompt_tokens_total": 7.0 * tokens, f"tier_lookup_tokens_total{{result={kind}}}": float(tokens)}
     return window(tier, values, number, store=f"host-{number % 3}")
 
 
@@ -240,8 +219,6 @@ def test_sums_of_sums_are_those_of_all(some, others):
     assert whole.prompt_tokens == sum(one.total("prompt_tokens_total") for one in [*some, *others] if not one.tier)
     for tier in ("dram", "remote"):
         here = [one for one in [*some, *others] if one.tier == tier]
-        flow = figures.flow(whole, tier, step_s=15.0, points=POINTS)
-        assert flow.hit_tokens == sum(one.total("tier_lookup_tokens_total", result="hit") for one in here)
-        assert flow.asked_tokens == sum(one.total("tier_lookup_tokens_total") for one in here)
-        assert sum(figures.gate(whole, tier).reasons.values()) == sum(one.total("gate_requests_total") for one in here)
-        assert figures.gate(whole, tier).actual_fetch == (flow.asked_tokens / (2 * len(here)) if here else None)
+        served = whole.tiers.get(tier) or Served(0.0, 0.0)
+        assert served.hit_tokens == sum(one.total("tier_lookup_tokens_total", result="hit") for one in here)
+        assert served.asked_tokens == sum(one.total("tier_lookup_tokens_total") for one in here)

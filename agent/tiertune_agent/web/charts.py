@@ -20,7 +20,6 @@ etree.to_etree()  # pygal takes lxml's trees where that is installed; what is ch
 
 Point = tuple[float, float]
 WIDTH, HEIGHT = 520, 170
-SPARK_WIDTH, SPARK_HEIGHT = 200, 48
 ROW_PX, FOOT_PX = 26, 12
 LETTER_PX = 16
 """Size of letters that pygal leaves room for, which is that on phones."""

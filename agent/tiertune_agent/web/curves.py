@@ -2,26 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from math import isfinite, log
+from math import isfinite
 
 from tiertune_agent.fields import Json, JsonDict, in_force, read
 from tiertune_agent.records import Window, grouped
 from tiertune_agent.tuners.evidence import ERRORS, Ratio, Summand, ratio
-from tiertune_agent.tuners.ghosts import Which, ghost_tokens, nearest
+from tiertune_agent.tuners.ghosts import Tokens, Which, ghost_tokens, nearest
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.over_sizes import Line, curve_chart, short
 
 SAME = 0.005
-"""Ratios that differ by less are reported as the same, because ghosts may err by about as much."""
-MOST_OF_IT = 0.9
-"""The size to name is one that brings this share of what the largest would bring."""
+"""Ratios that differ by less are taken as the same, because ghosts may err by about as much."""
 TOLD = 8
 """Pools that the page draws; the API has all."""
-
-
-Told = tuple[datetime, float, float]
-"""When, tokens hit, tokens asked for."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +23,13 @@ class Counted:
 
     namespace: str
     model: str
-    tokens: Mapping[Which, Told]
+    tokens: Mapping[Which, Tokens]
 
 
 def counted(window: Window) -> Counted | None:
     """The window's counts; None if its ghosts were asked for nothing."""
     tokens = ghost_tokens(window)
-    told = {which: (window.start, *counts) for which, counts in tokens.items()}
-    return Counted(window.namespace, window.model, told) if told else None
+    return Counted(window.namespace, window.model, tokens) if tokens else None
 
 
 class Ghosts:
@@ -49,7 +41,6 @@ class Ghosts:
         self.namespace, self.model = newest.namespace, newest.model
         self.told = {which: [one.tokens[which] for one in seen if which in one.tokens] for which in newest.tokens}
         self._shares: dict[Which, Ratio] = {}
-        self._gains: dict[tuple[Which, Which], Ratio] = {}
 
     def sizes(self, algorithm: str) -> list[int]:
         return sorted(size for name, size in self.told if name == algorithm)
@@ -66,28 +57,13 @@ class Ghosts:
 
     def tokens(self, which: Which) -> float:
         """Tokens that were asked for."""
-        return sum(asked for _, _, asked in self.told[which])
+        return sum(asked for _, asked in self.told[which])
 
     def share(self, which: Which) -> Ratio:
         """Share of the tokens asked for that were hit."""
         if which not in self._shares:
-            self._shares[which] = ratio([Summand(hit, asked) for _, hit, asked in self.told[which]])
+            self._shares[which] = ratio([Summand(hit, asked) for hit, asked in self.told[which]])
         return self._shares[which]
-
-    def gain(self, one: Which, than: Which) -> Ratio:
-        """Share of the tokens that one ghost hit beyond another."""
-        if (one, than) not in self._gains:
-            self._gains[one, than] = ratio([Summand(more, of) for _, more, of in self.more(one, than)])
-        return self._gains[one, than]
-
-    def more(self, one: Which, than: Which) -> list[tuple[datetime, float, float]]:
-        """Per window: when, tokens that one ghost hit beyond another, of how many; both saw the same requests."""
-        other = {at: (hit, asked) for at, hit, asked in self.told[than]}
-        return [
-            (at, hit / asked * other[at][1] - other[at][0], other[at][1])
-            for at, hit, asked in self.told[one]
-            if at in other
-        ]
 
 
 def ghosts(seen: Iterable[Counted]) -> tuple[Ghosts, ...]:
@@ -107,7 +83,7 @@ class Curve:
     """None: the store does not report it."""
     sentence: str
     gain: float
-    """Gain in hit ratio by the best that was simulated."""
+    """In hit ratio, by the best that was simulated."""
 
     @property
     def lines(self) -> list[Line]:
@@ -175,68 +151,12 @@ def curve(store: Json, pool: Ghosts) -> Curve:
 
 
 def reading(pool: Ghosts, algorithm: str, capacity: float | None) -> tuple[str, float]:
-    """What the curve says, and the most by which the hit ratio would have been higher."""
-    drawn = algorithm if len(pool.sizes(algorithm)) > 1 else pool.algorithms[0]
-    own = pool.near(drawn, capacity)
+    """What the curve says, and by how much the best that was simulated hits more: the smallest as good as any."""
+    own = pool.near(algorithm, capacity)
     if own is None:
         return "Its ghosts tell of no size near its own, so there is nothing to set them against yet.", 0.0
-    has, held = pool.share(own).value, own[1]
-    steps = [(size, pool.gain((drawn, size), own)) for size in pool.sizes(drawn)]
-    larger, smaller = [step for step in steps if step[0] > held], [step for step in steps if step[0] < held]
-    sentences = [_larger(drawn, has, held, larger), _smaller(has, held, smaller)]
-    best = max((step.value for _, step in larger), default=0.0)
-    now = pool.near(algorithm, capacity)
-    if now is not None:
-        rivals = [pool.near(name, now[1]) for name in pool.algorithms if name != algorithm]
-        more = {rival[0]: pool.gain(rival, now) for rival in rivals if rival}
-        sentences.append(_rival(algorithm, pool.share(now).value, more))
-        best = max([best, *(each.value for each in more.values())])
-    return " ".join(filter(None, sentences)), best
-
-
-def _larger(name: str, has: float, own: int, larger: Sequence[tuple[int, Ratio]]) -> str:
-    if not larger:
-        return f"{name} hits {has:.0%} at {short(own)}; no larger size was simulated."
-    most, gain = larger[-1]
-    if surely_same(gain):
-        return f"More DRAM would have brought nothing: {short(most)} would have hit {has + gain.value:.0%} too."
-    if gain.value < SAME:
-        before = f"Whether more DRAM would have brought something cannot be told yet: {short(most)} "
-        told = f"would have hit {has + gain.value:.0%} instead of {has:.0%}{doubt(gain)}."
-        return before + told
-    size, gain = next(step for step in larger if step[1].value >= MOST_OF_IT * gain.value)
-    return f"At {short(size)} {name} would have hit {has + gain.value:.0%} instead of {has:.0%}{doubt(gain)}."
-
-
-def _smaller(has: float, own: int, smaller: Sequence[tuple[int, Ratio]]) -> str:
-    enough = [size for size, gain in smaller if gain.value - ERRORS * gain.error > -SAME]
-    if enough:
-        return f"{short(enough[0])} would have done as well."
-    if not smaller:
-        return ""
-    half, gain = min(smaller, key=lambda step: abs(log(2 * step[0] / own)))
-    return f"At {short(half)} it would have hit {has + gain.value:.0%}."
-
-
-def _rival(present: str, has: float, more: Mapping[str, Ratio]) -> str:
-    if not more:
-        return ""
-    name, gain = max(more.items(), key=lambda item: item[1].value)
-    if all(map(surely_same, more.values())):
-        return f"No other algorithm would have hit more than {present} at the present size."
-    if gain.value < SAME:
-        return f"Whether another algorithm would have hit more than {present} cannot be told yet."
-    return f"At the present size {name} would have hit {has + gain.value:.0%} instead of {has:.0%}{doubt(gain)}."
-
-
-def surely_same(gain: Ratio) -> bool:
-    """Whether it certainly is no gain."""
-    return gain.value + ERRORS * gain.error < SAME
-
-
-def doubt(gain: Ratio) -> str:
-    """Two standard errors of a difference of shares."""
-    if not isfinite(gain.error):
-        return " (too few windows to say how sure)"
-    points = ERRORS * gain.error * 100
-    return f" (± {points:.1f} points)" if points >= 0.05 else " (± less than 0.1 points)"
+    has, most = pool.share(own).value, max(pool.share(which).value for which in pool.told)
+    size, name = min((size, name) for name, size in pool.told if pool.share((name, size)).value >= most - SAME)
+    best = pool.share((name, size)).value
+    told = f"{algorithm} hits {has:.0%} at {short(own[1])}; the best simulated, {name} at {short(size)}, {best:.0%}."
+    return told, best - has

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -11,8 +11,7 @@ from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.store import History
-from tiertune_agent.records import JUDGED, Decision, Now, Prospect, State, Window, Windows, ended
-from tiertune_agent.tuners.base import TypicalCandidate
+from tiertune_agent.records import JUDGED, Decision, Now, State, Window, Windows, ended
 from tiertune_agent.tuners.remote_fetch import typical_candidate
 from tiertune_agent.web.curves import Counted, Curve, Ghosts, counted, curves, ghosts
 from tiertune_agent.web.figures import Cost, Switched, WindowSums, added, cost, sums
@@ -27,8 +26,6 @@ SHARED = timedelta(seconds=1)
 """Readers within this time share a look."""
 LATE = timedelta(seconds=20)
 """A window may begin by so much before the one before it ended, if that one's answer was slow; it ends later."""
-BLOCK = 8
-"""Windows' times that are added up once, until one of them is told again or is too old."""
 EMPTY = added(())
 
 
@@ -37,7 +34,6 @@ class _Step:
     """Windows of one store that began at the same time, and what is read out of them once."""
 
     start: datetime
-    windows: Windows
     sums: WindowSums
     counted: Sequence[Counted]
     """What ghosts counted."""
@@ -58,15 +54,10 @@ class SeenStore:
     """The last ones of the remote in which requests found chunks there."""
     ghosts: tuple[Ghosts, ...] = ()
     """What its pools would have hit otherwise."""
-    windows: Windows = ()
-    """This and the next three: of ``steps``."""
     sums: WindowSums = EMPTY
-    blocks: Mapping[tuple[WindowSums, ...], WindowSums] = field(default_factory=dict)
-    """Parts of ``sums``, each by what it is the sum of."""
+    """This and the next: of ``steps``."""
     costs: Sequence[Cost] = ()
     """Of windows in which the cost of a fetch from the remote tier is known."""
-    typical: TypicalCandidate | None = None
-    """What a request that finds chunks in the remote tier is like."""
 
 
 NOTHING = SeenStore()
@@ -93,8 +84,6 @@ class Seen:
     verdicts: Mapping[int, Sequence[Json]]
     waited: Sequence[Decision]
     """Wishes of the last day under a mode other than auto, newest first."""
-    prospects: Sequence[Prospect]
-    """The last ones of all namespaces, oldest first."""
 
     @property
     def since(self) -> datetime:
@@ -146,7 +135,6 @@ class Looks:
             switches=decisions.switched(since),
             verdicts=self._history.decisions.verdicts(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
-            prospects=self._history.measured.prospects("", since, now),
         )
 
     def _renew(self, stores: Sequence[Json], since: datetime, now: datetime) -> None:
@@ -177,7 +165,6 @@ class Looks:
             return replace(read, answered=store["last_seen"])
         steps = [*before, *_steps(window for window in told if window.start >= since)]
         pools = ghosts(one for step in steps for one in step.counted) if told or not steps else read.ghosts
-        blocks = {block: read.blocks.get(block) or added(block) for block in self._blocks(steps)}
         candidates = self._candidates(store["name"], read, told)
         typical = typical_candidate(candidates)
         return SeenStore(
@@ -185,17 +172,9 @@ class Looks:
             steps,
             candidates,
             pools,
-            [window for step in steps for window in step.windows],
-            added(blocks.values()),
-            blocks,
+            added(step.sums for step in steps),
             [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
-            typical,
         )
-
-    def _blocks(self, steps: Sequence[_Step]) -> Iterator[tuple[WindowSums, ...]]:
-        """Steps that began in the same stretch of time, together."""
-        for _, each in groupby(steps, key=lambda step: step.start.timestamp() // (BLOCK * self._window_s)):
-            yield tuple(step.sums for step in each)
 
     def _candidates(self, store: str, read: SeenStore, told: Windows) -> Windows:
         if not read.answered:
@@ -210,14 +189,9 @@ def approvable(decision: Decision) -> bool:
     return decision.state == State.PROPOSED and not unmakeable(decision)
 
 
-def newest_remote(windows: Windows) -> Window | None:
-    """The newest window of the remote tier as a whole."""
-    return next((one for one in reversed(windows) if one.tier == "remote" and not one.namespace), None)
-
-
 def _steps(windows: Iterable[Window]) -> Iterator[_Step]:
     for start, each in groupby(windows, key=attrgetter("start")):
         told = list(each)
-        remote = newest_remote(told)
+        remote = next((one for one in told if one.tier == "remote" and not one.namespace), None)
         counts = [one for one in map(counted, told) if one]
-        yield _Step(start, told, added(map(sums, told)), counts, remote, cost(remote) if remote else None)
+        yield _Step(start, added(map(sums, told)), counts, remote, cost(remote) if remote else None)

@@ -1,10 +1,10 @@
-"""What the page and the report draw over time: seconds of requests, trends, a share that changes at once. Pure."""
+"""What the page and the report draw over time: seconds of requests, a share that changes at once. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from math import ceil, floor, inf, log10
 
-from tiertune_agent.web.charts import SPARK_HEIGHT, SPARK_WIDTH, Chart, Point, Series, Tick, joined, stepped
+from tiertune_agent.web.charts import Chart, Point, Series, Tick, joined, stepped
 from tiertune_agent.web.figures import Cost, Span
 from tiertune_agent.web.text import ago, span
 
@@ -75,16 +75,6 @@ def step_chart(steps: Sequence[Point], until_s: float, marks: Sequence[tuple[flo
 def _held(steps: Sequence[Point], at: float) -> float:
     """The share that holds at a time."""
     return [share for start, share in steps if start <= at or start == steps[0][0]][-1]
-
-
-def sparkline(values: Sequence[float], label: str) -> Chart | None:
-    """A line from 0 to the largest value; None if there is nothing to see."""
-    top = max(values, default=0.0)
-    if len(values) < 2 or not 0 < top < inf:
-        return None
-    line = Series("line", tuple((float(place), value) for place, value in enumerate(values)))
-    x = (0.0, len(values) - 1.0)
-    return Chart(label, (line,), x, (0.0, top), kind="spark", width=SPARK_WIDTH, height=SPARK_HEIGHT)
 
 
 def _power(power: int) -> str:

@@ -1,23 +1,23 @@
 """All that the page shows, put into plain values for the templates. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from operator import itemgetter
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.policy.document import settable
-from tiertune_agent.records import CHANGED, STANDING, Decision, Target, Windows, grouped, sum_known
+from tiertune_agent.records import CHANGED, STANDING, Decision, Target, grouped, sum_known
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import TOLD, Curve
 from tiertune_agent.web.evidence import Table, tables
-from tiertune_agent.web.figures import Cost, Gate, TierFlow, WindowSums
+from tiertune_agent.web.figures import Cost, Served, WindowSums
 from tiertune_agent.web.headline import Headline, headline
-from tiertune_agent.web.look import POINTS, Seen, approvable, newest_remote
-from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
+from tiertune_agent.web.look import POINTS, Seen, approvable
+from tiertune_agent.web.over_time import cost_chart
 from tiertune_agent.web.policies import PolicyView, policy_view
 from tiertune_agent.web.text import figure, moment
 from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths, own_tiers, shown_tiers
@@ -34,26 +34,15 @@ class TierRow:
     name: str
     health: tuple[Health, ...]
     fill: Fill | None
-    flow: TierFlow
-    trend: Chart | None
+    served: Served
     saved_s: float | None
     """This and the next two: None if nobody reports them, as for sources that are only observed."""
     lost_s: float | None
     money: float | None
-    gate: Gate
 
     @property
     def net_s(self) -> float | None:
         return less(self.saved_s, self.lost_s)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What one fetch is measured to cost now."""
-
-    t0_s: float
-    bytes_per_s: float
-    age_s: float
 
 
 @dataclass(frozen=True)
@@ -64,7 +53,6 @@ class StoreCard:
     """Remote fetch: on, off, or empty without a remote tier."""
     answer: str
     """The last answer of remote_fetch, or of loading for a source."""
-    estimate: Estimate | None
     cost: Cost | None
     """The newest, if others have more to show and this one is not drawn."""
     chart: Chart | None
@@ -100,7 +88,6 @@ class Overview:
     prompt_tokens: float
     busy: bool
     """Whether any request came; the two above leave out those of decode engines."""
-    trend: Chart | None
     saved_s: float | None
     lost_s: float | None
     money: float | None
@@ -133,7 +120,7 @@ class Overview:
 
 def overview(seen: Seen) -> Overview:
     stores = seen.fleet["stores"]
-    whole = figures.of_all(tuple(one.sums for one in seen.stores.values()))
+    whole = figures.added(one.sums for one in seen.stores.values())
     hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}
     tiers = tuple(_tier(tier, seen, whole) for tier in shown_tiers(stores, hit))
     drawn = seen.curves
@@ -146,13 +133,11 @@ def overview(seen: Seen) -> Overview:
             {key.replace("_", " "): seen.policy["modes"][key] for key in settable()},
             traffic=busy,
             waiting=sum(map(approvable, seen.decisions)),
-            switched_off={store for store, mine in seen.switches.items() if mine[-1][1] == "off"},
         ),
         lately_s=POINTS * seen.window_s,
         found_tokens=min(whole.found_tokens, whole.prompt_tokens),  # it may be of a prompt before
         prompt_tokens=whole.prompt_tokens,
         busy=busy,
-        trend=sparkline([sum(row.flow.trend[step] for row in tiers) for step in range(POINTS)], "hit tokens by window"),
         saved_s=sum_known(row.saved_s for row in tiers),
         lost_s=sum_known(row.lost_s for row in tiers),
         money=sum_known(row.money for row in tiers),
@@ -184,19 +169,14 @@ def _tier(tier: str, seen: Seen, whole: WindowSums) -> TierRow:
     stores = seen.fleet["stores"]
     ours = any(tier in own_tiers(store) for store in stores if not store["observed"])
     booked = seen.account.get(tier) or dict.fromkeys(("saved", "lost", "money"), 0.0 if ours else None)
-    flow = figures.flow(whole, tier, step_s=seen.window_s, points=POINTS)
-    if not ours and tier not in whole.tiers:
-        flow = replace(flow, hit_tokens=None, asked_tokens=None)
     return TierRow(
         name=tier,
         health=healths(stores, tier),
         fill=fill_of_all(stores, tier),
-        flow=flow,
-        trend=None if flow.hit_tokens is None else sparkline(flow.trend, f"hit tokens of {tier} by window"),
+        served=whole.tiers.get(tier) or (Served(0.0, 0.0) if ours else Served(None, None)),
         saved_s=booked["saved"],
         lost_s=booked["lost"],
         money=booked["money"],
-        gate=figures.gate(whole, tier),
     )
 
 
@@ -208,7 +188,6 @@ def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collect
         store,
         fetch=str(read(store, "tuning.tiers.remote.fetch") or "") if "remote" in tiers else "",
         answer=next(said, ""),
-        estimate=_estimate(seen.stores[name].windows),
         cost=seen.stores[name].costs[-1] if name in undrawn else None,
         chart=drawn.get(name),
         fills={tier: held for tier in tiers if (held := fill(store, tier))},
@@ -216,20 +195,15 @@ def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collect
 
 
 def _charts(seen: Seen) -> dict[str, Chart]:
-    """Charts by store: first those switched lately, then those where fetching came nearest to losing, or lost most."""
-    found = {
-        store["name"]: _chart(store, seen)
-        for store in seen.fleet["stores"]
-        if not store["observed"] and "remote" in own_tiers(store)
-    }
-    made = {name: chart for name, chart in found.items() if chart}
+    """Charts by store, first those where fetching came nearest to losing, or lost most."""
+    remote = [store for store in seen.fleet["stores"] if not store["observed"] and "remote" in own_tiers(store)]
 
-    def rank(name: str) -> tuple[bool, float, str]:
-        switched = any(one.kind == OFF for one in made[name].series)
-        dearest = max(one.fetch_s / one.recompute_s for one in seen.stores[name].costs if one.recompute_s)
-        return not switched, -dearest, name
+    def dearest(store: Json) -> float:
+        costs = seen.stores[store["name"]].costs
+        return max((one.fetch_s / one.recompute_s for one in costs if one.recompute_s), default=0.0)
 
-    return {name: made[name] for name in sorted(made, key=rank)}
+    made = ((store["name"], _chart(store, seen)) for store in sorted(remote, key=dearest, reverse=True))
+    return {name: chart for name, chart in made if chart}
 
 
 def _chart(store: Json, seen: Seen) -> Chart | None:
@@ -237,16 +211,6 @@ def _chart(store: Json, seen: Seen) -> Chart | None:
     switches = seen.switches.get(name, ())
     off = figures.off_spans(switches, str(read(store, "tuning.tiers.remote.fetch")), seen.since, seen.now)
     return cost_chart(name, seen.stores[name].costs, off, seen.now, timedelta(seconds=FRESH * seen.window_s))
-
-
-def _estimate(windows: Windows) -> Estimate | None:
-    newest = newest_remote(windows)
-    if newest is None:
-        return None
-    t0, bandwidth, age = (
-        newest.gauge(f"fetch_estimate_{name}") for name in ("t0_seconds", "bytes_per_second", "age_seconds")
-    )
-    return Estimate(t0 or 0.0, bandwidth, age or 0.0) if bandwidth else None
 
 
 def _decisions(seen: Seen) -> Iterator[DecisionCard]:

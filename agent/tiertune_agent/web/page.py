@@ -14,7 +14,7 @@ from tiertune_agent.web import charts, templating, text
 from tiertune_agent.web.look import Looks, Seen
 from tiertune_agent.web.overview import overview
 from tiertune_agent.web.signing import COOKIE
-from tiertune_connector.units import format_duration, format_size
+from tiertune_connector.units import format_size
 
 HERE = Path(__file__).parent
 REFRESH_S = 2
@@ -89,7 +89,6 @@ def environment() -> Environment:
         "signed": text.signed,
         "money": text.money,
         "size": format_size,
-        "duration": format_duration,
         "span": text.span,
     }
     made.globals |= {

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import Query
 
-from tiertune_agent.fields import Json, JsonDict, read
+from tiertune_agent.fields import JsonDict, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, Override, Rulings, frozen_by, mode_of
+from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, frozen_by, mode_of
 from tiertune_agent.policy.lint import Finding, errors, notes
-from tiertune_agent.records import FLEET, OBSERVED, Now, State, Target
+from tiertune_agent.records import FLEET, OBSERVED, Now, State
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of
 from tiertune_agent.web.compared import compared
@@ -42,7 +42,7 @@ class Views:
         self._leads = leads
         self._now = now
         self._window_s = window_s
-        self._studied: tuple[LoadedPolicy, Rulings, list[Finding]] | None = None
+        self._studied: tuple[LoadedPolicy, list[Finding]] | None = None
 
     def fleet(self) -> JsonDict:
         """Every store with its tiers, tuning; what tuners last answered; what is frozen.
@@ -108,7 +108,7 @@ class Views:
 
         ``modes``: of each tuner, without overrides.
         """
-        loaded, _, noted = self._in_force()
+        loaded, noted = self._in_force()
         return {
             "source": loaded.source,
             "digest": loaded.digest,
@@ -116,7 +116,6 @@ class Views:
             "notes": [note.message for note in noted],
             "lint": [vars(found) for found in (*errors(self._policy.problem, loaded.source), *noted)],
             "text": loaded.text,
-            "overrides": [_overlaid(override) for override in loaded.policy.overrides],
             "policy": loaded.policy.model_dump(mode="json", by_alias=True),
             "modes": {tuner: mode_of(loaded.policy, tuner) for tuner in SETTINGS},
             "revisions": self._history.journal.policy_revisions(),
@@ -130,30 +129,22 @@ class Views:
         return {"audit": self._history.journal.audited(limit)}
 
     def _answers(self, stores: Sequence[StoreRow]) -> list[JsonDict]:
-        """Each tuner's last answer on each target, and its mode there by the policy; null if the tuner is no more.
+        """Each tuner's last answer on each target.
 
         None on pools that are gone: each revision of the weights leaves one on every store.
         """
-        status, rulings = {store.name: store.status for store in stores}, self._in_force()[1]
-
-        def mode(answer: Json) -> str | None:
-            told, pool = status.get(answer["store"], {}), answer["pool"]
-            served = (read(told, f"pools.{pool}.model") or "",) if pool else models(told)
-            target = Target(answer["store"], answer["tier"], pool, served)
-            return mode_of(rulings.for_target(target), answer["tuner"]) if answer["tuner"] in SETTINGS else None
-
-        held = {(name, pool) for store, told in status.items() for pool in pools(told) for name in (store, FLEET)}
+        held = {(name, pool) for store in stores for pool in pools(store.status) for name in (store.name, FLEET)}
         return [
-            {**answer, "mode": mode(answer)}
+            answer
             for answer in self._history.answers.newest()
             if not answer["pool"] or (answer["store"], answer["pool"]) in held
         ]
 
-    def _in_force(self) -> tuple[LoadedPolicy, Rulings, list[Finding]]:
-        """The policy, its rulings and lint's notes, computed once per policy."""
+    def _in_force(self) -> tuple[LoadedPolicy, list[Finding]]:
+        """The policy and lint's notes, computed once per policy."""
         loaded = self._policy.content
         if self._studied is None or self._studied[0] is not loaded:
-            self._studied = loaded, Rulings(loaded.policy), notes(loaded)
+            self._studied = loaded, notes(loaded)
         return self._studied
 
     def _remote(self) -> JsonDict | None:
@@ -177,9 +168,3 @@ class Views:
             "pools": pools(store.status),
             "models": list(models(store.status)),
         }
-
-
-def _overlaid(override: Override) -> JsonDict:
-    """Where an override matches, and what it says there: only what is written."""
-    said = override.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return {"match": said.pop("match"), "says": said}
