@@ -207,15 +207,14 @@ def test_pruning_reads_no_table_whole(history):
 
 def test_ageing_asks_as_often_for_many_stores_as_for_one(history):
     """Of the names that an autoscaled fleet had within a fortnight most have nothing to sum up, to fold or to drop."""
-    candidates = {"gate_candidate_requests_total{tier=remote}": 1.0}
 
     def asked(*stores):
         for store in stores:
-            kept = [told_of("remote", candidates, START + index * DAY, store=store) for index in range(2)]
+            kept = [told_of("remote", {HIT: 1.0}, START + index * DAY, store=store) for index in range(2)]
             remembered(history, *kept, at=after(days=2), store=store, url=f"http://{store}:7410")
         history.retention.sum_up(after(days=3))
         statements, now = asked_of(history), after(days=10)
-        done = history.retention.sum_up(now), history.retention.fold(now), history.retention.prune(now, DAY)
+        done = history.retention.sum_up(now), history.retention.fold(now), history.retention.prune(now, 30 * DAY)
         assert done == (0, 0, 0)
         return len(statements)
 
@@ -269,7 +268,6 @@ def test_a_store_that_came_while_the_clock_was_ahead_is_folded_all_the_same(hist
     [
         (told, "windows_by_tier"),
         (lambda history: history.measured.store_windows("host-a", START), "windows_by_store"),
-        (lambda history: history.measured.candidate_windows("host-a", "remote"), "windows_with_candidates"),
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
         (lambda history: history.measured.prospects(DIGEST, START), "prospects_by_time"),
         (lambda history: history.changed.standing(START, ["host-a"]), "ix_verdicts_decision"),
@@ -279,7 +277,7 @@ def test_a_store_that_came_while_the_clock_was_ahead_is_folded_all_the_same(hist
         (lambda history: history.retention.sum_up(after(hours=2)), "windows_by_store"),
     ],
     ids=[
-        *("place", "store", "candidates", "prospects", "prospects of one", "standing"),
+        *("place", "store", "prospects", "prospects of one", "standing"),
         *("made since", "moved lately", "incidents", "sum up"),
     ],
 )

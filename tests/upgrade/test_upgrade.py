@@ -109,6 +109,7 @@ ROWS = {
         "differs_since": AT,
         "summed_until": AT,
         "folded_until": AT,
+        "candidates": [[3.0, 2.0, 1.5, 0.5]],
     },
     "verdicts": {"id": 1, "decision": 7, "at": LATER, "verdict": "kept", "reason": "good", "evidence": {"gain": 1}},
     "windows": {
@@ -117,7 +118,7 @@ ROWS = {
         "model": "llama",
         "start": AT,
         "seconds": 15.0,
-        "requests": 3,
+        "requests": 0,
         "counters": WINDOW,
     },
     "hours": {"id": 5, **NAMED, "model": "llama", "start": AT, "seconds": 3600.0, "counters": WINDOW},
@@ -133,7 +134,7 @@ ROWS = {
     "wishes": {"url": "http://host-b:7410", "bypass": True},
 }
 """One row of each table that there ever was, with each column that it ever had."""
-DROPPED = {"stores": {"totals"}, "reviews": set(ROWS["reviews"])}
+DROPPED = {"stores": {"totals"}, "reviews": set(ROWS["reviews"]), "windows": {"requests"}}
 """Columns that newer schemas have not."""
 
 
@@ -243,7 +244,6 @@ def understood(url):
     assert [one["reason"] for one in history.decisions.verdicts_of(7)] in (["good"], ["good", "pays"]), "or reviewed"
     (window,) = history.measured.windows_since("host-a", AT, tier="remote")
     assert (window.start, window.values["tier_resident_bytes"], window.values["gate_actual_seconds"].sum) == (AT, 5, 3)
-    assert history.measured.candidate_windows("host-a", "remote") == [window]
     assert history.ledger.account(AT) == {"remote": {"saved": 2.5, "lost": 0.5, "money": 1.25}}
     assert history.ledger.rows(AT)[0]["bytes"] == 9 << 40
     assert history.stores()[0].pending_bypass is True
@@ -289,3 +289,28 @@ def test_reviews_are_verdicts_there_and_back(bare, revision):  # noqa: F811
         name: before[name] for name in ("verdicts", "reviews")
     }
     engine.dispose()
+
+
+def test_what_requests_found_in_the_remote_is_read_out_of_old_windows(bare):  # noqa: F811
+    """The last twenty that found something, however old: with fetching off no others come."""
+    engine = connect(bare)
+    load(engine, "0011")
+    fill(engine)
+    asked = {
+        "gate_candidate_bytes_total": 64.0,
+        "gate_candidate_seconds_total{kind=fetch}": 9.0,
+        "gate_candidate_seconds_total{kind=recompute}": 2.0,
+        "gate_requests_total{decision=recompute,reason=unknown_cost}": 1.0,
+        "gate_actual_seconds{kind=fetch}": WINDOW["gate_actual_seconds"],
+    }
+    with engine.begin() as connection:
+        for number in range(1, 26):
+            row = {**ROWS["windows"], "id": 5 + number, "start": AT + timedelta(minutes=number), "requests": number}
+            counters = {**asked, "gate_candidate_requests_total": float(number)}
+            connection.execute(tables(engine)["windows"].insert(), [{**row, "counters": counters}])
+    upgrade(engine)
+    engine.dispose()
+    history = History(open_current(bare))
+    told = [[number, number - 1, 64, 2] for number in range(6, 26)]
+    assert history.measured.candidates(["host-a"]) == {"host-a": told}
+    history.close()

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, Index, Integer, String, Text, text
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, Index, Integer, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -105,6 +105,8 @@ class StoreRow(Base):
     """Windows that began before are summed up in ``hours``; None: none are."""
     folded_until: Mapped[datetime | None]
     """Hours, also the ledger's, that began before are summed up in days; None: none are."""
+    candidates: Mapped[list[list[float]] | None] = mapped_column(JSON())
+    """What the last requests that found chunks in the remote were like: while fetch is off there are no others."""
 
 
 class WishRow(Base):
@@ -114,10 +116,6 @@ class WishRow(Base):
 
     url: Mapped[Key]
     bypass: Mapped[bool]
-
-
-WITH_CANDIDATES = text("requests > 0")
-"""Literal, because an index for it serves no query that binds the number."""
 
 
 class _Counted(_Numbered):
@@ -137,16 +135,7 @@ class WindowRow(_Counted, Base):
     __table_args__ = (
         Index("windows_by_tier", "store", "tier", "namespace", "start"),
         Index("windows_by_store", "store", "start"),
-        Index(
-            "windows_with_candidates",
-            *("store", "tier", "start"),
-            sqlite_where=WITH_CANDIDATES,
-            postgresql_where=WITH_CANDIDATES,
-        ),
     )
-
-    requests: Mapped[int]
-    """Requests that found chunks in the tier; makes finding the last window with candidates quick."""
 
 
 class HourRow(_Counted, Base):
