@@ -275,10 +275,11 @@ def test_a_store_that_came_while_the_clock_was_ahead_is_folded_all_the_same(hist
         (lambda history: history.decisions.find(states=CHANGED, since=START), "decisions_by_update"),
         (lambda history: history.journal.tell_incidents({("thrash", "host-a"): ""}, START), "(kind=? AND store=?"),
         (lambda history: history.retention.sum_up(after(hours=2)), "windows_by_store"),
+        (lambda history: history.decisions.undoing(), "decisions_to_undo"),
     ],
     ids=[
         *("place", "store", "prospects", "prospects of one", "standing"),
-        *("made since", "moved lately", "incidents", "sum up"),
+        *("made since", "moved lately", "incidents", "sum up", "undoing"),
     ],
 )
 def test_what_a_round_asks_has_an_index(history, ask, index):
@@ -295,3 +296,15 @@ def test_what_a_round_asks_has_an_index(history, ask, index):
     assert not sqlite or any(index in plan for plan in plans), plans  # PostgreSQL chooses by what a table holds
     whole = [plan for plan in plans if plan.strip().startswith("SCAN" if sqlite else ("Seq Scan", "->  Seq Scan"))]
     assert not any("stores" not in plan for plan in whole), plans
+
+
+def test_commands_and_open_incidents_are_read_newest_first_from_an_index(history):
+    """All that there ever were are neither read nor sorted for a few of them."""
+    asked = asked_of(history)
+    history.journal.audited()
+    history.journal.incidents()
+    if history._engine.dialect.name == "sqlite":
+        with history._engine.connect() as connection:
+            plans = [row[3] for row in explained(connection, [one for one in asked if one[0].startswith("SELECT")])]
+        assert plans[:2] == ["SCAN audit USING INDEX audit_by_time", "SCAN incidents USING INDEX incidents_still"]
+        assert not any("TEMP B-TREE" in plan for plan in plans)

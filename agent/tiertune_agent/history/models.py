@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, Index, Integer, String, Text
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, Index, Integer, String, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -169,11 +169,16 @@ class StageWindowRow(_Numbered, Base):
     energy_joules: Mapped[float | None]
 
 
+UNDO, OPEN = text("undo IS NOT NULL"), text("closed_at IS NULL")
+"""Of few rows of many; literal, because an index for them serves no query that binds a value."""
+
+
 class DecisionRow(_Numbered, Base):
     __tablename__ = "decisions"
     __table_args__ = (
         Index("decisions_by_target", "store", "tier", "namespace", "tuner", "state", "id"),
         Index("decisions_by_update", "updated_at"),
+        Index("decisions_to_undo", "state", sqlite_where=UNDO, postgresql_where=UNDO),
     )
 
     key: Mapped[str] = mapped_column(unique=True)
@@ -251,7 +256,10 @@ class AnswerRow(Base):
 
 class IncidentRow(_Numbered, Base):
     __tablename__ = "incidents"
-    __table_args__ = (Index("incidents_open", "kind", "store", "closed_at"),)
+    __table_args__ = (
+        Index("incidents_open", "kind", "store", "closed_at"),
+        Index("incidents_still", "id", sqlite_where=OPEN, postgresql_where=OPEN),
+    )
 
     kind: Mapped[str]
     store: Mapped[str]
@@ -310,6 +318,7 @@ class FreezeRow(_Numbered, Base):
 
 class AuditRow(_Numbered, Base):
     __tablename__ = "audit"
+    __table_args__ = (Index("audit_by_time", "at", "id"),)
 
     at: Mapped[datetime]
     who: Mapped[str]
