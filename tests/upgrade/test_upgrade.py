@@ -254,16 +254,21 @@ def understood(url):
     history.close()
 
 
+def back(engine, revision):
+    """Downgrade."""
+    with engine.begin() as connection:
+        config = _config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+
+
 @pytest.mark.parametrize("revision", revisions()[:-1])
 def test_the_way_back_loses_only_what_was_not_there(bare, revision):  # noqa: F811
     """Down to an older schema, which is as it was: what that one knows is there."""
     engine = connect(bare)
     upgrade(engine)
     fill(engine)
-    with engine.begin() as connection:
-        config = _config()
-        config.attributes["connection"] = connection
-        command.downgrade(config, revision)
+    back(engine, revision)
     for name, kept in rows(engine).items():
         assert kept == ([] if name == "reviews" else [expected(name, kept[0])])
     is_as_kept(engine, revision)
@@ -281,10 +286,7 @@ def test_reviews_are_verdicts_there_and_back(bare, revision):  # noqa: F811
     judged, reviewed = rows(engine)["verdicts"]
     told = {"id": 2, "verdict": "stands", "reason": "pays", "evidence": {}}
     assert (judged, reviewed) == (ROWS["verdicts"], {**ROWS["verdicts"], **told})
-    with engine.begin() as connection:
-        config = _config()
-        config.attributes["connection"] = connection
-        command.downgrade(config, revision)
+    back(engine, revision)
     assert {name: rows(engine)[name] for name in ("verdicts", "reviews")} == {
         name: before[name] for name in ("verdicts", "reviews")
     }

@@ -1,4 +1,4 @@
-"""Change control in SQL: moves decisions from state to state; verdicts along with their states, and weekly ones."""
+"""Change control in SQL: moves decisions from state to state; verdicts along with their states, and reviews."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
