@@ -147,7 +147,7 @@ def test_a_store_that_left_is_forgotten_a_fortnight_later(agent, listed, rounds,
     rounds(1, timedelta(days=13))
     for job in (agent.sum_up, agent.prune):
         job()
-    assert kept() == ["stores", "windows", "hours", "ledger", "decisions"]
+    assert kept() == ["stores", "hours", "ledger", "decisions"]
     rounds(1, timedelta(days=2))
     agent.prune()
     assert kept() == ["ledger", "decisions"]

@@ -8,8 +8,8 @@ import pytest
 
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, after, histogram, remember, remote_window, window
-from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.records import Rates, StageWindow
+from tiertune_agent.tuners.remote_fetch import MOST_CANDIDATES
 
 
 class TestWindows:
@@ -55,24 +55,23 @@ class TestWindows:
         rows = sql(database, f"select stage, phase, gpu, gpu_seconds, tokens, {told} from stage_windows order by gpu")
         assert rows == [("all", "prefill", "", 3.5, 700.0, *[None] * 5), ("all", "", "GPU-1", 0.0, 0.0, *figures)]
 
-    def test_pruning_keeps_the_last_candidates(self, history):
-        """Old windows go; the last ones with candidates stay, however old, for they tell what a fetch is worth."""
-        idle = [remote_window(i) for i in range(30, 60)]
-        asked = [remote_window(i, requests=1, recompute=1.0) for i in range(KEPT_CANDIDATE_WINDOWS + 5)]
-        remember(history, *asked, *idle)
+    def test_the_last_candidates_outlive_their_windows(self, history):
+        """Windows go; what the last requests found in the remote stays, however old: it tells what a fetch is worth."""
+        for index in range(MOST_CANDIDATES + 5):
+            remember(history, remote_window(index, requests=index, nbytes=100.0, recompute=1.0))
+        for index in range(30, 60):
+            remember(history, remote_window(index))
         history.retention.sum_up(after(days=2))
-        assert history.retention.prune(after(days=2), timedelta(days=1)) == 35
-        assert history.measured.candidate_windows("host-a", "remote") == asked[5:]
-        assert history.measured.windows("host-a", tier="remote") == asked[5:]
+        assert history.retention.prune(after(days=2), timedelta(days=1)) == MOST_CANDIDATES + 35
+        assert history.measured.windows("host-a", tier="remote") == []
+        (found,) = history.measured.candidates(["host-a", "host-b"]).values()
+        assert found == [[index, index, 100.0, 1.0] for index in range(5, MOST_CANDIDATES + 5)]
 
     def test_hits_in_dram_leave_the_last_candidates_of_the_remote(self, history):
         """While fetching is off only faster tiers have candidates: however many, they displace nothing."""
-        asked = [remote_window(i, requests=1, recompute=1.0) for i in range(5)]
-        hits = [replace(remote_window(i, requests=1, recompute=1.0), tier="dram") for i in range(5, 90)]
-        remember(history, *asked, *hits)
-        history.retention.sum_up(after(days=2))
-        assert history.retention.prune(after(days=2), timedelta(days=1)) == len(hits)
-        assert history.measured.candidate_windows("host-a", "remote") == asked
+        remember(history, *(remote_window(i, requests=1, recompute=1.0) for i in range(5)))
+        remember(history, *(replace(remote_window(i, requests=1, recompute=1.0), tier="dram") for i in range(5, 90)))
+        assert history.measured.candidates(["host-a"]) == {"host-a": [[1.0, 1.0, 0.0, 1.0]] * 5}
 
     def test_a_store_is_one_row(self, history):
         """Seen again, a store's row is renewed; when it was first seen stays."""

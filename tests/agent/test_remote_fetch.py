@@ -12,7 +12,7 @@ from agent.fakes import START, by_length, remote_window
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Current, Proposal, TypicalCandidate
 from tiertune_agent.tuners.lengths import losing_lengths
-from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings, asked, typical_candidate
+from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings, asked, candidates, typical_candidate
 from tiertune_connector.cost import Reason
 
 TUNER = RemoteFetch(RemoteFetchSettings(disable_after=3, enable_after=3))
@@ -174,8 +174,9 @@ def test_the_typical_candidate_is_a_mean_over_requests():
         remote_window(1, requests=3, recompute=1.0, fetch=1, nbytes=300),
         remote_window(2, requests=5, nbytes=999),
     ]
-    assert typical_candidate(windows) == TypicalCandidate(4, 100.0, 0.5)
-    assert typical_candidate(windows[:1]) == TypicalCandidate(1, 100.0, 1.0)
+    first = candidates([], windows[:1])
+    assert typical_candidate(first) == TypicalCandidate(1, 100.0, 1.0)
+    assert typical_candidate(candidates(first, windows[1:])) == TypicalCandidate(4, 100.0, 0.5)
     assert typical_candidate([]) is None
 
 
@@ -183,7 +184,7 @@ def test_who_could_not_tell_what_recomputing_takes_makes_it_no_cheaper():
     """Engines that were new in the last windows with candidates: while fetching is off no others come."""
     window = remote_window(0, requests=10, fetch=0.2, recompute=2.0, nbytes=1e9)
     unknown = {f"gate_requests_total{{decision=recompute,reason={Reason.UNKNOWN_COST}}}": 6.0}
-    found = typical_candidate([replace(window, values={**window.values, **unknown})])
+    found = typical_candidate(candidates([], [replace(window, values={**window.values, **unknown})]))
     assert found == TypicalCandidate(10, 1e8, 0.5)
 
 

@@ -10,22 +10,28 @@ from tiertune_agent.records import State
 pytestmark = pytest.mark.slow
 
 
+def reviews(agent, decision):
+    """Verdicts that are no states."""
+    told = agent.history.decisions.verdicts_of(decision.id)
+    return [one for one in told if one["verdict"] not in tuple(State)]
+
+
 def test_once_a_week_a_decision_says_whether_it_still_pays(agent, store, clock, arc, soak):
     """Kept, then a week in which its ghost is worse: one row that says so, and no change."""
     soak(4, 500, 600)
     for _ in range(6):
         clock.advance(86400)
         soak(1, 700, 500)
-    assert agent.history.decisions.reviews(arc.id) == []
+    assert reviews(agent, arc) == []
     clock.advance(86400)
     soak(3, 700, 500)
-    (review,) = agent.history.decisions.reviews(arc.id)
-    assert review["stands"] == "no longer pays"
+    (review,) = reviews(agent, arc)
+    assert review["verdict"] == "no longer pays"
     assert "more (standard error" in review["reason"]
     assert store.tuning["version"] == 2
     clock.advance(7 * 86400)
     soak(4, 500, 600)
-    assert len(agent.history.decisions.reviews(arc.id)) == 2
+    assert len(reviews(agent, arc)) == 2
 
 
 def test_a_round_reviews_one_decision(agent, store, clock, arc, soak):
@@ -38,7 +44,7 @@ def test_a_round_reviews_one_decision(agent, store, clock, arc, soak):
     counts = []
     for _ in range(3):
         soak(1, 500, 600)
-        counts.append([len(agent.history.decisions.reviews(each.id)) for each in due])
+        counts.append([len(reviews(agent, each)) for each in due])
     assert [sum(count) for count in counts] == [1, 2, 2]
     assert counts[-1] == [1, 1]
 
@@ -65,4 +71,4 @@ def test_what_does_not_stand_is_not_reviewed(agent, store, clock, arc, soak):
     agent.changes.rollback(arc.id, "ops")
     clock.advance(8 * 86400)
     soak(1, 500, 600)
-    assert agent.history.decisions.reviews(arc.id) == []
+    assert reviews(agent, arc) == []

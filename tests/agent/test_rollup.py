@@ -207,15 +207,14 @@ def test_pruning_reads_no_table_whole(history):
 
 def test_ageing_asks_as_often_for_many_stores_as_for_one(history):
     """Of the names that an autoscaled fleet had within a fortnight most have nothing to sum up, to fold or to drop."""
-    candidates = {"gate_candidate_requests_total{tier=remote}": 1.0}
 
     def asked(*stores):
         for store in stores:
-            kept = [told_of("remote", candidates, START + index * DAY, store=store) for index in range(2)]
+            kept = [told_of("remote", {HIT: 1.0}, START + index * DAY, store=store) for index in range(2)]
             remembered(history, *kept, at=after(days=2), store=store, url=f"http://{store}:7410")
         history.retention.sum_up(after(days=3))
         statements, now = asked_of(history), after(days=10)
-        done = history.retention.sum_up(now), history.retention.fold(now), history.retention.prune(now, DAY)
+        done = history.retention.sum_up(now), history.retention.fold(now), history.retention.prune(now, 30 * DAY)
         assert done == (0, 0, 0)
         return len(statements)
 
@@ -269,18 +268,18 @@ def test_a_store_that_came_while_the_clock_was_ahead_is_folded_all_the_same(hist
     [
         (told, "windows_by_tier"),
         (lambda history: history.measured.store_windows("host-a", START), "windows_by_store"),
-        (lambda history: history.measured.candidate_windows("host-a", "remote"), "windows_with_candidates"),
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
         (lambda history: history.measured.prospects(DIGEST, START), "prospects_by_time"),
-        (lambda history: history.changed.standing(START, ["host-a"]), "reviews_by_decision"),
+        (lambda history: history.changed.standing(START, ["host-a"]), "ix_verdicts_decision"),
         (lambda history: history.changed.made_since(START, ["host-a"]), "decisions_by_update"),
         (lambda history: history.decisions.find(states=CHANGED, since=START), "decisions_by_update"),
         (lambda history: history.journal.tell_incidents({("thrash", "host-a"): ""}, START), "(kind=? AND store=?"),
         (lambda history: history.retention.sum_up(after(hours=2)), "windows_by_store"),
+        (lambda history: history.decisions.undoing(), "decisions_to_undo"),
     ],
     ids=[
-        *("place", "store", "candidates", "prospects", "prospects of one", "standing"),
-        *("made since", "moved lately", "incidents", "sum up"),
+        *("place", "store", "prospects", "prospects of one", "standing"),
+        *("made since", "moved lately", "incidents", "sum up", "undoing"),
     ],
 )
 def test_what_a_round_asks_has_an_index(history, ask, index):
@@ -297,3 +296,15 @@ def test_what_a_round_asks_has_an_index(history, ask, index):
     assert not sqlite or any(index in plan for plan in plans), plans  # PostgreSQL chooses by what a table holds
     whole = [plan for plan in plans if plan.strip().startswith("SCAN" if sqlite else ("Seq Scan", "->  Seq Scan"))]
     assert not any("stores" not in plan for plan in whole), plans
+
+
+def test_commands_and_open_incidents_are_read_newest_first_from_an_index(history):
+    """All that there ever were are neither read nor sorted for a few of them."""
+    asked = asked_of(history)
+    history.journal.audited()
+    history.journal.incidents()
+    if history._engine.dialect.name == "sqlite":
+        with history._engine.connect() as connection:
+            plans = [row[3] for row in explained(connection, [one for one in asked if one[0].startswith("SELECT")])]
+        assert plans[:2] == ["SCAN audit USING INDEX audit_by_time", "SCAN incidents USING INDEX incidents_still"]
+        assert not any("TEMP B-TREE" in plan for plan in plans)

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from agent.agents import POLICY, pass_windows
-from agent.fakes import DIGEST, START, costs, fetch
+from agent.fakes import DIGEST, SLOW, START, costs, fetch
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.fields import replaced
 from tiertune_agent.records import Prospect, State
@@ -43,6 +43,27 @@ def test_fetching_that_no_history_knows_of_goes_on_by_the_prompts_of_late(agents
         assert requests or "nobody told what computing one takes" in told or "no window has passed" in told
     assert fetch(store) == ends
     assert "a mean prompt (62.0 MiB; none was found there yet) would take" in told
+
+
+def test_fetching_that_was_off_for_long_comes_on_by_what_requests_found_before(agent, store, clock, rounds):
+    """No window of then is left; the agent still knows what a request found, and probes tell what it would take now."""
+    store.bandwidth = SLOW
+    rounds(12)
+    assert fetch(store) == "off"
+    for _ in range(3):
+        clock.advance(5 * 86400)
+        rounds(1, 0)
+        agent.history.retention.sum_up(clock.now())
+        agent.history.retention.prune(clock.now(), timedelta(hours=6))
+    assert not any(window.values.get("gate_candidate_requests_total") for window in remote_windows(agent))
+    store.bandwidth = 1e9
+    rounds(6, 0)
+    assert fetch(store) == "on"
+    assert "a typical candidate (95.4 MiB) would take" in agent.history.decisions.find()[0].reason
+
+
+def remote_windows(agent):
+    return agent.history.measured.windows("host-a", tier="remote")
 
 
 def test_a_refused_wish_ends_no_wish_of_another_setting(agent, rounds, policy_file):

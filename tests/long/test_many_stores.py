@@ -54,7 +54,7 @@ def agent(ports, tmp_path, clock):
 def _before(store, now):
     """Windows of the remote, which its tuners look through."""
     (place,) = (each for each in SAMPLE["windows"] if each["tier"] == "remote" and not each["namespace"])
-    known = {**{name: place[name] for name in ("namespace", "model", "tier")}, "seconds": WINDOW_S, "requests": 7}
+    known = {**{name: place[name] for name in ("namespace", "model", "tier")}, "seconds": WINDOW_S}
     for number in range(BEFORE, 0, -1):
         yield {**known, "store": store, "start": now - number * WINDOW, "counters": place["values"]}
 

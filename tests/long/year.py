@@ -109,22 +109,16 @@ class Year:
             count += len(batch)
         return count
 
-    def _variants(self, place: Row) -> list[tuple[int, Row]]:
-        """Requests that found chunks, and counters."""
-        told = [varied(place["values"], self._chance) for _ in range(VARIANTS)]
-        return [(int(values.get("gate_candidate_requests_total", 0)), values) for values in told]
-
     def _columns(self, place: Row, store: str, start: datetime) -> Row:
         return {"store": store, "start": start, **{name: place[name] for name in ("namespace", "model", "tier")}}
 
     def _windows(self, starts: list[datetime]) -> Rows:
-        told = [(place, self._variants(place)) for place in places()]
+        told = [(place, [varied(place["values"], self._chance) for _ in range(VARIANTS)]) for place in places()]
         for start in starts:
             for store in self._names:
                 for place, variants in told:
-                    requests, counters = self._chance.choice(variants)
                     row = self._columns(place, store, start)
-                    yield {**row, "seconds": WINDOW_S, "requests": requests, "counters": counters}
+                    yield {**row, "seconds": WINDOW_S, "counters": self._chance.choice(variants)}
 
     def _hours(self, starts: list[datetime]) -> Rows:
         told = [(place, [self._hour(place) for _ in range(VARIANTS)]) for place in places()]

@@ -187,7 +187,7 @@ class Judge:
             return self._admission_trial(decision, since, this)
         if kind == "fetch":
             windows = measured.windows_since(target.store, *spell, tier=target.tier)
-            candidates = measured.candidate_windows(target.store, target.tier)
+            candidates = measured.candidates([target.store]).get(target.store, ())
             return fetch_trial(after, windows, remote_fetch.typical_candidate(candidates))
         if kind == "floor":
             return floor_trial(before, after, measured.windows_since(target.store, *spell, tier=target.tier))

@@ -119,7 +119,7 @@ class Survey:
 
     def typical(self, target: Target) -> TypicalCandidate | None:
         """What a typical candidate of the tier was when there last were any."""
-        return typical_candidate(self._history.measured.candidate_windows(target.store, target.tier))
+        return typical_candidate(self._history.measured.candidates([target.store]).get(target.store, ()))
 
     def answered(self, tuner: str, target: Target, answer: Answer) -> None:
         self._answers.append((tuner, target, answer))

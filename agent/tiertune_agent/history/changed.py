@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row, and_, func, or_, select
 from sqlalchemy.orm import aliased
 
-from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, LATELY_STORE, DecisionRow, ReviewRow, cut
+from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, LATELY_STORE, DecisionRow, VerdictRow, cut
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target, grouped, parts
 from tiertune_agent.tuners.remote_fetch import FIELD, protects
@@ -95,13 +95,13 @@ class Changed(OfHistory):
         return found
 
     def standing(self, before: datetime, stores: Collection[str]) -> list[Decision]:
-        """Decisions judged and not rolled back, applied by ``before``, not followed by another nor reviewed since."""
-        reviewed = select(ReviewRow.id).where(ReviewRow.decision == DecisionRow.id, ReviewRow.at > before)
+        """Decisions kept or inconclusive, not judged since ``before``, nor followed by another."""
+        judged = select(VerdictRow.id).where(VerdictRow.decision == DecisionRow.id, VerdictRow.at > before)
         query = select(DecisionRow).where(
             _of(stores),
             DecisionRow.state.in_((State.KEPT, State.INCONCLUSIVE)),
             DecisionRow.applied_at <= before,
-            ~reviewed.exists(),
+            ~judged.exists(),
             ~_followed().exists(),
         )
         return self._decided(query)

@@ -10,10 +10,10 @@ from sqlalchemy import ColumnExpressionArgument, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import JsonDict
-from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, ReviewRow, VerdictRow
+from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row
 from tiertune_agent.history.sessions import OfHistory, Sessions
-from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, grouped
+from tiertune_agent.records import CHANGED, JUDGED, STANDING, Decision, State, Target, grouped
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.remote_fetch import FIELD
 from tiertune_agent.verdicts.verdict import Verdict
@@ -21,6 +21,7 @@ from tiertune_agent.verdicts.verdict import Verdict
 MOST_MOVED = 10_000
 """More decisions than the largest fleet moves in a day."""
 
+_VERDICT = ("at", "verdict", "reason", "evidence")
 _SWITCH = ("store", "before", "after", "state", "applied_at", "updated_at")
 
 
@@ -161,31 +162,30 @@ class Decisions(OfHistory):
         with self._session() as session:
             moved = _moved(session, decision, verdict, {"updated_at": now, **changes})
             if moved:
-                told = {"verdict": str(verdict), "reason": reason, "evidence": dict(evidence)}
-                session.add(VerdictRow(decision=decision.id, at=now, **told))
+                session.add(_verdict(decision, str(verdict), reason, evidence, now))
         if moved and verdict != decision.state:
             self.observer(decision.tuner, verdict)
         return moved
 
     def verdicts(self, decisions: Iterable[int]) -> dict[int, list[JsonDict]]:
-        """Verdicts by decision, for those that were judged."""
-        query = select(VerdictRow).where(VerdictRow.decision.in_(list(decisions))).order_by(VerdictRow.id)
-        found = grouped(self._all(query), attrgetter("decision"))
-        columns = ("at", "verdict", "reason", "evidence")
-        return {decision: [row.told(*columns) for row in rows] for decision, rows in found.items()}
+        """Verdicts by decision, for those that were judged; without weekly ones."""
+        query = select(VerdictRow).where(VerdictRow.decision.in_(list(decisions)), VerdictRow.verdict.in_(JUDGED))
+        found = grouped(self._all(query.order_by(VerdictRow.id)), attrgetter("decision"))
+        return {decision: [row.told(*_VERDICT) for row in rows] for decision, rows in found.items()}
 
     def verdicts_of(self, decision: int) -> list[JsonDict]:
-        return self.verdicts([decision]).get(decision, [])
+        """All of its verdicts, oldest first."""
+        query = select(VerdictRow).where(VerdictRow.decision == decision).order_by(VerdictRow.id)
+        return self._told(query, *_VERDICT)
 
     def review(self, decision: Decision, stands: str, verdict: Verdict, now: datetime) -> None:
-        """Write a row that says whether it still pays."""
-        told = {"stands": stands, "reason": verdict.reason, "evidence": dict(verdict.evidence)}
+        """Write a verdict that says whether it still pays, and moves nothing."""
         with self._session() as session:
-            session.add(ReviewRow(decision=decision.id, at=now, **told))
+            session.add(_verdict(decision, stands, verdict.reason, verdict.evidence, now))
 
-    def reviews(self, decision: int) -> list[JsonDict]:
-        query = select(ReviewRow).where(ReviewRow.decision == decision).order_by(ReviewRow.id)
-        return self._told(query, "at", "stands", "reason", "evidence")
+
+def _verdict(decision: Decision, verdict: str, reason: str, evidence: Mapping[str, Any], now: datetime) -> VerdictRow:
+    return VerdictRow(decision=decision.id, at=now, verdict=verdict, reason=reason, evidence=dict(evidence))
 
 
 def _moved(

@@ -1,6 +1,6 @@
 """What was measured over stretches of time: windows and prospects."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -8,15 +8,14 @@ from typing import Any
 
 from sqlalchemy import ColumnExpressionArgument, Select, select
 
-from tiertune_agent.history.models import WITH_CANDIDATES, HourRow, ProspectRow, StageWindowRow, StoreRow, WindowRow
+from tiertune_agent.history.models import HourRow, ProspectRow, StageWindowRow, StoreRow, WindowRow
 from tiertune_agent.history.rollup import hourly
 from tiertune_agent.history.rows import WINDOW_COLUMNS, window_of
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Prospect, StageWindow, Window
 from tiertune_agent.tuners.base import MOST_OF_TIER
+from tiertune_agent.tuners.remote_fetch import Candidates
 
-KEPT_CANDIDATE_WINDOWS = 20
-"""Of the remote, per store; never pruned: while fetch is off, the last ones show what a typical candidate is."""
 IN_DETAIL = timedelta(days=1)
 """For a longer time, hours are read instead of windows that were summed up."""
 MOST_WINDOWS = 6000
@@ -61,10 +60,10 @@ class Measured(OfHistory):
         found = [self.windows_since(store, since, until, tier=place, namespace=namespace) for place in (tier, "")]
         return sorted(chain(*found), key=lambda window: window.start)
 
-    def candidate_windows(self, store: str, tier: str) -> list[Window]:
-        """The last windows in which requests found chunks in the tier, oldest first."""
-        query = _read(WindowRow, WindowRow.store == store, WindowRow.tier == tier, WITH_CANDIDATES)
-        return self._windows(query.limit(KEPT_CANDIDATE_WINDOWS))
+    def candidates(self, stores: Collection[str]) -> dict[str, Sequence[Candidates]]:
+        """By store, the last that requests found in the remote, however long ago."""
+        rows = self._rows(select(StoreRow.name, StoreRow.candidates).where(StoreRow.name.in_(stores)))
+        return {row.name: row.candidates or () for row in rows}
 
     def _windows(self, query: Select[Any], *, histograms: bool = True) -> list[Window]:
         """Windows of a query from ``_read``, oldest first."""

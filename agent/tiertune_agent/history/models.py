@@ -105,6 +105,8 @@ class StoreRow(Base):
     """Windows that began before are summed up in ``hours``; None: none are."""
     folded_until: Mapped[datetime | None]
     """Hours, also the ledger's, that began before are summed up in days; None: none are."""
+    candidates: Mapped[list[list[float]] | None] = mapped_column(JSON())
+    """What the last requests that found chunks in the remote were like: while fetch is off there are no others."""
 
 
 class WishRow(Base):
@@ -114,10 +116,6 @@ class WishRow(Base):
 
     url: Mapped[Key]
     bypass: Mapped[bool]
-
-
-WITH_CANDIDATES = text("requests > 0")
-"""Literal, because an index for it serves no query that binds the number."""
 
 
 class _Counted(_Numbered):
@@ -137,16 +135,7 @@ class WindowRow(_Counted, Base):
     __table_args__ = (
         Index("windows_by_tier", "store", "tier", "namespace", "start"),
         Index("windows_by_store", "store", "start"),
-        Index(
-            "windows_with_candidates",
-            *("store", "tier", "start"),
-            sqlite_where=WITH_CANDIDATES,
-            postgresql_where=WITH_CANDIDATES,
-        ),
     )
-
-    requests: Mapped[int]
-    """Requests that found chunks in the tier; makes finding the last window with candidates quick."""
 
 
 class HourRow(_Counted, Base):
@@ -180,11 +169,16 @@ class StageWindowRow(_Numbered, Base):
     energy_joules: Mapped[float | None]
 
 
+UNDO, OPEN = text("undo IS NOT NULL"), text("closed_at IS NULL")
+"""Of few rows of many; literal, because an index for them serves no query that binds a value."""
+
+
 class DecisionRow(_Numbered, Base):
     __tablename__ = "decisions"
     __table_args__ = (
         Index("decisions_by_target", "store", "tier", "namespace", "tuner", "state", "id"),
         Index("decisions_by_update", "updated_at"),
+        Index("decisions_to_undo", "state", sqlite_where=UNDO, postgresql_where=UNDO),
     )
 
     key: Mapped[str] = mapped_column(unique=True)
@@ -222,24 +216,13 @@ LATELY_ID = DecisionRow.id + 0
 
 
 class VerdictRow(_Numbered, Base):
+    """A state that a decision was judged to, or a weekly answer on whether it still pays."""
+
     __tablename__ = "verdicts"
 
     decision: Mapped[int] = mapped_column(index=True)
     at: Mapped[datetime]
     verdict: Mapped[str]
-    reason: Mapped[Wording]
-    evidence: Mapped[JsonDict]
-
-
-class ReviewRow(_Numbered, Base):
-    """A weekly answer on whether a standing decision still pays."""
-
-    __tablename__ = "reviews"
-    __table_args__ = (Index("reviews_by_decision", "decision", "at"),)
-
-    decision: Mapped[int]
-    at: Mapped[datetime]
-    stands: Mapped[str]
     reason: Mapped[Wording]
     evidence: Mapped[JsonDict]
 
@@ -273,7 +256,10 @@ class AnswerRow(Base):
 
 class IncidentRow(_Numbered, Base):
     __tablename__ = "incidents"
-    __table_args__ = (Index("incidents_open", "kind", "store", "closed_at"),)
+    __table_args__ = (
+        Index("incidents_open", "kind", "store", "closed_at"),
+        Index("incidents_still", "id", sqlite_where=OPEN, postgresql_where=OPEN),
+    )
 
     kind: Mapped[str]
     store: Mapped[str]
@@ -332,6 +318,7 @@ class FreezeRow(_Numbered, Base):
 
 class AuditRow(_Numbered, Base):
     __tablename__ = "audit"
+    __table_args__ = (Index("audit_by_time", "at", "id"),)
 
     at: Mapped[datetime]
     who: Mapped[str]

@@ -4,20 +4,10 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, ColumnExpressionArgument, and_, delete, func, select
+from sqlalchemy import ColumnElement, ColumnExpressionArgument, delete, func, select
 from sqlalchemy.orm import Session
 
-from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
-from tiertune_agent.history.models import (
-    WITH_CANDIDATES,
-    AnswerRow,
-    Base,
-    HourRow,
-    ProspectRow,
-    StageWindowRow,
-    StoreRow,
-    WindowRow,
-)
+from tiertune_agent.history.models import AnswerRow, Base, HourRow, ProspectRow, StageWindowRow, StoreRow, WindowRow
 from tiertune_agent.history.rollup import LATE, NEVER, fold, sum_up
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import FLEET
@@ -68,25 +58,16 @@ class Retention(OfHistory):
     def prune(self, now: datetime, keep: timedelta) -> int:
         """Drop windows older than ``keep``, prospects older than a fortnight, hours and days older than a year.
 
-        Windows not summed up yet stay, as do a store's last ones with candidates of the remote. Answers go after a
-        fortnight: they are about what no longer exists. Returns how many rows went.
+        Windows not summed up yet stay. Answers go after a fortnight: they are about what no longer exists. Returns how
+        many rows went.
         """
         dropped, year, fortnight = 0, now - max(keep, YEAR), now - max(keep, FORTNIGHT)
-        old = WindowRow.start < now - keep
-        candidates = WindowRow.tier == "remote", WITH_CANDIDATES  # every hit in DRAM has candidates there, too
-        idle = _any(WindowRow, old, WindowRow.start < StoreRow.summed_until, ~and_(*candidates))
-        more = _any(WindowRow, *candidates, besides=KEPT_CANDIDATE_WINDOWS)
-        for store in self._stores(StoreRow.name, idle | more):
-            summed = select(StoreRow.summed_until).where(StoreRow.name == store).scalar_subquery()
-            last = select(WindowRow.id).where(WindowRow.store == store, *candidates)
-            kept = last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)
-            mine = (WindowRow.store == store, old, WindowRow.start < summed)
-            with self._session() as session:
-                dropped += _drop(session, WindowRow, *mine, WindowRow.id.not_in(session.scalars(kept).all()))
-        for kind, before in ((StageWindowRow, now - keep), (HourRow, year)):
-            for store in self._stores(StoreRow.name, _any(kind, kind.start < before)):
+        for kind, before in ((WindowRow, now - keep), (StageWindowRow, now - keep), (HourRow, year)):
+            summed = (WindowRow.start < StoreRow.summed_until,) if kind is WindowRow else ()
+            for store in self._stores(StoreRow.name, _any(kind, kind.start < before, *summed)):
                 with self._session() as session:
-                    dropped += _drop(session, kind, kind.store == store, kind.start < before)
+                    until = session.get_one(StoreRow, store).summed_until if summed else None
+                    dropped += _drop(session, kind, kind.store == store, kind.start < min(before, until or before))
         with self._session() as session:
             dropped += _drop(session, ProspectRow, ProspectRow.start < fortnight)
             dropped += _drop(session, AnswerRow, AnswerRow.at < fortnight)
@@ -112,14 +93,10 @@ class Retention(OfHistory):
 
 
 def _any(
-    kind: type[WindowRow | StageWindowRow | HourRow], *which: ColumnExpressionArgument[bool], besides: int = 0
+    kind: type[WindowRow | StageWindowRow | HourRow], *which: ColumnExpressionArgument[bool]
 ) -> ColumnElement[bool]:
-    """Whether the store of the enclosing query has such a row, ``besides`` so many.
-
-    No EXISTS, which PostgreSQL may answer by reading a whole table.
-    """
-    mine = select(kind.id).where(kind.store == StoreRow.name, *which)
-    return mine.offset(besides or None).limit(1).scalar_subquery().is_not(None)
+    """Whether the store of the enclosing query has such a row. No EXISTS: PostgreSQL may read a whole table for it."""
+    return select(kind.id).where(kind.store == StoreRow.name, *which).limit(1).scalar_subquery().is_not(None)
 
 
 def _midnight(at: datetime) -> datetime:

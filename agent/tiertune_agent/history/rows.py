@@ -21,11 +21,12 @@ _BYTES = re.compile(r"_bytes(_total)?(\{|$)")
 
 
 def window_columns(window: Window) -> dict[str, Any]:
-    return {**_columns(window), "requests": int(window.total("gate_candidate_requests_total"))}
+    columns = {name: value for name, value in vars(window).items() if name != "values"}
+    return {**columns, "counters": {name: _told(name, value) for name, value in window.values.items()}}
 
 
 def hour_row(window: Window) -> HourRow:
-    return HourRow(**_columns(window))
+    return HourRow(**window_columns(window))
 
 
 def window_of(row: WindowRow | HourRow | Row[Any], *, histograms: bool = True) -> Window:
@@ -65,11 +66,6 @@ def decision_of(row: DecisionRow) -> Decision:
         state=State(row.state),
         waits=row.waits or "",
     )
-
-
-def _columns(window: Window) -> dict[str, Any]:
-    columns = {name: value for name, value in vars(window).items() if name != "values"}
-    return {**columns, "counters": {name: _told(name, value) for name, value in window.values.items()}}
 
 
 def _told(name: str, value: Value) -> Any:  # noqa: ANN401 (JSON)

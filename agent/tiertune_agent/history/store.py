@@ -23,6 +23,7 @@ from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
+from tiertune_agent.tuners.remote_fetch import Candidates, candidates
 
 _STATE = ("url", "boot_id", "version", "status", "tuning")
 NOWHERE = ""
@@ -188,12 +189,12 @@ def _remember(session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: 
 def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:
     """Write the state of each; returns until when the windows of already known stores are summed up."""
     names = [cut(snapshot.store) for snapshot in snapshots]
-    found = session.execute(select(StoreRow.name, StoreRow.summed_until).where(StoreRow.name.in_(names)))
-    known = {row.name: row.summed_until for row in found}
+    columns = (StoreRow.name, StoreRow.summed_until, StoreRow.candidates)
+    known = {row.name: row for row in session.execute(select(*columns).where(StoreRow.name.in_(names)))}
     bypassed = session.get(WishRow, FLEET) and True
     new = [  # the tuning of one seen for the first time is taken as intended
         {
-            **_state(one),
+            **_state(one, ()),
             "first_seen": one.at,
             "expected": one.tuning,
             "expected_at": one.at,
@@ -202,7 +203,7 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
         for one in snapshots
         if cut(one.store) not in known
     ]
-    old = [_state(snapshot) for snapshot in snapshots if cut(snapshot.store) in known]
+    old = [_state(one, known[cut(one.store)].candidates or ()) for one in snapshots if cut(one.store) in known]
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
         if rows:
             session.execute(statement, rows)
@@ -211,8 +212,10 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
         if former.pending_bypass is not None:  # whoever answers there now must hear it
             session.merge(WishRow(url=former.url, bypass=former.pending_bypass))
         former.url, former.pending_bypass = NOWHERE, None
-    return known
+    return {name: row.summed_until for name, row in known.items()}
 
 
-def _state(snapshot: Snapshot) -> dict[str, Any]:
-    return {"name": snapshot.store, "last_seen": snapshot.at, **{name: getattr(snapshot, name) for name in _STATE}}
+def _state(snapshot: Snapshot, before: Sequence[Candidates]) -> dict[str, Any]:
+    """Columns that each answer renews; ``before``: its candidates up to now."""
+    told = {"name": snapshot.store, "last_seen": snapshot.at, **{name: getattr(snapshot, name) for name in _STATE}}
+    return {**told, "candidates": candidates(before, (one for one in snapshot.windows if one.tier == "remote"))}

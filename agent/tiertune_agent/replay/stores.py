@@ -12,7 +12,7 @@ from tiertune_agent.records import Prospect, Window, covered_s, series, total
 from tiertune_agent.replay.fleet import Sizes
 from tiertune_agent.replay.link import Beliefs
 from tiertune_agent.tuners.base import MOST_OF_TIER, TypicalCandidate
-from tiertune_agent.tuners.remote_fetch import typical_candidate
+from tiertune_agent.tuners.remote_fetch import Candidates, candidates, typical_candidate
 from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_connector.cost import PrefillCost
 from tiertune_connector.protocol.messages import TierReport
@@ -37,8 +37,6 @@ KEPT_WINDOWS = 200
 """Windows of the pool's ghosts: ten periods."""
 KEPT_REMOTE = 1200
 """Windows of the remote tier; tuners read the last of them, verdicts all."""
-TYPICAL_WINDOWS = 20
-"""Windows with candidates that show what a typical one is; as many as history keeps."""
 GHOST_RATE = 0.25
 """Share of keys that pools' ghosts see. A busy store affords less, but a trace has only a hundred chunks a second."""
 WHOLE_BELOW = 128
@@ -98,7 +96,7 @@ class Stores:
         """Windows with the pool's ghosts, oldest first."""
         self.remote = deque[Window](maxlen=KEPT_REMOTE)
         """Windows of the remote tier, oldest first."""
-        self._candidates = deque[Window](maxlen=TYPICAL_WINDOWS)
+        self._candidates = list[Candidates]()
         self.news = False
         """Whether the remote's windows have shown anything new since this was last reset."""
         self._reports: list[tuple[float, TierReport]] = []
@@ -209,8 +207,7 @@ class Stores:
         window = Window(STORE, "", "", "remote", start, self.window_s, _gated(ended, self._chunk_bytes) | gauges)
         self.remote.append(window)
         self.news = self.news or bool(ended) or estimate.age_s < self.window_s
-        if ended:
-            self._candidates.append(window)
+        self._candidates = candidates(self._candidates, [window])
 
 
 def _gated(reports: Sequence[TierReport], chunk_bytes: int) -> dict[str, float]:

@@ -26,6 +26,10 @@ from tiertune_connector.tuning import MOST_FETCH_TOKENS
 from tiertune_connector.units import format_count, format_duration, format_size
 
 FIELD = "tiers.remote.fetch"
+MOST_CANDIDATES = 20
+"""Windows over which a typical candidate is a mean."""
+Candidates = Sequence[float]
+"""What one window counted: requests that found chunks, those whose cost is known, bytes, seconds to recompute them."""
 
 
 def protects(field: str, after: object) -> bool:
@@ -169,17 +173,22 @@ def gains(evidence: Iterable[Evidence], margin: float | None) -> Ratio:
     )
 
 
-def typical_candidate(windows: Iterable[Window]) -> TypicalCandidate | None:
-    """Means over windows with a known recompute cost; the mean cost is over those requests whose cost is known."""
-    requests, known, nbytes, recompute_s = 0, 0.0, 0.0, 0.0
+def candidates(before: Sequence[Candidates], windows: Iterable[Window]) -> list[Candidates]:
+    """Add those of windows of the remote in which recomputing has a known cost; of all, the last are left."""
+    found = list(before)
     for window in windows:
         evidence = asked(window)
         if evidence and evidence.recompute_s:
-            requests += evidence.requests
-            known += evidence.requests - window.total("gate_requests_total", reason="unknown_cost")
-            nbytes += window.total("gate_candidate_bytes_total")
-            recompute_s += evidence.recompute_s
-    return TypicalCandidate(requests, nbytes / requests, recompute_s / max(1.0, known)) if requests else None
+            known = evidence.requests - window.total("gate_requests_total", reason="unknown_cost")
+            nbytes = window.total("gate_candidate_bytes_total")
+            found.append((evidence.requests, known, nbytes, evidence.recompute_s))
+    return found[-MOST_CANDIDATES:]
+
+
+def typical_candidate(found: Sequence[Candidates]) -> TypicalCandidate | None:
+    """Means over requests; the mean cost is over those whose cost is known."""
+    requests, known, nbytes, recompute_s = map(sum, zip(*found, strict=True)) if found else (0.0,) * 4
+    return TypicalCandidate(int(requests), nbytes / requests, recompute_s / max(1.0, known)) if requests else None
 
 
 def _streak(

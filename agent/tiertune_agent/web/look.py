@@ -9,10 +9,9 @@ from operator import attrgetter
 
 from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
-from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.store import History
 from tiertune_agent.records import JUDGED, Decision, Now, State, Window, Windows, ended
-from tiertune_agent.tuners.remote_fetch import typical_candidate
+from tiertune_agent.tuners.remote_fetch import Candidates, typical_candidate
 from tiertune_agent.web.curves import Counted, Curve, Ghosts, counted, curves, ghosts
 from tiertune_agent.web.figures import Cost, Switched, WindowSums, added, cost, sums
 from tiertune_agent.web.views import Views
@@ -50,8 +49,6 @@ class SeenStore:
     answered: str = ""
     steps: Sequence[_Step] = ()
     """Oldest first."""
-    candidates: Windows = ()
-    """The last ones of the remote in which requests found chunks there."""
     ghosts: tuple[Ghosts, ...] = ()
     """What its pools would have hit otherwise."""
     sums: WindowSums = EMPTY
@@ -149,12 +146,15 @@ class Looks:
             for window in self._history.measured.fleet_windows(names, first, now) if names else ():
                 if ended(window) >= newest[window.store]:
                     told.setdefault(window.store, []).append(window)
+        found, named = self._history.measured.candidates(stale), {store["name"]: store for store in stores}
         self._stores = {
-            store["name"]: self._added(store, before[store["name"]], told.get(store["name"], []), (since, now))
-            for store in stores
+            name: self._added(store, before[name], told.get(name, []), found.get(name, ()), (since, now))
+            for name, store in named.items()
         }
 
-    def _added(self, store: Json, read: SeenStore, told: Windows, span: tuple[datetime, datetime]) -> SeenStore:
+    def _added(
+        self, store: Json, read: SeenStore, told: Windows, found: Sequence[Candidates], span: tuple[datetime, datetime]
+    ) -> SeenStore:
         """Add windows since the newest one read, which comes again; nothing outside of the span."""
         again, (since, now) = {window.start for window in told}, span
         before = [step for step in read.steps if since <= step.start <= now and step.start not in again]
@@ -162,23 +162,14 @@ class Looks:
             return replace(read, answered=store["last_seen"])
         steps = [*before, *_steps(window for window in told if window.start >= since)]
         pools = ghosts(one for step in steps for one in step.counted) if told or not steps else read.ghosts
-        candidates = self._candidates(store["name"], read, told)
-        typical = typical_candidate(candidates)
+        typical = typical_candidate(found)
         return SeenStore(
             store["last_seen"],
             steps,
-            candidates,
             pools,
             added(step.sums for step in steps),
             [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
         )
-
-    def _candidates(self, store: str, read: SeenStore, told: Windows) -> Windows:
-        if not read.answered:
-            return self._history.measured.candidate_windows(store, "remote")
-        again = {window.start for window in told}
-        more = (one for one in told if one.tier == "remote" and one.total("gate_candidate_requests_total"))
-        return [*(one for one in read.candidates if one.start not in again), *more][-KEPT_CANDIDATE_WINDOWS:]
 
 
 def approvable(decision: Decision) -> bool:

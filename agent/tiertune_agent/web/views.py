@@ -89,10 +89,9 @@ class Views:
         decision = decisions.get(number)
         if decision is None:
             return None
-        verdicts, reviews = decisions.verdicts_of(number), decisions.reviews(number)
+        verdicts = decisions.verdicts_of(number)
         weighed = compared(decision, verdicts)
-        told = {"verdicts": verdicts, "reviews": reviews, "compared": vars(weighed) if weighed else None}
-        return {**decision.document(), **told}
+        return {**decision.document(), "verdicts": verdicts, "compared": vars(weighed) if weighed else None}
 
     def ledger(self, hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> JsonDict:
         """Rows by hour, store, namespace and tier, and their sums by tier, from the hour ``since`` on."""

@@ -1,0 +1,3 @@
+DROP INDEX reviews_by_decision;
+DROP TABLE reviews;
+INSERT INTO alembic_version VALUES ('0011');

@@ -1,0 +1,31 @@
+DROP INDEX windows_with_candidates;
+CREATE TABLE stores (
+	name VARCHAR(255) NOT NULL,
+	url VARCHAR(255) NOT NULL,
+	boot_id VARCHAR(255) NOT NULL,
+	version VARCHAR(255) NOT NULL,
+	first_seen TIMESTAMP WITH TIME ZONE NOT NULL,
+	last_seen TIMESTAMP WITH TIME ZONE NOT NULL,
+	status JSON NOT NULL,
+	tuning JSON NOT NULL,
+	pending_bypass BOOLEAN,
+	expected JSON,
+	expected_at TIMESTAMP WITH TIME ZONE,
+	differs_since TIMESTAMP WITH TIME ZONE,
+	summed_until TIMESTAMP WITH TIME ZONE,
+	folded_until TIMESTAMP WITH TIME ZONE,
+	candidates JSON,
+	CONSTRAINT stores_pkey PRIMARY KEY (name)
+);
+CREATE TABLE windows (
+	id BIGSERIAL NOT NULL,
+	store VARCHAR(255) NOT NULL,
+	namespace VARCHAR(255) NOT NULL,
+	model VARCHAR(255) NOT NULL,
+	tier VARCHAR(255) NOT NULL,
+	start TIMESTAMP WITH TIME ZONE NOT NULL,
+	seconds DOUBLE PRECISION NOT NULL,
+	counters JSON NOT NULL,
+	CONSTRAINT windows_pkey PRIMARY KEY (id)
+);
+INSERT INTO alembic_version VALUES ('0012');
