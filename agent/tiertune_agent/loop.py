@@ -116,7 +116,8 @@ class Loop:
         answer = replace(answer, windows=())  # they are booked by now, and kept nowhere else
         self.history.remember([(answer, Rates())])
         self.watch.look([answer])
-        self.published.remote(answer, read(self.watch.wanted(FLEET), REMOTE_CAPACITY))
+        expected = self.history.expectations([FLEET])[FLEET].tuning
+        self.published.remote(answer, read(expected, REMOTE_CAPACITY))
         return True, answer
 
     def _let_go(self, policy: Policy) -> None:

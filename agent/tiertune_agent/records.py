@@ -234,7 +234,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The tuning expected of a store, apart from decisions ``since``, and when its own began to differ."""
+    """The tuning expected of a store, since when, and when its own began to differ."""
 
     tuning: Json
     since: datetime

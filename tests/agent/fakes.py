@@ -293,5 +293,10 @@ def wrong(agent):
     return [kind for kind, _ in open_incidents(agent)]
 
 
+def drifted(agent):
+    """Whether any drift was ever told."""
+    return any(one["kind"] == "tuning_drift" for one in agent.history.journal.incidents())
+
+
 def urls(*hosts):
     return [f"http://{host}:7410" for host in hosts]

@@ -4,7 +4,7 @@ import re
 
 from sqlalchemy import event
 
-WRITES = re.compile(r"^(INSERT INTO|UPDATE) (decisions|verdicts)")
+WRITES = re.compile(r"^(INSERT INTO|UPDATE) (decisions|verdicts)|^UPDATE stores SET expected")
 
 
 class Fuse:

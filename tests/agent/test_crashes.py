@@ -4,7 +4,7 @@ import pytest
 
 from agent.agents import POLICY
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import FAST, SLOW, fetch
+from agent.fakes import FAST, SLOW, drifted, fetch
 from agent.fuses import Fuse
 from tiertune_agent.records import State
 
@@ -53,9 +53,10 @@ def test_a_change_is_made_once_whenever_it_is_killed(survive, store, rounds, ste
     here, _ = survive(step, 9)
     assert (fetch(store), store.tuning["version"], len(store.keys)) == ("off", 2, 1)
     assert ends(here) == [("on", "off", "kept", ["kept"])]
+    assert not drifted(here)
 
 
-@pytest.mark.parametrize("step", range(1, 13))
+@pytest.mark.parametrize("step", range(1, 15))
 def test_a_rollback_is_made_once_whenever_it_is_killed(survive, store, rounds, policy_file, step):
     """Whatever step of the verdict, the rollback and its record is the last one, the field is set back once."""
     policy_file.write_text(POLICY.replace("enable_after: 2", "enable_after: 99"))
@@ -68,6 +69,7 @@ def test_a_rollback_is_made_once_whenever_it_is_killed(survive, store, rounds, p
     here, _ = survive(step, 4)
     assert (fetch(store), store.tuning["version"], len(store.keys)) == ("on", 3, 2)
     assert ends(here) == [("on", "off", "rolled_back", ["rolled_back"])]
+    assert not drifted(here)
 
 
 def test_the_steps_tried_are_all_there_are(survive, store, rounds):

@@ -83,7 +83,7 @@ def test_an_incident_of_an_observed_source_is_told_with_the_mend_of_a_source(kin
 
 def test_every_kind_of_incident_is_told():
     """What the agent opens of stores and policy is named here with its mend."""
-    kinds = {*TROUBLES, *DETECTORS, "tier_dead", "policy_invalid", FILE_PROBLEM, NAME_PROBLEM}
+    kinds = {*TROUBLES, *DETECTORS, "tier_dead", "tuning_drift", "policy_invalid", FILE_PROBLEM, NAME_PROBLEM}
     assert kinds <= {check.name for check in CHECKS}
 
 

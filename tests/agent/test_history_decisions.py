@@ -24,6 +24,12 @@ def propose(history, wish=WISH, at=START):
     return proposed(history, "remote_fetch", TARGET, wish, at=at)
 
 
+def expected(history):
+    """Whether the host should fetch, and since when."""
+    (one,) = history.expectations(["host-a"]).values()
+    return one.tuning["tiers"]["remote"]["fetch"], one.since
+
+
 @pytest.fixture
 def decisions(history):
     return history.decisions
@@ -138,6 +144,60 @@ class TestDecisions:
         change(host, later + timedelta(hours=1))
         own = Made(size.field, 1, 2, later + timedelta(hours=1), 3)
         assert history.changed.last(["host-a"]) == {place("tier_size", host): own, **others}
+
+    def test_a_store_should_have_what_was_decided_and_back_what_was_undone(self, history, decisions):
+        """What is proposed, under way, refused or kept changes nothing; what another decision changed since, stays."""
+        remember(history, tuning={"tiers": {"remote": {"fetch": "on"}}})
+
+        def made(at, before="on", to="off"):
+            wish = decisions.move(propose(history, replace(WISH, before=before, after=to)), State.APPROVED, now=at)
+            assert expected(history)[0] == before
+            decisions.move(decisions.move(wish, State.APPLIED, now=at, applied_at=at), State.SOAKING, now=after(days=1))
+            return decisions.get(wish.id)
+
+        def undo(decision, at):
+            decisions.judge(decision, State.ROLLED_BACK, "worse", {}, at)
+            return expected(history)
+
+        refused = decisions.move(propose(history), State.APPROVED, now=START)
+        decisions.move(refused, State.FAILED, now=START)
+        first, at = made(after(hours=1)), [after(hours=hours) for hours in range(8)]
+        assert expected(history) == ("off", at[1])
+        second = made(at[2], "off", "on")
+        assert undo(first, at[3]) == ("on", at[2])
+        third = made(at[4])
+        assert undo(second, at[5]) == ("off", at[4])
+        decisions.judge(third, State.KEPT, "good", {}, at[6])
+        assert expected(history) == ("off", at[4])
+        assert undo(decisions.get(third.id), at[7]) == ("on", at[7])
+
+    def test_every_part_of_a_split_is_expected(self, history, decisions):
+        """Of a host that left the fleet, nothing is."""
+        size = Proposal("tiers.dram.capacity_bytes", 1, 2, "")
+        for store in ("host-a", "host-b"):
+            remember(history, store=store, tuning={"tiers": {"dram": {"capacity_bytes": 1}}})
+        steps = [
+            {"store": f"host-{name}", "tier": "dram", "field": size.field, "from": 1, "to": 2}
+            for name in ("a", "b", "c")
+        ]
+        wish = proposed(history, "tier_size", Target(FLEET, "dram"), replace(size, evidence={"split": steps}))
+
+        def sizes():
+            told = history.expectations(["host-a", "host-b", "host-c"])
+            return {store: one.tuning["tiers"]["dram"]["capacity_bytes"] for store, one in told.items()}
+
+        applied = decisions.move(wish, State.APPLIED, now=START, applied_at=START)
+        assert sizes() == {"host-a": 2, "host-b": 2}
+        decisions.judge(applied, State.ROLLED_BACK, "worse", {}, START)
+        assert sizes() == {"host-a": 1, "host-b": 1}
+
+    def test_what_is_decided_between_a_look_and_its_end_stays_expected(self, history, decisions):
+        """The look saw the tuning before it."""
+        remember(history, tuning={"tiers": {"remote": {"fetch": "on"}}})
+        (seen,) = history.expectations(["host-a"]).values()
+        decisions.move(propose(history), State.APPLIED, now=after(hours=1), applied_at=after(hours=1))
+        history.expect({"host-a": (seen.since, replace(seen, since=after(hours=2)))})
+        assert expected(history) == ("off", after(hours=1))
 
     def test_switches_of_fetch_that_were_made_come_oldest_first(self, history, decisions):
         """And undone; none that was only proposed, none of another field; old ones while among the last of all."""

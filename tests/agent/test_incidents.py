@@ -7,17 +7,19 @@ from inspect import getsource
 
 import pytest
 
-from agent.fakes import DIGEST, SLOW, START, FakeStore, after, fetch, histogram, wrong
+from agent.agents import made
+from agent.fakes import DIGEST, SLOW, START, FakeStore, after, drifted, fetch, histogram, snapshot, wrong
 from agent.fakes import propose as proposed
 from agent.fakes import window as told_of
 from agent.test_actuator import DECISION
 from pages import ROOT
+from tiertune_agent.changes.control import VERDICT
 from tiertune_agent.fields import replaced
 from tiertune_agent.incidents import detectors
 from tiertune_agent.incidents.detectors import PROBE_BYTES, Sight, incidents
-from tiertune_agent.incidents.drift import drift, expected, leaves, unsettled
+from tiertune_agent.incidents.drift import compared, drift
 from tiertune_agent.incidents.watch import TROUBLES
-from tiertune_agent.records import Made, Snapshot, State, Target
+from tiertune_agent.records import Expectation, Snapshot, State, Target
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.catalogue import BY_NAME
 from tiertune_connector.slower.lane import MAX_PROBE_BYTES
@@ -44,9 +46,9 @@ def window(tier, seconds=1800.0, **values):
     return told_of(tier, named, START, seconds, namespace="" if tier == "remote" else DIGEST)
 
 
-def told(*windows, decisions=(), tuning=TUNING, status=STATUS, made=()):
-    snapshot = Snapshot("host-a", "http://host-a", "b1", "1", NOW, status, tuning)
-    found = incidents(Sight(snapshot, windows, decisions, tuning, NOW, made=made))
+def told(*windows, decisions=(), tuning=TUNING, status=STATUS, emptied=()):
+    answer = Snapshot("host-a", "http://host-a", "b1", "1", NOW, status, tuning)
+    found = incidents(Sight(answer, windows, decisions, NOW, emptied))
     return {kind: message for kind, message in found.items() if message}
 
 
@@ -66,7 +68,7 @@ def test_windows_keep_all_that_detectors_read():
 def test_every_kind_is_in_the_manual():
     """An operator who sees one looks it up."""
     manual = (ROOT / "docs" / "change-control.md").read_text()
-    assert [kind for kind in (*detectors.DETECTORS, *TROUBLES) if f"`{kind}`" not in manual] == []
+    assert [kind for kind in (*detectors.DETECTORS, *TROUBLES, "tuning_drift") if f"`{kind}`" not in manual] == []
 
 
 class TestUnusedTiers:
@@ -106,8 +108,7 @@ class TestUnusedTiers:
         """A configured tier without capacity is told; one that a decision emptied is not."""
         empty = replaced(TUNING, "tiers.dram.capacity_bytes", 0)
         assert told(tuning=empty) == {"tier_unused": "dram is configured, but its capacity is 0"}
-        decided = Made("tiers.dram.capacity_bytes", 1, 0, START)
-        assert "tier_unused" not in told(tuning=empty, made=[decided])
+        assert told(tuning=empty, emptied={("host-a", "tiers.dram.capacity_bytes")}) == {}
 
     def test_a_threshold_that_none_passes(self):
         """A floor above all that requests find there keeps the tier from ever serving."""
@@ -219,39 +220,25 @@ class TestDrift:
         assert list(drift({"a": 5}, {"a": {"b": 1}})) == ["a: expected 5, found none"]
 
     def test_null_is_as_good_as_absent(self):
-        """A pool that is named without values is no difference."""
-        assert list(leaves({"pools": {"x": {"capacity_bytes": None}}, "a": 1})) == [("a", 1)]
-
-    @pytest.mark.parametrize(
-        ("decision", "value"),
-        [
-            (MADE, "off"),
-            (replace(MADE, state=State.ROLLED_BACK), "on"),
-            (replace(MADE, state=State.REJECTED), "on"),
-            (replace(MADE, applied_at=START - timedelta(seconds=1)), "on"),
-        ],
-    )
-    def test_only_later_decisions_change_what_is_expected(self, decision, value):
-        """What was made since counts, what was rolled back counts back, the rest does not."""
-        assert expected(TUNING, START, [decision])["tiers"]["remote"]["fetch"] == value
-
-    def test_an_older_change_may_be_rolled_back_last(self):
-        """Set to the same again by a later one, its field is back where it was; not where a later one came after."""
-        older, later = (replace(MADE, id=id_, applied_at=after(hours=id_)) for id_ in (1, 3))
-        between = replace(later, id=2, before="off", after="on", applied_at=after(hours=2))
-
-        def value(hours):
-            undone = replace(older, state=State.ROLLED_BACK, updated_at=after(hours=hours))
-            return expected(TUNING, START, [undone, between, later])["tiers"]["remote"]["fetch"]
-
-        assert [value(hours) for hours in (1.5, 4)] == ["off", "on"]
+        """A pool that is named without values is no difference; a value for what was null is one."""
+        named = {"pools": {"x": {"capacity_bytes": None}}, "a": 1, "b": None}
+        assert list(drift(named, {"a": 1})) == list(drift({"a": 1}, named)) == []
+        assert list(drift(named, {"a": 1, "b": 2, "c": 3})) == ["b: expected none, found 2"]
 
     def test_fields_in_motion_are_overlooked(self):
-        """A change whose end is not known, or that came after the reading, may be found either way."""
-        undoing = replace(MADE, undo={"key": "k"})
-        for moving in (DECISION, undoing, replace(MADE, applied_at=NOW)):
-            assert unsettled([moving], NOW) == {"tiers.remote.fetch"}
-        assert unsettled([MADE, replace(undoing, state=State.ROLLED_BACK)], NOW) == set()
+        """A change whose end is not known may be found either way; what else differs is told, and nothing adopted."""
+        found = replaced(replaced(TUNING, "tiers.remote.fetch", "off"), "defaults.eviction", "fifo")
+        known, moving = Expectation(TUNING, START, START), {"tiers.remote.fetch"}
+        told, then = compared(known, snapshot(at=NOW, tuning=found), moving, after(days=2))
+        assert (told, then) == ("defaults.eviction: expected lru, found fifo", known)
+        assert compared(known, snapshot(at=NOW, tuning=found), (), after(days=2)) == ("", Expectation(found, NOW))
+
+    def test_what_was_found_without_drift_is_expected(self):
+        """A new field of another version, and the end of what differed."""
+        found = replaced(TUNING, "tiers.remote.codec", "raw")
+        known = Expectation(TUNING, START)
+        assert compared(known, snapshot(at=NOW, tuning=found), (), NOW) == ("", Expectation(found, NOW))
+        assert compared(replace(known, differs=START), snapshot(at=NOW, tuning=TUNING), (), NOW) == ("", known)
 
 
 @pytest.mark.parametrize(
@@ -274,6 +261,19 @@ def test_a_change_by_hand_is_reported_within_one_window(agent, store, rounds, fi
     store.tuning = {**before, "version": 3}
     rounds(1)
     assert wrong(agent) == []
+
+
+def test_a_tier_that_a_decision_emptied_is_not_called_unused(agent, store, rounds):
+    """As long as that is its last change; one that was emptied by hand is."""
+    rounds(1)
+    made(agent, store, "tiers.dram.capacity_bytes", 1 << 30, 0, tuner="tier_size")
+    rounds(1)
+    assert wrong(agent) == []
+    made(agent, store, "tiers.dram.capacity_bytes", 0, 1 << 30, tuner="tier_size")
+    rounds(1)
+    store.by_hand("tiers.dram.capacity_bytes", 0)
+    rounds(1)
+    assert sorted(wrong(agent)) == ["tier_unused", "tuning_drift"]
 
 
 def test_a_remote_that_another_host_reads_serves(agents, store, other, clock):
@@ -307,6 +307,41 @@ def test_decisions_are_no_drift(agent, store, rounds):
     assert wrong(agent) == []
 
 
+def test_a_change_between_an_answer_and_the_look_at_it_is_no_drift(agent, store, rounds, clock):
+    """Operators wait for no round: the answer is older than what is expected, and proves nothing."""
+    rounds(2)
+    look = agent.loop.watch.look
+
+    def later(*heard):
+        if fetch(store) == "on":
+            clock.advance(1)
+            made(agent, store, "tiers.remote.fetch", "on", "off", tier="remote", tuner="remote_fetch")
+        look(*heard)
+
+    agent.loop.watch.look = later
+    rounds(3)
+    assert (fetch(store), drifted(agent)) == ("off", False)
+
+
+def test_what_is_under_way_for_long_is_no_drift(agent, store, clock, rounds):
+    """A change and its undoing reach the store, their answers do not; a freeze holds up finding out about either."""
+    rounds(2)
+    for state, undo in (("soaking", False), ("rolled_back", True)):
+        store.lose_answers = True
+        if undo:
+            (decision,) = agent.history.decisions.find()
+            agent.changes.roll_back(decision, VERDICT, "worse", {})
+        else:
+            made(agent, store, "tiers.remote.fetch", "on", "off", tier="remote", tuner="remote_fetch")
+        store.lose_answers = False
+        agent.history.journal.freeze("release", "anna", clock.now(), None)
+        rounds(3)
+        agent.history.journal.unfreeze(clock.now())
+        rounds(2)
+        (decision,) = agent.history.decisions.find()
+        assert (decision.state, fetch(store), drifted(agent)) == (state, "on" if undo else "off", False)
+
+
 def test_what_is_decided_after_a_clock_was_set_back_is_no_drift(agent, store, clock, rounds):
     """Though the hour is earlier than the one from which on the tuning is known."""
     rounds(2)
@@ -337,15 +372,13 @@ def test_a_tier_that_a_decision_emptied_long_ago_is_not_called_unused(agent, sto
     assert "tier_unused" not in wrong(agent)
 
 
-def test_a_setting_of_another_version_is_no_drift(agent, store, clock, rounds):
+def test_a_setting_of_another_version_is_no_drift(agent, store, rounds):
     """An upgrade adds one, and nobody set it; when it is known, a change by hand is one."""
     rounds(2)
     store.restart()
     store.by_hand("tiers.remote.codec", "raw")
     rounds(1)
     assert wrong(agent) == []
-    clock.advance(6 * 3600)
-    rounds(2)
     store.by_hand("tiers.remote.codec", "lz4")
     rounds(1)
     assert wrong(agent) == ["tuning_drift"]

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from agent.fakes import drifted
 from agent.fuses import Fuse
 from agent.managed import AFTER, BEFORE, GIB, MORE_DRAM
 
@@ -61,7 +62,7 @@ def killed(world, step):
     yield fuse, run
 
 
-SPLIT_STEPS, REFUSED_STEPS, ROLLBACK_STEPS = 11, 15, 10
+SPLIT_STEPS, REFUSED_STEPS, ROLLBACK_STEPS = 17, 16, 15
 """The first step that lies behind the end."""
 
 
@@ -77,6 +78,7 @@ def test_a_split_is_made_once_whenever_it_is_killed(world, step):
     assert [store.tuning["version"] for store in world.stores] == [2, 2]
     assert fuse.set == [("maxmemory", GIB)]
     assert [str(each.state) for each in world.decisions()] in (["applied"], ["soaking"])
+    assert not drifted(world.agent)
 
 
 @pytest.mark.slow
@@ -91,6 +93,7 @@ def test_a_refused_split_is_undone_once_whenever_it_is_killed(world, step):
     assert world.split() == BEFORE
     assert fuse.set == [("maxmemory", GIB), ("maxmemory", 2 * GIB)]
     assert [str(each.state) for each in world.decisions()] == ["failed"]
+    assert not drifted(world.agent)
 
 
 @pytest.mark.slow
@@ -110,3 +113,4 @@ def test_a_rollback_of_a_split_is_made_once_whenever_it_is_killed(world, step):
     assert [store.tuning["version"] for store in world.stores] == [3, 3]
     assert fuse.set == [("maxmemory", 2 * GIB)]
     assert [str(each.state) for each in world.decisions()] == ["rolled_back"]
+    assert not drifted(world.agent)

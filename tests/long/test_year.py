@@ -14,9 +14,10 @@ from long.results import record
 from long.year import STORES, Year
 from tiertune_agent.changes.survey import MEMORY
 from tiertune_agent.history.database import open_current
+from tiertune_agent.history.decisions import MOST_MOVED
 from tiertune_agent.history.retention import YEAR
 from tiertune_agent.history.store import History
-from tiertune_agent.incidents.watch import REMEMBERED
+from tiertune_agent.incidents.watch import MEANT, REMEMBERED
 from tiertune_agent.policy.document import followed
 from tiertune_agent.published import LATEST
 from tiertune_agent.records import State
@@ -85,7 +86,7 @@ def _of_a_round(history):
     """What is asked of decisions in every round, whatever happens in it."""
     changed, decisions = history.changed, history.decisions
     stores = [store.name for store in history.stores()]
-    changed.made_since(NOW - REMEMBERED, stores)
+    decisions.find(states=MEANT, limit=MOST_MOVED, since=NOW - REMEMBERED)
     changed.last(stores)
     decisions.in_state(State.PROPOSED)
     changed.superseded()

@@ -1,17 +1,16 @@
 """What decisions changed, in SQL: the last changes, their number, which were undone or followed, which stand."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime
-from itertools import chain
 from typing import Any
 
 from sqlalchemy import Row, and_, func, or_, select
 from sqlalchemy.orm import aliased
 
-from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, LATELY_STORE, DecisionRow, VerdictRow, cut
+from tiertune_agent.history.models import DecisionRow, VerdictRow, cut
 from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target, grouped, parts
+from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target
 from tiertune_agent.tuners.remote_fetch import FIELD, protects
 
 _FIELD = ("tuner", "store", "tier", "namespace", "field")
@@ -21,7 +20,6 @@ _CHANGE = (
     *(DecisionRow.field, DecisionRow.before, DecisionRow.after, DecisionRow.state),
     *(DecisionRow.applied_at, DecisionRow.updated_at, DecisionRow.evidence["goal"].label("goal")),
 )
-_MEANT = (*CHANGED, State.APPROVED, State.FAILED)
 Place = tuple[str, str, str, str]
 """Who changes what: tuner, store, tier and namespace."""
 Where = tuple[str, str, str]
@@ -61,12 +59,6 @@ class Changed(OfHistory):
         for store, split in self._rows(query):
             made.update({store, *(step["store"] for step in split or ())})
         return made
-
-    def made_since(self, since: datetime, stores: Collection[str]) -> dict[str, list[Decision]]:
-        """Decisions updated since that changed a store, or were to, by store, oldest first; splits in parts."""
-        of = LATELY_STORE.in_({FLEET, *stores})
-        query = select(DecisionRow).where(of, DecisionRow.updated_at >= since, LATELY_STATE.in_(_MEANT))
-        return _by_store(self._decided(query.order_by(LATELY_ID)))
 
     def undone(self, since: datetime, stores: Collection[str]) -> dict[Where, list[Made]]:
         """Decisions that were rolled back, switched off during their soak, or refused, by what they changed.
@@ -114,10 +106,6 @@ class Changed(OfHistory):
 
 def _of(stores: Collection[str]) -> Any:  # noqa: ANN401 (a condition)
     return DecisionRow.store.in_({FLEET, *stores})
-
-
-def _by_store(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
-    return grouped(chain.from_iterable(map(parts, decisions)), lambda part: part.target.store)
 
 
 def _followed(*, within_soak: bool = False) -> Any:  # noqa: ANN401 (a Select)

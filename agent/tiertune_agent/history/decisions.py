@@ -1,4 +1,4 @@
-"""Change control in SQL: moves decisions from state to state; verdicts along with their states, and reviews."""
+"""Change control in SQL: moves decisions from state to state; with that their verdicts, and what stores should have."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -9,11 +9,11 @@ from typing import Any
 from sqlalchemy import ColumnExpressionArgument, select, update
 from sqlalchemy.orm import Session
 
-from tiertune_agent.fields import JsonDict
-from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, VerdictRow
+from tiertune_agent.fields import JsonDict, in_force, replaced
+from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, StoreRow, VerdictRow, cut
 from tiertune_agent.history.rows import decision_of, decision_row
 from tiertune_agent.history.sessions import OfHistory, Sessions
-from tiertune_agent.records import CHANGED, JUDGED, STANDING, Decision, State, Target, grouped
+from tiertune_agent.records import CHANGED, JUDGED, STANDING, Decision, State, Target, grouped, parts
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.remote_fetch import FIELD
 from tiertune_agent.verdicts.verdict import Verdict
@@ -196,8 +196,20 @@ def _moved(
     *further: Any,  # noqa: ANN401
 ) -> Decision | None:
     """Move it to a state, with other values, if it is still in the state that ``decision`` shows; else None."""
-    moved = _changed(session, decision, {"state": to, "waits": None, **changes}, *further)
-    return decision_of(session.get_one(DecisionRow, decision.id)) if moved else None
+    if not _changed(session, decision, {"state": to, "waits": None, **changes}, *further):
+        return None
+    if to != decision.state and to in (State.APPLIED, State.ROLLED_BACK):
+        for part in parts(decision):
+            _expect(session, part, changes["updated_at"], undone=to == State.ROLLED_BACK)
+    return decision_of(session.get_one(DecisionRow, decision.id))
+
+
+def _expect(session: Session, part: Decision, now: datetime, *, undone: bool) -> None:
+    """From now on the store should have what was decided; or, undone, what was before, unless that changed since."""
+    row = session.get(StoreRow, cut(part.target.store))
+    if row and row.expected and (not undone or in_force(row.expected, part.field) == part.after):
+        row.expected = replaced(row.expected, part.field, part.before if undone else part.after)
+        row.expected_at = now
 
 
 def _changed(session: Session, decision: Decision, values: Mapping[str, Any], *further: Any) -> bool:  # noqa: ANN401

@@ -97,8 +97,9 @@ class StoreRow(Base):
     tuning: Mapped[JsonDict]
     pending_bypass: Mapped[bool | None]
     expected: Mapped[Sparse | None]
-    """The tuning as it was known at ``expected_at``; only decisions change it after."""
+    """The tuning that it should have: as it was found, with what decisions changed since."""
     expected_at: Mapped[datetime | None]
+    """When that was last set."""
     differs_since: Mapped[datetime | None]
     """When the tuning began to differ from what is expected."""
     summed_until: Mapped[datetime | None]
@@ -210,8 +211,7 @@ class DecisionRow(_Numbered, Base):
     """Why what is under way has not ended yet."""
 
 
-LATELY_STATE, LATELY_STORE = DecisionRow.state.concat(""), DecisionRow.store.concat("")
-LATELY_ID = DecisionRow.id + 0
+LATELY_STATE, LATELY_ID = DecisionRow.state.concat(""), DecisionRow.id + 0
 """Of these, to be asked beside ``updated_at``: by an index of theirs SQLite walks all rows, not those of late."""
 
 

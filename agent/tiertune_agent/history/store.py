@@ -88,7 +88,7 @@ class History(OfHistory):
                 _remember(session, told, booked)
 
     def expectations(self, stores: Iterable[str]) -> dict[str, Expectation]:
-        """The tuning expected of stores that were seen, apart from later decisions."""
+        """The tuning expected of stores that were seen."""
         names = {cut(store): store for store in stores}
         columns = (StoreRow.name, StoreRow.expected, StoreRow.expected_at, StoreRow.differs_since)
         there = StoreRow.name.in_(names)
@@ -98,15 +98,13 @@ class History(OfHistory):
             found: Sequence[Any] = session.execute(select(*columns).where(there)).all()
         return {names[name]: Expectation(dict(tuning), since, differs) for name, tuning, since, differs in found}
 
-    def expect(self, expectations: Mapping[str, Expectation]) -> None:
-        """Set what is expected of these stores from now on."""
-        rows = [
-            {"name": cut(store), "expected": dict(one.tuning), "expected_at": one.since, "differs_since": one.differs}
-            for store, one in expectations.items()
-        ]
-        if rows:
-            with self._session() as session:
-                session.execute(update(StoreRow), rows)
+    def expect(self, anew: Mapping[str, tuple[datetime, Expectation]]) -> None:
+        """Set what is expected of stores; not where another was set meanwhile than that known since then."""
+        with self._session() as session:
+            for store, (known, then) in sorted(anew.items()):
+                values = {"expected": then.tuning, "expected_at": then.since, "differs_since": then.differs}
+                there = StoreRow.name == cut(store), StoreRow.expected_at == known
+                session.execute(update(StoreRow).where(*there).values(values))
 
     def stores(self) -> Sequence[StoreRow]:
         """Stores at the addresses of ``named``, or all without it; former ones stay remembered."""

@@ -1,19 +1,17 @@
 """What is wrong with a store although it answers: pure detectors over its state, its windows and its decisions."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 
 from tiertune_agent.fields import Json, capacity_field, read
-from tiertune_agent.incidents.drift import drift
 from tiertune_agent.records import (
     CHANGED,
     OBSERVED,
     STANDING,
     Decision,
     Histogram,
-    Made,
     Snapshot,
     State,
     Window,
@@ -61,13 +59,11 @@ class Sight:
     snapshot: Snapshot
     windows: Windows
     decisions: Sequence[Decision]
-    expected: Json
-    """The tuning as it should be."""
     now: datetime
+    emptied: Collection[tuple[str, str]] = ()
+    """Stores and fields of their capacities that a decision set to zero."""
     served: bool = False
     """Whether another store found chunks in the remote in the last hour: it reads what this one writes."""
-    made: Sequence[Made] = ()
-    """The last change of each target, however long ago, where a tier has no capacity."""
 
     @property
     def tuning(self) -> Json:
@@ -93,8 +89,7 @@ def unused_tiers(sight: Sight) -> Iterator[str]:
 
 def _no_capacity(sight: Sight, tier: str) -> Iterator[str]:
     field = capacity_field(tier)
-    decided = any(change.field == field and change.after == 0 for change in sight.made)
-    if read(sight.tuning, field) == 0 and not decided:
+    if read(sight.tuning, field) == 0 and (sight.snapshot.store, field) not in sight.emptied:
         yield f"{tier} is configured, but its capacity is 0"
 
 
@@ -162,11 +157,6 @@ def _unfollowed(sight: Sight, decision: Decision, since: datetime) -> Iterator[s
             yield f"{told}, yet {fetched:,.0f} tokens were fetched since"
 
 
-def drifted(sight: Sight) -> Iterator[str]:
-    """Fields that somebody changed by hand: what is expected, what was found."""
-    return drift(sight.expected, sight.tuning)
-
-
 def thrash(sight: Sight) -> Iterator[str]:
     """Chunks that leave and are wanted back at once; fields that go back and forth."""
     for tier, below in (("dram", ("disk", "remote")), ("disk", ("remote",))):
@@ -223,7 +213,6 @@ def among_tenants(bare: float, salted: float, quotas: int) -> Iterator[str]:
 DETECTORS: Mapping[str, Callable[[Sight], Iterator[str]]] = {
     "tier_unused": unused_tiers,
     "knob_without_effect": vain_knobs,
-    "tuning_drift": drifted,
     "thrash": thrash,
     "unsalted_traffic": unsalted,
 }

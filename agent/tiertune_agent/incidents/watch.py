@@ -1,23 +1,26 @@
 """Opens and closes incidents: trouble that the collector met, and what detectors find in stores that answer."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 
 from tiertune_agent.collector.stores import Trouble
-from tiertune_agent.fields import Json, JsonDict, capacity_field, read
+from tiertune_agent.fields import Json, capacity_field, read
+from tiertune_agent.history.decisions import MOST_MOVED
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.detectors import Sight, incidents
-from tiertune_agent.incidents.drift import ADOPTED_AFTER, drift, expected, overlooking, unsettled
+from tiertune_agent.incidents.drift import compared
 from tiertune_agent.incidents.seen import SeenWindows
-from tiertune_agent.records import Decision, Expectation, Now, Snapshot, Window, total
+from tiertune_agent.records import CHANGED, Decision, Now, Snapshot, State, Window, grouped, parts, total
 from tiertune_agent.remote.managed import KIND
 from tiertune_agent.tuners.base import present
 from tiertune_connector.tuning import TIERS
 
 TROUBLES = ("store_unreachable", "store_nonsense", "stale_counters", "store_misnamed", "duplicate_store", KIND)
 REMEMBERED = timedelta(hours=6)
-"""Decisions younger than this may still take effect, or be undone."""
+"""Decisions younger than this may still take effect."""
+MEANT = (*CHANGED, State.APPROVED, State.FAILED)
+"""States of decisions that changed a store, or were to."""
 
 
 class Watch:
@@ -33,37 +36,51 @@ class Watch:
     def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble] = ()) -> None:
         """Close incidents that answers disprove, open those that they show, and those of stores without an answer."""
         found = {snapshot.store: {"tier_dead": _dead_tiers(snapshot)} for snapshot in snapshots}
-        for store, sight in self._sights(snapshots).items():
-            found[store] |= incidents(sight)
+        for store, told in self._drifts(snapshots).items():
+            found[store]["tuning_drift"] = told
+        for sight in self._sights(snapshots):
+            found[sight.snapshot.store] |= incidents(sight)
         self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
 
-    def wanted(self, store: str) -> JsonDict:
-        """The tuning that decisions left in a store."""
-        base = self._history.expectations([store])[store]
-        decisions = self._history.changed.made_since(base.since, [store])
-        return expected(base.tuning, base.since, decisions.get(store, ()))
-
-    def _sights(self, snapshots: Sequence[Snapshot]) -> dict[str, Sight]:
-        """Sights by store, without stores whose windows have not been read yet."""
-        now, windows = self._now(), self._windows.heard(snapshots)  # first: history has them already
-        bases = self._history.expectations(snapshot.store for snapshot in snapshots)
-        oldest = min((base.since for base in bases.values()), default=now)
-        decisions = self._history.changed.made_since(min(oldest, now - REMEMBERED), bases)
-        empty = [one.store for one in snapshots if _without_capacity(one)]
-        last = self._history.changed.last(empty) if empty else {}
-        sights, renewed, reading = {}, {}, {store for store, seen in windows.items() if _found_in_remote(seen)}
+    def _drifts(self, snapshots: Sequence[Snapshot]) -> dict[str, str]:
+        """What drifted, by store; without those that were changed after they had answered."""
+        now, decisions = self._now(), self._history.decisions
+        under_way = [*decisions.in_state(State.APPROVED), *decisions.undoing()]  # first: what ends now is expected then
+        moving = [part for decision in under_way for part in parts(decision)]
+        expected = self._history.expectations(snapshot.store for snapshot in snapshots)
+        told, anew = {}, {}
         for snapshot in snapshots:
-            store, base = snapshot.store, bases[snapshot.store]
-            mine = [one for one in decisions.get(store, ()) if one.updated_at >= min(base.since, now - REMEMBERED)]
-            wanted, now_expected = _compared(snapshot, base, mine, now)
-            if now_expected != base:
-                renewed[store] = now_expected
-            lately = [decision for decision in mine if decision.updated_at >= now - REMEMBERED]
+            store, known = snapshot.store, expected[snapshot.store]
+            if not snapshot.at < known.since <= now:
+                fields = {part.field for part in moving if part.target.store == store}
+                told[store], then = compared(known, snapshot, fields, now)
+                if then != known:
+                    anew[store] = known.since, then
+        self._history.expect(anew)
+        return told
+
+    def _sights(self, snapshots: Sequence[Snapshot]) -> Iterator[Sight]:
+        """Without stores whose windows have not been read yet."""
+        now, windows = self._now(), self._windows.heard(snapshots)
+        decisions, emptied = self._lately(now), self._emptied(snapshots)
+        reading = {store for store, seen in windows.items() if _found_in_remote(seen)}
+        for snapshot in snapshots:
+            store = snapshot.store
             if store in windows:
-                made = [change for (_, where, *_), change in last.items() if where == store]
-                sights[store] = Sight(snapshot, windows[store], lately, wanted, now, bool(reading - {store}), made)
-        self._history.expect(renewed)
-        return sights
+                yield Sight(
+                    snapshot, windows[store], decisions.get(store, ()), now, emptied, served=bool(reading - {store})
+                )
+
+    def _lately(self, now: datetime) -> dict[str, list[Decision]]:
+        """What was, or was to be, changed lately by each store, oldest first."""
+        found = self._history.decisions.find(states=MEANT, since=now - REMEMBERED, limit=MOST_MOVED)
+        return grouped(chain.from_iterable(map(parts, reversed(found))), lambda part: part.target.store)
+
+    def _emptied(self, snapshots: Sequence[Snapshot]) -> set[tuple[str, str]]:
+        """Stores and fields of their capacities that a decision set to zero."""
+        stores = [one.store for one in snapshots if _without_capacity(one)]
+        last = self._history.changed.last(stores) if stores else {}
+        return {(store, made.field) for (_, store, _, _), made in last.items() if made.after == 0}
 
 
 def messages(
@@ -83,28 +100,9 @@ def messages(
     return closed | opened | {(trouble.kind, trouble.store): trouble.message for trouble in troubles}
 
 
-def _compared(
-    snapshot: Snapshot, base: Expectation, decisions: Sequence[Decision], now: datetime
-) -> tuple[JsonDict, Expectation]:
-    """The tuning that is wanted, and what is expected from now on."""
-    unknown, should = unsettled(decisions, snapshot.at), expected(base.tuning, base.since, decisions)
-    wanted = overlooking(unknown, should, snapshot.tuning)
-    if base.since > snapshot.at:  # the clock was set back: what is decided now would seem to be older
-        base = replace(base, tuning=should, since=snapshot.at)
-    differing = any(drift(wanted, snapshot.tuning))
-    meant = differing and base.differs is not None and now - base.differs >= ADOPTED_AFTER
-    renewed = not differing and not unknown and now - base.since >= REMEMBERED
-    if meant or renewed:
-        return dict(snapshot.tuning), Expectation(dict(snapshot.tuning), snapshot.at)
-    if differing != (base.differs is not None):
-        return wanted, replace(base, differs=now if differing else None)
-    return wanted, base
-
-
 def _without_capacity(snapshot: Snapshot) -> bool:
     """Whether a configured tier has a capacity of 0."""
-    tiers = [tier for tier in TIERS if present(snapshot.status, tier)]
-    return any(read(snapshot.tuning, capacity_field(tier)) == 0 for tier in tiers)
+    return any(present(snapshot.status, tier) and read(snapshot.tuning, capacity_field(tier)) == 0 for tier in TIERS)
 
 
 def _found_in_remote(windows: Iterable[Window]) -> bool:
