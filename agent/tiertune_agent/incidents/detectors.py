@@ -4,7 +4,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
+from tiertune_agent.collector.adapters.mapped import CHUNKS
 from tiertune_agent.fields import Json, capacity_field, read
 from tiertune_agent.records import (
     CHANGED,
@@ -18,6 +20,7 @@ from tiertune_agent.records import (
     Windows,
     covered_s,
     direction,
+    known,
     total,
 )
 from tiertune_agent.tuners.base import pools, present
@@ -46,7 +49,7 @@ READ = frozenset(
         *("prompt_tokens_total", "requests_total", "tier_lookup_tokens_total", "tier_transfer_bytes_total"),
         *("tier_evictions_total", "tier_evicted_idle_seconds", "gate_candidate_requests_total"),
         *("gate_candidate_tokens_total", "gate_requests_total", "gate_fetched_tokens_total", "probes_total"),
-        *(OBSERVED, "observed_chunks_total"),
+        *(OBSERVED, CHUNKS),
     }
 )
 """Metrics that detectors read from windows."""
@@ -82,30 +85,34 @@ def unused_tiers(sight: Sight) -> Iterator[str]:
     """Tiers that cost and never serve: written but not read, without capacity, behind a threshold that none passes."""
     for tier in TIERS:
         if present(sight.snapshot.status, tier):
-            yield from _no_capacity(sight, tier)
-            yield from _never_read(sight, tier)
+            field, here = capacity_field(tier), [] if tier == "remote" and sight.served else sight.of(tier)
+            if (sight.snapshot.store, field) not in sight.emptied:
+                yield from without_capacity(tier, read(sight.tuning, field))
+            off = tier == "remote" and read(sight.tuning, "tiers.remote.fetch") == "off"
+            yield from (f"{told}, fetch is off" if off else told for told in never_read(tier, here))
     yield from _never_long_enough(sight)
 
 
-def _no_capacity(sight: Sight, tier: str) -> Iterator[str]:
-    field = capacity_field(tier)
-    if read(sight.tuning, field) == 0 and (sight.snapshot.store, field) not in sight.emptied:
+def without_capacity(tier: str, capacity: Any) -> Iterator[str]:  # noqa: ANN401 (JSON)
+    if capacity == 0:
         yield f"{tier} is configured, but its capacity is 0"
 
 
-def _never_read(sight: Sight, tier: str) -> Iterator[str]:
-    here = sight.of(tier)
-    seconds = covered_s(here)
-    hits = total(here, "tier_lookup_tokens_total", result="hit")
-    loaded = total(here, "tier_transfer_bytes_total", operation="read")
-    written = total(here, "tier_transfer_bytes_total", operation="write")
-    went, probed = total(here, "tier_evictions_total"), PROBE_BYTES * total(here, "probes_total")
-    read_here, read_elsewhere = hits or loaded > probed, tier == "remote" and sight.served
-    if seconds < OBSERVED_S or read_here or read_elsewhere or not (written > probed or went >= FEW):
+def never_read(tier: str, windows: Windows) -> Iterator[str]:
+    """A message if the tier is written or evicts, and nothing is read from it, as far as that is reported."""
+    seconds, probed = covered_s(windows), PROBE_BYTES * total(windows, "probes_total")
+    hits = known(windows, "tier_lookup_tokens_total", result="hit")
+    loaded = known(windows, "tier_transfer_bytes_total", operation="read")
+    gave = known(windows, CHUNKS, operation="read")
+    unknown = hits is loaded is gave is None
+    if seconds < OBSERVED_S or unknown or hits or gave or (loaded or 0.0) > probed:
         return
-    stored = f"{format_size(written)} were written" if written else f"{went:.0f} chunks were evicted"
-    off = ", fetch is off" if tier == "remote" and read(sight.tuning, "tiers.remote.fetch") == "off" else ""
-    yield f"{tier} is dead weight: {stored} in {format_duration(seconds)}, nothing was read{off}"
+    written = total(windows, "tier_transfer_bytes_total", operation="write")
+    stored, went = total(windows, CHUNKS, operation="write"), total(windows, "tier_evictions_total")
+    if written > probed or max(stored, went) >= FEW:
+        chunks = f"{stored:.0f} chunks were written" if stored else f"{went:.0f} chunks were evicted"
+        told = f"{format_size(written)} were written" if written else chunks
+        yield f"{tier} is dead weight: {told} in {format_duration(seconds)}, nothing was read"
 
 
 def _never_long_enough(sight: Sight) -> Iterator[str]:

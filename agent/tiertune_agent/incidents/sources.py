@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from tiertune_agent.collector.adapters.mapped import CHUNKS
 from tiertune_agent.fields import read
-from tiertune_agent.incidents.detectors import FEW, OBSERVED_S
-from tiertune_agent.records import Snapshot, Window, Windows, covered_s, sum_known
+from tiertune_agent.incidents.detectors import FEW, never_read, without_capacity
+from tiertune_agent.records import Snapshot, Window, Windows, covered_s
 from tiertune_connector.tuning import TIERS
-from tiertune_connector.units import format_duration, format_size
+from tiertune_connector.units import format_duration
 
 BELOW = ("staging", *TIERS)
 """Tiers that somebody pays for."""
@@ -24,7 +24,7 @@ def incidents(snapshot: Snapshot, hour: Windows, lately: Windows) -> dict[str, s
     for tier in BELOW:
         if tier in (snapshot.status.get("tiers") or {}):
             told["tier_dead"] += stores_nothing(snapshot, tier, [one for one in lately if one.tier == tier])
-            told["tier_unused"] += no_capacity(snapshot, tier)
+            told["tier_unused"] += without_capacity(tier, read(snapshot.status, f"tiers.{tier}.capacity_bytes"))
             told["tier_unused"] += never_read(tier, [one for one in hour if one.tier == tier])
     return {kind: "; ".join(found) for kind, found in told.items()}
 
@@ -50,32 +50,6 @@ def stores_nothing(snapshot: Snapshot, tier: str, windows: Windows) -> Iterator[
         f"{tier} ({own}) is dead: the last {tried:.0f} chunks or jobs that were sent there in "
         f"{format_duration(covered_s(looked))} failed or were never reported as stored"
     )
-
-
-def never_read(tier: str, windows: Windows) -> Iterator[str]:
-    """A message if the tier is written and nothing is read from it, as far as both are reported."""
-    seconds, stored = covered_s(windows), known(windows, CHUNKS, operation="write")
-    written = known(windows, "tier_transfer_bytes_total", operation="write")
-    gave = [
-        known(windows, "tier_lookup_tokens_total", result="hit"),
-        known(windows, "tier_transfer_bytes_total", operation="read"),
-        known(windows, CHUNKS, operation="read"),
-    ]
-    if seconds < OBSERVED_S or all(each is None for each in gave) or any(gave):
-        return
-    if written or (stored or 0.0) >= FEW:
-        what = f"{format_size(written)} were" if written else f"{stored:.0f} chunks were"
-        yield f"{tier} is dead weight: {what} written in {format_duration(seconds)}, nothing was read"
-
-
-def known(windows: Windows, name: str, **labels: str) -> float | None:
-    """The sum of what is known; None if nothing is."""
-    return sum_known(window.known(name, **labels) for window in windows)
-
-
-def no_capacity(snapshot: Snapshot, tier: str) -> Iterator[str]:
-    if read(snapshot.status, f"tiers.{tier}.capacity_bytes") == 0:
-        yield f"{tier} is configured, but its capacity is 0"
 
 
 def _tried(window: Window) -> float:
