@@ -348,8 +348,18 @@ def test_what_is_decided_after_a_clock_was_set_back_is_no_drift(agent, store, cl
     clock.advance(-1800)
     store.bandwidth = SLOW
     rounds(4)
-    assert fetch(store) == "off"
-    assert "tuning_drift" not in wrong(agent)
+    assert (fetch(store), drifted(agent)) == ("off", False)
+
+
+def test_a_change_by_hand_is_told_after_a_clock_was_set_back(agent, store, clock, rounds):
+    """What is expected has been so since an hour that lies ahead."""
+    rounds(2)
+    clock.advance(-1800)
+    rounds(2)
+    assert wrong(agent) == []
+    store.by_hand("defaults.eviction", "fifo")
+    rounds(1)
+    assert wrong(agent) == ["tuning_drift"]
 
 
 @pytest.mark.parametrize("split", [False, True])
