@@ -93,8 +93,6 @@ class History(OfHistory):
         columns = (StoreRow.name, StoreRow.expected, StoreRow.expected_at, StoreRow.differs_since)
         there = StoreRow.name.in_(names)
         with self._session() as session:
-            for row in session.scalars(select(StoreRow).where(there, StoreRow.expected_at.is_(None))):
-                row.expected, row.expected_at = row.tuning, row.last_seen  # as schemas before 0003 leave it
             found: Sequence[Any] = session.execute(select(*columns).where(there)).all()
         return {names[name]: Expectation(dict(tuning), since, differs) for name, tuning, since, differs in found}
 
