@@ -5,7 +5,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from difflib import get_close_matches
 from itertools import chain
@@ -15,9 +15,12 @@ from typing import Any, Literal, Self, TypeVar, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tiertune_connector.units import unit_of
+
 Model = TypeVar("Model", bound=BaseModel)
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FLOAT, _TEXT = "tag:yaml.org,2002:float", "tag:yaml.org,2002:str"
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 _PLAIN = {
     "model_type": "Input should be keys with values",
     "dict_type": "Input should be keys with values",
@@ -168,7 +171,8 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     try:
         return validated(model, data)
     except ValidationError as error:
-        raise DocumentError([_describe(name, root, problem, model) for problem in error.errors()]) from error
+        causes = _causes(error.errors())
+        raise DocumentError([_describe(name, root, problem, model) for problem in causes]) from error
     except TypeError as error:
         raise DocumentError([f"{name}:1:1: {error}"]) from error
 
@@ -282,6 +286,12 @@ def _repeated(node: yaml.Node | None) -> Iterator[yaml.Node]:
             yield from _repeated(item)
 
 
+def _causes(problems: Sequence[Any]) -> list[Any]:
+    """Leave out that a list is too short if its items have problems: these are the cause."""
+    wrong = {tuple(problem["loc"][:length]) for problem in problems for length in range(len(problem["loc"]))}
+    return [problem for problem in problems if problem["type"] != "too_short" or problem["loc"] not in wrong]
+
+
 def _describe(name: str, node: yaml.Node, problem: Any, model: type[BaseModel]) -> str:  # noqa: ANN401 (pydantic's)
     location: yaml.Node = node
     path: list[str] = []
@@ -295,16 +305,18 @@ def _describe(name: str, node: yaml.Node, problem: Any, model: type[BaseModel]) 
     if problem["type"] == "missing" and problem["loc"]:
         path = [*path[:-1], str(problem["loc"][-1])]
     field = ".".join(path)
-    return f"{name}:{_place(location)}: {field + ': ' if field else ''}{_message(problem, model)}"
+    return f"{name}:{_place(location)}: {field + ': ' if field else ''}{_message(problem, location, model)}"
 
 
-def _message(problem: Any, model: type[BaseModel]) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
-    """What is wrong, in words of YAML, not of JSON and Python."""
+def _message(problem: Any, node: yaml.Node, model: type[BaseModel]) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
+    """What is wrong, in words of YAML, not of JSON and Python; a bound has the unit that ``node`` is written in."""
     kind = problem["type"]
     if kind == "extra_forbidden":
         return unknown_key(model, str(problem["loc"][-1]))
     if kind == "too_short":
         return f"name at least {problem['ctx']['min_length']}"
+    if kind in _BOUNDS and isinstance(node, yaml.ScalarNode) and (unit := unit_of(node.value)):
+        return f"{problem['msg']} {unit}"
     return _PLAIN.get(kind) or problem["msg"].removeprefix("Value error, ")
 
 

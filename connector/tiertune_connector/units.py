@@ -59,6 +59,13 @@ def parse_useful_size(value: object) -> int:
     return parse_size(value)
 
 
+def unit_of(text: str) -> str:
+    """Unit of a number written like this: ``seconds`` for 10m, ``bytes`` for 1GiB; empty if it has none."""
+    match = _NUMBER_UNIT.fullmatch(text.strip())
+    unit = match[2] if match else ""
+    return "seconds" if unit in _SECONDS else "bytes" if unit and unit in _BYTES else ""
+
+
 _TEXT = Annotated[str, Field(pattern=rf"^\s*{_NUMBER_UNIT.pattern}\s*$")]
 _YEAR_S = 366 * 86400.0
 Duration = Annotated[

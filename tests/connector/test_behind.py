@@ -115,7 +115,7 @@ def committing(tier, lane, clock):
 
 
 def test_what_is_used_long_after_it_was_written_is_offered_again(tier, clock):
-    """The tier may have lost it meanwhile: it is asked, once in that time however often the chunk is used."""
+    """The tier may have lost it meanwhile: once in that time, however often the chunk is used."""
     lane = FakeLane(Outcome.OK)
     behind, keys = committing(tier, lane, clock), chain("k", 3)
     chunks = fill(tier, keys)
@@ -143,7 +143,7 @@ def test_what_waits_or_failed_is_not_believed_to_be_there(tier, clock):
         assert lane.given() == failing
 
 
-def test_what_was_used_since_it_was_written_is_asked_for_before_it_leaves(tier, clock):
+def test_what_was_used_since_it_was_written_is_offered_before_it_leaves(tier, clock):
     """At commit as well: once after its last use, and not for ever where nothing leaves."""
     lane = FakeLane(Outcome.OK)
     behind, keys = committing(tier, lane, clock), chain("k", 16)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiertune_connector.cost import TOKENS_ONLY, Backlog, ModelShape, PrefillCost
+from tiertune_connector.cost.backlog import BLOCK
 from tiertune_connector.cost.prefill import REACH
 
 SHAPE = ModelShape(params=8.03e9, layers=32, width=4096)
@@ -49,10 +50,10 @@ def test_a_request_that_decodes_or_ended_is_no_backlog(ends):
 def test_requests_that_ended_leave_nothing_behind():
     """An engine serves millions; of each one that is over, not even its place in the row is kept."""
     backlog = Backlog(prefill())
-    for number in range(100):
+    for number in range(3 * BLOCK):
         backlog.arrived(str(number), 1000)
         backlog.left(str(number))
-    assert (len(backlog), backlog._tokens, backlog._flops) == (0, {}, {})
+    assert (len(backlog), backlog._blocks) == (0, {})
 
 
 def test_the_others_are_all_that_are_not_finished_but_oneself():
@@ -91,7 +92,7 @@ def test_of_each_request_ahead_as_much_is_believed_as_of_one():
     cost = PrefillCost(TOKENS_ONLY)
     for n in (10, 20, 40):
         cost.observe_step([(0, n)], 0.001 * n)
-    backlog, ahead = Backlog(cost), 67
+    backlog, ahead = Backlog(cost), 2 * BLOCK + 3
     for number in range(ahead + 1):
         backlog.arrived(str(number), 100_000)
     assert backlog.seconds("1") == pytest.approx(0.001 * REACH * 40)
@@ -107,6 +108,41 @@ def test_a_prompt_of_one_token_waits_and_an_empty_one_does_not():
     assert (len(backlog), backlog.others("b")) == (1, 1)
 
 
+def test_a_question_is_not_the_work_of_the_whole_queue():
+    """At its head, in its midst and at its tail, as each step of the scheduler asks: counted, not timed."""
+    done = 0
+
+    class Work(float):
+        def __add__(self, other):
+            nonlocal done
+            done += 1
+            return float(self) + float(other)
+
+        __radd__ = __add__
+
+    class Shape(ModelShape):
+        def flops(self, h, n):
+            return Work(super().flops(h, n))
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            nonlocal done
+            done += 1
+            return str.__eq__(self, other)
+
+    waiting = 10_000
+    backlog = Backlog(PrefillCost(Shape(8.03e9, 32, 4096), seconds_per_flop=SECONDS_PER_FLOP))
+    for number in range(waiting):
+        backlog.arrived(Name(number), 1000)
+    for number in (0, 1, waiting // 2, waiting - 1):
+        done = 0
+        assert (backlog.seconds(Name(number)) > 0) == (number > 0)
+        assert done < waiting / 20
+
+
 events = st.lists(
     st.tuples(st.sampled_from(["arrived", "computed", "left"]), st.integers(0, 99), st.integers(0, 10_000)),
     max_size=300,
@@ -115,10 +151,10 @@ events = st.lists(
 
 @given(events=events)
 def test_it_is_the_sum_over_those_before(events):
-    """Whatever came, went and was computed, told without the queue's code."""
+    """Whatever came, went and was computed, told without the sums over blocks."""
     backlog, cost = Backlog(prefill()), prefill()
     waiting: dict[int, tuple[int, int]] = {}
-    for number in range(100):
+    for number in range(100):  # more than one block
         backlog.arrived(str(number), 100 + number)
         waiting[number] = (0, 100 + number)
     for kind, number, tokens in events:

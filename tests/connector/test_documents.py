@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import yaml
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from tiertune_connector.documents import Document, DocumentError, load_yaml, parse_yaml, where
-from tiertune_connector.units import Size
+from tiertune_connector.units import Duration, Size
 
 
 class Inner(Document):
@@ -143,6 +144,18 @@ def test_all_problems_are_told_at_once():
     assert len(problems("innner: {}\ncount: x\n")) == 3
 
 
+def test_a_list_is_not_too_short_for_what_is_wrong_in_it():
+    """Its entry is told alone; an empty list is told as one."""
+
+    class Days(Document):
+        days: tuple[Literal["mon", "tue"], ...] = Field(min_length=1)
+
+    for text, problem in (("days: [friday]", "f:1:8: days.0: "), ("days: []", "f:1:7: days: name at least 1")):
+        with pytest.raises(DocumentError) as told:
+            parse_yaml(text, Days, name="f")
+        assert [line[: len(problem)] for line in told.value.problems] == [problem]
+
+
 def test_an_error_of_a_path_is_told_without_its_number(tmp_path):
     """What names no path is told as it is."""
     (tmp_path / "file").touch()
@@ -187,3 +200,16 @@ def test_a_pipe_or_a_device_is_no_file_and_what_was_handed_over_is_read(tmp_path
     os.close(sender)
     assert load_yaml(f"/dev/fd/{receiver}", Outer).inner.size == 8192
     os.close(receiver)
+
+
+def test_a_bound_has_the_unit_that_was_written():
+    """21600 alone would be read as hours by who wrote 5h; a plain number has no unit."""
+
+    class Kept(Document):
+        keep: Duration = Field(default=21600.0, ge=21600)
+        slab: Size = Field(default=8192, ge=8192)
+
+    for text, told in (("keep: 5h", "21600 seconds"), ("keep: 5", "21600"), ("slab: 5000B", "8192 bytes")):
+        with pytest.raises(DocumentError) as raised:
+            parse_yaml(text, Kept, name="f")
+        assert raised.value.problems[0].endswith(f"greater than or equal to {told}")

@@ -105,7 +105,7 @@ class TestSampling:
         assert counted(counters, "gpu_memory_bytes")["GPU-1", "prefill", "used"] == 30 << 30
         assert counted(counters, "gpu_memory_bytes")["GPU-1", "prefill", "free"] == 50 << 30
         assert counted(counters, "gpu_power_watts")["GPU-2", ""] == 350.5
-        assert sampler.state == "ok: 2 GPUs"
+        assert sampler.state == "ok: 2 of 2 GPUs"
 
     def test_a_gpu_that_changes_hands_counts_for_both(self, sampler, fake, counters, stages):
         """Energy goes to the stage that has the GPU when it is read, from the first sample on."""
@@ -159,20 +159,20 @@ class TestTrouble:
             sampler.sample()
             told = [name for name in counters.snapshot()[1] if name.startswith("gpu_")]
             assert (metric in told, len(told)) == (False, 3)
-        assert sampler.state == "ok: 2 GPUs"
+        assert sampler.state == "ok: 2 of 2 GPUs"
 
-    def test_one_lost_gpu_is_told_and_asked_again(self, sampler, fake, counters):
-        """Its host tells no figures, and why; they are back when it is back, and energy goes on from where it was."""
+    def test_one_lost_gpu_does_not_hide_the_others(self, sampler, fake, counters):
+        """It is named in the state, and asked again; its energy goes on from where it was."""
         sampler.sample()
-        fake.fails["nvmlDeviceGetHandleByIndex", 1] = NVMLError("GPU is lost")
+        fake.fails["nvmlDeviceGetHandleByIndex", 0] = NVMLError("GPU is lost")
         fake.energy_mj["GPU-1"] += 1_000
         sampler.sample()
-        assert counted(counters, "gpu_power_watts") == {}
-        assert sampler.state == "absent: GPU is lost"
+        assert set(counted(counters, "gpu_power_watts")) == {("GPU-2", "")}
+        assert sampler.state == "ok: 1 of 2 GPUs; GPU 0: GPU is lost"
         fake.fails.clear()
         fake.energy_mj["GPU-2"] += 2_000
         sampler.sample()
-        assert sampler.state == "ok: 2 GPUs"
+        assert sampler.state == "ok: 2 of 2 GPUs"
         assert counted(counters, "gpu_energy_joules_total") == {("GPU-1", "prefill"): 1.0, ("GPU-2", ""): 2.0}
 
     @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
@@ -186,7 +186,7 @@ class TestTrouble:
         assert len(caplog.records) == 1
         fake.fails.clear()
         sampler.sample()
-        assert sampler.state == "ok: 2 GPUs"
+        assert sampler.state == "ok: 2 of 2 GPUs"
 
     def test_a_host_without_gpus_is_no_error(self, counters, clock):
         """NVML is there, GPUs are not."""

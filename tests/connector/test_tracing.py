@@ -12,7 +12,7 @@ from opentelemetry.trace import get_current_span
 from connector.otlp import Collector, values
 from connector.stores import at_best, eventually
 from connector.traces import CALLER, CHUNKS, FETCH, SAMPLED, TRACE, UNSAMPLED, Sink, fetched_request, report
-from tiertune_connector.tracing import Tracing, open_tracing
+from tiertune_connector.tracing import Tracing, open_tracing, otlp
 from tiertune_connector.tracing import tracer as tracer_module
 from tiertune_connector.tracing.otlp import parent, traces_url
 
@@ -223,11 +223,33 @@ class TestBounds:
         assert sink.traces == []
 
     @pytest.mark.parametrize("status", [400, 503])
-    def test_a_collector_that_refuses_loses_spans_and_no_more(self, status):
-        """HTTP errors; closing takes at most two seconds."""
+    def test_a_collector_that_refuses_loses_spans_and_no_more(self, monkeypatch, status):
+        """HTTP errors: what comes when it takes spans again is there. Closing takes at most two seconds."""
+        monkeypatch.setattr(tracer_module, "EVERY_S", 0.01)
         collector = Collector(status)
+        tracing = open_tracing(collector.url, **OPENED)
+        fetched_request(tracing, request="refused")
+        eventually(lambda: "tiertune.request" in collector.spans(refused=True))
+        collector.status = 200
+        fetched_request(tracing, request="taken")
+        eventually(lambda: "tiertune.request" in collector.spans())
+        tracing.close()
+        assert [values(span)["tiertune.request.id"] for span in collector.spans()["tiertune.request"]] == ["taken"]
+        collector.status = status
         assert at_best(lambda: lost(collector.url), 3)
         collector.close()
+
+    def test_a_collector_that_is_away_is_logged_seldom(self, clock, caplog, monkeypatch):
+        """Whichever engine of the process says it: each post would be a line."""
+        monkeypatch.setattr(otlp.SELDOM, "clock", clock)
+        monkeypatch.setattr(otlp.SELDOM, "quiet_until_s", clock.now)
+        collector, logged = Collector(400), []
+        for passed_s in (0, otlp.LOG_EVERY_S - 1, 1, 1):
+            clock.now += passed_s
+            lost(collector.url)
+            logged.append(caplog.text.count("Failed to export"))
+        collector.close()
+        assert (len(collector.refused), logged) == (4, [1, 1, 2, 2])
 
     def test_a_collector_that_is_not_there_loses_spans_and_no_more(self):
         """A closed port."""
@@ -239,6 +261,17 @@ class TestBounds:
         """It accepts and is silent; recording goes on at once, and closing gives up."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             assert at_best(lambda: lost(f"http://127.0.0.1:{server.getsockname()[1]}"), 3)
+
+    def test_what_is_left_when_the_engine_has_ended_is_dropped(self, monkeypatch):
+        """No thread goes on posting it, a batch after the other, where nobody answers."""
+        monkeypatch.setattr(tracer_module, "CLOSE_S", 0.0)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            tracing = open_tracing(f"http://127.0.0.1:{server.getsockname()[1]}", **OPENED)
+            for number in range(200):
+                fetched_request(tracing, request=str(number))
+            tracing.close()
+            tracing._thread.join(10)  # its batches would take half a minute
+            assert not tracing._thread.is_alive()
 
 
 class TestHeaders:

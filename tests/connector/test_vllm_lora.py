@@ -112,6 +112,7 @@ def test_what_was_loaded_in_place_is_not_known(adapter):
     inplace, plain = adapter(load_inplace=True), adapter()
     assert [digests.contents(each) for each in (inplace, plain, adapter(lora_int_id=2))] == [None] * 3
     assert not digests.stands(plain, contents(plain.lora_path))
+    assert not digests.stands(plain, None)
 
 
 def test_an_adapter_is_known_as_it_was_told(adapter):
@@ -133,6 +134,7 @@ def test_a_request_whose_adapter_became_an_unknown_one_stands_for_none(adapter, 
 
 
 def test_what_has_no_adapter_stands():
+    """Nothing of it can be exchanged."""
     assert AdapterDigests().stands(None, b"")
 
 

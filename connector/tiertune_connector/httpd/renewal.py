@@ -31,7 +31,7 @@ def renewing(config: uvicorn.Config, certificate: Path | None, key: Path | None)
                 renewed.load_cert_chain(plain_file(certificate), plain_file(key), password=lambda: "")
                 served = renewed
                 log.info("the certificate was read again from %s", certificate)
-            except (OSError, ssl.SSLError) as error:
+            except OSError as error:  # ssl.SSLError is one
                 told = f"{certificate} and {key}: {error.strerror or error}"
                 log.error("the certificate stays as it was: %s", told)  # noqa: TRY400 (its message says it all)
         connection.context = served

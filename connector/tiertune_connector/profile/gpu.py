@@ -66,16 +66,20 @@ class GpuSampler:
             yield from self._gauges
 
     def sample(self) -> None:
-        """Ask every GPU once; if one fails none is told, and all are asked again the next time."""
-        nvml, stages, gauges = self.nvml, self.stages(), list[Gauge]()
+        """Ask every GPU once. One that fails is left out, and asked again the next time."""
+        nvml, stages, gauges, failed = self.nvml, self.stages(), list[Gauge](), list[str]()
         try:
             nvml.nvmlInit()  # changes nothing where it was done before
             count = nvml.nvmlDeviceGetCount()
             for index in range(count):
-                gauges += self._ask(nvml.nvmlDeviceGetHandleByIndex(index), stages)
-            state = f"ok: {count} GPUs" if count else "absent: no GPU"
+                try:
+                    gauges += self._ask(nvml.nvmlDeviceGetHandleByIndex(index), stages)
+                except nvml.NVMLError as error:
+                    failed.append(f"GPU {index}: {error}")
+            told = "; ".join([f"ok: {count - len(failed)} of {count} GPUs", *failed])
+            state = told if count else "absent: no GPU"
         except nvml.NVMLError as error:
-            gauges, state = [], f"absent: {error}"
+            state = f"absent: {error}"
         self._gauges, self._sampled_at = gauges, self.clock()
         self._tell(state)
 

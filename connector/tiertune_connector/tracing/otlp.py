@@ -1,6 +1,10 @@
 """The only place that imports OpenTelemetry: spans with their parents, sent by OTLP over HTTP."""
 
+import logging
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
@@ -13,19 +17,41 @@ from opentelemetry.trace import Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tiertune_connector.tracing.spans import RequestTrace, Span
+from tiertune_connector.units import Clock
 
 EXPORT_TIMEOUT_S = 0.8
 MOST = 8192
 """Spans that wait to be posted."""
 BATCH = 32
 """Spans posted at once: encoding more of them would hold the interpreter's lock for milliseconds."""
+LOG_EVERY_S = 30.0
 HEADERS = ("traceparent", "tracestate")
 MAX_HEADER = 512
 """Longest header, in characters; the specification obliges nobody to read more."""
 
 
+@dataclass(eq=False)
+class Seldom(logging.Filter):
+    """Lets one line through every ``LOG_EVERY_S``: a collector that is away would fill the engine's log."""
+
+    clock: Clock = time.monotonic
+    quiet_until_s: float = -inf
+
+    def filter(self, _record: logging.LogRecord) -> bool:
+        """Whether the line is logged."""
+        now_s = self.clock()
+        if now_s < self.quiet_until_s:
+            return False
+        self.quiet_until_s = now_s + LOG_EVERY_S
+        return True
+
+
+SELDOM = Seldom()
+"""One for all sinks of the process: a logger takes it once."""
+
+
 class OtlpSink:
-    """Makes spans of finished requests, which OpenTelemetry's own thread posts. Not thread-safe.
+    """Makes spans of finished requests, which OpenTelemetry's own thread posts. Not thread-safe, except ``give_up``.
 
     A request with a trace context is sampled as its parent was; others as OTEL_TRACES_SAMPLER says (default: all).
     """
@@ -39,9 +65,10 @@ class OtlpSink:
         self._provider = TracerProvider(
             resource=Resource.create(dict(resource)).merge(environment), shutdown_on_exit=False
         )
-        exporter = OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_TIMEOUT_S)
+        logging.getLogger(OTLPSpanExporter.__module__).addFilter(SELDOM)
+        self._exporter = OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_TIMEOUT_S)
         self._provider.add_span_processor(
-            BatchSpanProcessor(exporter, MOST, schedule_delay_millis=1000, max_export_batch_size=BATCH)
+            BatchSpanProcessor(self._exporter, MOST, schedule_delay_millis=1000, max_export_batch_size=BATCH)
         )
         self._tracer = self._provider.get_tracer("tiertune_connector")
 
@@ -57,8 +84,12 @@ class OtlpSink:
         request.end(first.end_ns)
 
     def close(self) -> None:
-        """Post what is left. It may take half a minute where the collector does not answer."""
+        """Post what is left. It may take half a minute where the collector does not answer, if nobody gives up."""
         self._provider.shutdown()
+
+    def give_up(self) -> None:
+        """Drop what is left, and end a wait for another try. For any thread; waits for nothing."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _started(self, span: Span, inside: Context) -> OtlpSpan:
         made = self._tracer.start_span(span.name, inside, attributes=span.attributes, start_time=span.start_ns)

@@ -82,13 +82,15 @@ class Tracing:
             self._ended.append(trace)
 
     def close(self) -> None:
-        """Send what can be sent within two seconds."""
+        """Send what can be sent within two seconds, and drop the rest."""
         if self.sink is None:
             return
         for request in list(self._open):
             self.finished(request)
         self._closing.set()
         self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            self.sink.give_up()
 
     def _run(self, sink: "OtlpSink") -> None:
         closing = False

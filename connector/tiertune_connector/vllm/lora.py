@@ -84,12 +84,15 @@ class AdapterDigests:
     def stands(self, adapter: "LoRARequest | None", contents: bytes | None) -> bool:
         """Whether ``contents`` are also those with which the engine has computed since.
 
-        False for an adapter never asked for: a caller in the engine's process may have made that of a request's own.
+        False for unknown contents, and for an adapter never asked for: a caller in the engine's process may have made
+        that of a request's own.
         """
         if adapter is None:
             return True
         served, known = self._served.get(_named(adapter)), self._known.get(adapter.lora_int_id)
-        return known is not None and served == known.contents == contents and known.stands(adapter)
+        if known is None or contents is None:
+            return False
+        return served == known.contents == contents and known.stands(adapter)
 
     def _mixed(self, named: Named) -> None:
         """The engine's caches may have several contents by now."""
