@@ -35,10 +35,10 @@ from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
 from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import followed
+from tiertune_agent.policy.lint import manages
 from tiertune_agent.published import LATEST, Published
 from tiertune_agent.records import FLEET, Now, State
 from tiertune_agent.remote.managed import remote_of
-from tiertune_agent.remote.split import REMOTE
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.web import page, signing
 from tiertune_agent.web.api import application
@@ -89,8 +89,7 @@ class Agent:
         self._keep = timedelta(seconds=settings.keep)
         self.now = now = Forward(wall, steady)
         self.policy = followed(settings.policy)
-        managed = self.policy.content.policy.for_target(REMOTE).remote.manage
-        self._remote = remote_of(settings.remote, steady, managed=managed)
+        self._remote = remote_of(settings.remote, steady, manages=manages(self.policy.content))
         engine = open_current(settings.database, settings.database_password_file)
         self.leader = leader_of(engine)
         self.history = History(engine, self.leader.fence)

@@ -34,20 +34,20 @@ Change = tuple[RedisServer, str, int | str, int | str]
 """Change of a setting: server, name, old and new value."""
 
 
-def remote_of(access: RemoteAccess | None, steady_s: Clock, *, managed: bool) -> "Remote | None":
+def remote_of(access: RemoteAccess | None, steady_s: Clock, *, manages: str) -> "Remote | None":
     """The remote that the settings name, if any. DocumentError if it is to be managed, but cannot be.
 
-    ``managed``: whether the policy says so. ``steady_s`` as in ``Remote``.
+    ``manages`` is the place in the policy that has it managed; empty: none does. ``steady_s`` as in ``Remote``.
     """
     if access is None:
-        if managed:
-            raise DocumentError([UNNAMED])
+        if manages:
+            raise DocumentError([f"{manages}: {UNNAMED}"])
         return None
     remote = Remote(access, steady_s)
-    refusal = remote.refusal() if managed else ""
+    refusal = remote.refusal() if manages else ""
     if refusal:
         remote.close()
-        raise DocumentError([f"the policy says remote.manage, but {refusal}"])
+        raise DocumentError([f"{manages}: the policy says remote.manage, but {refusal}"])
     return remote
 
 
