@@ -156,6 +156,8 @@ class Judge:
 
     def _verdict(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> Verdict | None:
         """The verdict; None while the change soaks."""
+        if not measure(decision):  # it began to soak under another version, which had something to weigh it by
+            return unweighed(decision)
         now, until = self._now(), decision.soak_until or self._now()
         if now < until:
             return None

@@ -61,7 +61,7 @@ class Survey:
 
     def undone(self, target: Target) -> Sequence[Made]:
         """Changes of the target that were undone or refused within a month."""
-        return [made for made in self._undone.get(place("", target)[1:], ()) if made.at <= self._now]
+        return tuple(made for made in self._undone.get(place("", target)[1:], ()) if made.at <= self._now)
 
     def changes(self, store: str) -> int:
         """Number of changes of a store in the last hour."""
