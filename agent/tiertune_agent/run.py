@@ -58,7 +58,7 @@ LOOK_S = 1.0
 AHEAD_S = 3600.0
 """Nothing is pruned by a clock that is further ahead of every store's: it would take new rows for old."""
 PACE = 0.5
-"""Seconds that pass in one while the clock was set back."""
+"""How fast the agent's own time goes on while it is ahead of a clock that was set back."""
 ANSWERED_S = 5.0
 """How long the end waits for answers under way, as a caller may never read his."""
 
@@ -79,12 +79,11 @@ class Agent:
         self,
         settings: AgentSettings,
         *,
-        now: Now = utc_now,
+        wall: Now = utc_now,
         steady_s: Clock | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """``transport`` replaces the network; ``steady_s``: seconds by a clock that nobody sets, None: by ``now``."""
-        wall = now
+        """``transport`` replaces the network; ``steady_s``: seconds by a clock that nobody sets, None: by ``wall``."""
         steady = steady_s or (lambda: wall().timestamp())
         self._keep = timedelta(seconds=settings.keep)
         self.now = now = Forward(wall, steady)
