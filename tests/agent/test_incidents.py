@@ -388,9 +388,9 @@ def test_what_a_split_emptied_and_a_later_one_left_out_is_not_called_unused(agen
     store.by_hand(field, 0)
     rounds(1)
     assert "tier_unused" in wrong(agent)
-    for host, before, after in (("host-a", 1 << 30, 0), ("host-b", 1 << 30, 2 << 30)):
-        steps = [{"store": host, "tier": "dram", "field": field, "from": before, "to": after}]
-        wish = Proposal(field, before, after, "", {"split": steps})
+    for host, size in (("host-a", 0), ("host-b", 2 << 30)):
+        steps = [{"store": host, "tier": "dram", "field": field, "from": 1 << 30, "to": size}]
+        wish = Proposal(field, 1 << 30, size, "", {"split": steps})
         one = proposed(agent.history, "tier_size", Target("fleet", "dram"), wish, at=clock.now())
         agent.history.decisions.move(one, State.APPLIED, now=clock.now(), applied_at=clock.now())
         clock.advance(600)

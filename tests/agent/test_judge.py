@@ -85,7 +85,8 @@ class TestByItself:
     def test_what_nothing_weighs_any_more_ends_as_such(self, agent, store, rounds):
         """A raised floor that soaked when the agent was upgraded is kept, as one that is made now."""
         raised = made(agent, store, FLOOR, 0, 512, tuner="remote_fetch", tier="remote")
-        raised = agent.history.decisions.move(raised, State.SOAKING, now=raised.applied_at, soak_until=raised.applied_at)
+        at = raised.applied_at
+        raised = agent.history.decisions.move(raised, State.SOAKING, now=at, soak_until=at)
         rounds(1)
         assert state(agent, raised) == "kept"
         assert "cannot be seen to pay" in verdict(agent, raised)["reason"]
