@@ -17,7 +17,7 @@ That is an upper bound, and a replay knows: prompts that are asked more often th
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Annotated, Literal, Self
 
@@ -94,7 +94,7 @@ class PlannedFleet(Document):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Figures:
     """Replicas with a cache each (isolated) against sharing; money is per hour, in the currency of the prices."""
 
     fleet: str
@@ -135,6 +135,12 @@ class Plan:
     """What these seconds are worth."""
     rent: float
     network: float
+
+
+@dataclass(frozen=True)
+class Plan(Figures):
+    """What the figures say, and they."""
+
     worth: bool
     verdict: str
 
@@ -165,6 +171,12 @@ class Plan:
 
 def plan(fleet: PlannedFleet) -> Plan:
     """Weigh sharing among the fleet's replicas against a cache for each of them alone."""
+    figures = _figures(fleet)
+    against = "; ".join(_against(fleet, figures))
+    return Plan(**vars(figures), worth=not against, verdict=_verdict(figures, against))
+
+
+def _figures(fleet: PlannedFleet) -> Figures:
     isolated = isolated_hit_share(fleet.hit_share, fleet.replicas if fleet.routing == "random" else 1)
     fetched = 1 - isolated / fleet.hit_share if fleet.hit_share else 0.0  # of the hits: they are in no cache of its own
     linear, quadratic = token_s(fleet.model, fleet.gpu)
@@ -176,7 +188,7 @@ def plan(fleet: PlannedFleet) -> Plan:
     warm_s = prefill_s(fleet.model, fleet.gpu, fleet.hit_tokens, fleet.tokens)
     isolated_s = fetched * cold_s + (1 - fetched) * warm_s
     saved_s, prices = requests_per_s * (isolated_s - warm_s), fleet.prices
-    made = Plan(
+    return Figures(
         fleet=fleet.name,
         prompt_tokens=fleet.tokens,
         hit_tokens=fleet.hit_tokens,
@@ -201,11 +213,7 @@ def plan(fleet: PlannedFleet) -> Plan:
         saved=saved_s * prices.gpu_hour,
         rent=fleet.remote / GIB * prices.remote_gib_month / HOURS_PER_MONTH,
         network=fetched * needed * HOUR_S / GIB * prices.network_gib,
-        worth=False,
-        verdict="",
     )
-    against = "; ".join(_against(fleet, made))
-    return replace(made, worth=not against, verdict=_verdict(made, against))
 
 
 def isolated_hit_share(hit_share: float, caches: int) -> float:
@@ -215,7 +223,7 @@ def isolated_hit_share(hit_share: float, caches: int) -> float:
     return min(hit_share, max(0.0, 1 - caches * (1 - never) / asked))  # despite rounding
 
 
-def _against(fleet: PlannedFleet, made: Plan) -> Iterator[str]:
+def _against(fleet: PlannedFleet, made: Figures) -> Iterator[str]:
     """Why sharing is not worth it, the strongest reason first."""
     lost = made.shared_hit_share - made.isolated_hit_share
     if lost < HARDLY:
@@ -237,7 +245,7 @@ def _against(fleet: PlannedFleet, made: Plan) -> Iterator[str]:
         yield f"{saved}, {format_size(fleet.remote)} of remote tier and the network cost {made.rent + made.network:.2f}"
 
 
-def _verdict(made: Plan, against: str) -> str:
+def _verdict(made: Figures, against: str) -> str:
     if against:
         return f"Sharing is not worth it here: {against}."
     return (

@@ -35,10 +35,10 @@ from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
 from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import followed
+from tiertune_agent.policy.lint import manages
 from tiertune_agent.published import LATEST, Published
 from tiertune_agent.records import FLEET, Now, State
 from tiertune_agent.remote.managed import remote_of
-from tiertune_agent.remote.split import REMOTE
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.web import page, signing
 from tiertune_agent.web.api import application
@@ -58,7 +58,7 @@ LOOK_S = 1.0
 AHEAD_S = 3600.0
 """Nothing is pruned by a clock that is further ahead of every store's: it would take new rows for old."""
 PACE = 0.5
-"""Seconds that pass in one while the clock was set back."""
+"""How fast the agent's own time goes on while it is ahead of a clock that was set back."""
 ANSWERED_S = 5.0
 """How long the end waits for answers under way, as a caller may never read his."""
 
@@ -79,18 +79,16 @@ class Agent:
         self,
         settings: AgentSettings,
         *,
-        now: Now = utc_now,
+        wall: Now = utc_now,
         steady_s: Clock | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """``transport`` replaces the network; ``steady_s``: seconds by a clock that nobody sets, None: by ``now``."""
-        wall = now
+        """``transport`` replaces the network; ``steady_s``: seconds by a clock that nobody sets, None: by ``wall``."""
         steady = steady_s or (lambda: wall().timestamp())
         self._keep = timedelta(seconds=settings.keep)
         self.now = now = Forward(wall, steady)
         self.policy = followed(settings.policy)
-        managed = self.policy.content.policy.for_target(REMOTE).remote.manage
-        self._remote = remote_of(settings.remote, steady, managed=managed)
+        self._remote = remote_of(settings.remote, steady, manages=manages(self.policy.content))
         engine = open_current(settings.database, settings.database_password_file)
         self.leader = leader_of(engine)
         self.history = History(engine, self.leader.fence)

@@ -95,7 +95,7 @@ class AgentSettings(Document):
     @field_validator("database")
     @classmethod
     def _history(cls, url: str) -> str:
-        if not re.match(r"sqlite:///.|postgresql(\+psycopg)?://[^/]*/[^?]", url):
+        if not re.match(r"sqlite:///(?!:memory:$).|postgresql(\+psycopg)?://[^/]*/[^?]", url):
             raise ValueError("write sqlite:///path, or postgresql://user@host:port/name")
         return url
 

@@ -28,7 +28,7 @@ def make_agent(database, policy_file, now, stores=(), /, *, network=None, **sett
     addresses = [{"url": f"http://{store.name[:63]}:7410"} for store in stores]  # the longest part of a host's name
     settings = AgentSettings(**{"database": database, "stores": addresses, "policy": policy_file, **settings})
     network = network or (transport(*stores) if stores else None)
-    agent = Agent(settings, now=now, transport=network)
+    agent = Agent(settings, wall=now, transport=network)
     agent.leader.leads()
     return agent
 

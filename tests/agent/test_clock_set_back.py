@@ -4,15 +4,17 @@ from datetime import timedelta
 
 import pytest
 
-from agent.agents import looks_of, pass_windows, told, views_of
-from agent.fakes import FAST, SLOW, Clock, FakeStore, fetch, transport
+from agent.agents import looks_of, pass_windows, survey_of, told, views_of
+from agent.fakes import DIGEST, FAST, SLOW, Clock, FakeStore, fetch, propose, transport
 from agent.sources import VLLM, FakeSource
 from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.stores import Collector
 from tiertune_agent.collector.targets import ObservedSource, StoreAddress
 from tiertune_agent.credentials import Access
+from tiertune_agent.records import State, Target
 from tiertune_agent.run import Forward, SetBack
+from tiertune_agent.tuners.base import Proposal
 
 pytestmark = pytest.mark.slow
 DAY, YEAR = timedelta(days=1).total_seconds(), timedelta(days=365).total_seconds()
@@ -90,6 +92,38 @@ def test_a_soak_is_as_long_by_the_clock_that_goes_on(agent, clock, store, rounds
     clock.advance(-DAY)
     rounds(8)
     assert told(agent)[-1][-1] == "kept"
+
+
+@pytest.mark.parametrize(("bandwidth", "end"), [(SLOW, "off"), (FAST, "on")])
+def test_a_new_agent_does_not_wait_for_an_hour_that_lies_ahead(agents, agent, clock, *, store, rounds, bandwidth, end):
+    """It goes by the clock that was mended: a soak begins anew, and what was changed can be changed again."""
+    rounds(2)
+    clock.advance(YEAR)
+    store.bandwidth = SLOW
+    rounds(3)
+    assert (fetch(store), told(agent)[-1][-1]) == ("off", "soaking")
+    clock.advance(-YEAR)
+    agents.end()
+    new, store.bandwidth = agents(), bandwidth
+    assert not views_of(new, new).fleet()["stores"][0]["reachable"]  # it was heard a year ahead
+    rounds(12, by=new)
+    assert (fetch(store), told(new)[-1][-1]) == (end, "kept")
+    assert not new.history.decisions.in_state(State.SOAKING)
+
+
+def test_what_was_changed_or_undone_at_an_hour_that_lies_ahead_is_over(agent, clock):
+    """Nobody knows how long ago it was; what is of now counts."""
+    target, decisions = Target("host-a", "dram", DIGEST), agent.history.decisions
+    one = propose(agent.history, "eviction", target, Proposal("x", 1, 2, "it pays"), at=clock.now())
+    decisions.move(one, State.APPLIED, now=clock.now(), applied_at=clock.now())
+    decisions.move(decisions.get(one.id), State.ROLLED_BACK, now=clock.now())
+
+    def found(now):
+        survey = survey_of(agent, now)
+        return survey.last_change("eviction", target) is not None, len(survey.undone(target))
+
+    assert found(clock.now()) == (True, 1)
+    assert found(clock.now() - timedelta(seconds=1)) == (False, 0)
 
 
 def test_time_never_goes_back_and_is_caught_up_with():

@@ -134,6 +134,7 @@ class TestAddresses:
             ("postgresql+asyncpg://a/b", "not in postgresql"),
             ("postgresql://a/b?password=hidden", "not in postgresql://a/b"),
             ("sqlite://", "not in sqlite://"),
+            ("sqlite:///:memory:", "not in sqlite:///%3Amemory%3A"),
         ],
     )
     def test_an_address_of_no_database_is_refused(self, url, said):
@@ -168,6 +169,14 @@ class TestFiles:
             with pytest.raises(UnusableError, match=told):
                 open_current(f"sqlite:///{tmp_path}/{name}")
         assert not (tmp_path / "foldre.sqlite").exists()
+
+    @pytest.mark.parametrize("name", ["x.sqlite", ""])
+    def test_what_may_not_be_written_is_refused(self, tmp_path, monkeypatch, name):
+        """File or folder, by its name, before anything is opened: SQLite tells only when something is written."""
+        open_current(f"sqlite:///{tmp_path}/x.sqlite").dispose()
+        monkeypatch.setattr("os.access", lambda path, _: path != tmp_path / name)
+        with pytest.raises(UnusableError, match=f"^database: {tmp_path / name} is readonly: let this user write it"):
+            open_current(f"sqlite:///{tmp_path}/x.sqlite")
 
     def test_a_damaged_file_is_told(self, tmp_path):
         """In SQLite's own words."""

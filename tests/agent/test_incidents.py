@@ -382,6 +382,22 @@ def test_a_tier_that_a_decision_emptied_long_ago_is_not_called_unused(agent, sto
     assert "tier_unused" not in wrong(agent)
 
 
+def test_what_a_split_emptied_and_a_later_one_left_out_is_not_called_unused(agent, store, clock, rounds):
+    """The later one changes other hosts alone, so the earlier is still this host's last change."""
+    field = "tiers.dram.capacity_bytes"
+    store.by_hand(field, 0)
+    rounds(1)
+    assert "tier_unused" in wrong(agent)
+    for host, size in (("host-a", 0), ("host-b", 2 << 30)):
+        steps = [{"store": host, "tier": "dram", "field": field, "from": 1 << 30, "to": size}]
+        wish = Proposal(field, 1 << 30, size, "", {"split": steps})
+        one = proposed(agent.history, "tier_size", Target("fleet", "dram"), wish, at=clock.now())
+        agent.history.decisions.move(one, State.APPLIED, now=clock.now(), applied_at=clock.now())
+        clock.advance(600)
+    rounds(1)
+    assert "tier_unused" not in wrong(agent)
+
+
 def test_a_setting_of_another_version_is_no_drift(agent, store, rounds):
     """An upgrade adds one, and nobody set it; when it is known, a change by hand is one."""
     rounds(2)

@@ -82,6 +82,15 @@ class TestByItself:
         assert state(agent, arc) == "inconclusive"
         assert store.tuning["version"] == 2
 
+    def test_what_nothing_weighs_any_more_ends_as_such(self, agent, store, rounds):
+        """A raised floor that soaked when the agent was upgraded is kept, as one that is made now."""
+        raised = made(agent, store, FLOOR, 0, 512, tuner="remote_fetch", tier="remote")
+        at = raised.applied_at
+        raised = agent.history.decisions.move(raised, State.SOAKING, now=at, soak_until=at)
+        rounds(1)
+        assert state(agent, raised) == "kept"
+        assert "cannot be seen to pay" in verdict(agent, raised)["reason"]
+
     def test_without_figures_it_soaks_twice_as_long(self, agent, arc, rounds):
         """Too few windows with ghosts: the soak goes on once for its length, and ends inconclusive."""
         rounds(7)

@@ -1,5 +1,7 @@
 """The remote under change control, in the whole agent: sized alone, within its budget, managed or not, away."""
 
+import re
+
 import pytest
 
 from agent.fakes import DIGEST
@@ -12,7 +14,7 @@ from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import load
 from tiertune_agent.records import FLEET, Target
 from tiertune_agent.tuners.base import Proposal
-from tiertune_connector.documents import DocumentError
+from tiertune_connector.documents import DocumentError, place_of
 
 pytestmark = pytest.mark.slow
 
@@ -178,7 +180,8 @@ def test_a_redis_that_is_away_is_an_incident_until_it_is_back(world):
 def test_managing_what_the_settings_do_not_name_is_refused(world):
     """At the start with a message; by an edit of the policy as an incident."""
     world.url = ""
-    with pytest.raises(DocumentError, match=r"the policy says remote.manage, but .* name no remote"):
+    place = f"{world.policy}:{place_of(POLICY, 'remote.manage')}"
+    with pytest.raises(DocumentError, match=f"^{re.escape(place)}: .* name no remote"):
         world.start()
     world.edit(("manage: true", "manage: false"))
     world.start()

@@ -99,6 +99,17 @@ def test_what_is_not_such_metrics_is_told(observing, vllm, text):
     assert set(one.open()) == {("store_nonsense", "engine-a")}
 
 
+def test_an_address_shared_by_several_processes_is_told(observing, vllm):
+    """An older process than before is an incident, no restart: what is counted by turns looks healthy."""
+    one, told = observing(vllm), []
+    for older in (False, True, True, False, False, True):
+        vllm.set("process_start_time_seconds", 1795290000.0 - older)
+        one.pass_windows(1)
+        told.append(one.open().get(("store_nonsense", "engine-a"), ""))
+    assert [bool(one) for one in told] == [False, True, False, False, False, True]
+    assert told[-1].endswith("several share the address; name each by its own")
+
+
 def test_another_boot_begins_anew(observing, vllm):
     """A restart, or another process behind one address: no window spans two boots, and the next one counts again."""
     one = observing(vllm)

@@ -12,12 +12,13 @@ from tiertune_agent.policy.document import (
     DEFAULT,
     advises,
     frozen_by,
+    load,
     mode_of,
     rates,
     rules_for,
     settable,
 )
-from tiertune_agent.policy.lint import without_effect
+from tiertune_agent.policy.lint import manages, without_effect
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import TunerSettings
@@ -178,6 +179,22 @@ def test_sizes_of_the_remote_have_an_effect_only_where_it_is_managed(policy_of):
     of_a_store = "overrides: [{match: {store: a}, remote: {manage: true}}]\n"
     notes = without_effect(policy_of(f"version: 1\n{of_a_store}"))
     assert [note.split(":")[0] for note in notes] == ["overrides.0.remote.manage"]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("remote: {manage: true}\n", ":2:10"),
+        ("overrides:\n- match: {store: fleet}\n  remote: {manage: true}\n- match: {store: fleet}\n", ":4:12"),
+        ("remote: {manage: true}\noverrides: [{match: {store: fleet}, remote: {manage: false}}]\n", ""),
+        ("overrides: [{match: {store: a}, remote: {manage: true}}]\n", ""),
+    ],
+)
+def test_what_makes_the_remote_managed_has_a_place(tmp_path, text, place):
+    """The key that holds for it, be it of an override; none where it is not managed."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(f"version: 1\n{text}")
+    assert manages(load(path)) == (f"{path}{place}" if place else "")
 
 
 def test_a_tuner_that_only_recommends_says_so_on_auto(policy_of):

@@ -193,9 +193,9 @@ def test_files_lie_beside_the_settings(tmp_path):
 
 def test_to_manage_what_nobody_named_is_a_mistake():
     """The policy wants it managed and the settings name none: exit 2; not managed, none is needed."""
-    with pytest.raises(DocumentError, match=r"the policy says remote.manage, but .* name no remote"):
-        remote_of(None, time.monotonic, managed=True)
-    assert remote_of(None, time.monotonic, managed=False) is None
+    with pytest.raises(DocumentError, match=r"policy.yaml:2:10: .* name no remote"):
+        remote_of(None, time.monotonic, manages="policy.yaml:2:10")
+    assert remote_of(None, time.monotonic, manages="") is None
 
 
 def test_a_redis_that_hangs_costs_one_deadline():

@@ -1,6 +1,7 @@
-"""The remote as several servers, or behind Sentinel: one capacity, equal shares; against real ones."""
+"""The remote as several servers, or behind Sentinel: one capacity, equal shares, whole changes; against real ones."""
 
 from contextlib import ExitStack
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -109,8 +110,8 @@ def limited(raw, *rights):
     raw.execute_command("ACL", "SETUSER", "tuner", "reset", "on", ">secret-word", "+info", "+config|get", *rights)
 
 
-def test_one_that_refuses_is_told_by_name(servers, raws):
-    """Before anything is set; if it changes its mind later, the sum is what the servers then have, and can be set."""
+def test_one_that_refuses_leaves_all_as_they_were(servers, raws):
+    """Told by name before anything is set; and if it changes its mind later, the others are set back."""
     for raw in raws:
         limited(raw, "+config|set")
     urls = tuple(one.url.replace("//", "//tuner@") for one in servers)
@@ -122,12 +123,28 @@ def test_one_that_refuses_is_told_by_name(servers, raws):
         assert answer.status_code == 422
         told = answer.json()["message"]
         assert told.startswith(f"{servers[2].url}: ")
-        assert each(raws) == [30 * MB, 30 * MB, 64 * MB]
-        assert stands(remote)["capacity_bytes"] == 124 * MB
+        assert told.endswith("the servers set before it were set back")
+        assert each(raws) == [64 * MB] * 3
         assert "secret-word" not in told + remote.refusal()
-        limited(raws[2], "+config|set")
-        assert change(remote, capacity_bytes=90 * MB).is_success
-        assert each(raws) == [30 * MB] * 3
+
+
+def test_what_cannot_be_set_back_is_told(remote, raws, servers, monkeypatch):
+    """A part of a change that stays is named with its value: no half is passed over in silence."""
+    first, _, last = remote._servers
+    real = first.set
+
+    def once(name, value):
+        if value != 30 * MB:
+            raise redis.ConnectionError("gone")
+        real(name, value)
+
+    monkeypatch.setattr(first, "set", once)
+    monkeypatch.setattr(last, "set", Mock(side_effect=redis.ResponseError("not today")))
+    answer = change(remote, capacity_bytes=90 * MB)
+    assert answer.status_code == 422
+    told = f"{servers[0].url} could not be set back (gone): its maxmemory is {30 * MB}"
+    assert answer.json()["message"] == f"{servers[2].url}: not today; {told}"
+    assert each(raws) == [30 * MB, 64 * MB, 64 * MB]
 
 
 def test_one_that_is_away_is_trouble_by_name_and_nothing_is_set(servers, raws):

@@ -60,6 +60,7 @@ MISTAKES = {
     "stores: [{url: 'http://a:1'}]\ndatabase: mysql://x/y\n": ":2:11: database: write sqlite:///path, or postgresql",
     "stores: [{url: 'http://a:1'}]\ndatabase: postgresql://x\n": ":2:11: database: write sqlite:///path, or postgresql",
     "stores: [{url: 'http://a:1'}]\ndatabase: sqlite:///\n": ":2:11: database: write sqlite:///path, or postgresql",
+    "stores: [{url: 'http://a:1'}]\ndatabase: 'sqlite:///:memory:'\n": ":2:11: database: write sqlite:///path, or",
     "stores: [{url: 'http://a:1'}]\nwindow: 0s\n": ":2:9: window: Input should be greater than or equal to 0.5",
     "stores: [{url: 'http://a:1', name: fleet}]\n": (
         ":1:36: stores.0.name: fleet stands for the whole fleet: choose another name"

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -9,6 +10,7 @@ from agent.agents import POLICY, pass_windows
 from agent.fakes import DIGEST, START, FakeStore, after, propose, remember, remote_window, snapshot, window
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import Survey, TierWindows
+from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.incidents.seen import READ_AT_ONCE, SeenWindows
 from tiertune_agent.policy.document import Policy, Rulings
 from tiertune_agent.records import Histogram, Prospect, Rates, Target
@@ -80,6 +82,38 @@ def test_what_was_proposed_for_a_pool_that_is_gone_is_wished_no_more(agents, pol
         gone, there = map(agent.history.decisions.get, ids)
         assert (gone.state, there.state) == (state, "proposed")
     assert "it has not been looked at for an hour" in gone.reason
+
+
+@pytest.mark.parametrize("led", [False, True])
+def test_who_takes_over_has_an_hour_to_look(agents, store, other, clock, led):
+    """Nothing expires in its first round that it had no answer for, however long it stood by, or led without rounds."""
+    first, standby = agents(store, other), agents(store, other)
+    if led:
+        standby = first
+        first.loop.run_once()
+    clock.advance(7200)
+    agents.end()
+    assert standby.leader.leads()
+    wish = propose(standby.history, "eviction", Target("host-b", "dram", DIGEST), Proposal("x", 1, 2, "it pays"))
+    other.up = False
+    for state in ("proposed", "proposed", "proposed", "expired"):
+        pass_windows(standby, store, clock, seconds=1500)
+        assert standby.history.decisions.get(wish.id).state == state
+
+
+def test_what_the_database_had_no_answer_for_is_asked_again(agent, store, clock, monkeypatch):
+    """It does not expire meanwhile, though the store is silent when the database is back."""
+    pass_windows(agent, store, clock, 3, seconds=1500)
+    target = Target("host-a", "dram", DIGEST)
+    wish = propose(agent.history, "eviction", target, Proposal("x", 1, 2, "it pays"), at=clock.now())
+    with monkeypatch.context() as patch:
+        patch.setattr(agent.history.measured, "pool_windows", Mock(side_effect=DatabaseError("away")))
+        pass_windows(agent, store, clock, seconds=1500, tick=True)
+    for up, state in ((False, "proposed"), (True, "expired")):
+        store.up = up
+        pass_windows(agent, store, clock, tick=True)
+        assert agent.history.decisions.get(wish.id).state == state
+    assert "not enough data" in agent.history.decisions.get(wish.id).reason
 
 
 def test_an_hour_of_windows_is_kept_in_steps(history):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
 from agent.fakes import gib
-from tiertune_agent.policy.guard import Recent, Rules, guard
 from tiertune_agent.records import Prospect, Rates, Target
 from tiertune_agent.tuners.base import Current, Proposal
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings, choose, horizon_s, weight_at
@@ -234,21 +233,28 @@ def test_what_the_policy_forbids_is_no_reason_to_grow(dram):
     assert proposal(answer(told, dram=dram * GIB, rates=RENTED)).after >= 400 * GIB
 
 
-@pytest.mark.parametrize(("bound", "size", "cost"), [("most_bytes", 96, 0.4), ("least_bytes", 16, 0.9)])
+@pytest.mark.parametrize(("bound", "size", "cost"), [("most_bytes", 96, 0.45), ("least_bytes", 16, 0.8)])
 def test_a_bound_is_a_size_to_go_to(bound, size, cost):
-    """The next simulated size beyond is weighed for it, and the guard goes no further."""
+    """It costs what lies between those simulated below and above it."""
     told = steady(0.9, 0.5, 0.4) if bound == "most_bytes" else steady(0.9, 0.5, 1.0)
     rates = Rates() if bound == "most_bytes" else Rates(gpu_hour=0.1, gib_hour={"dram": 1.0})
     found = proposal(answer(told, rates=rates, **{bound: size * GIB}))
-    rules = Rules("auto", 1, 100, max_step=10.0, **{bound.removesuffix("_bytes"): size * GIB})
-    bounded = proposal(guard(found, rules, Recent(now=START)))
-    assert (bounded.after, found.evidence["seconds_after"]) == (size * GIB, pytest.approx(cost))
+    assert (found.after, found.evidence["seconds_after"]) == (size * GIB, pytest.approx(cost))
 
 
 def test_a_size_outside_of_its_bounds_may_stay():
     """The present one is weighed wherever it is; the reason says that bounds left out others."""
     found = no_change(answer(steady(0.9, 0.5, 0.4), most_bytes=32 * GIB))
     assert "no other size within its bounds costs less; 64.0 GiB of dram instead of 64.0 GiB" in found.reason
+
+
+def test_a_bound_of_a_split_lies_between_two_splits():
+    """The remote has the rest there too; sizes that do not spend the budget are no neighbours of it."""
+    isolated, even, shared = split_shapes()
+    told = prospects(*[{isolated: 0.2, even: 0.4, shared: 0.6, gib(40): 9.0}] * 10)
+    found = proposal(split(told, 32, 64, most_bytes=48.0 * GIB))
+    assert found.evidence["best"] == str(gib(48, 32))
+    assert found.evidence["seconds_after"] == pytest.approx(0.3)
 
 
 def test_the_disk_is_sized_by_shapes_that_differ_in_it_alone():

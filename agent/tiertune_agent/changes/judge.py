@@ -61,10 +61,18 @@ class Judge:
             self._begin(decision, this, this.snapshot_of(decision.target))
         superseded = self._history.changed.superseded()
         for decision in self._decisions.in_state(State.SOAKING):
-            if decision.undo is None:
+            if decision.undo is None and not self._begun_anew(decision):
                 verdict = _superseded(decision) if decision.id in superseded else None
                 snapshot = this.snapshot_of(decision.target)
                 self._end(decision, verdict or self._verdict(decision, this, snapshot), this)
+
+    def _begun_anew(self, decision: Decision) -> bool:
+        """Begin a soak again that began at an hour that lies ahead: nobody knows how much of it is over."""
+        now, began, until = self._now(), decision.applied_at, decision.soak_until
+        if began is None or until is None or began <= now:
+            return False
+        self._decisions.move(decision, State.SOAKING, now=now, applied_at=now, soak_until=now + (until - began))
+        return True
 
     def review(self, this: Round) -> None:
         """Ask once a week whether a decision still pays, by the same trial over the week; one decision per round."""
@@ -148,6 +156,8 @@ class Judge:
 
     def _verdict(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> Verdict | None:
         """The verdict; None while the change soaks."""
+        if not measure(decision):  # it began to soak under another version, which had something to weigh it by
+            return unweighed(decision)
         now, until = self._now(), decision.soak_until or self._now()
         if now < until:
             return None

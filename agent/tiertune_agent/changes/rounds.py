@@ -41,9 +41,10 @@ class Rounds:
         self._timer = timer
         self._half_s = window_s / 2
         self._slack = timedelta(seconds=window_s / 2)
-        self._asked: dict[Place, tuple[datetime, datetime]] = {}
-        """When each was asked, and when it is due again."""
-        self._began = now()
+        self._asked: dict[Place, tuple[datetime | None, datetime]] = {}
+        """When each was asked (None: its answer was lost), and when it is due again."""
+        self._led: tuple[datetime, datetime] | None = None
+        """When the first and the last of the rounds began that no hour lies between."""
         self._windows = TierWindows(history)
         self._next = ""
         """The store that the last round had no time for."""
@@ -51,7 +52,7 @@ class Rounds:
     def forget(self) -> None:
         """Read the kept windows from history again."""
         self._windows.forget()
-        self._began = self._now()
+        self._led = None
 
     def heard(self, snapshots: Iterable[Snapshot]) -> None:
         """New windows, which history has already."""
@@ -59,7 +60,9 @@ class Rounds:
 
     def tune(self, snapshots: Sequence[Snapshot], this: Round) -> None:
         """Ask about stores, beginning where the last round ran out of time."""
-        now = self._now()
+        now, led = self._now(), self._led
+        began = led[0] if led and now - led[1] <= HOUR else now
+        self._led = began, now
         self._asked = {key: (at, due) for key, (at, due) in self._asked.items() if now < due + HOUR}
         with self._survey(snapshots) as survey:
             started = self._timer()
@@ -69,7 +72,7 @@ class Rounds:
                     self._next = snapshot.store
                     break
                 self._tune(snapshot, this, survey)
-            if now - self._began > HOUR:
+            if now - began > HOUR:
                 survey.withdraw_all_but(self._asked)
 
     def _tune(self, snapshot: Snapshot, this: Round, survey: Survey) -> None:
@@ -125,8 +128,7 @@ class Rounds:
             finally:
                 survey.write()
         except DatabaseError:
-            for key in survey.asked:
-                self._asked.pop(key, None)
+            self._asked |= dict.fromkeys(survey.asked, (None, self._now()))
             raise
 
     def _taken(self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey) -> bool:

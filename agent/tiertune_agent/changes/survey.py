@@ -35,9 +35,9 @@ MEMORY = timedelta(days=30)
 
 
 class Survey:
-    """One round's readings and answers.
+    """One round's readings and answers. Misses decisions made meanwhile: stores refuse what rests on an older tuning.
 
-    Misses decisions made meanwhile: stores refuse what rests on an older tuning.
+    What was changed or undone at an hour that lies ahead, by an agent whose clock was ahead, is over.
     """
 
     def __init__(self, history: History, now: datetime, tiers: "TierWindows", stores: Collection[str]) -> None:
@@ -56,12 +56,12 @@ class Survey:
 
     def last_change(self, tuner: str, *targets: Target) -> Made | None:
         """The tuner's last change of any of these targets; at equal times, of the first target."""
-        found = [last for target in targets if (last := self._last.get(place(tuner, target)))]
+        found = [last for target in targets if (last := self._last.get(place(tuner, target))) and last.at <= self._now]
         return max(found, key=attrgetter("at"), default=None)
 
     def undone(self, target: Target) -> Sequence[Made]:
         """Changes of the target that were undone or refused within a month."""
-        return self._undone.get(place("", target)[1:], ())
+        return tuple(made for made in self._undone.get(place("", target)[1:], ()) if made.at <= self._now)
 
     def changes(self, store: str) -> int:
         """Number of changes of a store in the last hour."""

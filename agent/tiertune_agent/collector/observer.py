@@ -84,6 +84,9 @@ class Observer:
             return Trouble(source.name, "stale_counters", f"{source.url}: the agent's clock stands still or went back")
         counted, stages = windows(before, reading, at, still=True) if before and before.boot_id == boot else ((), ())
         self._known[source.name] = reading
+        if before and 0 < float(boot or 0) < float(before.boot_id or 0):
+            message = "an older process answers than before: several share the address; name each by its own"
+            return Trouble(source.name, "store_nonsense", f"{source.url}: {message}")
         return Snapshot(
             store=source.name,
             url=source.url,

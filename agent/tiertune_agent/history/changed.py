@@ -34,16 +34,20 @@ def place(tuner: str, target: Target) -> Place:
 class Changed(OfHistory):
     """Questions about ``stores`` leave out the many that may have left the fleet; splits, of ``fleet``, are in each."""
 
-    def last(self, stores: Collection[str]) -> dict[Place, Made]:
+    def last(self, stores: Collection[str], *, splits: int = 1) -> dict[Place, Made]:
         """The last change by each tuner to each target; a rollback counts as the change, at its own time.
 
-        A split also counts as a change of each of its parts.
+        Each of the last ``splits`` also counts as a change of each of its parts.
         """
-        newest = select(func.max(DecisionRow.id)).where(_of(stores), DecisionRow.state.in_(CHANGED)).group_by(*_PLACE)
+        changed = DecisionRow.state.in_(CHANGED)
+        newest = select(func.max(DecisionRow.id)).where(_of(stores), changed).group_by(*_PLACE)
+        split_up = select(DecisionRow.id).where(DecisionRow.store == FLEET, changed)
+        split_up = split_up.order_by(DecisionRow.id.desc()).limit(splits)
         query = select(*_PLACE, *_CHANGE, DecisionRow.evidence["split"].label("split"))
         found: dict[Place, Made] = {}
         split: dict[Place, Made] = {}
-        for row in self._rows(query.where(DecisionRow.id.in_(newest))):
+        told = or_(DecisionRow.id.in_(newest), DecisionRow.id.in_(split_up))
+        for row in self._rows(query.where(told).order_by(DecisionRow.id)):
             found[row.tuner, row.store, row.tier, row.namespace] = made = _made(row)
             for step in row.split or ():
                 at = place(row.tuner, Target(step["store"], step["tier"]))

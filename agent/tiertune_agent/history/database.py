@@ -63,7 +63,7 @@ def shown(url: str | URL) -> str:
 
 
 def connect(url: str, password_file: Path | None = None) -> Engine:
-    """An engine; creates nothing and does not connect. UnusableError for what an SQLite file cannot be.
+    """An engine; creates nothing and does not connect. UnusableError for what our SQLite file cannot be.
 
     ``password_file`` is read at every connection to PostgreSQL, so that the password can be replaced.
     """
@@ -76,6 +76,9 @@ def connect(url: str, password_file: Path | None = None) -> Engine:
         raise UnusableError(f"database: there is no folder {path.parent}: make it, or mend the path")
     if path.is_dir():
         raise UnusableError(f"database: {path} is a folder: name a file in it")
+    for place in (path, path.parent):  # SQLite also makes files beside it
+        if place.exists() and not os.access(place, os.W_OK):
+            raise UnusableError(f"database: {place} is readonly: let this user write it, or name another file")
     engine, file = create_engine(parsed, json_deserializer=_document), _File(path)
     event.listen(engine, "do_connect", file.opening)
     event.listen(engine, "connect", file.opened)

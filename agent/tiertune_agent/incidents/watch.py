@@ -21,6 +21,8 @@ REMEMBERED = timedelta(hours=6)
 """Decisions younger than this may still take effect."""
 MEANT = (*CHANGED, State.APPROVED, State.FAILED)
 """States of decisions that changed a store, or were to."""
+SPLITS = 100
+"""Splits that are remembered to have emptied a host; each names only the hosts that it changed."""
 
 
 class Watch:
@@ -79,7 +81,7 @@ class Watch:
     def _emptied(self, snapshots: Sequence[Snapshot]) -> set[tuple[str, str]]:
         """Stores and fields of their capacities that a decision set to zero."""
         stores = [one.store for one in snapshots if _without_capacity(one)]
-        last = self._history.changed.last(stores) if stores else {}
+        last = self._history.changed.last(stores, splits=SPLITS) if stores else {}
         return {(store, made.field) for (_, store, _, _), made in last.items() if made.after == 0}
 
 

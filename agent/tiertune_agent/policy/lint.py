@@ -69,6 +69,16 @@ def without_effect(policy: Policy) -> list[str]:
     return told
 
 
+def manages(loaded: LoadedPolicy) -> str:
+    """Where a sound policy has the remote managed, as ``file:line:column``; empty: nowhere."""
+    policy, remote, key = loaded.policy, Target(FLEET, "remote"), "remote.manage"
+    if not policy.for_target(remote).remote.manage:
+        return ""
+    fitting = (index for index, one in enumerate(policy.overrides) if one.match.fits(remote) and _sets(one, key))
+    keys = [key, *(f"overrides.{index}.{key}" for index in fitting)]
+    return f"{loaded.source}:{place_of(loaded.text, keys[-1])}"
+
+
 def _without_effect(rule: Rule) -> list[str]:
     notes = _vain(rule, ["objectives"], "no tuner aims at an objective in this version")
     advice = [key for key, settings in rule.tuners if settings.advisory and settings.mode == "auto"]

@@ -30,24 +30,24 @@ KIND = "remote_unmanaged"
 UNNAMED = (
     "the policy says remote.manage, but the agent's settings name no remote: add remote: {url: redis://host:port/0}"
 )
-Change = tuple[RedisServer, str, int | str]
-"""Change of a setting: server, name, new value."""
+Change = tuple[RedisServer, str, int | str, int | str]
+"""Change of a setting: server, name, old and new value."""
 
 
-def remote_of(access: RemoteAccess | None, steady_s: Clock, *, managed: bool) -> "Remote | None":
+def remote_of(access: RemoteAccess | None, steady_s: Clock, *, manages: str) -> "Remote | None":
     """The remote that the settings name, if any. DocumentError if it is to be managed, but cannot be.
 
-    ``managed``: whether the policy says so. ``steady_s`` as in ``Remote``.
+    ``manages`` is the place in the policy that has it managed; empty: none does. ``steady_s`` as in ``Remote``.
     """
     if access is None:
-        if managed:
-            raise DocumentError([UNNAMED])
+        if manages:
+            raise DocumentError([f"{manages}: {UNNAMED}"])
         return None
     remote = Remote(access, steady_s)
-    refusal = remote.refusal() if managed else ""
+    refusal = remote.refusal() if manages else ""
     if refusal:
         remote.close()
-        raise DocumentError([f"the policy says remote.manage, but {refusal}"])
+        raise DocumentError([f"{manages}: the policy says remote.manage, but {refusal}"])
     return remote
 
 
@@ -117,23 +117,26 @@ class Remote:
         return _document(self._held())
 
     def put_tuning(self, document: Json, *, expected: int, key: str) -> httpx.Response:  # noqa: ARG002
-        """As in a store's client: 412 if it was changed since, 422 if a server refuses.
+        """As in a store's client: 412 if it was changed since, 422 if a server refuses; then the others are set back.
 
-        If one does not answer, httpx.TransportError: it may have been set. Those set before it stay so.
+        If one does not answer, httpx.TransportError: it may have been set.
         """
         held = self._held()
         stands = _document(held)
         if stands["version"] != expected:
             return _answer(httpx.codes.PRECONDITION_FAILED, "it was changed meanwhile")
-        for server, name, value in _changes(self._servers, held, stands["remote"], document["remote"]):
+        made: list[Change] = []
+        for change in _changes(self._servers, held, stands["remote"], document["remote"]):
+            server, name, _, value = change
             try:
                 server.set(name, value)
             except redis.ResponseError as error:
                 self._permits = False
-                told = f"{server.name}: {error}" if len(self._servers) > 1 else str(error)
+                told = f"{server.name}: {error}{_set_back(made)}" if len(self._servers) > 1 else str(error)
                 return _answer(httpx.codes.UNPROCESSABLE_ENTITY, told)
             except redis.RedisError as error:
-                raise _away(error, f"{server.name}: {said(error)}") from error
+                raise _away(error, f"{server.name}: {said(error)}{_set_back(made)}") from error
+            made.append(change)
         return _answer(httpx.codes.OK, "")
 
     def close(self) -> None:
@@ -164,11 +167,24 @@ def _changes(servers: Sequence[RedisServer], held: Sequence[ServerMemory], old: 
     if new["capacity_bytes"] != old["capacity_bytes"]:
         for server, one, share in zip(servers, held, shares(new["capacity_bytes"], len(servers)), strict=True):
             if one.maxmemory != share:
-                yield server, MAXMEMORY, share
+                yield server, MAXMEMORY, one.maxmemory, share
     if new["policy"] != old["policy"]:
         for server, one in zip(servers, held, strict=True):
             if one.policy != new["policy"]:
-                yield server, POLICY, new["policy"]
+                yield server, POLICY, one.policy, new["policy"]
+
+
+def _set_back(made: Sequence[Change]) -> str:
+    """Undo the changes, and say how that went."""
+    told = []
+    for server, name, before, after in reversed(made):
+        try:
+            server.set(name, before)
+        except redis.RedisError as error:
+            told.append(f"{server.name} could not be set back ({said(error)}): its {name} is {after}")
+    if told:
+        return "; " + "; ".join(told)
+    return "; the servers set before it were set back" if made else ""
 
 
 def _away(error: redis.RedisError, told: str) -> httpx.TransportError:

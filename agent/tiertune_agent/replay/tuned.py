@@ -26,7 +26,7 @@ from tiertune_agent.tuners.registry import Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
 from tiertune_agent.verdicts.soak import soak_seconds
-from tiertune_agent.verdicts.trials import eviction_trial, fetch_trial, floor_trial, size_trial
+from tiertune_agent.verdicts.trials import eviction_trial, fetch_trial, floor_trial, measure, size_trial, unweighed
 from tiertune_agent.verdicts.verdict import Trial, compare
 from tiertune_agent.whatif.shapes import SHARES
 from tiertune_connector.cost import GateSettings
@@ -255,7 +255,7 @@ class ReplayAgent:
                 at_s=self._at_s,
                 tuner=tuner.name,
                 target=target,
-                state=_first_state(proposal),
+                state=State.SOAKING if measure(proposal) else unweighed(proposal).state,
                 until_s=self._at_s + soak_s,
             )
         )
@@ -337,14 +337,6 @@ class ReplayAgent:
             "tiers": {"dram": {"health": "ok"}, "remote": {"health": "ok"}},
             "pools": {POOL: {"model": "", "chunk_bytes": self._chunk_bytes, "dram": dram}},
         }
-
-
-def _first_state(proposal: Proposal) -> State:
-    """Of a change that was just made: nothing weighs the margin, nor a floor that is raised."""
-    if proposal.field == gate_settings.MARGIN:
-        return State.INCONCLUSIVE
-    raised = proposal.field == gate_settings.FLOOR and proposal.after > proposal.before
-    return State.KEPT if raised else State.SOAKING
 
 
 def conduct(replay: "Replay", policy: Policy | None = None) -> tuple[ReplayAgent, Tally]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from math import inf, sqrt
+from math import ceil, floor, sqrt
 from operator import mul
 from typing import ClassVar
 
@@ -119,8 +119,9 @@ class TierSize(Tuner):
         rates = Rates() if splits else current.rates
         if not rates.gpu_hour and rates.gib_hour.get(tier):
             return NoChange(f"{stays}: prices.gpu_hour is 0, so its rent cannot be weighed against seconds of requests")
+        prospects, shapes = _with_bounds(prospects, shapes, current)
         stands = standing(shapes, now, splits=splits)
-        allowed = _allowed(shapes, stands, current)
+        allowed = [shape for shape in shapes if shape == stands or _within(size_of(shape, tier), current)]
         best = choose(prospects, stands, allowed, period_s=self.settings.period, rates=rates, hosts=current.hosts)
         if best is None:
             return NoChange(f"{stays}: no request came")
@@ -195,13 +196,33 @@ def _splits(current: Current) -> bool:
     return current.target.tier == "dram" and current.budget_bytes is not None
 
 
-def _allowed(shapes: Sequence[Shape], stands: Shape, current: Current) -> list[Shape]:
-    """The present shape, those within the target's bounds, and the next beyond: the guard stops there at the bound."""
-    sizes, low = [size_of(shape, current.target.tier) for shape in shapes], current.least_bytes or 0.0
-    high = inf if current.most_bytes is None else current.most_bytes
-    least = max((size for size in sizes if size <= low), default=low)
-    most = min((size for size in sizes if size >= high), default=high)
-    return [shape for shape, size in zip(shapes, sizes, strict=True) if shape == stands or least <= size <= most]
+def _within(size: int, current: Current) -> bool:
+    """Whether the policy and its budgets allow this size, in bytes."""
+    least, most = current.least_bytes, current.most_bytes
+    return (least is None or size >= least) and (most is None or size <= most)
+
+
+def _with_bounds(
+    prospects: Sequence[Prospect], shapes: list[Shape], current: Current
+) -> tuple[Sequence[Prospect], list[Shape]]:
+    """Add shapes at the target's bounds, with costs interpolated between the simulated shapes around them."""
+    tier = current.target.tier
+    spent = current.budget_bytes if _splits(current) else None
+    for bound in (ceil(current.least_bytes or 0), floor(current.most_bytes or 0)):
+        line = [s for s in shapes if spent is None or current.hosts * s.dram + s.remote == spent]
+        below = [shape for shape in line if size_of(shape, tier) < bound]
+        above = [shape for shape in line if size_of(shape, tier) > bound]
+        if not below or not above or len(below) + len(above) < len(line):
+            continue
+        low, high = below[-1], above[0]
+        part = (bound - size_of(low, tier)) / (size_of(high, tier) - size_of(low, tier))
+        at = Shape(*(round(a + part * (b - a)) for a, b in zip(vars(low).values(), vars(high).values(), strict=True)))
+        prospects = [
+            replace(one, costs={**one.costs, str(at): (1 - part) * one.costs[str(low)] + part * one.costs[str(high)]})
+            for one in prospects
+        ]
+        shapes = sorted([*shapes, at])
+    return prospects, shapes
 
 
 def standing(shapes: Sequence[Shape], now: Shape, *, splits: bool) -> Shape:

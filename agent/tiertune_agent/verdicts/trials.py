@@ -12,7 +12,7 @@ from statistics import fmean
 from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window, Windows
 from tiertune_agent.tuners import gate_settings, holdout, remote_fetch
 from tiertune_agent.tuners.admission import Passage, passed
-from tiertune_agent.tuners.base import TypicalCandidate
+from tiertune_agent.tuners.base import Proposal, TypicalCandidate
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Summand
 from tiertune_agent.tuners.ghosts import ghost_tokens, nearest
 from tiertune_agent.tuners.lengths import between
@@ -26,7 +26,7 @@ NO_PRICES = Rates()
 """Seconds alone are weighed."""
 
 
-def measure(decision: Decision) -> str:
+def measure(decision: Decision | Proposal) -> str:
     """What to judge a change by: fetch, floor (a lowered one), admission, eviction, size; empty: nothing."""
     if decision.field == remote_fetch.FIELD:
         return "fetch"
@@ -40,7 +40,7 @@ def measure(decision: Decision) -> str:
     return "size" if last == "capacity_bytes" and "shape" in decision.evidence else ""
 
 
-def unweighed(decision: Decision) -> Verdict:
+def unweighed(decision: Decision | Proposal) -> Verdict:
     """The verdict on a change that nothing measures."""
     if decision.field == holdout.FIELD:
         told = (

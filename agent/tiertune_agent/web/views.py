@@ -160,7 +160,7 @@ class Views:
         return {
             **store.told("name", "url", "boot_id", "version", "last_seen", "pending_bypass", "tuning"),
             "age_s": age,
-            "reachable": age <= 3 * self._window_s,
+            "reachable": abs(age) <= 3 * self._window_s,
             "observed": store.status.get(OBSERVED),
             "unknown": store.status.get("unknown") or [],
             "bypass": bool(store.tuning.get("bypass")),
