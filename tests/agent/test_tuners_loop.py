@@ -154,5 +154,5 @@ def test_advice_on_a_namespace_that_is_gone_ends(advised, store, other, clock):
     for each in (store, other):
         each.tells("get_status", lambda told: told | {"pools": {"cd" * 16: told["pools"][DIGEST]}})
     for state in ("proposed", "expired"):
-        pass_windows(advised, (store, other), clock, seconds=3610)
+        pass_windows(advised, (store, other), clock, 2, seconds=1805)
         assert advised.history.decisions.get(decision.id).state == state
