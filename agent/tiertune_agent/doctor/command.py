@@ -1,7 +1,7 @@
 """``tiertune doctor``: collects the named endpoints, asks them, and reports what is wrong."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -19,6 +19,7 @@ from tiertune_agent.terminal.options import InputError, result
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls
 from tiertune_connector.documents import DocumentError, keys_in
+from tiertune_connector.serve.measure import StorageTimes
 
 PROMPT_TOKENS = 8000
 """Length of the prefix that is fetched or recomputed."""
@@ -84,7 +85,7 @@ def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathe
     facts = AllFacts(
         version=version("tiertune"),
         agent=agent,
-        stores=[_with(one, known.get(one.url)) for one in _stores(reader, asked, stores)],
+        stores=_once(_with(one, known.get(one.url)) for one in _stores(reader, asked, stores)),
         engines=reader.engines(asked.engines, asked.access),
         servers=asked.servers,
         storage=storage,
@@ -108,6 +109,16 @@ def _with(store: StoreFacts, told: Json | None) -> StoreFacts:
     return replace(store, known=str(told["name"]), heard=bool(told.get("reachable"))) if told else store
 
 
+def _once(stores: Iterable[StoreFacts]) -> list[StoreFacts]:
+    """One answer of each store, though it was asked at several addresses, with all that is known of it."""
+    found: dict[str, StoreFacts] = {}
+    for one in stores:
+        which = str(one.status.get("boot_id") or one.url)
+        first = found.get(which, one)
+        found[which] = replace(first, known=first.known or one.known, heard=first.heard or one.heard)
+    return list(found.values())
+
+
 def known(*, model: str, gpu: str) -> None:
     """InputError for a name that is in no table."""
     for option, name, table in (("--model", model, MODELS), ("--gpu", gpu, GPUS)):
@@ -115,14 +126,17 @@ def known(*, model: str, gpu: str) -> None:
             raise InputError(f"{option}: unknown name {name!r}: use one of {', '.join(table)}")
 
 
-def weighed(measured: StorageFacts, *, model: str, gpu: str) -> StorageFacts:
+def weighed(timed: StorageTimes, *, model: str, gpu: str) -> StorageFacts:
     """Compare what was measured with recomputing, by the closed form of ``tiertune plan``; the names are `known`."""
-    if not measured.bytes_per_s:
-        return measured
-    shape, speed, first_s = MODELS[model], GPUS[gpu], measured.latency_s
-    token_s = shape.kv_token_bytes / measured.bytes_per_s
-    return replace(
-        measured,
+    first_s, read, written = timed.latency_s, timed.read_bytes_per_s, timed.write_bytes_per_s
+    if first_s is None or read is None or written is None:
+        return StorageFacts(timed.storage, problem=timed.problem)
+    shape, speed, token_s = MODELS[model], GPUS[gpu], MODELS[model].kv_token_bytes / read
+    return StorageFacts(
+        timed.storage,
+        latency_s=first_s,
+        bytes_per_s=read,
+        write_bytes_per_s=written,
         model=model,
         gpu=gpu,
         prompt_tokens=PROMPT_TOKENS,
