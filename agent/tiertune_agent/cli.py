@@ -132,6 +132,7 @@ def doctor(
 ) -> None:
     """Name what is wrong and how to fix it; with --storage, measure one too. Exits with 1 if something is wrong."""
     from tiertune_agent.doctor.command import Endpoints, examine, is_store, known, tell, weighed
+    from tiertune_agent.doctor.facts import StorageFacts
     from tiertune_agent.engines import addresses
     from tiertune_agent.settings import load as load_agent
     from tiertune_agent.terminal.progress import bar
@@ -155,7 +156,14 @@ def doctor(
         named = measure.storage(storage, like)
         with bar("measuring", measure.OPERATIONS) as progress:
             timed = measure.measure(named, step=progress.step)
-        measured = weighed(timed, model=model, gpu=gpu)
+        facts = StorageFacts(
+            timed.storage,
+            problem=timed.problem,
+            latency_s=timed.latency_s,
+            bytes_per_s=timed.read_bytes_per_s,
+            write_bytes_per_s=timed.write_bytes_per_s,
+        )
+        measured = weighed(facts, model=model, gpu=gpu)
     elif not (agent or configs or engine):
         asked.agent = AGENT
     if not tell(examine(asked, measured), json_path):

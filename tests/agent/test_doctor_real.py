@@ -8,12 +8,12 @@ import redis
 from connector.stores import eventually, short_folder
 from e2e.servers import redis_server
 from tiertune_agent.doctor.command import Endpoints, is_store, weighed
+from tiertune_agent.doctor.facts import StorageFacts
 from tiertune_agent.settings import AgentSettings, HttpSettings
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.serve.measure import CHUNK_BYTES, StorageTimes
 from tiertune_connector.settings import StoreSettings
 
 STORE = """
@@ -104,11 +104,7 @@ class TestStorage:
 
     def test_what_was_measured_is_weighed_by_the_closed_form(self):
         """A token of llama-3-8b is 128 KiB: at 1 GB/s 8,000 of them take 1.05 s and a latency; an H100 needs 0.27 s."""
-        told = weighed(
-            StorageTimes("file:///x", latency_s=0.001, read_s=0.001 + CHUNK_BYTES / 1e9, write_s=1.0),
-            model="llama-3-8b",
-            gpu="h100",
-        )
+        told = weighed(StorageFacts("file:///x", 0.001, 1e9, 4e8), model="llama-3-8b", gpu="h100")
         assert told.fetch_s == pytest.approx(0.001 + 8000 * 131072 / 1e9)
         assert told.recompute_s == pytest.approx((2 * 8.03e9 * 8000 + 2 * 32 * 4096 * 8000**2) / (989e12 / 2))
         per_token, linear, quadratic = 131072 / 1e9, 2 * 8.03e9 / (989e12 / 2), 2 * 32 * 4096 / (989e12 / 2)

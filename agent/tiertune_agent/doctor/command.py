@@ -19,7 +19,6 @@ from tiertune_agent.terminal.options import InputError, result
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls
 from tiertune_connector.documents import DocumentError, keys_in
-from tiertune_connector.serve.measure import StorageTimes
 
 PROMPT_TOKENS = 8000
 """Length of the prefix that is fetched or recomputed."""
@@ -126,17 +125,14 @@ def known(*, model: str, gpu: str) -> None:
             raise InputError(f"{option}: unknown name {name!r}: use one of {', '.join(table)}")
 
 
-def weighed(timed: StorageTimes, *, model: str, gpu: str) -> StorageFacts:
+def weighed(measured: StorageFacts, *, model: str, gpu: str) -> StorageFacts:
     """Compare what was measured with recomputing, by the closed form of ``tiertune plan``; the names are `known`."""
-    first_s, read, written = timed.latency_s, timed.read_bytes_per_s, timed.write_bytes_per_s
-    if first_s is None or read is None or written is None:
-        return StorageFacts(timed.storage, problem=timed.problem)
-    shape, speed, token_s = MODELS[model], GPUS[gpu], MODELS[model].kv_token_bytes / read
-    return StorageFacts(
-        timed.storage,
-        latency_s=first_s,
-        bytes_per_s=read,
-        write_bytes_per_s=written,
+    if not measured.bytes_per_s:
+        return measured
+    shape, speed, first_s = MODELS[model], GPUS[gpu], measured.latency_s
+    token_s = shape.kv_token_bytes / measured.bytes_per_s
+    return replace(
+        measured,
         model=model,
         gpu=gpu,
         prompt_tokens=PROMPT_TOKENS,
