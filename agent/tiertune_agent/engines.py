@@ -17,7 +17,7 @@ KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
 RESET_TIMEOUT_S = 15.0
 """Of one operation; a call may take twice as long: the engine first waits for its transfers under way."""
 PATIENCE_S, AGAIN_S = 5.0, 0.25
-"""An engine refuses a reset while requests run, or chunks of the last ones are on their way: it is tried again."""
+"""Requests that run, and chunks of the last ones on their way, make an engine refuse: it is tried again for so long."""
 NO_ENDPOINT = "has no such endpoint: start it with VLLM_SERVER_DEV_MODE=1"
 BUSY = "still computes requests: take it out of the routing, or try again"
 
