@@ -158,10 +158,10 @@ def doctor(
             timed = measure.measure(named, step=progress.step)
         facts = StorageFacts(
             timed.storage,
-            timed.latency_s or 0.0,
-            timed.read_bytes_per_s or 0.0,
-            timed.write_bytes_per_s or 0.0,
             problem=timed.problem,
+            latency_s=timed.latency_s,
+            bytes_per_s=timed.read_bytes_per_s,
+            write_bytes_per_s=timed.write_bytes_per_s,
         )
         measured = weighed(facts, model=model, gpu=gpu)
     elif not (agent or configs or engine):

@@ -10,13 +10,14 @@ from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.network import CallError, asked_whole, at_once, calling, json_of, web_address
 from tiertune_agent.terminal.options import InputError
+from tiertune_connector.units import Clock
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
 """Environment variables with the engines' API key (``--api-key``)."""
 RESET_TIMEOUT_S = 15.0
 """Of one operation; a call may take twice as long: the engine first waits for its transfers under way."""
-TRIES, AGAIN_S = 20, 0.25
-"""An engine refuses a reset while requests run, or chunks of the last ones are on their way: it is tried again."""
+PATIENCE_S, AGAIN_S = 5.0, 0.25
+"""Requests that run, and chunks of the last ones on their way, make an engine refuse: it is tried again for so long."""
 NO_ENDPOINT = "has no such endpoint: start it with VLLM_SERVER_DEV_MODE=1"
 BUSY = "still computes requests: take it out of the routing, or try again"
 
@@ -49,11 +50,13 @@ class Engines:
         urls: Iterable[str],
         access: Access = PLAIN,
         *,
+        clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``access``: by which no token is shown, as engines have a key."""
+        """``clock`` gives monotonic seconds; ``access``: by which no token is shown, as engines have a key."""
         self.urls = tuple(urls)
         self._access = access
+        self._clock = clock
         self._sleep = sleep
 
     def reset(self) -> dict[str, JsonDict]:
@@ -63,19 +66,18 @@ class Engines:
 
     def _reset(self, url: str) -> str:
         """Why it did not reset; empty: it did."""
-        asked = f"{url}/reset_prefix_cache?reset_external=true"
+        until, asked = self._clock() + PATIENCE_S, f"{url}/reset_prefix_cache?reset_external=true"
         with self._access.client(timeout=RESET_TIMEOUT_S, headers=shown()) as http:
-            for _ in range(TRIES):
+            while True:
                 try:
                     with calling("engine"):
                         # reset_external empties staging, too, after its transfers: else chunks there are stored again.
                         why = _refused(asked_whole(http, "POST", asked))
                 except CallError as error:
                     return str(error)
-                if why != BUSY:
+                if why != BUSY or self._clock() >= until:
                     return why
                 self._sleep(AGAIN_S)
-        return BUSY
 
 
 def _refused(answer: httpx.Response) -> str:

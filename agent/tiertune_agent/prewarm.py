@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,9 +91,12 @@ def first_model(http: httpx.Client, url: str) -> str:
     """The first model that an engine names. CallError if it does not answer, or names none."""
     told = _asked(http, "GET", url, "/v1/models")
     try:
-        return str(told["data"][0]["id"])
+        name = told["data"][0]["id"]
     except (LookupError, TypeError):
-        raise CallError(f"{url} names no model: name one by --model") from None
+        name = None
+    if not name:
+        raise CallError(f"{url} names no model: name one by --model")
+    return str(name)
 
 
 def _send(http: httpx.Client, url: str, body: JsonDict) -> int:
@@ -113,17 +117,19 @@ def warm(
     """
     made = {url: Warmed() for url in asking}
     jobs: dict[Future[int], tuple[Warmed, Warming]] = {}
-    for url, body in asking.items():
-        pool = ThreadPoolExecutor(concurrency)
-        jobs |= {pool.submit(_send, http, url, body | {"prompt": one.prompt}): (made[url], one) for one in wanted}
-    for job in as_completed(jobs):
-        warmed, one = jobs[job]
-        try:
-            warmed.prompt_tokens += job.result()
-            warmed.documents += 1
-        except CallError as error:
-            warmed.failures.append({"document": one.where, "reason": str(error)})
-        step()
+    with ExitStack() as stack:
+        for url, body in asking.items():
+            pool = ThreadPoolExecutor(concurrency)
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+            jobs |= {pool.submit(_send, http, url, body | {"prompt": one.prompt}): (made[url], one) for one in wanted}
+        for job in as_completed(jobs):
+            warmed, one = jobs[job]
+            try:
+                warmed.prompt_tokens += job.result()
+                warmed.documents += 1
+            except CallError as error:
+                warmed.failures.append({"document": one.where, "reason": str(error)})
+            step()
     return made
 
 

@@ -10,7 +10,7 @@ from datetime import date
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -312,7 +312,7 @@ def _message(problem: Any, node: yaml.Node, model: type[BaseModel]) -> str:  # n
     """What is wrong, in words of YAML, not of JSON and Python; a bound has the unit that ``node`` is written in."""
     kind = problem["type"]
     if kind == "extra_forbidden":
-        return unknown_key(model, str(problem["loc"][-1]))
+        return unknown_key(model, problem["loc"])
     if kind == "too_short":
         return f"name at least {problem['ctx']['min_length']}"
     if kind in _BOUNDS and isinstance(node, yaml.ScalarNode) and (unit := unit_of(node.value)):
@@ -320,11 +320,21 @@ def _message(problem: Any, node: yaml.Node, model: type[BaseModel]) -> str:  # n
     return _PLAIN.get(kind) or problem["msg"].removeprefix("Value error, ")
 
 
-def unknown_key(model: type[BaseModel], key: str) -> str:
-    """Says that ``key`` is none of the model's at its place, and names the nearest that it has anywhere."""
-    schema = model.model_json_schema()
-    known = {name for shape in (schema, *schema.get("$defs", {}).values()) for name in shape.get("properties", ())}
-    if key in known:
-        return "unknown key here: it belongs elsewhere"
-    nearest = get_close_matches(key, sorted(known), 1)
+def unknown_key(model: type[BaseModel], place: Sequence[str | int]) -> str:
+    """Says that the last part of ``place`` is no key there, and names the nearest that is one."""
+    *above, key = place
+    found = [model]
+    for part in above:
+        fields = (each.model_fields.get(str(part)) for each in found)
+        # A part that is no field is one of a list, a name that a file gives, or names one of a union's models.
+        found = [one for field in fields if field for one in _models(field.annotation)] or found
+    known = [field.alias or name for each in found for name, field in each.model_fields.items()]
+    nearest = get_close_matches(str(key), known, 1)
     return f"unknown key: did you mean {nearest[0]}?" if nearest else "unknown key"
+
+
+def _models(kind: Any) -> list[type[BaseModel]]:  # noqa: ANN401 (a type)
+    """The documents that a field of this type may hold, in lists and by names too."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [one for each in get_args(kind) for one in _models(each)]

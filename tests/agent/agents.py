@@ -86,5 +86,6 @@ def busy(agent, store, clock):
     for _ in range(2):
         store.larger_pays()
         pass_windows(agent, store, clock)
+    store.larger_pays()
     store.bandwidth = SLOW
     pass_windows(agent, store, clock, 8)

@@ -52,7 +52,7 @@ def heard(name="host-a", age_s=5.0, **more):
 
 def engine(text="", url="http://engine:8000"):
     told = '# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{engine="0",enable_prefix_caching="True"} 1\n'
-    return EngineFacts(url, version="0.32.0", told=Exposition(told + text, WANTED))
+    return EngineFacts(url, told=Exposition(told + text, WANTED))
 
 
 def facts(**parts):
@@ -185,7 +185,12 @@ CASES = {
     "tier_dead": (
         with_store(tiers=tiers(remote={"health": "dead", "reason": "timeout"})),
         with_store(),
-        ("remote is dead: timeout", "start it, or mend its address"),
+        ("remote is dead: timeout", "start the remote, or mend its address"),
+    ),
+    "tier_slow": (
+        with_store(tiers=tiers(disk={"health": "slow", "reason": "3 of 10 late"})),
+        with_store(tiers=tiers(disk={"health": "ok", "reason": ""})),
+        ("disk is slow: 3 of 10 late", "doctor --storage"),
     ),
     "capacity_not_effective": (
         with_capacity(1 << 30),

@@ -68,8 +68,9 @@ def test_the_ledger_of_an_hour_has_the_one_that_it_began_in(api, clock, rounds, 
 def test_curves_are_told_by_pool(api, store, rounds):
     """Each pool with what is in force, its points by algorithm and size, and what is to be read of them."""
     rounds(1)
-    store.larger_pays()
-    rounds(1)
+    for _ in range(3):
+        store.larger_pays()
+        rounds(1)
     (told,) = api("curves")["curves"]
     assert (told["store"], told["namespace"], told["capacity_bytes"], told["algorithm"]) == (
         *("host-a", DIGEST, 1 << 30, "lru"),

@@ -250,8 +250,8 @@ def test_without_scripts_there_are_no_buttons(browser, agent):
 
 
 def simulate(store, rounds):
-    """Two windows in which a pool of four times the size would have hit more."""
-    for _ in range(2):
+    """Three windows in which a pool of four times the size would have hit more."""
+    for _ in range(3):
         store.larger_pays()
         rounds(1)
 

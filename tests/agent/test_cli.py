@@ -122,7 +122,7 @@ class TestControl:
         tiertune("unfreeze")
         done, document = tiertune.json("audit")
         assert done.returncode == 0
-        assert re.search(r"local +127.0.0.1 +unfreeze(.|\n)*freeze\s.*\[bold\]release\[/bold\]", done.stdout)
+        assert re.search(r"local +127.0.0.1 +unfreeze(.|\n)*freeze\s+.*\[bold\]release\[/bold\]", done.stdout)
         assert [row["what"] for row in document["audit"]] == ["unfreeze", "freeze"]
         out = tiertune("audit", "--limit", 1)[1]
         assert ("unfreeze" in out, "release" in out) == (True, False)

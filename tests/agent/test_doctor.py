@@ -19,7 +19,7 @@ from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.command import Endpoints, examine
 from tiertune_agent.doctor.facts import AgentFacts, ServerFacts, StoreFacts
 from tiertune_agent.doctor.gathered import Reader, servers
-from tiertune_agent.doctor.report import document
+from tiertune_agent.doctor.report import document, looked_at
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.records import FLEET
 from tiertune_agent.remote.managed import KIND, Remote
@@ -49,21 +49,16 @@ def test_servers_that_are_away_take_no_longer_than_one(monkeypatch):
 
 @pytest.fixture
 def network(agent, store):
-    """Hosts ``agent``, ``host-a`` and ``engine``; others are away."""
+    """Hosts ``agent``, ``host-a``, which is 127.0.0.1 too, and ``engine``; others are away."""
     api = client_of(agent)
-
-    def engine(request):
-        if request.url.path == "/version":
-            return httpx.Response(200, json={"version": "0.32.0"})
-        return httpx.Response(200, text=f"# TYPE vllm:cache_config_info gauge\n{VLLM}")
 
     def handle(request):
         if request.url.host == "agent":
             answer = api.request(request.method, request.url.path)
             return httpx.Response(answer.status_code, content=answer.content)
         if request.url.host == "engine":
-            return engine(request)
-        if request.url.host != store.name:
+            return httpx.Response(200, text=f"# TYPE vllm:cache_config_info gauge\n{VLLM}")
+        if request.url.host not in (store.name, "127.0.0.1"):
             raise httpx.ConnectError("nobody is there", request=request)
         return store.handle(request)
 
@@ -103,6 +98,21 @@ class TestGathering:
         rounds(1)
         found = [one for one in findings(look(agent=AGENT)) if one.check == "store_unreachable"]
         assert [one.where for one in found] == ["host-a"]
+
+    def test_a_store_of_two_addresses_is_one(self, look, rounds, store):
+        """Though its figures went on between the two answers; what the agent knows of it stays known."""
+        rounds(2)
+        counters = store.get_counters
+
+        def later(request):
+            store.count("rejected_hellos_total", 1, reason="protocol")
+            return counters(request)
+
+        store.get_counters = later
+        facts = look(agent=AGENT, stores={"http://127.0.0.1:7410": ""})
+        assert [(one.known, one.heard) for one in facts.stores] == [("host-a", True)]
+        assert looked_at(facts)["stores"] == 1
+        assert len([one for one in findings(facts) if one.check == "engines_refused"]) == 1
 
     def test_a_store_that_tells_absurd_numbers_is_a_finding(self, look, rounds, store):
         """And no traceback."""
@@ -191,9 +201,9 @@ class TestGathering:
         assert "1h 00m ahead of the agent's" in found["clock_skew"]
 
     def test_an_engine_is_read_by_its_own_metrics(self, look):
-        """Its version and what it offloads; this one is not TierTune's, and nothing is said of a store."""
+        """What it offloads; this one is not TierTune's, and nothing is said of a store."""
         facts = look(engines=["http://engine:8000"])
-        assert facts.engines[0].version == "0.32.0"
+        assert facts.engines[0].answers
         assert not {"engine_unreachable", "engine_without_store"} & names(facts)
         assert names(look(engines=["http://gone:8000"])) == {"engine_unreachable"}
 

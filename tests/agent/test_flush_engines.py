@@ -10,45 +10,69 @@ from agent.engine_server import fake_engine
 from agent.test_cli import served  # noqa: F401 (a fixture)
 from e2e.servers import app_served
 from tiertune_agent.credentials import Access
-from tiertune_agent.engines import BUSY, NO_ENDPOINT, Engines, shown
+from tiertune_agent.engines import BUSY, NO_ENDPOINT, PATIENCE_S, Engines, shown
 from tiertune_agent.records import Rates
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.documents import DocumentError, parse_yaml
 
 
+class Time:
+    """Passes when slept."""
+
+    def __init__(self):
+        self.now, self.naps = 0.0, 0
+
+    def sleep(self, seconds):
+        self.now, self.naps = self.now + seconds, self.naps + 1
+
+
 @pytest.fixture
-def naps():
-    return []
+def passing():
+    return Time()
 
 
-def reset(engine, naps):
-    return Engines([engine.url], sleep=naps.append).reset()[engine.url]
+def reset(engine, passing):
+    return Engines([engine.url], clock=lambda: passing.now, sleep=passing.sleep).reset()[engine.url]
 
 
 class TestReset:
-    def test_an_idle_engine_acknowledges_at_once(self, naps):
+    def test_an_idle_engine_acknowledges_at_once(self, passing):
         """Staging is emptied with the GPU's cache: the connector's part is asked for."""
         with fake_engine() as engine:
-            assert reset(engine, naps) == {"ok": True, "reason": "ok"}
+            assert reset(engine, passing) == {"ok": True, "reason": "ok"}
             assert engine.resets == ["reset_external=true"]
-        assert naps == []
+        assert passing.naps == 0
 
-    def test_a_busy_engine_is_asked_again(self, naps):
+    def test_a_busy_engine_is_asked_again(self, passing):
         """Until its requests have ended."""
         with fake_engine(running=3) as engine:
-            assert reset(engine, naps)["ok"]
+            assert reset(engine, passing)["ok"]
             assert len(engine.resets) == 4
 
-    def test_one_that_stays_busy_is_told(self, naps):
+    def test_one_that_stays_busy_is_told(self, passing):
         """After a bounded time, with what to do."""
         with fake_engine(running=10_000) as engine:
-            assert reset(engine, naps) == {"ok": False, "reason": BUSY}
-        assert sum(naps) == pytest.approx(5)
+            assert reset(engine, passing) == {"ok": False, "reason": BUSY}
+        assert passing.now == pytest.approx(PATIENCE_S)
 
-    def test_one_without_the_endpoint_is_told_how_to_have_it(self, naps):
+    def test_an_engine_that_takes_long_to_refuse_is_asked_no_longer(self, passing):
+        """Its answers are in the bounded time, too: it first waits for its transfers under way."""
+        asked = []
+
+        def refuse(request):
+            asked.append(request)
+            passing.now += 2.0
+            return httpx.Response(200, json={"success": False})
+
+        access = Access(transport=httpx.MockTransport(refuse))
+        engines = Engines(["http://e:8000"], access, clock=lambda: passing.now, sleep=passing.sleep)
+        assert engines.reset() == {"http://e:8000": {"ok": False, "reason": BUSY}}
+        assert (len(asked), passing.now < PATIENCE_S + 2.0) == (3, True)
+
+    def test_one_without_the_endpoint_is_told_how_to_have_it(self, passing):
         """vLLM has it in its development mode alone."""
         with fake_engine(dev_mode=False) as engine:
-            assert reset(engine, naps) == {"ok": False, "reason": NO_ENDPOINT}
+            assert reset(engine, passing) == {"ok": False, "reason": NO_ENDPOINT}
         assert "VLLM_SERVER_DEV_MODE=1" in NO_ENDPOINT
 
     @pytest.mark.parametrize(

@@ -113,6 +113,9 @@ class TestCharts:
         assert [tick.label for tick in late.xs] == ["5 min ago", "3 min ago"]
 
 
+SHARED, AWAY = "Engines share KV chunks; there is no remote tier.", "4 of 5 stores do not answer."
+
+
 def headed(fleet, modes=None, *, traffic=True):
     return headline.headline(FLEET | fleet, modes or {}, traffic=traffic, waiting=0)
 
@@ -178,18 +181,18 @@ class TestWords:
         assert headed({"stores": [STORE], "leader": False}, told).more == "This agent stands by: another one leads."
 
     @pytest.mark.parametrize(
-        ("stores", "sources", "level", "told"),
+        ("stores", "sources", "level", "sentence", "told"),
         [
-            ([], [], "ok", {"Stores": "1 of 1 up"}),
-            (["b"], [], "warn", {"Stores": "1 of 2 up, no answer from b"}),
-            (["b", "c", "d", "e"], [], "warn", {"Stores": "1 of 5 up, no answer from b, c and 2 more"}),
-            ([], ["e"], "warn", {"Stores": "1 of 1 up", "Observed": "0 of 1 answer"}),
+            ([], [], "ok", SHARED, {"Stores": "1 of 1 up"}),
+            (["b"], [], "warn", "1 of 2 stores does not answer.", {"Stores": "1 of 2 up, no answer from b"}),
+            (list("bcde"), [], "warn", AWAY, {"Stores": "1 of 5 up, no answer from b, c and 2 more"}),
+            ([], ["e"], "warn", SHARED, {"Stores": "1 of 1 up", "Observed": "0 of 1 answer"}),
         ],
     )
-    def test_a_store_that_was_never_heard_counts(self, stores, sources, level, told):
-        """Also with one that was heard, the facts are those of the settings."""
+    def test_a_store_that_was_never_heard_counts(self, stores, sources, level, sentence, told):
+        """Also with one that was heard, the sentence and the facts are those of the settings."""
         made = headed({"stores": [STORE], "unheard": {"stores": stores, "sources": sources}})
-        assert (made.level, made.sentence) == (level, "Engines share KV chunks; there is no remote tier.")
+        assert (made.level, made.sentence) == (level, sentence)
         facts = {fact.name: fact.value for fact in made.facts}
         assert {name: facts.get(name) for name in ("Stores", *told)} == told
 
@@ -234,6 +237,7 @@ class TestWords:
         silent = {**STORE, "name": "b", "reachable": False}
         made = headed({"stores": [STORE, silent], "unheard": {"stores": ["c"], "sources": []}})
         assert (made.facts[0].value, made.level) == ("1 of 3 up, no answer from b and c", "warn")
+        assert made.sentence == "2 of 3 stores do not answer."
         alone = headed({"stores": [silent]})
         assert (alone.level, alone.sentence) == ("bad", "No store answers, so nothing is measured or changed.")
 

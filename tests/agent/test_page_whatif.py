@@ -15,7 +15,7 @@ from tiertune_agent.tuners.evidence import Summand
 from tiertune_agent.verdicts.verdict import Spells, Trial, compare, contrast
 from tiertune_agent.web import over_sizes
 from tiertune_agent.web.compared import Compared, compared
-from tiertune_agent.web.curves import counted, curve, ghosts
+from tiertune_agent.web.curves import counted, curve, curves, ghosts
 from tiertune_agent.web.unmade import unmade
 from tiertune_connector.whatif.chain import Shape
 
@@ -57,6 +57,27 @@ class TestCurves:
         flat = {("lru", GIB // 2): 0.33, ("lru", GIB): 0.33, ("lru", 4 * GIB): 0.331}
         seen = curve(STORE, pool(*(told(flat, at) for at in range(4))))
         assert seen.sentence == "lru hits 33% at 1 GiB; the best simulated, lru at 512 MiB, 33%."
+
+    def test_a_size_that_is_new_is_set_against_the_same_windows(self):
+        """Requests that came easily while it was simulated are no gain of its."""
+        hard, easy = {("lru", GIB): 0.1}, {("lru", GIB): 0.9, ("lru", 2 * GIB): 0.9}
+        windows = [told(hard, at) for at in range(8)] + [told(easy, at) for at in range(8, 12)]
+        seen = curve(STORE, pool(*windows))
+        assert (seen.sentence, seen.gain) == ("lru hits 37% at 1 GiB.", 0.0)
+
+    @pytest.mark.parametrize("shares", [[0.9], [0.9, 0.9], [0.9, 0.1, 0.4, 0.2]])
+    def test_what_is_not_sure_is_no_gain(self, shares):
+        """Too few windows, or such as differ too much: nothing is said beyond its own size."""
+        windows = (told({("lru", GIB): 0.3, ("lru", 2 * GIB): share}, at) for at, share in enumerate(shares))
+        seen = curve(STORE, pool(*windows))
+        assert (seen.sentence, seen.gain) == ("lru hits 30% at 1 GiB.", 0.0)
+
+    def test_the_surest_gain_comes_first(self):
+        """Not the largest that a single window tells of."""
+        steady = pool(*(told(LRU, at) for at in range(4)))
+        lucky = pool(told({("lru", GIB): 0.1, ("lru", 2 * GIB): 1.0}))
+        stores = [{**STORE, "name": name} for name in ("a", "b")]
+        assert [one.store for one in curves(stores, {"a": [lucky], "b": [steady]})] == ["b", "a"]
 
     def test_few_windows_have_no_error(self):
         """Two windows give none, and the API says null."""

@@ -207,11 +207,12 @@ def test_wrong_words_are_told(tiertune, tmp_path, wrong, words):
     ("below", "why"), [("file", "is there, and is no directory"), ("file/pages", "Not a directory")]
 )
 def test_where_nothing_can_be_written_is_told(tiertune, tmp_path, monkeypatch, below, why):
-    """A file in place of the folder: its path, and no traceback."""
+    """A file in place of the folder: its path, and no traceback, before anything is drawn."""
     monkeypatch.setattr(prometheus, "Prometheus", lambda _: FakePrometheus().source())
+    monkeypatch.setattr("tiertune_agent.preview.page.page", lambda *_: pytest.fail("drawn"))
     (tmp_path / "file").touch()
     code, _, err = tiertune("dashboards", "preview", "--out", tmp_path / below)
-    assert (code, err) == (1, f"{tmp_path / below}: {why}\n")
+    assert (code, err) == (2, f"--out: {tmp_path / below}: {why}\n")
 
 
 def test_a_prometheus_that_does_not_answer_is_told(tiertune, tmp_path):

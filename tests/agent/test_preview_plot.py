@@ -35,6 +35,12 @@ FRAME = Frame(0.0, 100.0, 10.0, 500.0, 200.0)
         (2500.0, "joule", "2.5 kJ"),
         (3.0, "none", "3"),
         (1000.0, "none", "1 k"),
+        (999_999.0, "none", "1 M"),
+        (999.6, "reqps", "1 kreq/s"),
+        (1e-5, "none", "0.00001"),
+        (-0.0, "none", "0"),
+        (1e20, "none", "100,000 P"),
+        (1020 * 1024.0, "bytes", "1,020 KiB"),
     ],
 )
 def test_figures_have_few_digits_and_their_unit(value, unit, text):

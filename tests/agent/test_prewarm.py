@@ -6,11 +6,12 @@ import subprocess
 import sys
 import threading
 
+import httpx
 import pytest
 
 from agent.engine_server import fake_engine
 from connector.stores import eventually
-from tiertune_agent.prewarm import documents
+from tiertune_agent.prewarm import Warming, documents, warm
 from tiertune_connector.documents import DocumentError
 
 
@@ -111,10 +112,10 @@ def test_what_tells_no_numbers_is_no_engine(prewarm, engine, usage):
     assert f"what answers at {engine.url} is no engine" in said
 
 
-@pytest.mark.parametrize("models", [{"data": {"id": "llama"}}, {"data": 3}, {"data": ["llama"]}, {"data": []}])
-def test_an_engine_that_names_no_model_is_told_of(prewarm, engine, models):
+@pytest.mark.parametrize("data", [{"id": "llama"}, 3, ["llama"], [], [{"id": None}]])
+def test_an_engine_that_names_no_model_is_told_of(prewarm, engine, data):
     """However it says so."""
-    engine.models = models
+    engine.models = {"data": data}
     assert f"{engine.url} names no model" in prewarm()[2]
 
 
@@ -140,6 +141,27 @@ def test_no_more_are_under_way_than_allowed(prewarm, tmp_path, engine):
     code, told, _ = prewarm(tmp_path / "many.jsonl", "--concurrency", 2)
     helper.join()
     assert (code, told["engines"][engine.url]["documents"], engine.most_at_once) == (0, 8, 2)
+
+
+def senders():
+    return {thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")}
+
+
+def test_what_ends_it_sends_nothing_more(engine):
+    """What waits for its turn is taken back; else each would be sent, one after the other, to nobody's use."""
+    wanted, before = [Warming(str(number), (number,)) for number in range(100)], senders()
+
+    def stop():
+        engine.gate.clear()
+        raise RuntimeError("no bar")
+
+    with httpx.Client() as http:
+        with pytest.raises(RuntimeError):
+            warm(http, {engine.url: {}}, wanted, 2, stop)
+        sent = len(engine.asked)
+        engine.gate.set()
+        eventually(lambda: not senders() - before)
+    assert len(engine.asked) <= sent + 2
 
 
 def test_an_engine_with_a_key_is_shown_it(prewarm, engine, monkeypatch):

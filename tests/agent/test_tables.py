@@ -1,5 +1,7 @@
 """Tables of the command line show what others wrote as they wrote it, brackets too."""
 
+import re
+
 import pytest
 from rich.console import Console
 
@@ -75,8 +77,19 @@ def test_a_terminal_shows_all_of_a_decision(width, store):
     lines = printed(decisions_table([{**DECISION, "id": 4711, "store": store}]), width).splitlines()
     assert all(len(line) <= width for line in lines)
     (row,) = (place for place, line in enumerate(lines) if line.split()[0] == "4711")
-    told = (line for line in lines[row + 1 :] if line[:4].isspace())
+    told = (line for line in lines[row + 1 :] if re.match(r" {4}\S", line))
     assert "".join(told).replace(" ", "") == WRITTEN.replace(" ", "")
+
+
+@pytest.mark.parametrize("width", [80, 160, 200])
+def test_values_stand_below_their_names(width):
+    """In every row, however long what others have there is."""
+    rows = [{**DECISION, "id": number, "tuner": tuner} for number, tuner in ((7, "eviction"), (4711, "remote_fetch"))]
+    names, *lines = printed(decisions_table(rows), width).splitlines()
+    told = [line for line in lines if line[0].isdigit()]
+    assert len(told) == 2
+    for name, value in (("at (UTC)", "2026-03-05"), ("store", "[::1]:"), ("tier ", "disk"), ("state", "reje")):
+        assert {line.index(value) for line in told} == {names.index(name)}
 
 
 @pytest.mark.parametrize("width", [80, 200])

@@ -69,7 +69,7 @@ def test_what_fails_is_named_and_nothing_is_left(tmp_path, fail, problem):
     (tmp_path / "other").write_text("stays")
     told = run(tmp_path, fail)
     assert told.problem == problem
-    assert (told.read_bytes_per_s, told.write_bytes_per_s) == (None, None)
+    assert (told.read_bytes_per_s, told.write_bytes_per_s) == (0.0, 0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 

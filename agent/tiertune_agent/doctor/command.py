@@ -1,7 +1,7 @@
 """``tiertune doctor``: collects the named endpoints, asks them, and reports what is wrong."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -84,7 +84,7 @@ def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathe
     facts = AllFacts(
         version=version("tiertune"),
         agent=agent,
-        stores=[_with(one, known.get(one.url)) for one in _stores(reader, asked, stores)],
+        stores=_once(_with(one, known.get(one.url)) for one in _stores(reader, asked, stores)),
         engines=reader.engines(asked.engines, asked.access),
         servers=asked.servers,
         storage=storage,
@@ -106,6 +106,16 @@ def _stores(reader: gathered.Reader, asked: Endpoints, stores: Mapping[str, str]
 def _with(store: StoreFacts, told: Json | None) -> StoreFacts:
     """The store, and how the agent knows it."""
     return replace(store, known=str(told["name"]), heard=bool(told.get("reachable"))) if told else store
+
+
+def _once(stores: Iterable[StoreFacts]) -> list[StoreFacts]:
+    """One answer of each store, though it was asked at several addresses, with all that is known of it."""
+    found: dict[str, StoreFacts] = {}
+    for one in stores:
+        which = str(one.status.get("boot_id") or one.url)
+        first = found.get(which, one)
+        found[which] = replace(first, known=first.known or one.known, heard=first.heard or one.heard)
+    return list(found.values())
 
 
 def known(*, model: str, gpu: str) -> None:

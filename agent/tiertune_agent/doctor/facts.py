@@ -119,10 +119,9 @@ NOT_ASKED = AgentFacts("", problem="nobody named it")
 
 @dataclass(frozen=True)
 class EngineFacts(Facts):
-    """One engine, by vLLM's own ``/metrics`` and ``/version``."""
+    """One engine, by vLLM's own ``/metrics``."""
 
     url: str
-    version: str = ""
     told: Exposition = field(default_factory=lambda: Exposition(""))
 
     def total(self, name: str) -> float:

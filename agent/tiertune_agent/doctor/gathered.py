@@ -87,11 +87,9 @@ class Reader:
         try:
             with self._http(url, access, headers=engine_key()) as http:
                 told = Exposition(read_whole(http, "/metrics").text, WANTED)
-                answer = asked_whole(http, "GET", "/version")
-                version = str(json_of(answer)["version"]) if answer.is_success else ""
         except FAILED as error:
             return EngineFacts(url, problem=_why(error))
-        return EngineFacts(url, version=version, told=told)
+        return EngineFacts(url, told=told)
 
     def _http(self, url: str, access: Access, **more: Any) -> httpx.Client:  # noqa: ANN401 (httpx's own)
         return replace(access, transport=self.access.transport).client(base_url=url, timeout=TIMEOUT_S, **more)

@@ -31,6 +31,7 @@ def dashboards_preview(
     from tiertune_agent.preview.drawn import Selection
     from tiertune_agent.preview.page import write
     from tiertune_agent.preview.prometheus import Prometheus
+    from tiertune_connector.documents import where
     from tiertune_connector.units import parse_duration
 
     such_as = "Prometheus's address as http://host:port"
@@ -39,7 +40,10 @@ def dashboards_preview(
     if last_s <= 0:
         raise InputError(f"--last: {last} is no time: write it as 30m or 6h")
     with Prometheus(address) as source:
-        written = write(boards(), source, Selection(_moment(until), last_s), out)
+        try:
+            written = write(boards(), source, Selection(_moment(until), last_s), out)
+        except OSError as error:
+            raise InputError(f"--out: {where(error)}") from error
     pages = [{"file": str(path), "panels": shown.shown, "with_data": shown.with_data} for path, shown in written]
     lines = [f"{one['file']}: {one['with_data']} of {one['panels']} panels have data" for one in pages]
     result({"pages": pages}, json_path, lambda: typer.echo("\n".join(lines)))

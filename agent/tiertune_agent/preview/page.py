@@ -21,10 +21,13 @@ def rendered(shown: Page, boards: Sequence[Board]) -> str:
 
 
 def write(boards: Sequence[Board], source: Prometheus, choice: Selection, folder: Path) -> list[tuple[Path, Page]]:
-    """Write a file per dashboard; returns paths and pages. CallError, and no file, if nobody answers."""
+    """Write a file per dashboard; returns paths and pages. CallError, and no folder, if nobody answers.
+
+    OSError if the folder cannot be made, before anything is drawn, or a file not written.
+    """
     scrape_s = source.scrape_s()
-    written = [(folder / f"{board.name}.html", page(board, source, choice, scrape_s)) for board in boards]
     folder.mkdir(parents=True, exist_ok=True)
+    written = [(folder / f"{board.name}.html", page(board, source, choice, scrape_s)) for board in boards]
     for path, shown in written:
         path.write_text(rendered(shown, boards), encoding="utf-8")
     return written

@@ -1,6 +1,7 @@
 """Figures with the units that panels name, as Grafana calls them. Pure."""
 
 from collections.abc import Sequence
+from decimal import Decimal
 from math import ceil, floor, log10
 
 _BYTES = ((2.0**40, " TiB"), (2.0**30, " GiB"), (2.0**20, " MiB"), (2.0**10, " KiB"), (1.0, " B"))
@@ -18,9 +19,9 @@ _STEPS = 5
 
 def figure(value: float, unit: str) -> str:
     """``12.4 k``, ``81 %``, ``3.2 ms``, ``10 MiB/s``: three digits or so."""
-    scale, name = _scale(value, unit)
-    digits = float(f"{value / scale:.3g}") + 0.0  # 0.0: else "-0"
-    return f"{digits:g}{name}{_SUFFIXES.get(unit, '')}".rstrip()
+    scale, name = _scale(float(f"{value:.3g}"), unit)  # 999,999 is 1 M
+    digits = Decimal(f"{value / scale + 0.0:.3g}")  # 0.0: else "-0"
+    return f"{digits:,f}{name}{_SUFFIXES.get(unit, '')}".rstrip()
 
 
 def ticks(low: float, high: float, unit: str) -> list[float]:

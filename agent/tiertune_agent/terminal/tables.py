@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tiertune_agent.fields import Json, JsonDict, shown
 
 PIPE_WIDTH = 200
+GAP = 2
+"""Between the columns of a listing."""
 
 
 def terminal() -> Console:
@@ -35,29 +39,51 @@ def pairs(rows: Iterable[tuple[str, str | Text]]) -> Table:
     return table
 
 
-def listing(names: Sequence[str], rows: Iterable[Sequence[object]], nothing: str = "") -> Group:
-    """Rows that end in a sentence, which stands below the rest; ``nothing`` is said if there are none."""
-    told: list[RenderableType] = []
-    for *row, sentence in rows:
-        told += Text("  ".join(map(str, row))), Padding.indent(Text(str(sentence)), 4)
-    return Group(Text("  ".join(names[:-1]), style="bold"), *told) if told else Group(nothing)
+@dataclass(frozen=True)
+class Listing:
+    """Rows that end in a sentence, which stands below the rest: beside it no terminal has room."""
+
+    names: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    nothing: str = ""
+    """Said if there are no rows."""
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        if not self.rows:
+            yield Text(self.nothing)
+            return
+        lines = [[str(one) for one in row[:-1]] for row in (self.names, *self.rows)]
+        widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+        while sum(widths) + GAP * (len(widths) - 1) > options.max_width and max(widths[1:]) > 1:
+            widths[widths.index(max(widths[1:]), 1)] -= 1  # the first one, an id, stays whole
+        yield _line(lines[0], widths, "bold")
+        for line, row in zip(lines[1:], self.rows, strict=True):
+            yield _line(line, widths)
+            yield Padding.indent(Text(str(row[-1])), 4)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], style: str = "") -> Table:
+    """A line of a listing; a cell that is longer than its column is folded there."""
+    table = Table.grid(*(Column(width=width, overflow="fold") for width in widths), padding=(0, GAP, 0, 0))
+    table.add_row(*map(Text, cells), style=style)
+    return table
 
 
 def _moment(told: object) -> str:
     return str(told)[:19].replace("T", " ")
 
 
-def decisions_table(decisions: Sequence[Json]) -> Group:
+def decisions_table(decisions: Sequence[Json]) -> Listing:
     names = ("id", "at (UTC)", "tuner", "store", "tier", "from", "to", "state", "reason")
     told = ({**one, "at (UTC)": _moment(one["created_at"]), **_change(one)} for one in decisions)
-    return listing(names, ([one[name] for name in names] for one in told), nothing="no decisions")
+    return Listing(names, [[one[name] for name in names] for one in told], nothing="no decisions")
 
 
 def _change(decision: Json) -> dict[str, str]:
     return {name: shown(decision["field"], decision[name]) for name in ("from", "to")}
 
 
-def audit_table(rows: Sequence[Json]) -> Group:
+def audit_table(rows: Sequence[Json]) -> Listing:
     """A command that was refused is called so; its detail says why."""
     told = [
         [
@@ -69,7 +95,7 @@ def audit_table(rows: Sequence[Json]) -> Group:
         ]
         for row in rows
     ]
-    return listing(("at (UTC)", "who", "from", "what", "detail"), told, nothing="no commands")
+    return Listing(("at (UTC)", "who", "from", "what", "detail"), told, nothing="no commands")
 
 
 def decision_table(decision: JsonDict) -> Table:
@@ -110,9 +136,9 @@ def _run(name: str, run: Json) -> tuple[str, ...]:
     return (name, *times, *shares, f"{run['fetched_bytes'] / 1e9:.1f}", f"= {run['is']}" if "is" in run else "")
 
 
-def backtest_table(rows: Sequence[Sequence[str]], *by: str) -> Group:
+def backtest_table(rows: Sequence[Sequence[str]], *by: str) -> Listing:
     """What a policy would have done; a column ``by`` tells it from what was done."""
-    return listing(("at", *by, "tuner", "change", "outcome", "reason"), rows)
+    return Listing(("at", *by, "tuner", "change", "outcome", "reason"), rows)
 
 
 def _figures(table: Table, *names: str) -> None:

@@ -39,8 +39,13 @@ class Ghosts:
         """``seen``: windows of one pool, oldest first; at least one."""
         newest = seen[-1]
         self.namespace, self.model = newest.namespace, newest.model
-        self.told = {which: [one.tokens[which] for one in seen if which in one.tokens] for which in newest.tokens}
+        self.told = {
+            which: {at: one.tokens[which] for at, one in enumerate(seen) if which in one.tokens}
+            for which in newest.tokens
+        }
+        """By window."""
         self._shares: dict[Which, Ratio] = {}
+        self._gains: dict[tuple[Which, Which], Ratio] = {}
 
     def sizes(self, algorithm: str) -> list[int]:
         return sorted(size for name, size in self.told if name == algorithm)
@@ -57,13 +62,21 @@ class Ghosts:
 
     def tokens(self, which: Which) -> float:
         """Tokens that were asked for."""
-        return sum(asked for _, asked in self.told[which])
+        return sum(asked for _, asked in self.told[which].values())
 
     def share(self, which: Which) -> Ratio:
         """Share of the tokens asked for that were hit."""
         if which not in self._shares:
-            self._shares[which] = ratio([Summand(hit, asked) for hit, asked in self.told[which]])
+            self._shares[which] = ratio([Summand(hit, asked) for hit, asked in self.told[which].values()])
         return self._shares[which]
+
+    def gain(self, one: Which, than: Which) -> Ratio:
+        """Share of the tokens that one ghost hit beyond another, over the windows that both have."""
+        if (one, than) not in self._gains:
+            other = self.told[than]
+            both = [(*told, *other[at]) for at, told in self.told[one].items() if at in other]
+            self._gains[one, than] = ratio([Summand(hit / of * asked - had, asked) for hit, of, had, asked in both])
+        return self._gains[one, than]
 
 
 def ghosts(seen: Iterable[Counted]) -> tuple[Ghosts, ...]:
@@ -151,12 +164,22 @@ def curve(store: Json, pool: Ghosts) -> Curve:
 
 
 def reading(pool: Ghosts, algorithm: str, capacity: float | None) -> tuple[str, float]:
-    """What the curve says, and by how much the best that was simulated hits more: the smallest as good as any."""
+    """What the curve says, and by how much the best that was simulated surely hits more: the smallest as good as any.
+
+    Where nothing surely hits more, one that is smaller and surely as good is named.
+    """
     own = pool.near(algorithm, capacity)
     if own is None:
         return "Its ghosts tell of no size near its own, so there is nothing to set them against yet.", 0.0
-    has, most = pool.share(own).value, max(pool.share(which).value for which in pool.told)
-    size, name = min((size, name) for name, size in pool.told if pool.share((name, size)).value >= most - SAME)
-    best = pool.share((name, size)).value
-    told = f"{algorithm} hits {has:.0%} at {short(own[1])}; the best simulated, {name} at {short(size)}, {best:.0%}."
-    return told, best - has
+    has, held = pool.share(own).value, own[1]
+    gains = {which: pool.gain(which, own) for which in pool.told}
+    more = {which: gain.value for which, gain in gains.items() if gain.above and gain.value >= SAME}
+    most = max(more.values(), default=0.0)
+    alike = [which for which, gain in gains.items() if which[1] < held and gain.value - ERRORS * gain.error > -SAME]
+    good = [which for which, value in more.items() if value >= most - SAME] if more else alike
+    told = f"{algorithm} hits {has:.0%} at {short(held)}"
+    if not good:
+        return f"{told}.", 0.0
+    size, name = min((size, name) for name, size in good)
+    best = has + gains[name, size].value
+    return f"{told}; the best simulated, {name} at {short(size)}, {best:.0%}.", more.get((name, size), 0.0)

@@ -57,8 +57,10 @@ def headline(fleet: Json, modes: Mapping[str, str], *, traffic: bool, waiting: i
         return Headline("info", f"Waiting for the first {what} to answer.", "", facts)
     if not up:
         return Headline("bad", f"No {what} answers, so nothing is measured or changed.", "", facts)
-    sentence = _sharing(up, traffic=traffic) if tunes else "Engines are observed; there is no store of TierTune."
-    return Headline(_worst(facts), sentence, _doing(fleet, modes, waiting) if tunes else ADVISES, facts)
+    if not tunes:
+        return Headline(_worst(facts), "Engines are observed; there is no store of TierTune.", ADVISES, facts)
+    sentence = _sharing(up, len(stores) + len(unheard), traffic=traffic)
+    return Headline(_worst(facts), sentence, _doing(fleet, modes, waiting), facts)
 
 
 def _worst(facts: Iterable[Fact]) -> str:
@@ -76,7 +78,8 @@ def _few(listed: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
-def _sharing(up: Sequence[Json], *, traffic: bool) -> str:
+def _sharing(up: Sequence[Json], number: int, *, traffic: bool) -> str:
+    """``up``: stores that answer, of ``number``."""
     bypassed = [store for store in up if store["bypass"]]
     remote = [store for store in up if present(store, "remote")]
     dead = [store for store in remote if read(store, "tiers.remote.health") == "dead"]
@@ -87,11 +90,12 @@ def _sharing(up: Sequence[Json], *, traffic: bool) -> str:
         return f"Bypassed at {names(bypassed)}: engines there recompute everything."
     if dead:
         return f"The remote tier is dead at {names(dead)}, and what it holds is recomputed."
+    if silent := number - len(up):
+        return f"{silent} of {number} stores {'does' if silent == 1 else 'do'} not answer."
     if not traffic:
         return "Stores are up, without traffic yet."
-    if not remote:
-        return "Engines share KV chunks; there is no remote tier."
-    return f"Engines share KV chunks; fetching from the remote tier is {f'off at {names(off)}' if off else 'on'}."
+    fetching = f"fetching from the remote tier is {f'off at {names(off)}' if off else 'on'}"
+    return f"Engines share KV chunks; {fetching if remote else 'there is no remote tier'}."
 
 
 def _doing(fleet: Json, modes: Mapping[str, str], waiting: int) -> str:

@@ -1,4 +1,4 @@
-"""GPU seconds by stage and phase, of engines' steps and of any PyTorch module, and NVML's figures of the devices."""
+"""GPU seconds by stage, of engines' steps (also by phase) and of any PyTorch module, and NVML's figures of devices."""
 
 from tiertune_connector.profile.connect import connect, stage
 from tiertune_connector.profile.stages import Attached, Profiler, Stage

@@ -36,26 +36,24 @@ OPERATIONS = 1 + 4 * CHUNKS
 
 @dataclass(frozen=True)
 class StorageTimes:
-    """Medians over the chunks, one operation at a time; None if ``problem`` says what failed."""
+    """Medians over the chunks, one operation at a time; 0 if ``problem`` says what failed."""
 
     storage: str
     problem: str = ""
     """Which operation failed, and how; empty: none."""
-    latency_s: float | None = None
+    latency_s: float = 0.0
     """To read a small chunk."""
-    read_s: float | None = None
-    write_s: float | None = None
+    read_s: float = 0.0
+    write_s: float = 0.0
 
     @property
-    def read_bytes_per_s(self) -> float | None:
+    def read_bytes_per_s(self) -> float:
         """Beyond the latency."""
-        if self.read_s is None or self.latency_s is None:
-            return None
-        return CHUNK_BYTES / max(self.read_s - self.latency_s, 1e-9)
+        return CHUNK_BYTES / max(self.read_s - self.latency_s, 1e-9) if self.read_s else 0.0
 
     @property
-    def write_bytes_per_s(self) -> float | None:
-        return CHUNK_BYTES / self.write_s if self.write_s else None
+    def write_bytes_per_s(self) -> float:
+        return CHUNK_BYTES / self.write_s if self.write_s else 0.0
 
 
 def storage(url: str, like: RemoteSettings | None) -> RemoteSettings:

@@ -125,5 +125,5 @@ def _describe(problem: Any) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
     if problem["type"] != "extra_forbidden":
         return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
     own = key in DERIVED | {"block_size"}
-    unknown = "unknown key: TierTune sets it by itself" if own else unknown_key(EngineSettings, str(problem["loc"][-1]))
+    unknown = "unknown key: TierTune sets it by itself" if own else unknown_key(EngineSettings, problem["loc"])
     return f"{key}: {unknown}"

@@ -16,11 +16,8 @@ ORDER: tuple[Severity, ...] = ("error", "warning")
 
 
 def findings(facts: AllFacts) -> list[Finding]:
-    """What is wrong, errors first; once, where a store was asked at two addresses.
-
-    An incident of the agent is left out where a check of its name found the same.
-    """
-    told = list(dict.fromkeys(one for check in SEEN for one in check.findings(facts)))
+    """What is wrong, errors first. An incident of the agent is left out where a check of its name found the same."""
+    told = [one for check in SEEN for one in check.findings(facts)]
     known = {(one.check, _place(one)) for one in told}
     incidents = (one for check in of_agent.OF_INCIDENTS for one in check.findings(facts))
     told += [one for one in incidents if (one.check, _place(one)) not in known]

@@ -3,7 +3,7 @@
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import AllFacts, Clock, StoreFacts
 from tiertune_agent.doctor.finding import Found, Told, check, of_store
-from tiertune_agent.fields import read
+from tiertune_agent.fields import Json, read
 from tiertune_connector.units import format_count, format_duration, format_size
 
 SKEW_S = 2.0
@@ -62,20 +62,33 @@ def engines_refused(store: StoreFacts) -> Told:
 @of_store("error")
 def tier_dead(store: StoreFacts) -> Told:
     for tier, state in store.tiers.items():
-        servers = [one for one in state.get("servers") or () if one.get("health") == "dead"]
-        if state.get("health", "ok") != "ok" or servers:
-            dead = "; ".join(f"{one['server']}: {one['reason']}" for one in servers)
-            reason = dead or str(state.get("reason") or "no reason told")
-            yield f"{tier} is {state['health']}: {reason}", _MENDS.get(tier, ALSO_LOOKED_FOR["tier_dead"])
+        dead = [f"{one['server']}: {one['reason']}" for one in _dead_servers(state)]
+        if state.get("health") in ("dead", "recovering") or dead:
+            reason = "; ".join(dead) or str(state.get("reason") or "no reason told")
+            yield f"{tier} is {state['health']}: {reason}", _DEAD.get(tier, ALSO_LOOKED_FOR["tier_dead"])
 
 
-_MENDS = {
-    "remote": (
-        "if it is away, start it, or mend its address, password, rights or tls; if it is full, make room "
-        "(Redis: maxmemory-policy allkeys-lru); if it is late, measure it: doctor --storage"
-    ),
-    "disk": "mend the disk, or make room there (df -h), or lower its capacity; the store tries again by itself",
+_DEAD = {
+    "remote": "start the remote, or mend its address, password, rights, tls or way; requests meanwhile recompute",
+    "disk": "make room on the disk or mend it; the store tries again by itself",
 }
+
+
+@of_store("warning")
+def tier_slow(store: StoreFacts) -> Told:
+    """Its last operation timed out, or it is full."""
+    for tier, state in store.tiers.items():
+        if state.get("health") == "slow" and not _dead_servers(state):
+            reason = str(state.get("reason") or "no reason told")
+            yield f"{tier} is slow: {reason}", _FULL if "full: " in reason else _SLOW
+
+
+_SLOW = "look at its host and at the network between; measure it: doctor --storage"
+_FULL = "make room (df -h; Redis: maxmemory-policy allkeys-lru), or lower its capacity; what it has is read meanwhile"
+
+
+def _dead_servers(state: Json) -> list[Json]:
+    return [one for one in state.get("servers") or () if one.get("health") == "dead"]
 
 
 @of_store("warning")
