@@ -249,8 +249,8 @@ class TestFiles:
         ("database", "said"),
         [
             ("sqlite:///{}/text", "cannot be opened: file is not a database"),
-            ("mysql://a/b", "history is kept in an SQLite file"),
-            ("nothing", "no address such as sqlite:///"),
+            ("mysql://a/b", "write sqlite:///path, or postgresql://"),
+            ("nothing", "write sqlite:///path, or postgresql://"),
         ],
     )
     def test_db_upgrade_refuses_what_is_no_database(self, upgrade, tmp_path, database, said):
