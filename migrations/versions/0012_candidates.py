@@ -1,4 +1,7 @@
-"""What requests found in the remote last is kept with the store, not in windows that are never dropped."""
+"""What requests found in the remote last is kept with the store, not in windows that are never dropped.
+
+The way back has none: an older version knows candidates again when requests find chunks.
+"""
 
 from collections.abc import Iterator
 

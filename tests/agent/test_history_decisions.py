@@ -17,6 +17,7 @@ from tiertune_agent.tuners.base import NoChange, Proposal
 
 TARGET = Target("host-a", "remote", models=("llama",))
 
+LATER = after(days=1)
 WISH = Proposal("tiers.remote.fetch", "on", "off", "it costs", {"windows": [1, 2]}, requests=9)
 
 
@@ -120,7 +121,7 @@ class TestDecisions:
                 decisions.move(decision, State.APPLIED, now=at, applied_at=at)
         last = Made("tiers.remote.fetch", "on", "off1", after(hours=1))
         assert history.changed.last(["host-a"]) == {place("remote_fetch", TARGET): last}
-        assert history.changed.last(["host-b"]) == history.changed.undone(START, ["host-b"]) == {}
+        assert history.changed.last(["host-b"]) == history.changed.undone(START, LATER, ["host-b"]) == {}
         assert history.changed.count(after(minutes=30), last.at) == {"host-a": 1}
 
     def test_a_split_is_the_last_change_of_all_that_it_moves(self, history, decisions):
@@ -227,16 +228,17 @@ class TestDecisions:
 
         off, on = switch("on", "off", at[0]), switch("off", "on", at[1])
         decisions.judge(off, State.INCONCLUSIVE, "superseded", {}, at[1])
-        assert history.changed.undone(START, ["host-a"]) == {}
+        assert history.changed.undone(START, LATER, ["host-a"]) == {}
         switch("on", "off", at[2])
         decisions.judge(on, State.INCONCLUSIVE, "superseded", {}, at[2])
         undone = {("host-a", "remote", ""): [Made(WISH.field, "off", "on", at[2])]}
-        assert history.changed.undone(START, ["host-a"]) == undone
+        assert history.changed.undone(START, LATER, ["host-a"]) == undone
         judged = switch("off", "on", at[3])
         decisions.judge(judged, State.INCONCLUSIVE, "not clear", {}, at[4])
         switch("on", "off", at[5])
-        assert history.changed.undone(START, ["host-a"]) == undone
-        assert history.changed.undone(at[3], ["host-a"]) == {}
+        assert history.changed.undone(START, LATER, ["host-a"]) == undone
+        assert history.changed.undone(at[3], LATER, ["host-a"]) == {}
+        assert history.changed.undone(START, at[1], ["host-a"]) == {}, "that hour lies ahead"
 
     def test_of_refused_switch_offs_the_newest_is_remembered(self, history, decisions):
         """An expired token must not hold off what protects requests for ever longer; of other refusals all count."""
@@ -245,7 +247,7 @@ class TestDecisions:
             for moment in at:
                 made = propose(history, Proposal(WISH.field, before, to, ""))
                 decisions.move(made, State.FAILED, now=moment)
-        (undone,) = history.changed.undone(START, ["host-a"]).values()
+        (undone,) = history.changed.undone(START, LATER, ["host-a"]).values()
         assert sorted((made.before, made.at) for made in undone) == [("off", when) for when in at] + [("on", at[2])]
 
     def test_a_verdict_is_a_row_and_a_state(self, history, decisions, heard):

@@ -92,7 +92,7 @@ def _of_a_round(history):
     changed.superseded()
     decisions.undoing()
     changed.count(NOW - timedelta(hours=1), NOW)
-    changed.undone(NOW - MEMORY, stores)
+    changed.undone(NOW - MEMORY, NOW, stores)
     decisions.find(limit=LATEST)
 
 

@@ -149,7 +149,8 @@ class Judge:
         """Why a switch-off is not rolled back; empty: no reason. Probes of a link without fetches promise too much."""
         if not remote_fetch.protects(decision.field, decision.after):
             return ""
-        undone = self._history.changed.undone(self._now() - MEMORY, [decision.target.store])
+        now = self._now()
+        undone = self._history.changed.undone(now - MEMORY, now, [decision.target.store])
         same = undone.get(place("", decision.target)[1:], ())
         on = (made for made in same if remote_fetch.protects(made.field, made.before))
         return DOUBTED if any(on) else ""

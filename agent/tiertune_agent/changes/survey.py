@@ -61,7 +61,7 @@ class Survey:
 
     def undone(self, target: Target) -> Sequence[Made]:
         """Changes of the target that were undone or refused within a month."""
-        return tuple(made for made in self._undone.get(place("", target)[1:], ()) if made.at <= self._now)
+        return self._undone.get(place("", target)[1:], ())
 
     def changes(self, store: str) -> int:
         """Number of changes of a store in the last hour."""
@@ -142,7 +142,7 @@ class Survey:
 
     @cached_property
     def _undone(self) -> Mapping[Where, Sequence[Made]]:
-        return self._history.changed.undone(self._now - MEMORY, self._stores)
+        return self._history.changed.undone(self._now - MEMORY, self._now, self._stores)
 
     @cached_property
     def _made(self) -> Mapping[str, int]:

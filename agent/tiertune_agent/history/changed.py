@@ -64,7 +64,7 @@ class Changed(OfHistory):
             made.update({store, *(step["store"] for step in split or ())})
         return made
 
-    def undone(self, since: datetime, stores: Collection[str]) -> dict[Where, list[Made]]:
+    def undone(self, since: datetime, now: datetime, stores: Collection[str]) -> dict[Where, list[Made]]:
         """Decisions that were rolled back, switched off during their soak, or refused, by what they changed.
 
         Refused by the store or by a person; each has the time of that. Of refused changes that protect requests only
@@ -75,7 +75,7 @@ class Changed(OfHistory):
             DecisionRow.state == State.INCONCLUSIVE, DecisionRow.field == FIELD, _followed(within_soak=True).exists()
         )
         query = select(*_PLACE, *_CHANGE).where(
-            _of(stores), DecisionRow.updated_at >= since, or_(DecisionRow.state.in_(ended), overtaken)
+            _of(stores), DecisionRow.updated_at.between(since, now), or_(DecisionRow.state.in_(ended), overtaken)
         )
         found: dict[Where, list[Made]] = {}
         refused: dict[Where, Made] = {}

@@ -76,9 +76,6 @@ def connect(url: str, password_file: Path | None = None) -> Engine:
         raise UnusableError(f"database: there is no folder {path.parent}: make it, or mend the path")
     if path.is_dir():
         raise UnusableError(f"database: {path} is a folder: name a file in it")
-    for place in (path, path.parent):  # SQLite also makes files beside it
-        if place.exists() and not os.access(place, os.W_OK):
-            raise UnusableError(f"database: {place} is readonly: let this user write it, or name another file")
     engine, file = create_engine(parsed, json_deserializer=_document), _File(path)
     event.listen(engine, "do_connect", file.opening)
     event.listen(engine, "connect", file.opened)
@@ -193,6 +190,14 @@ def _write_ahead(engine: Engine) -> None:
             return
 
 
+def _writable(engine: Engine) -> None:
+    """UnusableError for an SQLite file that this user may not write, which SQLite itself tells at the first write."""
+    path = sqlite_path(engine.url.render_as_string())
+    for place in (path, path.parent) if path else ():  # it also makes files beside it
+        if place.exists() and not os.access(place, os.W_OK):
+            raise UnusableError(f"database: {place} is readonly: let this user write it, or name another file")
+
+
 def _failed(engine: Engine, what: str, error: Exception) -> DatabaseError:
     kind = DatabaseError if isinstance(error, OperationalError) else UnusableError  # else it will not pass by itself
     return kind(f"database: {shown(engine.url)} cannot be {what}: {cause(error)}")
@@ -228,6 +233,7 @@ def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str]:
     from alembic import command  # noqa: PLC0415
     from alembic.util import CommandError  # noqa: PLC0415
 
+    _writable(engine)
     have, newest = revisions(engine)
     config = _config()
     try:
@@ -256,6 +262,7 @@ def _alone(connection: Connection) -> None:
 def open_current(url: str, password_file: Path | None = None) -> Engine:
     """An engine on a database at the newest revision: an empty one is filled, an older one is refused."""
     engine = connect(url, password_file)
+    _writable(engine)
     have, newest = revisions(engine)
     if have is None:
         upgrade(engine)

@@ -199,14 +199,14 @@ def _moved(
     if not _changed(session, decision, {"state": to, "waits": None, **changes}, *further):
         return None
     if to != decision.state and to in (State.APPLIED, State.ROLLED_BACK):
-        for part in parts(decision):
+        for part in sorted(parts(decision), key=lambda part: part.target.store):  # as all writers lock them
             _expect(session, part, changes["updated_at"], undone=to == State.ROLLED_BACK)
     return decision_of(session.get_one(DecisionRow, decision.id))
 
 
 def _expect(session: Session, part: Decision, now: datetime, *, undone: bool) -> None:
     """From now on the store should have what was decided; or, undone, what was before, unless that changed since."""
-    row = session.get(StoreRow, cut(part.target.store))
+    row = session.get(StoreRow, cut(part.target.store), with_for_update=True)
     if row and row.expected and (not undone or in_force(row.expected, part.field) == part.after):
         row.expected = replaced(row.expected, part.field, part.before if undone else part.after)
         row.expected_at = now

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, insert, select, update
@@ -93,6 +94,8 @@ class History(OfHistory):
         columns = (StoreRow.name, StoreRow.expected, StoreRow.expected_at, StoreRow.differs_since)
         there = StoreRow.name.in_(names)
         with self._session() as session:
+            for row in session.scalars(select(StoreRow).where(there, StoreRow.expected_at.is_(None))):
+                row.expected, row.expected_at = row.tuning, row.last_seen  # as schemas before 0010 leave it
             found: Sequence[Any] = session.execute(select(*columns).where(there)).all()
         return {names[name]: Expectation(dict(tuning), since, differs) for name, tuning, since, differs in found}
 
@@ -200,6 +203,7 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
         if cut(one.store) not in known
     ]
     old = [_state(one, known[cut(one.store)].candidates or ()) for one in snapshots if cut(one.store) in known]
+    old.sort(key=itemgetter("name"))  # all who write several lock them in this order
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
         if rows:
             session.execute(statement, rows)

@@ -22,9 +22,9 @@ def compared(known: Expectation, found: Snapshot, moving: Collection[str], now: 
     Fields that are ``moving`` may be found either way: their change or its undoing has not ended yet.
     """
     told = "; ".join(drift(known.tuning, found.tuning, moving))
-    stood = known.differs is not None and now - known.differs >= ADOPTED_AFTER
-    if moving or (told and not stood) or found.tuning == known.tuning:
-        return told, replace(known, differs=(known.differs or now) if told else None)
+    since = min(known.differs or now, now)  # a clock that was ahead is not waited for
+    if moving or (told and now - since < ADOPTED_AFTER) or found.tuning == known.tuning:
+        return told, replace(known, differs=since if told else None)
     return "", Expectation(dict(found.tuning), found.at)
 
 

@@ -46,11 +46,11 @@ class Watch:
 
     def _drifts(self, snapshots: Sequence[Snapshot]) -> dict[str, str]:
         """What drifted, by store; without those that were changed after they had answered."""
-        now, decisions = self._now(), self._history.decisions
+        decisions = self._history.decisions
         under_way = [*decisions.in_state(State.APPROVED), *decisions.undoing()]  # first: what ends now is expected then
         moving = [part for decision in under_way for part in parts(decision)]
         expected = self._history.expectations(snapshot.store for snapshot in snapshots)
-        told, anew = {}, {}
+        now, told, anew = self._now(), {}, {}
         for snapshot in snapshots:
             store, known = snapshot.store, expected[snapshot.store]
             if not snapshot.at < known.since <= now:
@@ -79,10 +79,14 @@ class Watch:
         return grouped(chain.from_iterable(map(parts, reversed(found))), lambda part: part.target.store)
 
     def _emptied(self, snapshots: Sequence[Snapshot]) -> set[tuple[str, str]]:
-        """Stores and fields of their capacities that a decision set to zero."""
+        """Stores and fields of their capacities that a decision set to zero, or is about to."""
         stores = [one.store for one in snapshots if _without_capacity(one)]
-        last = self._history.changed.last(stores, splits=SPLITS) if stores else {}
-        return {(store, made.field) for (_, store, _, _), made in last.items() if made.after == 0}
+        if not stores:
+            return set()
+        last = self._history.changed.last(stores, splits=SPLITS)
+        under_way = chain.from_iterable(map(parts, self._history.decisions.in_state(State.APPROVED)))
+        emptied = {(store, made.field) for (_, store, _, _), made in last.items() if made.after == 0}
+        return emptied | {(part.target.store, part.field) for part in under_way if part.after == 0}
 
 
 def messages(

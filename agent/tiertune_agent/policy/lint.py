@@ -59,7 +59,7 @@ def without_effect(policy: Policy) -> list[str]:
     unmanaged = () if rule.remote.manage else SIZES_OF_REMOTE
     told = [*_without_effect(policy), *_vain(policy, unmanaged, UNMANAGED)]
     if rule.remote.manage and all(read(rule.model_dump(), key) is None for key in LIMITS):
-        told.append(f"remote.manage: the remote keeps its size: say how large it may get, by {', '.join(LIMITS)}")
+        told.append(f"{_managing(policy)}: the remote keeps its size: say how large it may get, by {', '.join(LIMITS)}")
     for index, override in enumerate(policy.overrides):
         if override.match.fits(remote):
             vain = _vain(override, unmanaged, UNMANAGED)
@@ -71,12 +71,16 @@ def without_effect(policy: Policy) -> list[str]:
 
 def manages(loaded: LoadedPolicy) -> str:
     """Where a sound policy has the remote managed, as ``file:line:column``; empty: nowhere."""
-    policy, remote, key = loaded.policy, Target(FLEET, "remote"), "remote.manage"
-    if not policy.for_target(remote).remote.manage:
+    if not loaded.policy.for_target(Target(FLEET, "remote")).remote.manage:
         return ""
+    return f"{loaded.source}:{place_of(loaded.text, _managing(loaded.policy))}"
+
+
+def _managing(policy: Policy) -> str:
+    """The key that says last whether the remote is managed."""
+    remote, key = Target(FLEET, "remote"), "remote.manage"
     fitting = (index for index, one in enumerate(policy.overrides) if one.match.fits(remote) and _sets(one, key))
-    keys = [key, *(f"overrides.{index}.{key}" for index in fitting)]
-    return f"{loaded.source}:{place_of(loaded.text, keys[-1])}"
+    return [key, *(f"overrides.{index}.{key}" for index in fitting)][-1]
 
 
 def _without_effect(rule: Rule) -> list[str]:

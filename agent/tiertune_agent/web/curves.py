@@ -175,7 +175,7 @@ def reading(pool: Ghosts, algorithm: str, capacity: float | None) -> tuple[str, 
     gains = {which: pool.gain(which, own) for which in pool.told}
     more = {which: gain.value for which, gain in gains.items() if gain.above and gain.value >= SAME}
     most = max(more.values(), default=0.0)
-    alike = [which for which, gain in gains.items() if which[1] < held and gain.value - ERRORS * gain.error > -SAME]
+    alike = [which for which, gain in gains.items() if 0 < which[1] < held and gain.value - ERRORS * gain.error > -SAME]
     good = [which for which, value in more.items() if value >= most - SAME] if more else alike
     told = f"{algorithm} hits {has:.0%} at {short(held)}"
     if not good:

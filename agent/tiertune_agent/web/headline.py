@@ -84,14 +84,14 @@ def _sharing(up: Sequence[Json], number: int, *, traffic: bool) -> str:
     remote = [store for store in up if present(store, "remote")]
     dead = [store for store in remote if read(store, "tiers.remote.health") == "dead"]
     off = [store for store in remote if read(store, "tuning.tiers.remote.fetch") == "off"]
-    if len(bypassed) == len(up):
+    if len(bypassed) == number:
         return "All stores are bypassed: they answer miss, and engines recompute everything."
+    if silent := number - len(up):
+        return f"{silent} of {number} stores {'does' if silent == 1 else 'do'} not answer."
     if bypassed:
         return f"Bypassed at {names(bypassed)}: engines there recompute everything."
     if dead:
         return f"The remote tier is dead at {names(dead)}, and what it holds is recomputed."
-    if silent := number - len(up):
-        return f"{silent} of {number} stores {'does' if silent == 1 else 'do'} not answer."
     if not traffic:
         return "Stores are up, without traffic yet."
     fetching = f"fetching from the remote tier is {f'off at {names(off)}' if off else 'on'}"

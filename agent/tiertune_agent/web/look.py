@@ -146,7 +146,8 @@ class Looks:
             for window in self._history.measured.fleet_windows(names, first, now) if names else ():
                 if ended(window) >= newest[window.store]:
                     told.setdefault(window.store, []).append(window)
-        found, named = self._history.measured.candidates(stale), {store["name"]: store for store in stores}
+        named = {store["name"]: store for store in stores}
+        found = self._history.measured.candidates(named)
         self._stores = {
             name: self._added(store, before[name], told.get(name, []), found.get(name, ()), (since, now))
             for name, store in named.items()

@@ -12,7 +12,7 @@ from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, frozen_by, mode_of
 from tiertune_agent.policy.lint import Finding, errors, notes
-from tiertune_agent.records import FLEET, OBSERVED, Now, State
+from tiertune_agent.records import FLEET, JUDGED, OBSERVED, Now, State
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of
 from tiertune_agent.web.compared import compared
@@ -90,7 +90,7 @@ class Views:
         if decision is None:
             return None
         verdicts = decisions.verdicts_of(number)
-        weighed = compared(decision, verdicts)
+        weighed = compared(decision, [one for one in verdicts if one["verdict"] in JUDGED])  # not weekly reviews
         return {**decision.document(), "verdicts": verdicts, "compared": vars(weighed) if weighed else None}
 
     def ledger(self, hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> JsonDict:

@@ -76,7 +76,8 @@ class GpuSampler:
                     gauges += self._ask(nvml.nvmlDeviceGetHandleByIndex(index), stages)
                 except nvml.NVMLError as error:
                     failed.append(f"GPU {index}: {error}")
-            told = "; ".join([f"ok: {count - len(failed)} of {count} GPUs", *failed])
+            well = count - len(failed)
+            told = "; ".join([f"{'ok' if well else 'absent'}: {well} of {count} GPUs", *failed])
             state = told if count else "absent: no GPU"
         except nvml.NVMLError as error:
             state = f"absent: {error}"
