@@ -5,8 +5,10 @@ import json
 import pytest
 
 from agent.agents import POLICY
-from agent.fakes import DIGEST, SLOW, START
+from agent.fakes import DIGEST, SLOW, START, after
 from tiertune_agent.catalogue import METRICS
+from tiertune_agent.records import State
+from tiertune_agent.verdicts.verdict import Verdict
 from tiertune_connector.catalogue import PREFIX
 
 pytestmark = pytest.mark.slow
@@ -95,6 +97,16 @@ def test_a_decision_is_told_with_its_counterfactual(api, store, rounds):
     assert (told["before"], told["promised"], told["after"]) == (2.0, 1.0, 1.0)
     assert told["without"] == pytest.approx(2.002)
     assert told["windows"] >= 3
+
+
+def test_weekly_reviews_are_no_figures_of_a_verdict(api, proposed):
+    """A soak that measured nothing has none; what was weighed weeks later is told beside it."""
+    judged = proposed.judge(proposed.get(1), State.INCONCLUSIVE, "too little traffic", {}, START)
+    weighed = Verdict(State.KEPT, "50% less", {"before": 2.0, "after": 1.0})
+    proposed.review(judged, "still pays", weighed, after(days=7))
+    told = api("decisions/1")
+    assert [one["verdict"] for one in told["verdicts"]] == ["inconclusive", "still pays"]
+    assert told["compared"] is None
 
 
 def test_the_policy_is_told_with_its_lint(api, rounds, policy_file):

@@ -172,11 +172,15 @@ class TestFiles:
 
     @pytest.mark.parametrize("name", ["x.sqlite", ""])
     def test_what_may_not_be_written_is_refused(self, tmp_path, monkeypatch, name):
-        """File or folder, by its name, before anything is opened: SQLite tells only when something is written."""
-        open_current(f"sqlite:///{tmp_path}/x.sqlite").dispose()
+        """File or folder, by its name, to whoever would write: SQLite tells only when something is. It can be read."""
+        url = f"sqlite:///{tmp_path}/x.sqlite"
+        open_current(url).dispose()
         monkeypatch.setattr("os.access", lambda path, _: path != tmp_path / name)
-        with pytest.raises(UnusableError, match=f"^database: {tmp_path / name} is readonly: let this user write it"):
-            open_current(f"sqlite:///{tmp_path}/x.sqlite")
+        for use in (open_current, lambda url: upgrade(connect(url))):
+            with pytest.raises(UnusableError, match=f"^database: {tmp_path / name} is readonly: let this user write"):
+                use(url)
+        have, newest = revisions(connect(url))
+        assert have == newest
 
     def test_a_damaged_file_is_told(self, tmp_path):
         """In SQLite's own words."""

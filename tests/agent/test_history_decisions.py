@@ -7,11 +7,14 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event
 
+from agent.conftest import BACKENDS
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, after, remember, remote_window, snapshot, window
 from agent.fakes import propose as proposed
 from tiertune_agent.history.changed import place
+from tiertune_agent.history.database import DatabaseError, connect
 from tiertune_agent.history.retention import FORTNIGHT
+from tiertune_agent.history.store import History
 from tiertune_agent.records import FLEET, OBSERVED, Made, Prospect, Rates, State, Target
 from tiertune_agent.tuners.base import NoChange, Proposal
 
@@ -199,6 +202,28 @@ class TestDecisions:
         decisions.move(propose(history), State.APPLIED, now=after(hours=1), applied_at=after(hours=1))
         history.expect({"host-a": (seen.since, replace(seen, since=after(hours=2)))})
         assert expected(history) == ("off", after(hours=1))
+
+    @pytest.mark.parametrize("backend", BACKENDS[1:])
+    def test_of_two_changes_of_a_store_in_one_moment_both_are_expected(self, history, decisions, database):
+        """The second waits for the first (here it soon gives up, and is made again): neither takes the other back."""
+        remember(history, tuning={"tiers": {"remote": {"fetch": "on", "margin": 1.1}}})
+        margin = Proposal("tiers.remote.margin", 1.1, 2.0, "")
+        second = proposed(history, "gate_settings", TARGET, margin)
+        other = History(connect(f"{database}?options=-c%20lock_timeout%3D50"))
+
+        def move():
+            other.decisions.move(second, State.APPLIED, now=START, applied_at=START)
+
+        def refused():
+            with pytest.raises(DatabaseError, match="lock timeout"):
+                move()
+
+        with meanwhile(history, "stores", refused):
+            decisions.move(propose(history), State.APPLIED, now=START, applied_at=START)
+        move()
+        other.close()
+        (one,) = history.expectations(["host-a"]).values()
+        assert one.tuning == {"tiers": {"remote": {"fetch": "off", "margin": 2.0}}}
 
     def test_switches_of_fetch_that_were_made_come_oldest_first(self, history, decisions):
         """And undone; none that was only proposed, none of another field; old ones while among the last of all."""

@@ -17,7 +17,7 @@ from tiertune_agent.changes.control import VERDICT
 from tiertune_agent.fields import replaced
 from tiertune_agent.incidents import detectors
 from tiertune_agent.incidents.detectors import PROBE_BYTES, Sight, incidents
-from tiertune_agent.incidents.drift import compared, drift
+from tiertune_agent.incidents.drift import ADOPTED_AFTER, compared, drift
 from tiertune_agent.incidents.watch import TROUBLES
 from tiertune_agent.records import Expectation, Snapshot, State, Target
 from tiertune_agent.tuners.base import Proposal
@@ -240,6 +240,13 @@ class TestDrift:
         assert compared(known, snapshot(at=NOW, tuning=found), (), NOW) == ("", Expectation(found, NOW))
         assert compared(replace(known, differs=START), snapshot(at=NOW, tuning=TUNING), (), NOW) == ("", known)
 
+    def test_what_differs_since_an_hour_that_lies_ahead_differs_since_now(self):
+        """A clock that was ahead is not waited for: after a day what was found is expected."""
+        found = snapshot(at=NOW, tuning=replaced(TUNING, "defaults.eviction", "fifo"))
+        told, then = compared(Expectation(TUNING, START, after(days=30)), found, (), NOW)
+        assert (told, then) == ("defaults.eviction: expected lru, found fifo", Expectation(TUNING, START, NOW))
+        assert compared(then, found, (), NOW + ADOPTED_AFTER) == ("", Expectation(found.tuning, NOW))
+
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
@@ -274,6 +281,17 @@ def test_a_tier_that_a_decision_emptied_is_not_called_unused(agent, store, round
     store.by_hand("tiers.dram.capacity_bytes", 0)
     rounds(1)
     assert sorted(wrong(agent)) == ["tier_unused", "tuning_drift"]
+
+
+def test_a_tier_that_is_about_to_be_emptied_is_not_called_unused(agent, store, clock, rounds):
+    """The change reached the store, its answer was lost, and a freeze holds up finding out."""
+    rounds(1)
+    store.lose_answers = True
+    decision = made(agent, store, "tiers.dram.capacity_bytes", 1 << 30, 0, tuner="tier_size")
+    agent.history.journal.freeze("release", "anna", clock.now(), None)
+    rounds(2)
+    assert agent.history.decisions.get(decision.id).state == State.APPROVED
+    assert (store.tuning["tiers"]["dram"]["capacity_bytes"], wrong(agent)) == (0, [])
 
 
 def test_a_remote_that_another_host_reads_serves(agents, store, other, clock):

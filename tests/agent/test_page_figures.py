@@ -241,6 +241,14 @@ class TestWords:
         alone = headed({"stores": [silent]})
         assert (alone.level, alone.sentence) == ("bad", "No store answers, so nothing is measured or changed.")
 
+    @pytest.mark.parametrize(
+        ("up", "sentence"), [(1, "9 of 10 stores do not answer."), (10, "All stores are bypassed: they answer miss, ")]
+    )
+    def test_silence_is_told_before_what_few_stores_do(self, up, sentence):
+        """Of ten the one that answers is bypassed, or all ten are."""
+        stores = [{**STORE, "name": f"host-{place}", "bypass": True, "reachable": place < up} for place in range(10)]
+        assert headed({"stores": stores}).sentence.startswith(sentence)
+
     def test_evidence_of_any_shape_becomes_tables(self):
         """Plain values in one table, each list of objects in its own, with the newest rows; units by name."""
         windows = [{"start": (after(seconds=index)).isoformat(), "fetch_s": 0.5} for index in range(40)]

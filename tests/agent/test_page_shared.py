@@ -172,6 +172,18 @@ class TestSumsOfStores:
         clock.advance(POINTS * 15)
         assert looks.seen().stores["host-b"].sums.tiers == {}
 
+    def test_costs_of_a_silent_store_stand_as_a_window_grows_too_old(self, looks, rounds, store, clock):
+        """Fetching is off: what requests found before it was is known between its answers too."""
+        rounds(1)
+        store.by_hand("tiers.remote.fetch", "off")
+        rounds(3)
+        before = looks.seen().stores["host-a"].costs
+        clock.advance((POINTS - 4) * 15)
+        assert looks.seen().stores["host-a"].costs == before
+        clock.advance(1)
+        assert looks.seen().stores["host-a"].costs == before[1:]
+        assert len(before) == 4
+
     def test_a_window_without_requests_costs_what_a_typical_one_does(self):
         """At the window's own estimate; where none is known, it is left out of the line."""
         idle = remote_window(0, bandwidth=1e9, age=1.0, t0=0.5)

@@ -58,6 +58,11 @@ class TestCurves:
         seen = curve(STORE, pool(*(told(flat, at) for at in range(4))))
         assert seen.sentence == "lru hits 33% at 1 GiB; the best simulated, lru at 512 MiB, 33%."
 
+    def test_no_size_at_all_is_not_the_best(self):
+        """Where nothing is hit, a pool of nothing does as well, but cannot be had."""
+        seen = curve(STORE, pool(*(told({("lru", 0): 0.0, ("lru", GIB): 0.0}, at) for at in range(4))))
+        assert seen.sentence == "lru hits 0% at 1 GiB."
+
     def test_a_size_that_is_new_is_set_against_the_same_windows(self):
         """Requests that came easily while it was simulated are no gain of its."""
         hard, easy = {("lru", GIB): 0.1}, {("lru", GIB): 0.9, ("lru", 2 * GIB): 0.9}

@@ -174,11 +174,14 @@ def test_sizes_of_the_remote_have_an_effect_only_where_it_is_managed(policy_of):
     """Managed: nothing to tell but a missing bound, or an override that cannot fit the fleet's remote."""
     managed = CONTRACT.replace("manage: false", "manage: true")
     assert [note.split(":")[0] for note in without_effect(policy_of(managed))] == ["objectives"]
-    boundless = without_effect(policy_of("version: 1\nremote: {manage: true}\n"))
-    assert [note.split(":")[0] for note in boundless] == ["remote.manage"]
-    of_a_store = "overrides: [{match: {store: a}, remote: {manage: true}}]\n"
-    notes = without_effect(policy_of(f"version: 1\n{of_a_store}"))
-    assert [note.split(":")[0] for note in notes] == ["overrides.0.remote.manage"]
+    boundless, of_a_store = "remote: {manage: true}", "overrides: [{match: {store: a}, remote: {manage: true}}]"
+    for text, place in (
+        (boundless, "remote.manage"),
+        (of_a_store.replace("store: a", "store: fleet"), "overrides.0.remote.manage"),
+        (of_a_store, "overrides.0.remote.manage"),
+    ):
+        (note,) = without_effect(policy_of(f"version: 1\n{text}\n"))
+        assert note.split(":")[0] == place
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,12 @@ class TestTrouble:
         assert sampler.state == "ok: 2 of 2 GPUs"
         assert counted(counters, "gpu_energy_joules_total") == {("GPU-1", "prefill"): 1.0, ("GPU-2", ""): 2.0}
 
+    def test_where_every_gpu_is_lost_none_is_there(self, sampler, fake, counters):
+        """The state says so first, and why."""
+        fake.fails["nvmlDeviceGetHandleByIndex"] = NVMLError("GPU is lost")
+        sampler.sample()
+        assert sampler.state == "absent: 0 of 2 GPUs; GPU 0: GPU is lost; GPU 1: GPU is lost"
+
     @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
     def test_without_a_driver_it_says_so_once_and_looks_again(self, sampler, fake, caplog, function):
         """A driver that is loaded later is found."""
