@@ -49,7 +49,7 @@ def test_hits_are_those_that_the_client_saw(server, tmp_path):
         assert one.counted("tier_transfer_bytes_total", "disk") is None
         assert one.incidents() == {}
         page = one.get("/").text
-        assert "One source is observed" in page
+        assert "Engines are observed; there is no store of TierTune." in page
         assert "bytes moved: only chunks are counted" in page
 
 
