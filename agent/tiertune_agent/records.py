@@ -138,11 +138,6 @@ def total(windows: Iterable[Window], name: str, **labels: str) -> float:
     return sum(window.total(name, **labels) for window in windows)
 
 
-def known(windows: Iterable[Window], name: str, **labels: str) -> float | None:
-    """The sum of what is known; None if nothing is."""
-    return sum_known(window.known(name, **labels) for window in windows)
-
-
 def sum_known(values: Iterable[float | None]) -> float | None:
     """The sum of known values; None if there are none."""
     return sum(told) if (told := [value for value in values if value is not None]) else None

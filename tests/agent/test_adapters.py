@@ -14,7 +14,8 @@ from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import REASONS, Hints, Mapped
 from tiertune_agent.collector.counters import Reading, windows
-from tiertune_agent.records import Window, known, series
+from tiertune_agent.incidents.detectors import known
+from tiertune_agent.records import Window, series
 from tiertune_connector.catalogue import METRICS
 
 TEXTS = {"vllm": VLLM, "lmcache_mp": LMCACHE_MP, "lmcache": LMCACHE, "kv_exporter": KV_EXPORTER}

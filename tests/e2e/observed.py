@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from tiertune_agent.records import known
+from tiertune_agent.incidents.detectors import known
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
 

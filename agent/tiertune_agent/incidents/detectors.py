@@ -20,7 +20,7 @@ from tiertune_agent.records import (
     Windows,
     covered_s,
     direction,
-    known,
+    sum_known,
     total,
 )
 from tiertune_agent.tuners.base import pools, present
@@ -113,6 +113,11 @@ def never_read(tier: str, windows: Windows) -> Iterator[str]:
         chunks = f"{stored:.0f} chunks were written" if stored else f"{went:.0f} chunks were evicted"
         told = f"{format_size(written)} were written" if written else chunks
         yield f"{tier} is dead weight: {told} in {format_duration(seconds)}, nothing was read"
+
+
+def known(windows: Windows, name: str, **labels: str) -> float | None:
+    """The sum of what is known; None if nothing is."""
+    return sum_known(window.known(name, **labels) for window in windows)
 
 
 def _never_long_enough(sight: Sight) -> Iterator[str]:
