@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 
+from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.demo.ports import free_port
-from tiertune_agent.demo.result import values
+from tiertune_agent.demo.result import total
 from tiertune_agent.demo.world import END_S, HOSTS, Child, Setup, World, world
 from tiertune_agent.replay.traces import Trace
 from tiertune_connector.ending import Ending
@@ -96,9 +97,14 @@ class Fleet:
         """Whether each host may fetch from the remote."""
         return [self.tuning(host)["tiers"]["remote"]["fetch"] == "on" for host in HOSTS]
 
+    def metrics(self, *hosts: str) -> list[Exposition]:
+        """What the stores of these hosts export; none: of all."""
+        urls = (f"{self.world.stores[host]}/metrics" for host in hosts or HOSTS)
+        return [Exposition(self._http.get(url).raise_for_status().text) for url in urls]
+
     def counted(self, metric: str, *hosts: str, **labels: str) -> float:
         """A counter's sum over these hosts; none: all."""
-        return sum(sum(values(self.store(host, "counters"), metric, **labels)) for host in hosts or HOSTS)
+        return total(self.metrics(*hosts), metric, **labels)
 
     def hits(self, tier: str, *hosts: str) -> float:
         """Tokens that were found in the tier."""

@@ -8,7 +8,7 @@ from acceptance.fleet import Fleet, NotShownError, expect, fleet
 from acceptance.gates import WITHIN_S
 from acceptance.regret import PROBE_S, Fetch, Recorded, Regret, Standing, recorded, regret
 from acceptance.traffic import Phase, shifting
-from tiertune_agent.demo.result import values
+from tiertune_agent.demo.result import total
 from tiertune_agent.demo.world import HOSTS, Setup
 from tiertune_agent.records import CHANGED
 from tiertune_agent.replay.engine import OVERHEAD_S
@@ -106,10 +106,10 @@ def _standing(made: Fleet) -> Standing | None:
 
 def _fetch(made: Fleet) -> list[Fetch]:
     """What a fetch costs now, as the stores measured it, the mean of both; none while one does not know."""
-    counters = [made.store(host, "counters") for host in HOSTS]
-    first = [value for one in counters for value in values(one, "fetch_estimate_t0_seconds", tier="remote")]
-    rate = [value for one in counters for value in values(one, "fetch_estimate_bytes_per_second", tier="remote")]
-    if len(rate) < len(HOSTS):
+    told = made.metrics()
+    first = [total([one], "fetch_estimate_t0_seconds", tier="remote") for one in told]
+    rate = [total([one], "fetch_estimate_bytes_per_second", tier="remote") for one in told]
+    if not all(rate):
         return []
     return [Fetch(time.time(), fmean(first), fmean(CHUNK_BYTES / each for each in rate))]
 

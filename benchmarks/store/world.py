@@ -17,7 +17,6 @@ import httpx
 import numpy as np
 import yaml
 
-from tiertune_agent.demo.result import values
 from tiertune_connector.chunk import Bytes
 from tiertune_connector.client.store_client import ArrivedPart, StoreClient
 from tiertune_connector.keys import Namespace
@@ -44,7 +43,9 @@ class Store:
 
     def total(self, metric: str, **labels: str) -> float:
         """The sum of a counter's or gauge's series with these labels."""
-        return float(sum(values(self.http.get("/v1/counters").json(), metric, **labels)))
+        table = self.http.get("/v1/counters").json()["metrics"].get(metric, {"labels": [], "rows": []})
+        told = ((dict(zip(table["labels"], row, strict=False)), row[-1]) for row in table["rows"])
+        return float(sum(value for names, value in told if labels.items() <= names.items()))
 
     def tune(self, *path: str, **fields: Any) -> None:  # noqa: ANN401 (JSON)
         """Change fields of one part of the tuning, such as ``"tiers", "dram"``."""

@@ -21,7 +21,7 @@ from tiertune_agent.demo.player import (
     save_requests,
 )
 from tiertune_agent.demo.result import Figures
-from tiertune_agent.demo.throttle import LinkRate, ThrottledTier
+from tiertune_agent.demo.throttle import ThrottledTier, link_rate
 from tiertune_agent.demo.world import DEMO, HOSTS, World
 from tiertune_agent.replay.traces import BUILTIN, builtin_trace
 from tiertune_connector.chunk import NOBODY
@@ -82,9 +82,6 @@ def job(index=0, players=4):
         index=index,
         players=players,
         socket="",
-        requests="",
-        tally="",
-        model="m",
         chunk_tokens=CHUNK_TOKENS,
         chunk_bytes=CHUNK_BYTES,
         requests_per_s=10.0,
@@ -268,11 +265,11 @@ def test_a_fast_link_and_an_absent_chunk_cost_nothing():
 
 def test_each_host_has_a_link_that_is_seen_by_whoever_opens_its_file(tmp_path):
     """The demo sets the rates, a host's mapping of its own file shows it: one may be fast while the other is slow."""
-    made, theirs = World(tmp_path, Ending(), 0, DEMO), [LinkRate(tmp_path / f"{host}.link") for host in HOSTS]
-    assert [link.bytes_per_s for link in theirs] == [0, 0]
+    made, theirs = World(tmp_path, Ending(), 0, DEMO), [link_rate(tmp_path / f"{host}.link") for host in HOSTS]
+    assert [rate for (rate,) in theirs] == [0, 0]
     made.limit(1000.0)
     made.limit(0.0, HOSTS[0])
-    assert [link.bytes_per_s for link in theirs] == [0.0, 1000.0]
+    assert [rate for (rate,) in theirs] == [0.0, 1000.0]
 
 
 # -- wrong use

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.demo import result, screen
-from tiertune_agent.demo.result import Figures, TierFigures
+from tiertune_agent.demo.result import OF_TIER, TIERS, Figures
 from tiertune_agent.demo.run import Run
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_connector.ending import Ending
@@ -20,8 +20,12 @@ def decision(number, after, at_s, *, state="applied", tuner="remote_fetch"):
     return told | {"field": "tiers.remote.fetch", "from": "off" if after == "on" else "on", "to": after, "state": state}
 
 
+def tiers_of(**parts):
+    return {tier: dict.fromkeys(OF_TIER, 0.0) | parts for tier in TIERS}
+
+
 def figures(*decisions, hits=1.0, **counted):
-    tiers = {name: TierFigures(hit_tokens=hits, saved_s=1.0) for name in result.TIERS}
+    tiers = tiers_of(hit_tokens=hits, saved_s=1.0)
     return Figures(90.0, 10.0, tiers, {"host-a": True}, list(decisions), 45, counted)
 
 
@@ -51,34 +55,32 @@ def test_tiers_without_hits_and_wrong_bytes_are_told():
     assert "in 1 chunk" in result.damage(figures(*good, wrong=1))[0]
 
 
-def test_figures_are_sums_over_stores_and_a_shared_remote_counts_once():
-    """Counters of two stores add up; a Redis that both report is one, directories are each store's own."""
+def test_figures_are_sums_over_stores_and_the_agent():
+    """Counters of two stores add up; what a Redis holds and evicted is the agent's alone, whatever its policy was."""
 
     def store(hit):
-        rows = [["dram", "hit", "self", "n", "m", hit], ["dram", "miss", "", "n", "m", 99.0]]
-        labels = ["tier", "result", "origin", "namespace", "model"]
-        return {"metrics": {"tier_lookup_tokens_total": {"labels": labels, "rows": rows}}}
+        return Exposition(
+            f'tiertune_tier_lookup_tokens_total{{tier="dram",result="hit",origin="self"}} {hit}\n'
+            'tiertune_tier_lookup_tokens_total{tier="dram",result="miss",origin=""} 99.0\n'
+            'tiertune_tier_resident_bytes{tier="dram",namespace="n"} 5\n'
+            'tiertune_tier_capacity_bytes{tier="dram",state="desired",namespace="n"} 9\n'
+            'tiertune_tier_capacity_bytes{tier="dram",state="effective",namespace="n"} 7\n'
+        )
 
-    status = {"tiers": {name: {"resident_bytes": 5, "capacity_bytes": 7} for name in result.TIERS}}
-    tiers = result.tiers([store(1.0), store(2.0)], [status, status], one_remote=True)
-    assert (tiers["dram"].hit_tokens, tiers["remote"].hit_tokens) == (3.0, 0.0)
-    assert (tiers["dram"].resident_bytes, tiers["remote"].capacity_bytes) == (10, 7)
-    assert result.tiers([], [status, status], one_remote=False)["remote"].capacity_bytes == 14
-
-
-def test_what_a_redis_evicted_is_the_agents_count():
-    """Of the remote alone, whatever its policy was called meanwhile; an agent that tells nothing yet counts none."""
-    line = 'tiertune_tier_evictions_total{{tier="{}",algorithm="{}",reason="room"}} {}\n'
-    told = [line.format("remote", "allkeys-lru", 3.0), line.format("remote", "allkeys-lfu", 4.0)]
-    told.append(line.format("dram", "lru", 9.0))
-    assert result.evicted(Exposition("# TYPE tiertune_tier_evictions_total counter\n" + "".join(told))) == 7
-    assert result.evicted(Exposition("")) == 0
-
-
-def test_windows_are_the_rounds_of_the_agent():
-    """An agent that tells nothing yet has collected none."""
-    assert result.collected(Exposition("tiertune_agent_loop_seconds_count 45.0\n")) == 45
-    assert result.collected(Exposition("")) == 0
+    agent = Exposition(
+        'tiertune_tier_resident_bytes{tier="remote"} 6\n'
+        'tiertune_tier_evictions_total{tier="remote",algorithm="allkeys-lru",reason="room"} 3.0\n'
+        'tiertune_tier_evictions_total{tier="remote",algorithm="allkeys-lfu",reason="room"} 4.0\n'
+        "tiertune_agent_loop_seconds_count 45.0\n"
+    )
+    told = [agent, store(1.0), store(2.0)]
+    none = dict.fromkeys(OF_TIER, 0.0)
+    assert result.tiers(told) == {
+        "dram": none | {"hit_tokens": 3.0, "resident_bytes": 10, "capacity_bytes": 14},
+        "remote": none | {"evictions": 7, "resident_bytes": 6},
+    }
+    assert result.total(told, "agent_loop_seconds_count") == 45
+    assert result.tiers([Exposition("")])["dram"] == none
 
 
 def test_decisions_are_told_in_order_with_seconds_since_the_start():
@@ -116,9 +118,7 @@ def scene():
 def test_the_live_view_tells_the_slow_remote_the_decisions_and_fits_80_columns():
     """A stranger sees what is done to the remote, who fetches, and why it was decided so."""
     console = Console(width=80, record=True, force_terminal=True, file=StringIO())
-    console.print(
-        screen.live(scene(), Figures(45.0, 10.0, {"dram": TierFigures()}, {"host-a": False}, [decision(1, "off", 35)]))
-    )
+    console.print(screen.live(scene(), Figures(45.0, 10.0, tiers_of(), {"host-a": False}, [decision(1, "off", 35)])))
     text = console.export_text()
     assert "THE REMOTE IS SLOWED to 3.0 MiB/s per host, from 0:30 to 1:00" in text
     assert "host-a  OFF" in text
@@ -133,7 +133,7 @@ def test_without_a_terminal_each_decision_and_each_change_of_the_remote_is_one_l
     with screen.teller(console, scene()) as tell:
         for at_s in np.arange(0.0, 90.0, 0.5):
             done = [decision(1, "off", 35)] if at_s >= 35 else []
-            tell(Figures(float(at_s), 10.0, {"dram": TierFigures()}, {"host-a": at_s < 35}, done))
+            tell(Figures(float(at_s), 10.0, tiers_of(), {"host-a": at_s < 35}, done))
     lines = console.export_text().splitlines()
     assert sum("SLOWED" in line for line in lines) == 1
     assert sum("remote_fetch on → off: because" in line for line in lines) == 1

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tiertune_agent.demo.result import values
 from tiertune_connector.chunk import Origin
 from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, Reserved, StoreClient
 from tiertune_connector.counters import Counters
@@ -338,7 +337,9 @@ class Http:
 
     def total(self, name: str, **labels: str) -> float:
         """Sum of a counter's rows (a histogram's counts) that have these labels."""
-        return sum(values(self.get("/v1/counters"), name, **labels))
+        table = self.get("/v1/counters")["metrics"].get(name, {"labels": [], "rows": []})
+        told = ((dict(zip(table["labels"], row, strict=False)), row[-1]) for row in table["rows"])
+        return sum(value for names, value in told if labels.items() <= names.items())
 
     def close(self) -> None:
         self._http.close()

@@ -60,13 +60,13 @@ def test_a_load_that_is_late_is_recomputed(fleet, reference, engine_b, engine_c)
     in_remote(fleet, engine_b, some)
     fleet.host_b.wait_estimate(at_least=MIB)
     outcomes = missed(fleet)
-    fleet.host_b.link.bytes_per_s = 0.2 * MIB  # 20 s for these chunks
+    fleet.host_b.link[0] = 0.2 * MIB  # 20 s for these chunks
     engine_c.ask("always_fetch", on=True)  # what its first steps told of its prefills may be wrong on a busy machine
     try:
         got = fleet.right(engine_c, some)
     finally:
         engine_c.ask("always_fetch", on=False)
-        fleet.host_b.link.bytes_per_s = 0.0
+        fleet.host_b.link[0] = 0.0
     assert got.answers[0].ttft_s < 6.0
     wait_until(lambda: missed(fleet) > outcomes, "the fetch is counted as late or failed")
 

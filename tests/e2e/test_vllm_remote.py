@@ -95,12 +95,12 @@ class Player:
     @contextmanager
     def link(self, bytes_per_s):
         """A slowed way to the remote, once the probes have seen it; afterwards it is fast, and seen to be."""
-        self.home.link.bytes_per_s = bytes_per_s
+        self.home.link[0] = bytes_per_s
         try:
             self.home.wait_estimate(at_most=1.2 * bytes_per_s)
             yield
         finally:
-            self.home.link.bytes_per_s = 0.0
+            self.home.link[0] = 0.0
             self.home.tune(tiers__remote__fetch="on")
             self.home.wait_estimate(at_least=FAST)
 
@@ -209,7 +209,7 @@ def test_the_agent_switches_fetching_off_and_on_by_the_engines_numbers(player, t
         with player.link(player.too_slow), Every(1.0, lambda _: agent.tick()):
             player.play("as tuned")
             wait_until(lambda: fetching(player.home) == "off", "the agent has switched fetching off", 60)
-            player.home.link.bytes_per_s = 0.0
+            player.home.link[0] = 0.0
             wait_until(lambda: fetching(player.home) == "on", "the agent has switched fetching on", 60)
         changes = [decision for decision in agent.history.decisions.find() if decision.tuner == "remote_fetch"]
     finally:

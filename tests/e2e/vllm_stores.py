@@ -11,7 +11,7 @@ import redis
 
 from e2e.servers import wait_until
 from e2e.store_child import Child
-from tiertune_agent.demo.throttle import LinkRate
+from tiertune_agent.demo.throttle import link_rate
 
 MIB = 1 << 20
 
@@ -24,7 +24,7 @@ class Host(Child):
     ) -> None:
         folder.mkdir()
         self.name, self._link = name, folder / "link"
-        self.link = LinkRate(self._link)
+        self.link = link_rate(self._link)
         """Bytes per second; 0 is no bound."""
         more: dict[str, Any] = {"disk": {"path": str(folder / "disk"), "capacity": 0}} if disk else {}
         if remote:

@@ -4,10 +4,12 @@ import argparse
 import logging
 import time
 from pathlib import Path
+from typing import cast
 
-from tiertune_agent.demo.throttle import LinkRate, ThrottledTier
+from tiertune_agent.demo.throttle import ThrottledTier, link_rate
 from tiertune_connector.serve.main import StoreProcess, run
 from tiertune_connector.settings import load
+from tiertune_connector.tiers.base import Tier
 
 
 def main() -> None:
@@ -17,16 +19,13 @@ def main() -> None:
     parser.add_argument("--link", type=Path, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    link = LinkRate(arguments.link)
-    settings = load(arguments.config)
-    run(
-        StoreProcess(
-            settings,
-            wrap_remote=lambda tier: ThrottledTier(
-                tier, lambda: link.bytes_per_s, clock=time.monotonic, sleep=time.sleep
-            ),
-        )
-    )
+    rate = link_rate(arguments.link)
+
+    def throttled(tier: Tier) -> Tier:
+        slow = ThrottledTier(tier, lambda: float(rate[0]), clock=time.monotonic, sleep=time.sleep)
+        return cast("Tier", slow)
+
+    run(StoreProcess(load(arguments.config), wrap_remote=throttled))
 
 
 if __name__ == "__main__":

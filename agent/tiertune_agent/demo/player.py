@@ -4,7 +4,6 @@ A chunk's bytes are derived from its key, so that every loaded chunk is compared
 """
 
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ import numpy.typing as npt
 
 from tiertune_connector.client.store_client import Loaded, StoreClient
 from tiertune_connector.cost import GateDecision, PrefillCost, deadline_s, decide
-from tiertune_connector.ending import Ending, until_told
+from tiertune_connector.ending import until_told
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import LookupReply, StepReport, TierReport
 from tiertune_connector.protocol.reporting import gained_s, prefill_line, tier_reports
@@ -33,6 +32,8 @@ Bytes = npt.NDArray[np.uint8]
 
 MAX_CHUNKS = 64
 """Longer prompts are cut: any trace then fits the demo's small tiers."""
+REQUESTS = "requests.npz"
+"""File that ``save_requests`` wrote, in the folder of the jobs."""
 PATIENCE_S = 30.0
 """A player ends if its store lives, but does not answer within this time."""
 UNKNOWN_DEADLINE_S = 0.5
@@ -40,16 +41,15 @@ LEAST_DEADLINE_S = 0.1
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A player's arguments, as JSON in a file."""
+    """A player's arguments, as JSON in a file; it works in that file's folder."""
 
     name: str
+    """Of the player, and with an ending of its files: its tally, and the journal, which gets a line for each request
+    served: Unix time of its start, its id.
+    """
     index: int
     players: int
     socket: str
-    requests: str
-    """File that ``save_requests`` wrote."""
-    tally: str
-    model: str
     chunk_tokens: int
     chunk_bytes: int
     requests_per_s: float
@@ -57,8 +57,6 @@ class Job(msgspec.Struct, frozen=True):
     prefill_step_s: float
     """Fixed seconds of a prefill, whatever its length."""
     prefill_token_s: float
-    journal: str = ""
-    """File that gets a line for each request served: Unix time of its start, its id. Empty: none."""
 
 
 @dataclass(frozen=True)
@@ -105,26 +103,23 @@ def payload(key: bytes, nbytes: int) -> Bytes:
 
 
 def save_requests(trace: "Trace", path: Path) -> None:
-    """Write what players replay of a trace: prompts cut to ``MAX_CHUNKS``, and only their full chunks."""
-    most = np.minimum(np.diff(trace.offsets), np.minimum(trace.input_len // trace.block_tokens, MAX_CHUNKS))
-    chains = [chain[:length] for chain, length in zip(trace.chains, most.tolist(), strict=True)]
-    offsets = np.concatenate([[0], np.cumsum(most)])
-    tokens = np.minimum(trace.input_len, MAX_CHUNKS * trace.block_tokens)
-    ids = np.array([block for chain in chains for block in chain], np.int64)
-    np.savez(path, offsets=offsets, ids=ids, tokens=tokens)
+    """Write what players replay of a trace."""
+    np.savez(path, offsets=trace.offsets, ids=trace.ids, tokens=trace.input_len)
 
 
 def prompts(path: Path, job: Job) -> Iterator[Prompt]:
     """This player's share: every ``job.players``-th request, so that a session goes from engine to engine.
 
-    The trace is repeated with new keys when it ends, so one of fewer requests than players feeds them all, too.
+    Prompts are cut to ``MAX_CHUNKS``, and have keys of full chunks only. The trace is repeated with new keys when it
+    ends, so one of fewer requests than players feeds them all, too.
     """
     with np.load(path) as saved:
         offsets, ids, tokens = (saved[name] for name in ("offsets", "ids", "tokens"))
     for number in count(job.index, job.players):
         turn, row = divmod(number, len(tokens))
-        keys = chunk_keys(ids[offsets[row] : offsets[row + 1]].tolist(), f"round {turn}")
-        yield Prompt(f"{turn}-{row}", keys, int(tokens[row]), number / job.requests_per_s)
+        length = min(int(tokens[row]), MAX_CHUNKS * job.chunk_tokens)
+        chain = ids[offsets[row] : offsets[row + 1]][: length // job.chunk_tokens]
+        yield Prompt(f"{turn}-{row}", chunk_keys(chain.tolist(), f"round {turn}"), length, number / job.requests_per_s)
 
 
 class Player:
@@ -249,29 +244,23 @@ class Player:
 def main() -> None:
     """The one argument is the file of a job."""
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
-    with until_told() as ended:
-        _play(job, ended)
-
-
-def _play(job: Job, ended: Ending) -> None:
-    namespace = Namespace(model=job.model, chunk_tokens=job.chunk_tokens, hash_algorithm="sha256")
+    namespace = Namespace(model="demo", chunk_tokens=job.chunk_tokens, hash_algorithm="sha256")
     client = StoreClient(
         job.socket, namespace, chunk_bytes=job.chunk_bytes, chunk_tokens=job.chunk_tokens, engine=job.name
     )
-    client.connect()
     clock = time.monotonic
-    player = Player(
-        client, job, Tally(Path(job.tally)), clock=clock, sleep=lambda seconds: ended.wait(seconds) and None
-    )
-    player.warm_up()
-    started = clock()
-    with Path(job.journal or os.devnull).open("a") as journal:
-        for prompt in prompts(Path(job.requests), job):
+    with until_told() as ended, Path(f"{job.name}.journal").open("a") as journal:
+        client.connect()
+        tally = Tally(Path(f"{job.name}.tally"))
+        player = Player(client, job, tally, clock=clock, sleep=ended.wait)
+        player.warm_up()
+        started = clock()
+        for prompt in prompts(Path(REQUESTS), job):
             if ended.wait(started + prompt.due_s - clock()):
                 break
             print(time.time(), prompt.request, file=journal)
             player.serve(prompt)
-    client.close()
+        client.close()
 
 
 if __name__ == "__main__":

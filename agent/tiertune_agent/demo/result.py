@@ -1,6 +1,6 @@
 """What the demo showed: figures from the stores' and the agent's answers, and whether they prove the point. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
@@ -9,37 +9,23 @@ from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.demo.player import Tally
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.records import CHANGED
+from tiertune_connector.catalogue import PREFIX
 from tiertune_connector.units import format_count
 
 TIERS = ("dram", "remote")
 TOLD = ("id", "tuner", "store", "pool", "from", "to", "state", "reason")
 """Of each decision, by ``--json``; also ``at_s``."""
-
-
-@dataclass
-class TierFigures:
-    """One tier, summed over the stores (a remote that they share counts once)."""
-
-    hit_tokens: float = 0.0
-    evictions: float = 0.0
-    fetched: float = 0.0
-    """Requests that found chunks there and fetched some; ``recomputed``: none."""
-    recomputed: float = 0.0
-    saved_s: float = 0.0
-    lost_s: float = 0.0
-    resident_bytes: int = 0
-    capacity_bytes: int = 0
-
-
-COUNTED: Mapping[str, tuple[str, Mapping[str, str]]] = {
+OF_TIER: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
     "evictions": ("tier_evictions_total", {}),
     "fetched": ("gate_requests_total", {"decision": "fetch"}),
     "recomputed": ("gate_requests_total", {"decision": "recompute"}),
     "saved_s": ("saved_seconds_total", {}),
     "lost_s": ("lost_seconds_total", {}),
+    "resident_bytes": ("tier_resident_bytes", {}),
+    "capacity_bytes": ("tier_capacity_bytes", {"state": "effective"}),
 }
-"""Fields of a tier that are sums of a store's counters: metric and labels."""
+"""Figures of a tier: metric and labels of each."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +34,8 @@ class Figures:
 
     seconds: float = 0.0
     prompt_tokens: float = 0.0
-    tiers: Mapping[str, TierFigures] = field(default_factory=lambda: {tier: TierFigures() for tier in TIERS})
+    tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Of each, what ``OF_TIER`` names."""
     fetching: Mapping[str, bool] = field(default_factory=dict)
     """Whether each store fetches from the remote."""
     decisions: Sequence[Json] = ()
@@ -58,7 +45,7 @@ class Figures:
     """The players' tallies."""
 
     def total(self, name: str) -> float:
-        return float(sum(getattr(tier, name) for tier in self.tiers.values()))
+        return sum(tier[name] for tier in self.tiers.values())
 
     @property
     def gate(self) -> dict[str, int]:
@@ -73,7 +60,7 @@ class Figures:
             "requests": self.counted.get("requests", 0),
             "windows": self.windows,
             "decisions": [{name: decision[name] for name in (*TOLD, "at_s")} for decision in self.decisions],
-            "tiers": {name: {part: int(getattr(tier, part)) for part in kept} for name, tier in self.tiers.items()},
+            "tiers": {name: {part: int(tier[part]) for part in kept} for name, tier in self.tiers.items()},
             "gate": self.gate,
             "saved_seconds": round(self.total("saved_s"), 3),
             "lost_seconds": round(self.total("lost_s"), 3),
@@ -81,45 +68,27 @@ class Figures:
         }
 
 
-def tiers(counters: Sequence[Json], statuses: Sequence[Json], *, one_remote: bool) -> dict[str, TierFigures]:
-    """From all stores' ``/v1/counters`` and ``/v1/status``; ``one_remote``: all report the usage of the same remote."""
-    found = {name: TierFigures() for name in TIERS}
-    for name, tier in found.items():
-        for part, (metric, labels) in COUNTED.items():
-            setattr(tier, part, sum(sum(values(store, metric, tier=name, **labels)) for store in counters))
-        for part in ("resident_bytes", "capacity_bytes"):
-            told = [int(status["tiers"][name].get(part) or 0) for status in statuses]
-            setattr(tier, part, max(told, default=0) if one_remote and name == "remote" else sum(told))
-    return found
+def total(told: Iterable[Exposition], metric: str, **labels: str) -> float:
+    """The sum of a metric over several ``/metrics``."""
+    return sum(one.total(PREFIX + metric, **labels) or 0.0 for one in told)
 
 
-def evicted(metrics: Exposition) -> float:
-    """Chunks that a Redis evicted by itself: the agent counts them, as no store can."""
-    return metrics.total("tiertune_tier_evictions_total", tier="remote") or 0.0
-
-
-def collected(metrics: Exposition) -> int:
-    """Windows that the agent collected."""
-    return int(metrics.total("tiertune_agent_loop_seconds_count") or 0)
-
-
-def values(store: Json, metric: str, **labels: str) -> Iterator[float]:
-    """Values of a counter's rows that carry the labels."""
-    table = store["metrics"].get(metric, {"labels": [], "rows": []})
-    for row in table["rows"]:
-        told = dict(zip(table["labels"], row, strict=False))
-        if labels.items() <= told.items():
-            yield row[-1]
+def tiers(told: Sequence[Exposition]) -> dict[str, dict[str, float]]:
+    """From the metrics of all stores, and of the agent, who alone knows what a Redis holds and evicts."""
+    return {
+        tier: {name: total(told, metric, tier=tier, **labels) for name, (metric, labels) in OF_TIER.items()}
+        for tier in TIERS
+    }
 
 
 def decisions(documents: Sequence[Json], started: datetime) -> list[Json]:
     """From ``/api/v1/decisions``, oldest first, with the seconds since the start in ``at_s``."""
-    return sorted((_decision(document, started) for document in documents), key=itemgetter("id"))
-
-
-def _decision(document: Json, started: datetime) -> Json:
-    at = datetime.fromisoformat(document["applied_at"] or document["created_at"])
-    return {name: document[name] for name in ("field", *TOLD)} | {"at_s": round((at - started).total_seconds(), 3)}
+    found: list[Json] = []
+    for document in sorted(documents, key=itemgetter("id")):
+        at = datetime.fromisoformat(document["applied_at"] or document["created_at"])
+        told = {name: document[name] for name in ("field", *TOLD)}
+        found.append(told | {"at_s": round((at - started).total_seconds(), 3)})
+    return found
 
 
 def applied(decision: Json) -> bool:
@@ -132,7 +101,7 @@ def shortfall(figures: Figures, slowed: tuple[float, float]) -> list[str]:
     start, end = slowed
     made = [one for one in figures.decisions if one["tuner"] == "remote_fetch" and applied(one)]
     off = [one["at_s"] for one in made if one["to"] == "off" and start <= one["at_s"] <= end]
-    missing = [f"no hit in {name}" for name, tier in figures.tiers.items() if not tier.hit_tokens]
+    missing = [f"no hit in {name}" for name, tier in figures.tiers.items() if not tier["hit_tokens"]]
     if not off:
         missing.append(f"no decision to stop fetching while the remote was slow ({start:.0f} to {end:.0f} s)")
     elif not any(one["to"] == "on" and one["at_s"] > off[0] for one in made):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
 
 import httpx
 from rich.console import Console
@@ -85,7 +84,8 @@ class Run:
         what = f"{len(HOSTS)} hosts, {DEMO.players} engines, a remote ({made.remote}), the agent"
         self._console.print(f"starting {what} ...")
         made.start(self._trace)
-        with Watch(made) as watch:
+        with http_client(timeout=ASK_TIMEOUT_S) as http:
+            watch = Watch(made, http)
             with teller(self._console, scene) as tell:
                 self._follow(made, watch, tell)
             self._console.print("ending all of them ...")
@@ -106,18 +106,12 @@ class Run:
 class Watch:
     """Reads figures from the stores, the agent and the players; the run starts when it is made."""
 
-    def __init__(self, made: World) -> None:
+    def __init__(self, made: World, http: httpx.Client) -> None:
         self._made = made
+        self._http = http
         self._started = time.monotonic()
         self._started_at = datetime.now(UTC)
-        self._http = http_client(timeout=ASK_TIMEOUT_S)
         self._last = Figures()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
 
     @property
     def seconds(self) -> float:
@@ -133,25 +127,15 @@ class Watch:
         return replace(self._last, seconds=self.seconds, counted=self._made.counted())
 
     def _ask(self) -> Figures:
-        stores = self._made.stores
-        counters = [self._get(f"{url}/v1/counters") for url in stores.values()]
-        statuses = [self._get(f"{url}/v1/status") for url in stores.values()]
-        decided = self._get(f"{self._made.page}api/v1/decisions?limit=1000")["decisions"]
-        told = Exposition(self._whole(f"{self._made.page}metrics").text)
-        tiers = result.tiers(counters, statuses, one_remote=self._made.remote == "Redis")
-        if self._made.remote == "Redis":
-            tiers["remote"].evictions = result.evicted(told)
-        tunings = {name: self._get(f"{url}/v1/tuning") for name, url in stores.items()}
+        stores, page = self._made.stores, self._made.page
+        metrics = [f"{page}metrics", *(f"{url}/metrics" for url in stores.values())]
+        told = [Exposition(read_whole(self._http, url).text) for url in metrics]
+        tunings = {name: json_of(read_whole(self._http, f"{url}/v1/tuning")) for name, url in stores.items()}
+        decided = json_of(read_whole(self._http, f"{page}api/v1/decisions?limit=1000"))["decisions"]
         return Figures(
-            prompt_tokens=sum(sum(result.values(store, "prompt_tokens_total")) for store in counters),
-            tiers=tiers,
+            prompt_tokens=result.total(told, "prompt_tokens_total"),
+            tiers=result.tiers(told),
             fetching={name: tuning["tiers"]["remote"]["fetch"] == "on" for name, tuning in tunings.items()},
             decisions=result.decisions(decided, self._started_at),
-            windows=result.collected(told),
+            windows=int(result.total(told, "agent_loop_seconds_count")),
         )
-
-    def _get(self, url: str) -> Any:  # noqa: ANN401 (JSON)
-        return json_of(self._whole(url))
-
-    def _whole(self, url: str) -> httpx.Response:
-        return read_whole(self._http, url)

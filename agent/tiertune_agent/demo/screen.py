@@ -137,13 +137,13 @@ def _tiers(figures: Figures) -> Table:
     for name, tier in figures.tiers.items():
         table.add_row(
             name,
-            f"{tier.hit_tokens:,.0f}",
-            _share(tier.hit_tokens, figures.prompt_tokens),
-            format_size(tier.resident_bytes),
-            format_size(tier.capacity_bytes),
-            f"{tier.fetched:,.0f}",
-            f"{tier.recomputed:,.0f}",
-            f"{tier.saved_s:.1f} s",
+            f"{tier['hit_tokens']:,.0f}",
+            _share(tier["hit_tokens"], figures.prompt_tokens),
+            format_size(tier["resident_bytes"]),
+            format_size(tier["capacity_bytes"]),
+            f"{tier['fetched']:,.0f}",
+            f"{tier['recomputed']:,.0f}",
+            f"{tier['saved_s']:.1f} s",
         )
     return table
 

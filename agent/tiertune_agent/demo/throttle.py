@@ -1,34 +1,28 @@
 """Slows the remote down: a link in front of the real tier, whose bandwidth can change while it runs."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tiertune_connector.chunk import Origin
-from tiertune_connector.tiers.base import Came, Outcome, Tier, Usage, unheard
+from tiertune_connector.tiers.base import Came, Outcome, Tier, unheard
 from tiertune_connector.units import Clock
 
 
-class LinkRate:
-    """Bytes per second of a host's link to the remote, shared through a file: the demo sets it, the host follows."""
+def link_rate(path: Path) -> npt.NDArray[np.float64]:
+    """Bytes per second of a host's link to the remote (one number; 0: no limit), shared through a file.
 
-    def __init__(self, path: Path) -> None:
-        self._rate = np.memmap(path, np.float64, "r+" if path.exists() else "w+", shape=(1,))
-
-    @property
-    def bytes_per_s(self) -> float:
-        """0: no limit."""
-        return float(self._rate[0])
-
-    @bytes_per_s.setter
-    def bytes_per_s(self, rate: float) -> None:
-        self._rate[0] = rate
+    The demo sets it, the host follows.
+    """
+    return np.memmap(path, np.float64, "r+" if path.exists() else "w+", shape=(1,))
 
 
 class ThrottledTier:
-    """Passes every call on. Payloads (of probes, too) queue for the link, reads and writes separately.
+    """A tier that passes every call on. Payloads (of probes, too) queue for the link, reads and writes separately.
 
     ``present`` moves hardly a byte and is not slowed.
     """
@@ -42,7 +36,6 @@ class ThrottledTier:
         sleep: Callable[[float], None],
     ) -> None:
         """``rate`` returns bytes per second, 0 for no limit; ``clock`` monotonic seconds."""
-        self.name = inner.name
         self._inner = inner
         self._rate = rate
         self._clock = clock
@@ -50,12 +43,8 @@ class ThrottledTier:
         self._lock = threading.Lock()
         self._free_at = {"read": 0.0, "write": 0.0}
 
-    @property
-    def why(self) -> str:
-        return self._inner.why
-
-    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
-        return self._inner.present(namespace, keys)
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (of any member of a tier)
+        return getattr(self._inner, name)
 
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         found = self._inner.read(namespace, key, out)
@@ -67,15 +56,6 @@ class ThrottledTier:
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
         self._transfer("write", len(payload))
         return self._inner.write(namespace, key, payload, origin)
-
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
-        return self._inner.flush(namespace, tenant)
-
-    def usage(self) -> Usage:
-        return self._inner.usage()
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _transfer(self, way: str, nbytes: int) -> None:
         rate = self._rate()

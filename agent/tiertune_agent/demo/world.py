@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 import httpx
 import msgspec
 
-from tiertune_agent.demo.player import Job, Tally, save_requests
+from tiertune_agent.demo.player import REQUESTS, Job, Tally, save_requests
 from tiertune_agent.demo.ports import free_port
-from tiertune_agent.demo.throttle import LinkRate
+from tiertune_agent.demo.throttle import link_rate
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.replay.traces import Trace
 from tiertune_connector.ending import Ending
@@ -93,7 +93,7 @@ class World:
         self.stores: dict[str, str] = {}
         """HTTP address by host."""
         self.remote = "Redis" if shutil.which("redis-server") else "directory"
-        self._links = {host: LinkRate(folder / f"{host}.link") for host in HOSTS}
+        self._links = {host: link_rate(folder / f"{host}.link") for host in HOSTS}
         self.tallies = [Tally(folder / f"player-{index}.tally") for index in range(setup.players)]
         self._ended = ended
         self._port = port
@@ -108,7 +108,7 @@ class World:
 
     def serve(self, trace: Trace) -> None:
         """Start all but the players."""
-        save_requests(trace, self.folder / "requests.npz")
+        save_requests(trace, self.folder / REQUESTS)
         remote = self._start_remote()
         for host in HOSTS:
             self._start_host(host, remote)
@@ -145,7 +145,7 @@ class World:
     def limit(self, bytes_per_s: float, *hosts: str) -> None:
         """Limit the own link to the remote of each of these hosts, or of all if none is named. 0: no limit."""
         for host in hosts or HOSTS:
-            self._links[host].bytes_per_s = bytes_per_s
+            self._links[host][0] = bytes_per_s
 
     def stop(self, prefix: str = "") -> None:
         """End the children whose names start with ``prefix``, latest first, and wait until they are gone."""
@@ -219,15 +219,11 @@ class World:
             index=index,
             players=self.setup.players,
             socket=f"{HOSTS[index % len(HOSTS)]}.sock",
-            requests="requests.npz",
-            tally=f"{name}.tally",
-            model="demo",
             chunk_tokens=trace.block_tokens,
             chunk_bytes=self.setup.chunk_bytes,
             requests_per_s=self.setup.requests_per_s,
             prefill_step_s=self.setup.prefill_step_s,
             prefill_token_s=self.setup.prefill_chunk_s / trace.block_tokens,
-            journal=f"{name}.journal",
         )
         (self.folder / f"{name}.json").write_bytes(msgspec.json.encode(job))
         self._spawn(name, [sys.executable, "-m", "tiertune_agent.demo.player", f"{name}.json"])
