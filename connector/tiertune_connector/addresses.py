@@ -1,17 +1,12 @@
 """Addresses of a Redis: one server by TCP, TLS or a unix socket, or the master that Sentinels know. Pure."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 PORT, SENTINEL_PORT = 6379, 26379
-_SCHEMES = {
-    "redis": (False, False),
-    "rediss": (True, False),
-    "redis+sentinel": (False, True),
-    "rediss+sentinel": (True, True),
-}
-"""By scheme: whether it uses TLS, and whether Sentinels are asked first."""
+_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 _EXPECTED = (
     "expected a redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel:// address; "
     "a store's remote may also be file:///directory"
@@ -71,7 +66,7 @@ def parse_address(url: str) -> Address:
         raise ValueError(_EXPECTED)
     if parts.query:
         raise ValueError(_NO_PASSWORD if "password=" in parts.query else "an address has no options after a ?")
-    tls, sentinel = _SCHEMES[parts.scheme]
+    tls, sentinel = parts.scheme.startswith("rediss"), parts.scheme.endswith("sentinel")
     user, netloc = _user(parts.netloc)
     hosts = tuple(_host(host, SENTINEL_PORT if sentinel else PORT) for host in netloc.split(","))
     segments = parts.path.strip("/").split("/")
@@ -94,10 +89,10 @@ def _unix(netloc: str, path: str, query: str) -> Address:
 
 
 def _user(netloc: str) -> tuple[str | None, str]:
-    userinfo, at, rest = netloc.rpartition("@")
+    userinfo, _, rest = netloc.rpartition("@")
     if ":" in userinfo:
         raise ValueError(_NO_PASSWORD)
-    return (unquote(userinfo) if at and userinfo else None), rest
+    return unquote(userinfo) or None, rest
 
 
 def _host(text: str, default: int) -> Host:
@@ -118,7 +113,7 @@ def _host(text: str, default: int) -> Host:
 
 
 def _db(text: str) -> int:
-    if text and not (text.isascii() and text.isdigit()):
+    if not re.fullmatch(r"[0-9]*", text):
         raise ValueError("what follows the host is the number of a database, such as /0")
     return int(text or 0)
 

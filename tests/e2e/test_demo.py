@@ -128,7 +128,7 @@ def test_a_child_that_dies_ends_the_demo_with_its_name(start):
     """The demo does not go on as if nothing were, and cleans up all the same."""
     demo = start("--seconds", "600")
     demo.await_work()
-    player = next(pid for pid, line in demo.children().items() if "player-2.json" in line)
+    player = next(pid for pid, line in demo.children().items() if '"player-2"' in line)
     os.kill(player, signal.SIGKILL)
     assert demo.process.wait(30) == 1
     assert "player-2 ended by itself with status -9" in demo.text

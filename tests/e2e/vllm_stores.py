@@ -32,8 +32,7 @@ class Host(Child):
         super().__init__(folder, name=name, dram={"capacity": dram, "segment": "16MiB"}, **more)
 
     def command(self) -> list[str]:
-        module = [sys.executable, "-m", "tiertune_agent.demo.host"]
-        return [*module, "--config", str(self.config), "--link", str(self._link)]
+        return [sys.executable, "-m", "tiertune_agent.demo.host", str(self.config), str(self._link)]
 
     def restart(self) -> None:
         """After ``kill``."""

@@ -33,7 +33,7 @@ Bytes = npt.NDArray[np.uint8]
 MAX_CHUNKS = 64
 """Longer prompts are cut: any trace then fits the demo's small tiers."""
 REQUESTS = "requests.npz"
-"""File that ``save_requests`` wrote, in the folder of the jobs."""
+"""File that ``save_requests`` wrote, in the players' folder."""
 PATIENCE_S = 30.0
 """A player ends if its store lives, but does not answer within this time."""
 UNKNOWN_DEADLINE_S = 0.5
@@ -41,7 +41,7 @@ LEAST_DEADLINE_S = 0.1
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A player's arguments, as JSON in a file; it works in that file's folder."""
+    """A player's argument, as JSON; its files are in the folder that it is started in."""
 
     name: str
     """Of the player, and with an ending of its files: its tally, and the journal, which gets a line for each request
@@ -242,8 +242,8 @@ class Player:
 
 
 def main() -> None:
-    """The one argument is the file of a job."""
-    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
+    """The one argument is a job."""
+    job = msgspec.json.decode(sys.argv[1], type=Job)
     namespace = Namespace(model="demo", chunk_tokens=job.chunk_tokens, hash_algorithm="sha256")
     client = StoreClient(
         job.socket, namespace, chunk_bytes=job.chunk_bytes, chunk_tokens=job.chunk_tokens, engine=job.name

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -53,39 +54,34 @@ Tell = Callable[[Figures], None]
 def teller(console: Console, scene: Scene) -> Iterator[Tell]:
     """Shows figures on the console until the context ends."""
     if not console.is_terminal:
-        yield Lines(console, scene).tell
+        yield _lines(partial(console.print, markup=False, soft_wrap=True), scene)
         return
     with Live(console=console, auto_refresh=False) as view:
         yield lambda figures: view.update(live(scene, figures), refresh=True)
 
 
-class Lines:
-    """A line for each decision and each change of the remote's speed."""
+def _lines(say: Callable[[str], None], scene: Scene) -> Tell:
+    """Says a line for each decision and each change of the remote's speed."""
+    weather, decisions = "", 0
+    say(f"trace {scene.trace}, page {scene.page}")
 
-    def __init__(self, console: Console, scene: Scene) -> None:
-        self._console = console
-        self._scene = scene
-        self._weather = ""
-        self._decisions = 0
-        self._say(f"trace {scene.trace}, page {scene.page}")
-
-    def tell(self, figures: Figures) -> None:
-        weather = self._scene.weather(figures.seconds)
-        if weather != self._weather:
-            self._weather = weather
-            self._say(f"{clock(figures.seconds)}  {weather}")
-        for decision in figures.decisions[self._decisions :]:
+    def tell(figures: Figures) -> None:
+        nonlocal weather, decisions
+        if weather != scene.weather(figures.seconds):
+            weather = scene.weather(figures.seconds)
+            say(f"{clock(figures.seconds)}  {weather}")
+        for decision in figures.decisions[decisions:]:
             if decision["state"] == State.APPROVED:  # its outcome is not known yet
                 break
-            self._say(f"{clock(decision['at_s'])}  {decided(decision)}: {decision['reason']}")
-            self._decisions += 1
+            say(f"{clock(decision['at_s'])}  {decided(decision)}: {decision['reason']}")
+            decisions += 1
 
-    def _say(self, words: str) -> None:
-        self._console.print(words, markup=False, soft_wrap=True)
+    return tell
 
 
 def clock(seconds: float) -> str:
-    return f"{max(0, int(seconds)) // 60}:{max(0, int(seconds)) % 60:02d}"
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    return f"{minutes}:{rest:02d}"
 
 
 def live(scene: Scene, figures: Figures) -> RenderableType:

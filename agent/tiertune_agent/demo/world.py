@@ -209,8 +209,7 @@ class World:
             **self.setup.settings.get(host, {}),
         }
         self._write(f"{host}.yaml", config)
-        module = "tiertune_agent.demo.host"
-        self._spawn(host, [sys.executable, "-m", module, "--config", f"{host}.yaml", "--link", f"{host}.link"])
+        self._spawn(host, [sys.executable, "-m", "tiertune_agent.demo.host", f"{host}.yaml", f"{host}.link"])
 
     def _start_player(self, index: int, trace: Trace) -> None:
         name = f"player-{index}"
@@ -225,8 +224,7 @@ class World:
             prefill_step_s=self.setup.prefill_step_s,
             prefill_token_s=self.setup.prefill_chunk_s / trace.block_tokens,
         )
-        (self.folder / f"{name}.json").write_bytes(msgspec.json.encode(job))
-        self._spawn(name, [sys.executable, "-m", "tiertune_agent.demo.player", f"{name}.json"])
+        self._spawn(name, [sys.executable, "-m", "tiertune_agent.demo.player", msgspec.json.encode(job).decode()])
 
     def _address(self, host: str) -> Path:
         return self.folder / f"{host}.state" / "http"
