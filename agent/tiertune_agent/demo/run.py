@@ -83,7 +83,8 @@ class Run:
         self._console.print(ABOUT, style="dim")
         what = f"{len(HOSTS)} hosts, {DEMO.players} engines, a remote ({made.remote}), the agent"
         self._console.print(f"starting {what} ...")
-        made.start(self._trace)
+        made.serve(self._trace)
+        made.play(self._trace)
         with http_client(timeout=ASK_TIMEOUT_S) as http:
             watch = Watch(made, http)
             with teller(self._console, scene) as tell:

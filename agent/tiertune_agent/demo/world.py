@@ -49,12 +49,6 @@ class Child:
     process: "subprocess.Popen[bytes]"
     log: Path
 
-    def check(self) -> None:
-        """DemoError, with the last lines of its log, if it has ended."""
-        if self.process.poll() is not None:
-            told = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-            raise DemoError(f"{self.name} ended by itself with status {self.process.returncode}:\n{told}")
-
 
 @dataclass(frozen=True)
 class Setup:
@@ -101,13 +95,8 @@ class World:
         self.children: list[Child] = []
         """The processes, in the order in which they were started."""
 
-    def start(self, trace: Trace) -> None:
-        """Start all and wait until they work; DemoError if they do not, EndedError if the user ends it meanwhile."""
-        self.serve(trace)
-        self.play(trace)
-
     def serve(self, trace: Trace) -> None:
-        """Start all but the players."""
+        """Start all but the players, and wait until they work. DemoError and EndedError as of ``until``."""
         save_requests(trace, self.folder / REQUESTS)
         remote = self._start_remote()
         for host in HOSTS:
@@ -118,15 +107,17 @@ class World:
         self.start_agent()
 
     def play(self, trace: Trace) -> None:
-        """Start the players; returns when all have served."""
+        """Start the players; returns when all have served. DemoError and EndedError as of ``until``."""
         for index in range(self.setup.players):
             self._start_player(index, trace)
         self.until(lambda: all(tally.read()["requests"] for tally in self.tallies), "every player works")
 
     def check(self) -> None:
-        """DemoError if one of the processes has ended."""
+        """DemoError, with the last lines of its log, if one of the processes has ended."""
         for child in self.children:
-            child.check()
+            if child.process.poll() is not None:
+                told = "\n".join(child.log.read_text(errors="replace").splitlines()[-15:])
+                raise DemoError(f"{child.name} ended by itself with status {child.process.returncode}:\n{told}")
 
     def until(self, holds: Callable[[], object], what: str, within_s: float = READY_S) -> float:
         """Wait until it holds; returns the seconds. EndedError if the user ends it meanwhile.
@@ -183,16 +174,9 @@ class World:
             (self.folder / "remote").mkdir()
             return {"url": f"file://{self.folder}/remote", "capacity": self.setup.remote_bytes // len(HOSTS)}
         port = free_port()
-        options = {
-            "port": port,
-            "bind": "127.0.0.1",
-            "save": "",
-            "appendonly": "no",
-            "maxmemory": self.setup.remote_bytes,
-            "maxmemory-policy": "allkeys-lru",
-        }
-        flags = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
-        self._spawn("remote", ["redis-server", *flags])
+        kept = ("--save", "", "--appendonly", "no")
+        room = ("--maxmemory", str(self.setup.remote_bytes), "--maxmemory-policy", "allkeys-lru")
+        self._spawn("remote", ["redis-server", "--bind", "127.0.0.1", "--port", str(port), *kept, *room])
         self.until(lambda: _listens(port), "redis-server listens")
         self._redis = f"redis://127.0.0.1:{port}/0"
         return {"url": self._redis}
