@@ -83,6 +83,14 @@ def test_figures_are_sums_over_stores_and_the_agent():
     assert result.tiers([Exposition("")])["dram"] == none
 
 
+def test_while_nobody_answers_both_tiers_are_told_without_a_hit():
+    """An early end, before the first answers, gives a result of the same form; a whole run like that shows nothing."""
+    silent = Figures(90.0)
+    nothing = dict.fromkeys(("hit_tokens", "evictions", "resident_bytes", "capacity_bytes"), 0)
+    assert silent.document()["tiers"] == {"dram": nothing, "remote": nothing}
+    assert result.shortfall(silent, (30.0, 60.0))[:2] == ["no hit in dram", "no hit in remote"]
+
+
 def test_decisions_are_told_in_order_with_seconds_since_the_start():
     """``at_s`` counts from the start of the run to when the change was applied, else proposed."""
     start = datetime(2025, 1, 1, tzinfo=UTC)

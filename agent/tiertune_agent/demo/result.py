@@ -34,7 +34,7 @@ class Figures:
 
     seconds: float = 0.0
     prompt_tokens: float = 0.0
-    tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tiers: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: tiers(()))
     """Of each, what ``OF_TIER`` names."""
     fetching: Mapping[str, bool] = field(default_factory=dict)
     """Whether each store fetches from the remote."""
