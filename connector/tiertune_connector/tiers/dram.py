@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from tiertune_connector.chunk import Origin, checksum
 from tiertune_connector.tiers.base import Counted, Outcome
-from tiertune_connector.tiers.segment import Geometry
+from tiertune_connector.tiers.segment import Geometry, Segment
 from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
-from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot, new_segment, take_again
+from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot
 from tiertune_connector.units import Clock, format_size
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ class DramTier(LocalTier[DramPool]):
         self._clock = clock
         self._settling = threading.Lock()
         self._try_again_at = 0.0
-        self._short = False
-        """Whether it was told that memory is too short for this capacity."""
+        self._short = 0
+        """The last capacity that was told to be more than the machine has memory for."""
         self._next_segment = 1
         self._dropped: list[int] = []
         self._given_back: deque[tuple[float, DramPool, list[Slot]]] = deque()
@@ -64,7 +64,6 @@ class DramTier(LocalTier[DramPool]):
         Takes the first step of that; the others follow in ``settle``.
         """
         with self.lock:
-            self._short = self._short and capacity_bytes == self.capacity_bytes
             self.capacity_bytes = capacity_bytes
             retune(self.pools, capacity_bytes, asked)
             for pool in self.pools.values():
@@ -79,16 +78,15 @@ class DramTier(LocalTier[DramPool]):
         with self._settling:
             with self.lock:
                 pools = list(self.pools.values())
-            shrunk = [pool for pool in pools if self._shrink(pool)]
-            grown = [pool for pool in pools if pool not in shrunk and self._grow(pool)]
-            switching = [pool for pool in pools if self._hand_over(pool)]
+            more = [self._shrink(pool) or self._grow(pool) for pool in pools]
             self._give_back_again()
-            with self.lock:
-                for pool in pools:
+            for pool in pools:
+                with self.lock:
+                    more.append(pool.pool.hand_over(HANDED_OVER))
                     if pool.lends and pool.vacant:
                         self.pools.pop(pool.namespace, None)
                         pool.close()
-            return bool(shrunk or grown or switching)
+            return any(more)
 
     def dropped_segments(self) -> list[int]:
         """Numbers of segments dropped since the last call: clients should unmap them."""
@@ -190,10 +188,6 @@ class DramTier(LocalTier[DramPool]):
             for index in [pool.index for pool in self.pools.values() if pool.index]:
                 index.tell(now, numbers)
 
-    def _hand_over(self, pool: DramPool) -> bool:
-        with self.lock:
-            return pool.pool.hand_over(HANDED_OVER)
-
     def _shrink(self, pool: DramPool) -> bool:
         with self.lock:
             before = pool.pool.capacity
@@ -228,28 +222,33 @@ class DramTier(LocalTier[DramPool]):
         with self.lock:
             left = self.capacity_bytes - sum(other.provisioned * other.stride for other in self.pools.values())
             count = max(0, min(pool.missing_slots(), left // pool.stride))
-            retired = next(iter(pool.retired.values()), [])
-            again = retired[-count:] if count else []
-            number = self._next_segment
         if not count or self._clock() < self._try_again_at:
             return False
+        number, retired = next(iter(pool.retired.items()), (self._next_segment, []))
+        slots = retired[-count:]
         try:
-            slots = take_again(again) or new_segment(number, Geometry(count, pool.chunk_bytes))
+            if slots:
+                slots[0].segment.take_again([slot.index for slot in slots])
+            else:
+                segment = Segment.create(number, Geometry(count, pool.chunk_bytes))
         except OSError as error:  # effective capacity stays below the desired one, as is reported
             self._try_again_at = self._clock() + _NO_MEMORY_S
-            if not self._short:
+            if self._short != self.capacity_bytes:
                 has, wanted = format_size(self.capacity_bytes - left), format_size(self.capacity_bytes)
                 log.warning("dram has %s of %s: %s; it goes on trying", has, wanted, error.strerror)
-            self._short = True
+            self._short = self.capacity_bytes
             return False
         with self.lock:
-            if again:
-                del retired[-len(again) :]
+            if slots:
+                del retired[-len(slots) :]
                 if not retired:
-                    del pool.retired[again[0].segment.number]
+                    del pool.retired[number]
             else:
                 self._next_segment += 1
-                pool.segments[number] = slots[0].segment
+                pool.segments[number] = segment
+                slots = [Slot(segment, index) for index in range(count)]
+            for slot in slots:
+                slot.given_back = False
             pool.free.extend(slots)
             pool.provisioned += len(slots)
             pool.fit("capacity")
