@@ -10,6 +10,7 @@ import pytest
 from agent.agents import client_of
 from agent.fakes import propose
 from agent.sources import VLLM
+from connector.memory_tier import MemoryTier
 from connector.stores import CHUNK_TOKENS, STRIDE, Engine, Http, chain, eventually, running, short_folder
 from e2e.servers import exporter
 from tiertune_agent.credentials import Access
@@ -21,7 +22,6 @@ from tiertune_agent.records import Target
 from tiertune_agent.run import utc_now
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.protocol.messages import PrefillLine, TierReport
-from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tiers.segment import Segment
 
 pytestmark = pytest.mark.slow

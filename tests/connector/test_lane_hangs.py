@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 
 from connector.lanes import Gate, total, write
+from connector.memory_tier import MemoryTier
 from connector.stores import PATIENCE_S, A, amid, eventually
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.memory import MemoryTier
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector.memory_tier import MemoryTier
 from connector.stores import PATIENCE_S, at_best, chain, counted, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
@@ -16,7 +17,6 @@ from tiertune_connector.slower.lane import Lane
 from tiertune_connector.slower.writers import Write
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, Outcome, Usage
 from tiertune_connector.tiers.breaker import Breaker, Breakers
-from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tiers.spread import Ranking, SpreadTier
 
 A = "a" * 32
