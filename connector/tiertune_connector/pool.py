@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, KeysView
 from itertools import filterfalse
 from typing import Generic, TypeVar
 
-from tiertune_connector.eviction import Eviction, Handover, Key, Keys, create
+from tiertune_connector.eviction import ALGORITHMS, Eviction, Handover, Key, Keys
 
 Place = TypeVar("Place")
 Placed = list[tuple[Key, Place]]
@@ -24,7 +24,7 @@ class Pool(Generic[Place]):
     def __init__(self, capacity: int, algorithm: str = "lru") -> None:
         self.capacity = capacity
         """Chunks allowed; ``resize`` changes it."""
-        self._eviction: Eviction | Handover = create(algorithm, capacity)
+        self._eviction: Eviction | Handover = ALGORITHMS[algorithm](capacity)
         self._resident: dict[Key, Place] = {}
         self._writing: set[Key] = set()
         self._pins: dict[Key, int] = {}  # users of each pinned key; a writing key counts as pinned
@@ -161,7 +161,7 @@ class Pool(Generic[Place]):
 
         Not ``whole``: step by step, with each key that enters and by ``hand_over``.
         """
-        self._eviction = Handover(self._eviction, create(algorithm, self.capacity))
+        self._eviction = Handover(self._eviction, ALGORITHMS[algorithm](self.capacity))
         if whole:
             self.hand_over(len(self._eviction))
 
