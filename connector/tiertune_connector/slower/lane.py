@@ -246,7 +246,7 @@ class Lane:
             self.transit.answered(seconds)
             outcome = self._measured_read(key, buffer)
         elif outcome is Outcome.TIMEOUT and not self.breaker.open:  # else: how long it hangs is not what a fetch costs
-            self.transit.unanswered(len(payload), seconds)
+            self.transit.took(len(payload), seconds, at_least=True)
         if outcome in (Outcome.MISS, Outcome.CORRUPT):
             outcome = self._counted.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
             if outcome.kept:
@@ -265,7 +265,7 @@ class Lane:
         outcome = self._counted.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
         took_s = self._clock() - started
         if outcome is Outcome.FULL:
-            self.transit.went(len(payload), max(took_s - asked_s, took_s / 2))
+            self.transit.took(len(payload), max(took_s - asked_s, took_s / 2))  # the way back is believed to be as fast
         return outcome
 
     def try_again(self, *, asking: bool = True) -> None:
@@ -296,7 +296,7 @@ class Lane:
             outcome = self._read_probe(key, buffer)
             self.transit.ended(len(buffer), outcome)  # else every estimate would wait for it for ever
         elif outcome is Outcome.TIMEOUT and not self.breaker.open:
-            self.transit.unanswered(len(buffer), self._clock() - started)
+            self.transit.took(len(buffer), self._clock() - started, at_least=True)
         return outcome
 
     def _read_probe(self, key: bytes, buffer: memoryview) -> Outcome:
