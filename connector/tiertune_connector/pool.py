@@ -97,11 +97,9 @@ class Pool(Generic[Place]):
     def reserve(self, key: Key) -> Placed[Place] | None:
         """Take room for a new key and mark it writing; returns what was evicted for it.
 
-        Atomic: None, and no change, if pins leave no room. ValueError if the key is here already.
+        Atomic: None, and no change, if the key is here already, or pins leave no room.
         """
-        if key in self._resident or self.busy(key):
-            raise ValueError("the key is here already")
-        if not self.room:
+        if key in self._resident or self.busy(key) or not self.room:
             return None
         self.hand_over(HANDED_OVER)
         self._eviction.admit(key)

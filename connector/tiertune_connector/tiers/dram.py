@@ -98,10 +98,8 @@ class DramTier(LocalTier[DramPool]):
         """A slot to write, its key invisible until ``commit``; None if the key is here, or no slot is to be had."""
         with self.lock:
             pool = self.pools.get(namespace)
-            if pool is None or key in pool.pool or pool.pool.busy(key):
-                return None
-            evicted = pool.pool.reserve(key)
-            if evicted is None:
+            evicted = pool.pool.reserve(key) if pool else None
+            if pool is None or evicted is None:
                 return None
             pool.evict(evicted, "room")
             slot = pool.free.pop()
