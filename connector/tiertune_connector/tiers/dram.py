@@ -37,8 +37,8 @@ class DramTier(LocalTier[DramPool]):
         self._clock = clock
         self._settling = threading.Lock()
         self._try_again_at = 0.0
-        self._short = 0
-        """The last capacity that was told to be more than the machine has memory for."""
+        self._short = False
+        """Whether it was told that memory is too short for this capacity."""
         self._next_segment = 1
         self._dropped: list[int] = []
         self._given_back: deque[tuple[float, DramPool, list[Slot]]] = deque()
@@ -64,6 +64,7 @@ class DramTier(LocalTier[DramPool]):
         Takes the first step of that; the others follow in ``settle``.
         """
         with self.lock:
+            self._short = self._short and capacity_bytes == self.capacity_bytes
             self.capacity_bytes = capacity_bytes
             retune(self.pools, capacity_bytes, asked)
             for pool in self.pools.values():
@@ -78,7 +79,8 @@ class DramTier(LocalTier[DramPool]):
         with self._settling:
             with self.lock:
                 pools = list(self.pools.values())
-            more = [self._shrink(pool) or self._grow(pool) for pool in pools]
+            shrunk = [self._shrink(pool) for pool in pools]  # all of them first: it makes room for those that grow
+            more = [was or self._grow(pool) for pool, was in zip(pools, shrunk, strict=True)]
             self._give_back_again()
             for pool in pools:
                 with self.lock:
@@ -222,31 +224,32 @@ class DramTier(LocalTier[DramPool]):
             count = max(0, min(pool.missing_slots(), left // pool.stride))
         if not count or self._clock() < self._try_again_at:
             return False
-        number, retired = next(iter(pool.retired.items()), (self._next_segment, []))
+        retired = next(iter(pool.retired.values()), [])
         slots = retired[-count:]
         try:
-            if slots:
-                slots[0].segment.take_again([slot.index for slot in slots])
+            if retired:
+                segment = slots[0].segment
+                segment.take_again([slot.index for slot in slots])
             else:
-                segment = Segment.create(number, Geometry(count, pool.chunk_bytes))
+                segment = Segment.create(self._next_segment, Geometry(count, pool.chunk_bytes))
+                slots = [Slot(segment, index) for index in range(count)]
         except OSError as error:  # effective capacity stays below the desired one, as is reported
             self._try_again_at = self._clock() + _NO_MEMORY_S
-            if self._short != self.capacity_bytes:
+            if not self._short:
                 has, wanted = format_size(self.capacity_bytes - left), format_size(self.capacity_bytes)
                 log.warning("dram has %s of %s: %s; it goes on trying", has, wanted, error.strerror)
-            self._short = self.capacity_bytes
+            self._short = True
             return False
+        for slot in slots:
+            slot.given_back = False
         with self.lock:
-            if slots:
+            if retired:
                 del retired[-len(slots) :]
                 if not retired:
-                    del pool.retired[number]
+                    del pool.retired[segment.number]
             else:
                 self._next_segment += 1
-                pool.segments[number] = segment
-                slots = [Slot(segment, index) for index in range(count)]
-            for slot in slots:
-                slot.given_back = False
+                pool.segments[segment.number] = segment
             pool.free.extend(slots)
             pool.provisioned += len(slots)
             pool.fit("capacity")
