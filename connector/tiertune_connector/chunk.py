@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tiertune_connector.keys import FORMAT_VERSION, MAX_KEY_BYTES
+from tiertune_connector.keys import FORMAT_VERSION
 
 MAGIC = b"TTKV"
 HEADER_BYTES = 256
@@ -47,6 +47,7 @@ def writer_id(store: str) -> str:
 class Header:
     namespace: str
     key: bytes
+    """1 to 64 bytes, as in all messages."""
     origin: Origin
     length: int
     """Payload bytes."""
@@ -71,8 +72,6 @@ class Header:
 
     def encode(self) -> bytes:
         """256 bytes; the last eight before the padding are a checksum of the header itself."""
-        if not 0 < len(self.key) <= MAX_KEY_BYTES:
-            raise ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes, not {len(self.key)}")
         packed = _LAYOUT.pack(
             MAGIC, FORMAT_VERSION, self.codec, bytes.fromhex(self.namespace), writer_id(self.origin.writer).encode(),
             self.origin.tenant, len(self.key), self.key, self.length, self.checksum, self.stored, self.stored_checksum,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, KeysView
 from itertools import filterfalse
 from typing import Generic, TypeVar
 
-from tiertune_connector.eviction import Eviction, Handover, Key, Keys, create
+from tiertune_connector.eviction import ALGORITHMS, Eviction, Handover, Key, Keys
 
 Place = TypeVar("Place")
 Placed = list[tuple[Key, Place]]
@@ -24,7 +24,7 @@ class Pool(Generic[Place]):
     def __init__(self, capacity: int, algorithm: str = "lru") -> None:
         self.capacity = capacity
         """Chunks allowed; ``resize`` changes it."""
-        self._eviction: Eviction | Handover = create(algorithm, capacity)
+        self._eviction: Eviction | Handover = ALGORITHMS[algorithm](capacity)
         self._resident: dict[Key, Place] = {}
         self._writing: set[Key] = set()
         self._pins: dict[Key, int] = {}  # users of each pinned key; a writing key counts as pinned
@@ -97,11 +97,9 @@ class Pool(Generic[Place]):
     def reserve(self, key: Key) -> Placed[Place] | None:
         """Take room for a new key and mark it writing; returns what was evicted for it.
 
-        Atomic: None, and no change, if pins leave no room. ValueError if the key is here already.
+        Atomic: None, and no change, if the key is here already, or pins leave no room.
         """
-        if key in self._resident or self.busy(key):
-            raise ValueError("the key is here already")
-        if not self.room:
+        if key in self._resident or self.busy(key) or not self.room:
             return None
         self.hand_over(HANDED_OVER)
         self._eviction.admit(key)
@@ -161,7 +159,7 @@ class Pool(Generic[Place]):
 
         Not ``whole``: step by step, with each key that enters and by ``hand_over``.
         """
-        self._eviction = Handover(self._eviction, create(algorithm, self.capacity))
+        self._eviction = Handover(self._eviction, ALGORITHMS[algorithm](self.capacity))
         if whole:
             self.hand_over(len(self._eviction))
 

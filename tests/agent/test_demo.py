@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector.memory_tier import MemoryTier
 from tiertune_agent.demo.player import (
     MAX_CHUNKS,
     Job,
@@ -30,7 +31,6 @@ from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.ending import Ending
 from tiertune_connector.protocol.messages import LookupReply, SlotRef
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.memory import MemoryTier
 
 CHUNK_BYTES = 4096
 

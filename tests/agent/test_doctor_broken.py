@@ -10,6 +10,7 @@ import pytest
 from agent.agents import client_of
 from agent.fakes import propose
 from agent.sources import VLLM
+from connector.memory_tier import MemoryTier
 from connector.stores import CHUNK_TOKENS, STRIDE, Engine, Http, chain, eventually, running, short_folder
 from e2e.servers import exporter
 from tiertune_agent.credentials import Access
@@ -21,8 +22,7 @@ from tiertune_agent.records import Target
 from tiertune_agent.run import utc_now
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.protocol.messages import PrefillLine, TierReport
-from tiertune_connector.tiers import dram
-from tiertune_connector.tiers.memory import MemoryTier
+from tiertune_connector.tiers.segment import Segment
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,7 @@ def test_a_knob_without_effect(home, agents, monkeypatch):
     with running(home, dram=16 * STRIDE) as process, Engine(process.server.path):
         pools = process.store.dram.pools
         eventually(lambda: sum(pool.provisioned for pool in pools.values()) == 16)
-        monkeypatch.setattr(dram, "new_segment", no_memory)
+        monkeypatch.setattr(Segment, "create", no_memory)
         agent = agents(real=True, now=lambda: utc_now() + late[0], stores=[{"url": process.address}])
         agent.tick()
         wish = Proposal("tiers.dram.capacity_bytes", 16 * STRIDE, 64 * STRIDE, "more would pay")

@@ -7,6 +7,7 @@ import pytest
 import redis
 
 from connector.local_disk import opened
+from connector.memory_tier import MemoryTier
 from connector.small_store import Served
 from connector.stores import (
     PATIENCE_S,
@@ -19,7 +20,6 @@ from connector.stores import (
 from e2e.servers import redis_server
 from tiertune_connector.counters import Counters
 from tiertune_connector.slower.lane import Lane
-from tiertune_connector.tiers.memory import MemoryTier
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from connector.memory_tier import MemoryTier
 from tiertune_connector.chunk import Origin
 from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, Reserved, StoreClient
 from tiertune_connector.counters import Counters
@@ -22,7 +23,6 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.base import Outcome, Tier
-from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tiers.slots import DramPool
 
 CHUNK_TOKENS = 16

@@ -82,13 +82,6 @@ def test_other_bytes_are_nobodys(data):
     assert decode_header(data) is None
 
 
-@pytest.mark.parametrize("key", [b"", b"x" * 65])
-def test_a_key_has_1_to_64_bytes(key):
-    """Others are refused before they are written anywhere."""
-    with pytest.raises(ValueError, match="1 to 64 bytes"):
-        Header("0" * 32, key, Origin(), 0, 0).encode()
-
-
 def test_long_names_of_stores_stay_apart():
     """A name that fits stands for itself; longer ones that begin alike become different digests, stable ones."""
     assert writer_id("host-a") == "host-a"

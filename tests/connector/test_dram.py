@@ -212,6 +212,19 @@ def test_memory_moves_between_namespaces_without_exceeding_the_whole(tier):
     assert memory(tier) == 32
 
 
+def test_what_one_pool_gives_back_another_has_in_the_same_step(tier):
+    """Whichever came first: the first chunks of a client that comes back find room."""
+    tier.attach(B, PAGE, "lru")
+    full = 2 * SEGMENT * PAGE
+    for grows, shrinks in ((A, B), (B, A)):
+        tier.retune(full, {shrinks: (full, "")})
+        settle(tier)
+        assert tier.pools[grows].provisioned == 0
+        tier.retune(full, {grows: (full, "")})
+        assert tier.settle()
+        assert tier.pools[grows].free
+
+
 def test_threads_that_settle_at_once_take_no_more_than_is_allowed(clock):
     """A connecting client and the upkeep do not both make the last segment."""
     for _ in range(10):
@@ -281,6 +294,20 @@ def test_lack_of_memory_shows_in_what_is_effective_and_is_tried_again_later(tier
     tier._clock.now += 2.0
     settle(tier)
     assert pool.pool.capacity == 48
+
+
+def test_lack_of_memory_is_told_again_for_a_capacity_that_is_asked_for_again(tier, monkeypatch, caplog):
+    """Of a tuning that changes something else it is not; one that takes the capacity back ends the matter."""
+
+    def refuse(fd: int, offset: int, length: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    resize(tier, 16)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    for chunks in (48, 48, 16, 48):
+        tier._clock.now += 2.0
+        resize(tier, chunks)
+    assert len(caplog.messages) == 2
 
 
 def test_a_pool_keeps_its_chunk_size(tier):

@@ -9,10 +9,10 @@ from typing import Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
+from connector.memory_tier import MemoryTier
 from connector.store.serving import put_remote, written
 from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, Http, chain, eventually, pool, running
 from tiertune_connector.chunk import Header, Origin, checksum
-from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tuning import Tuning
 
 pytestmark = pytest.mark.slow

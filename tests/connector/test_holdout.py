@@ -2,10 +2,10 @@
 
 import pytest
 
+from connector.memory_tier import MemoryTier
 from connector.store.serving import put_remote, serving
 from connector.stores import chain, eventually
 from tiertune_connector.store.lookups import group_of
-from tiertune_connector.tiers.memory import MemoryTier
 
 KEYS = chain("held", 3)
 

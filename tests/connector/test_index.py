@@ -118,7 +118,7 @@ def test_one_that_is_too_small_is_refused():
     fd = os.memfd_create("small")
     os.ftruncate(fd, total_bytes(256) - PAGE)
     with pytest.raises(ValueError, match="mmap"):
-        SharedIndex.attach(256, fd)
+        SharedIndex(256, fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 

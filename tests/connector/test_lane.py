@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from connector.lanes import Gate, total, write
+from connector.memory_tier import MemoryTier
 from connector.stores import PATIENCE_S, A, B, at_best, counted, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.slower.writers import MAX_QUEUED, WriteQueue
 from tiertune_connector.tiers.base import UNKNOWN, Outcome
-from tiertune_connector.tiers.memory import MemoryTier
 
 REASONS = ("evicted", "full", "dead")
 

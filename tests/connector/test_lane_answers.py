@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from connector.lanes import Gate
+from connector.memory_tier import MemoryTier
 from connector.stores import PATIENCE_S, A, at_best, counted, eventually
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.arrivals import Arrivals
 from tiertune_connector.tiers.base import UNKNOWN, Outcome, Usage
-from tiertune_connector.tiers.memory import MemoryTier
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 
 from connector.lanes import Gate, total, write
+from connector.memory_tier import MemoryTier
 from connector.stores import PATIENCE_S, A, amid, eventually
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.memory import MemoryTier
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def local(counters, clock):
 @contextmanager
 def hanging(lane, count: int):
     """So many reads are under way and do not end; the fault that holds them."""
-    gate = lane.tier.inner.fault = Gate("read")
+    gate = lane.tier.fault = Gate("read")
     with amid(lambda *_: lane.read(A, b"key", memoryview(bytearray(100))), count):
         try:
             eventually(lambda: gate.entered == count)
@@ -68,7 +68,7 @@ def test_a_tier_that_is_only_slow_does_not_hang(local, clock):
 def test_a_write_that_hangs_is_found_out_too(local, clock):
     """What waits behind it is let go."""
     gate, told = Gate("write"), []
-    local.tier.inner.fault = gate
+    local.tier.fault = gate
     for number in range(5):
         local.writers.queue(write(b"%d" % number, told))
     eventually(lambda: gate.entered == 2)
@@ -83,7 +83,7 @@ def test_a_write_that_hangs_is_found_out_too(local, clock):
 def test_a_probe_that_hangs_is_not_waited_for(local, clock, counters):
     """One at a time, found out as anything that hangs; whoever probes goes on, and the tier is well when it ends."""
     local._hung_s, gate = 0.01, Gate("present")
-    local.tier.inner.fault = gate
+    local.tier.fault = gate
     for _ in range(3):
         assert local.probe(100) is Outcome.TIMEOUT
     eventually(lambda: gate.entered == 1)
@@ -126,7 +126,7 @@ def test_a_tier_that_hung_is_believed_no_slower_afterwards(local, clock):
 
 def test_who_waits_no_longer_leaves_the_answer_to_the_tiers_health(local, counters, clock):
     """An answer after its asker's deadline says how the tier is, as one in time does; and so does none at all."""
-    local._patience_s, tier = PATIENCE_S, local.tier.inner
+    local._patience_s, tier = PATIENCE_S, local.tier
 
     def asked(gate: Gate) -> None:
         tier.fault, entered = gate, gate.entered
@@ -152,7 +152,7 @@ def test_who_waits_no_longer_leaves_the_answer_to_the_tiers_health(local, counte
 
 def test_an_answer_that_nobody_waits_for_is_bad_after_the_tiers_patience(local, clock):
     """As for who waits on: a tier that always takes longer is dead, and not well again with each answer."""
-    local._patience_s, tier = PATIENCE_S, local.tier.inner
+    local._patience_s, tier = PATIENCE_S, local.tier
     for state in ("slow", "slow", "dead"):
         tier.fault = gate = Gate("present")
         eventually(lambda gate=gate: local.present(A, [b"key"], within_s=0.02) == 0 and gate.entered)
@@ -184,7 +184,7 @@ def test_preparing_takes_no_longer_than_the_patience(local):
 def test_a_flush_is_not_waited_for_for_ever(counters, clock):
     """It goes on, and its caller is told that some may be left."""
     lane = Lane(MemoryTier(), counters, clock, hung_s=0.01)
-    gate = lane.tier.inner.fault = Gate("flush")
+    gate = lane.tier.fault = Gate("flush")
     with ThreadPoolExecutor(1) as threads:
         try:
             assert threads.submit(lane.flush, A, None).result(PATIENCE_S) == (Outcome.TIMEOUT, 0)

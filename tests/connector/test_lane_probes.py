@@ -5,11 +5,11 @@ import itertools
 import pytest
 
 from connector.lanes import Gate, total
+from connector.memory_tier import MemoryTier
 from connector.stores import PATIENCE_S, A, Clock, counted, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.lane import PROBE_NAMESPACE, Lane
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.memory import MemoryTier
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector.memory_tier import MemoryTier
 from connector.store.serving import put_remote, serving
 from connector.stores import PATIENCE_S, Engine, chain, eventually, payload, pool
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.protocol.messages import Report, TierReport
 from tiertune_connector.store.progress import STEP_BYTES, Progress
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.memory import MemoryTier
 
 pytestmark = pytest.mark.slow
 

@@ -72,7 +72,7 @@ def test_nobody_who_has_a_descriptor_can_cut_the_memory(make):
 
 def test_both_sides_see_the_same_bytes_and_generations(segment):
     """What one side writes the other reads, without a copy in between."""
-    client = Segment.attach(1, GEOMETRY, os.dup(segment.fd))
+    client = Segment(1, GEOMETRY, os.dup(segment.fd))
     client.slot(2)[:] = 7
     assert segment.slot(2).tobytes() == b"\7" * GEOMETRY.chunk_bytes
     assert segment.renew(2) == 1
@@ -85,7 +85,7 @@ def test_attaching_and_copying_takes_no_memory_of_slots_that_were_given_back(seg
     for slot in range(1, GEOMETRY.slots):
         segment.give_back(slot)
     before = taken(segment.fd)
-    client = Segment.attach(1, GEOMETRY, os.dup(segment.fd))
+    client = Segment(1, GEOMETRY, os.dup(segment.fd))
     client.warm(0)
     np.copyto(client.slot(0), np.uint8(1))
     assert taken(segment.fd) == before
@@ -95,19 +95,19 @@ def test_attaching_and_copying_takes_no_memory_of_slots_that_were_given_back(seg
 def test_attaching_keeps_no_descriptor_of_the_callers(segment):
     """The descriptor that came over the socket is closed, also where the mapping fails."""
     fd = os.dup(segment.fd)
-    Segment.attach(1, GEOMETRY, fd).close()
+    Segment(1, GEOMETRY, fd).close()
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)
     small = os.memfd_create("small")
     with pytest.raises(ValueError, match="mmap"):
-        Segment.attach(1, GEOMETRY, small)
+        Segment(1, GEOMETRY, small)
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(small)
 
 
 def test_a_view_outlives_the_segment(segment):
     """A copy that is under way when the segment is dropped reads on; nothing crashes."""
-    client = Segment.attach(1, GEOMETRY, os.dup(segment.fd))
+    client = Segment(1, GEOMETRY, os.dup(segment.fd))
     view = client.slot(1)
     client.close()
     assert view.sum() == 0

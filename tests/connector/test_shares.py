@@ -1,8 +1,25 @@
 """How namespaces share a tier."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from tiertune_connector.tiers.shares import share_capacity
+from tiertune_connector.tiers.shares import retune
+
+
+def shared(total, asked, kept, lent, needed):
+    """Bytes by namespace: ``kept`` were found at the start, ``lent`` are nobody's, with what they hold."""
+    told = [(dict.fromkeys(asked, 0), {}), (kept, {"found": True}), (lent, {"lends": True})]
+    held = {
+        name: SimpleNamespace(
+            **{"found": False, "lends": False, "resident_bytes": holds, "needed_bytes": needed, "stride": 1} | kind,
+            pool=SimpleNamespace(algorithm="lru"),
+        )
+        for some, kind in told
+        for name, holds in some.items()
+    }
+    retune(held, total, {name: (nbytes, "") for name, nbytes in asked.items()})
+    return {name: each.allowed for name, each in held.items()}
 
 
 @pytest.mark.parametrize(
@@ -20,7 +37,7 @@ from tiertune_connector.tiers.shares import share_capacity
 )
 def test_what_nobody_uses_is_kept_where_no_other_needs_the_room(asked, lent, needed, shares):
     """Numbers come first, then what the others need, each alike; never more than the total."""
-    assert share_capacity(90, asked, lent, needed=needed, kept={}) == shares
+    assert shared(90, asked, {}, lent, needed) == shares
 
 
 @pytest.mark.parametrize(
@@ -39,4 +56,4 @@ def test_what_nobody_uses_is_kept_where_no_other_needs_the_room(asked, lent, nee
 )
 def test_what_was_found_is_kept_but_for_the_others_even_part(asked, kept, lent, needed, shares):
     """It gives way for what they need, up to that; before it does, what is lent."""
-    assert share_capacity(90, asked, lent, needed=needed, kept=kept) == shares
+    assert shared(90, asked, kept, lent, needed) == shares

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector.memory_tier import MemoryTier
 from connector.stores import PATIENCE_S, at_best, chain, counted, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
@@ -16,8 +17,7 @@ from tiertune_connector.slower.lane import Lane
 from tiertune_connector.slower.writers import Write
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, Outcome, Usage
 from tiertune_connector.tiers.breaker import Breaker, Breakers
-from tiertune_connector.tiers.memory import MemoryTier
-from tiertune_connector.tiers.spread import Ranking, SpreadTier
+from tiertune_connector.tiers.spread import SpreadTier, ranked
 
 A = "a" * 32
 NAMES = ("a:6379/0", "b:6379/0", "c:6379/0")
@@ -64,21 +64,21 @@ def share(tier, name, keys=KEYS):
 def test_a_server_more_takes_its_share_and_moves_nothing_else(names, extra, seed):
     """A key stays where it was, or goes to the new server; and back when that one leaves."""
     keys = [seed, *chain(repr(seed), 20)]
-    before, after = Ranking(names), Ranking([*names, extra])
+    before, after = ranked(names), ranked([*names, extra])
     for key in keys:
-        assert after.owner(key) in (before.owner(key), extra)
+        assert after(key) in (before(key), extra)
 
 
 @given(NAMED, st.integers(0, 7), st.binary(min_size=1, max_size=64))
 def test_the_order_of_the_list_does_not_matter(names, start, key):
     """Two hosts that list the same servers find each other's chunks."""
     turned = [*names[start:], *names[:start]]
-    assert Ranking(names).owner(key) == Ranking(turned).owner(key) == Ranking(names[::-1]).owner(key)
+    assert ranked(names)(key) == ranked(turned)(key) == ranked(names[::-1])(key)
 
 
 def test_shares_are_even():
     """Of 6000 keys each of three servers has a third, within what chance does."""
-    owned = Counter(Ranking(NAMES).owner(key) for key in chain("even", 6000))
+    owned = Counter(ranked(NAMES)(key) for key in chain("even", 6000))
     assert set(owned) == set(NAMES)
     assert all(abs(count - 2000) < 6 * (6000 * 2 / 9) ** 0.5 for count in owned.values())
 

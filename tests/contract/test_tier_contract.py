@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from connector.local_disk import taken
 from connector.local_dram import LocalDram
+from connector.memory_tier import MemoryTier
 from connector.stores import Clock, damaged
 from contract.tier_contract import KEYS, MINE, NBYTES, ONE, TWO, FileContract, Medium, TierContract, read, write
 from e2e.servers import redis_server
@@ -24,7 +25,6 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import Outcome, Tier
 from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tiers.redis import RedisTier
 from tiertune_connector.tiers.spread import SpreadTier
 

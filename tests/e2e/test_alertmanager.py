@@ -15,6 +15,7 @@ import httpx
 import pytest
 import yaml
 
+from connector.memory_tier import MemoryTier
 from connector.stores import running as running_store
 from e2e.promql import ROOT, RULES
 from e2e.servers import (
@@ -29,7 +30,6 @@ from e2e.servers import (
 )
 from tiertune_agent.demo.ports import free_port
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.memory import MemoryTier
 
 STORE_DOWN, TIER_DEAD = "TierTuneStoreDown", "TierTuneTierDead"
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from connector.memory_tier import MemoryTier
 from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH, planned, write_model
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
-from tiertune_connector.tiers.memory import MemoryTier
 
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]

@@ -320,7 +320,7 @@ class StoreLink:
         match reply:
             case NewSegment():
                 geometry = Geometry(reply.slots, reply.chunk_bytes)
-                segment = Segment.attach(reply.number, geometry, _descriptor(frames, "a segment"))
+                segment = Segment(reply.number, geometry, _descriptor(frames, "a segment"))
                 with self._lock:
                     self._segments[reply.number] = segment
             case NewIndex():
@@ -328,7 +328,7 @@ class StoreLink:
                 if reply.layout != LAYOUT:
                     os.close(descriptor)
                     return
-                index = SharedIndex.attach(reply.buckets, descriptor)
+                index = SharedIndex(reply.buckets, descriptor)
                 with self._lock:
                     self._index = index
             case DropSegments():

@@ -1,4 +1,4 @@
-"""Eviction algorithms, one a file; ``create`` makes one by name."""
+"""Eviction algorithms, one a file, each by its name."""
 
 from tiertune_connector.eviction.arc import ARC
 from tiertune_connector.eviction.base import Eviction, Key, Keys
@@ -16,13 +16,4 @@ ALGORITHMS: dict[str, type[Eviction]] = {
 CANDIDATES = ("lru", "arc", "s3fifo")
 """Algorithms that a tuner may choose; fifo is there to be rolled back."""
 
-
-def create(name: str, capacity: int) -> Eviction:
-    """The algorithm called ``name`` for ``capacity`` chunks; ValueError names the known ones."""
-    try:
-        return ALGORITHMS[name](capacity)
-    except KeyError:
-        raise ValueError(f"unknown eviction algorithm {name!r}: use one of {', '.join(ALGORITHMS)}") from None
-
-
-__all__ = ["ALGORITHMS", "ARC", "CANDIDATES", "FIFO", "LRU", "S3FIFO", "Eviction", "Handover", "Key", "Keys", "create"]
+__all__ = ["ALGORITHMS", "ARC", "CANDIDATES", "FIFO", "LRU", "S3FIFO", "Eviction", "Handover", "Key", "Keys"]

@@ -53,12 +53,12 @@ class WriteBehind:
 
     def tiers(self, *when: str) -> list[SlowerTier]:
         """The tiers whose tuned ``write`` (``commit``, ``evict``) is in ``when``."""
-        tiers, tuned = list[SlowerTier](), self.tuning().tiers
-        if "disk" in self.lanes and tuned.disk.write in when and tuned.disk.capacity_bytes:
-            tiers.append("disk")
-        if "remote" in self.lanes and tuned.remote.write in when:
-            tiers.append("remote")
-        return tiers
+        tuned = self.tuning().tiers
+        writes: dict[SlowerTier, str] = {
+            "disk": tuned.disk.write if tuned.disk.capacity_bytes else "off",
+            "remote": tuned.remote.write,
+        }
+        return [tier for tier, write in writes.items() if tier in self.lanes and write in when]
 
     def used(self, digest: str, chunks: Sequence[Chunk]) -> None:
         """Queue committed or used chunks for the tiers that are written at commit and lack them."""

@@ -62,7 +62,8 @@ class Lane:
         ``carries``: what the tier has no room for has come to it all the same, as to a server.
         """
         self.name = tier.name
-        self.tier = InstrumentedTier(tier, counters, clock)
+        self.tier = tier
+        self._counted = InstrumentedTier(tier, counters, clock)
         self.breaker = breaker or Breaker()
         self._probe_keys = probe_keys
         self._carries = carries
@@ -93,7 +94,7 @@ class Lane:
         """
         if self.breaker.open or not keys:
             return 0
-        return self._ask("present", lambda: self.tier.present(namespace, keys), within_s)[1]
+        return self._ask("present", lambda: self._counted.present(namespace, keys), within_s)[1]
 
     def prepare(self, preparing: Callable[[], Outcome]) -> Outcome:
         """Prepare the tier for what comes; TIMEOUT if that takes longer than the patience, but it goes on."""
@@ -126,7 +127,7 @@ class Lane:
 
         A directory has to be looked through once, a server may hang.
         """
-        telling = self._telling or _submitted(self._askers, self.tier.usage)
+        telling = self._telling or _submitted(self._askers, self._guarded, "usage", self.tier.usage, UNKNOWN)
         try:
             return telling.result(TELLS_S)
         except _UNANSWERED:
@@ -139,7 +140,7 @@ class Lane:
         if self.breaker.open:
             return _NOT_READ
         with self._moving():
-            outcome, origin = self._guarded("read", lambda: self.tier.read(namespace, key, out, came), _NOT_READ)
+            outcome, origin = self._guarded("read", lambda: self._counted.read(namespace, key, out, came), _NOT_READ)
         self.record(outcome)
         return outcome, origin
 
@@ -177,8 +178,8 @@ class Lane:
 
         def dropping() -> Counted:
             if namespace is None and tenant is None:
-                self.tier.inner.flush(PROBE_NAMESPACE)  # first: probes go with all else, but are nobody's chunks
-            return self.tier.flush(namespace, tenant)
+                self.tier.flush(PROBE_NAMESPACE)  # first: probes go with all else, but are nobody's chunks
+            return self._counted.flush(namespace, tenant)
 
         flushing: Future[Counted] = _submitted(self._askers, self._guarded, "flush", dropping, (Outcome.ERROR, 0))
         try:
@@ -239,15 +240,15 @@ class Lane:
     def _probed(self, key: bytes, payload: bytes) -> Outcome:
         buffer = memoryview(bytearray(len(payload)))
         started = self._clock()
-        outcome, _ = self.tier.inner.present(PROBE_NAMESPACE, [key])  # not counted among what requests ask
+        outcome, _ = self.tier.present(PROBE_NAMESPACE, [key])  # not counted among what requests ask
         seconds = self._clock() - started
         if outcome is Outcome.OK:
             self.transit.answered(seconds)
             outcome = self._measured_read(key, buffer)
         elif outcome is Outcome.TIMEOUT and not self.breaker.open:  # else: how long it hangs is not what a fetch costs
-            self.transit.unanswered(len(payload), seconds)
+            self.transit.took(len(payload), seconds, at_least=True)
         if outcome in (Outcome.MISS, Outcome.CORRUPT):
-            outcome = self.tier.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
+            outcome = self._counted.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
             if outcome.kept:
                 outcome = self._measured_read(key, buffer)
             elif outcome is Outcome.FULL and self._carries:
@@ -261,10 +262,10 @@ class Lane:
         there, which takes about as long as it did just now, ``asked_s``; and the connection is up to speed.
         """
         started = self._clock()
-        outcome = self.tier.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
+        outcome = self._counted.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
         took_s = self._clock() - started
         if outcome is Outcome.FULL:
-            self.transit.went(len(payload), max(took_s - asked_s, took_s / 2))
+            self.transit.took(len(payload), max(took_s - asked_s, took_s / 2))  # the way back is believed to be as fast
         return outcome
 
     def try_again(self, *, asking: bool = True) -> None:
@@ -295,11 +296,11 @@ class Lane:
             outcome = self._read_probe(key, buffer)
             self.transit.ended(len(buffer), outcome)  # else every estimate would wait for it for ever
         elif outcome is Outcome.TIMEOUT and not self.breaker.open:
-            self.transit.unanswered(len(buffer), self._clock() - started)
+            self.transit.took(len(buffer), self._clock() - started, at_least=True)
         return outcome
 
     def _read_probe(self, key: bytes, buffer: memoryview) -> Outcome:
-        return self._guarded("probe", lambda: self.tier.read(PROBE_NAMESPACE, key, buffer), _NOT_READ)[0]
+        return self._guarded("probe", lambda: self._counted.read(PROBE_NAMESPACE, key, buffer), _NOT_READ)[0]
 
     def _guarded(self, place: str, operation: Callable[[], Told], failed: Told) -> Told:
         """An operation's result; ``failed`` if it raises, counted by ``place``."""
@@ -330,7 +331,7 @@ class Lane:
         with self._moving():
             outcome = self._guarded(
                 "write",
-                lambda: self.tier.write(write.namespace, write.key, write.payload, write.origin),
+                lambda: self._counted.write(write.namespace, write.key, write.payload, write.origin),
                 Outcome.ERROR,
             )
         self.record(outcome, wrote=True)

@@ -82,12 +82,7 @@ class Transit:
                 cost.observe(1, nbytes, seconds, now)
             cost.heard(nbytes, now)
 
-    def went(self, nbytes: int, seconds: float) -> None:
-        """A chunk's way to the tier took ``seconds``: the way back is taken to be as fast."""
+    def took(self, nbytes: int, seconds: float, *, at_least: bool = False) -> None:
+        """A chunk alone would take ``seconds``, or ``at_least`` so many."""
         with self._lock:
-            self._traffic.cost.observe(1, nbytes, seconds, self._clock())
-
-    def unanswered(self, nbytes: int, seconds: float) -> None:
-        """A question about ``nbytes`` had no answer within ``seconds``: a fetch takes longer."""
-        with self._lock:
-            self._traffic.cost.observe(1, nbytes, seconds, self._clock(), at_least=True)
+            self._traffic.cost.observe(1, nbytes, seconds, self._clock(), at_least=at_least)

@@ -140,22 +140,15 @@ class Writers:
             thread.join(timeout_s)
 
     def _run(self) -> None:
-        while self._written():  # an idle thread holds no write: its memory may be unmapped
-            pass
-
-    def _written(self) -> bool:
-        """Write the next chunk; False once no more will come."""
-        write = self._next()
-        if write is None:
-            return False
-        outcome = self._put(write)
-        if not outcome.kept:
-            self._dropped(outcome.value)
-        self._let_go(write, outcome)
-        with self._changed:
-            self._writing.discard(write)
-            self._changed.notify_all()
-        return True
+        while (write := self._next()) is not None:
+            outcome = self._put(write)
+            if not outcome.kept:
+                self._dropped(outcome.value)
+            self._let_go(write, outcome)
+            with self._changed:
+                self._writing.discard(write)
+                self._changed.notify_all()
+            del write  # its memory may be unmapped while this thread is idle
 
     def _next(self) -> Write | None:
         """The next chunk to be written; None once no more will come."""

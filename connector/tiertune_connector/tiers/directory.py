@@ -60,13 +60,13 @@ class DirectoryTier(OnFiles):
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
         path = self._path(namespace, key)
         try:
-            header, done, digest = _fill(path, out, came)
+            header, digest = _fill(path, out, came)
         except FileNotFoundError:
             return self._missed(path), NOBODY
         except OSError as error:
             return self._failed(error), NOBODY
-        whole = header is not None and (header.namespace, header.key, header.length) == (namespace, key, len(out))
-        if not whole or header is None or done != header.length or digest != header.checksum:
+        asked = namespace, key, len(out), digest
+        if header is None or (header.namespace, header.key, header.length, header.checksum) != asked:
             with suppress(OSError):  # another user's, where we may not write
                 if not self._remove(path):  # a concurrent reader found it damaged, and says so
                     return Outcome.MISS, NOBODY
@@ -87,14 +87,8 @@ class DirectoryTier(OnFiles):
                 return Outcome.THERE
             if not self._take_room(size):
                 return Outcome.FULL
+            self._write_aside(path, Header.of(namespace, key, payload, replace(origin, writer=self._writer)), payload)
         except OSError as error:
-            return self._failed(error)
-        header = Header.of(namespace, key, payload, replace(origin, writer=self._writer))
-        try:
-            self._write_aside(path, header, payload)
-        except OSError as error:
-            with self._lock:
-                self._own_bytes -= size
             return self._failed(error, wanted_room=True)
         with self._lock:
             self._disown(path)  # another thread wrote the same key meanwhile
@@ -259,10 +253,10 @@ class DirectoryTier(OnFiles):
                 self.on_evicted([Evicted(victim.parent.parent.name, "lru", "room", None, NOBODY)])
 
     def _write_aside(self, path: Path, header: Header, payload: memoryview) -> None:
+        """Write a file whole; OSError, and the room taken for it is given back."""
         aside = path.with_name(f".{path.name}.{self._writer.encode().hex()}.{self._run}-{threading.get_ident()}")
-        descriptor = _created(aside)
         try:
-            with os.fdopen(descriptor, "wb", buffering=0) as file:
+            with os.fdopen(_created(aside), "wb", buffering=0) as file:
                 file.write(header.encode())
                 done = 0
                 while done < len(payload):
@@ -272,6 +266,8 @@ class DirectoryTier(OnFiles):
             with suppress(OSError):  # the first error tells more
                 aside.unlink(missing_ok=True)
             self._remove_empty(aside)
+            with self._lock:
+                self._own_bytes -= HEADER_BYTES + header.length
             raise
 
 
@@ -296,8 +292,8 @@ def _listed(folder: Path, passed: tuple[type[OSError], ...]) -> list[Path]:
         return []
 
 
-def _fill(path: Path, out: memoryview, came: Came) -> tuple[Header | None, int, int]:
-    """Read a file: header, number of bytes read into ``out``, and their `checksum`. FileNotFoundError, OSError."""
+def _fill(path: Path, out: memoryview, came: Came) -> tuple[Header | None, int | None]:
+    """Read a file: header, and the `checksum` of ``out``; None if the file ends before. FileNotFoundError, OSError."""
     digest, done = xxhash.xxh3_64(), 0
     with path.open("rb", buffering=0) as file:
         header = decode_header(file.read(HEADER_BYTES) or b"")
@@ -305,7 +301,7 @@ def _fill(path: Path, out: memoryview, came: Came) -> tuple[Header | None, int, 
             digest.update(out[done : done + count])
             done += count
             came(done)
-    return header, done, digest.intdigest()
+    return header, digest.intdigest() if done == len(out) else None
 
 
 def _beginning(path: Path) -> bytes:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from tiertune_connector.chunk import Origin, checksum
 from tiertune_connector.tiers.base import Counted, Outcome
-from tiertune_connector.tiers.segment import Geometry
+from tiertune_connector.tiers.segment import Geometry, Segment
 from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
-from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot, new_segment, take_again
+from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot
 from tiertune_connector.units import Clock, format_size
 
 log = logging.getLogger(__name__)
@@ -79,16 +79,16 @@ class DramTier(LocalTier[DramPool]):
         with self._settling:
             with self.lock:
                 pools = list(self.pools.values())
-            shrunk = [pool for pool in pools if self._shrink(pool)]
-            grown = [pool for pool in pools if pool not in shrunk and self._grow(pool)]
-            switching = [pool for pool in pools if self._hand_over(pool)]
+            shrunk = [self._shrink(pool) for pool in pools]  # all of them first: it makes room for those that grow
+            more = [was or self._grow(pool) for pool, was in zip(pools, shrunk, strict=True)]
             self._give_back_again()
-            with self.lock:
-                for pool in pools:
+            for pool in pools:
+                with self.lock:
+                    more.append(pool.pool.hand_over(HANDED_OVER))
                     if pool.lends and pool.vacant:
                         self.pools.pop(pool.namespace, None)
                         pool.close()
-            return bool(shrunk or grown or switching)
+            return any(more)
 
     def dropped_segments(self) -> list[int]:
         """Numbers of segments dropped since the last call: clients should unmap them."""
@@ -100,10 +100,8 @@ class DramTier(LocalTier[DramPool]):
         """A slot to write, its key invisible until ``commit``; None if the key is here, or no slot is to be had."""
         with self.lock:
             pool = self.pools.get(namespace)
-            if pool is None or key in pool.pool or pool.pool.busy(key):
-                return None
-            evicted = pool.pool.reserve(key)
-            if evicted is None:
+            evicted = pool.pool.reserve(key) if pool else None
+            if pool is None or evicted is None:
                 return None
             pool.evict(evicted, "room")
             slot = pool.free.pop()
@@ -190,10 +188,6 @@ class DramTier(LocalTier[DramPool]):
             for index in [pool.index for pool in self.pools.values() if pool.index]:
                 index.tell(now, numbers)
 
-    def _hand_over(self, pool: DramPool) -> bool:
-        with self.lock:
-            return pool.pool.hand_over(HANDED_OVER)
-
     def _shrink(self, pool: DramPool) -> bool:
         with self.lock:
             before = pool.pool.capacity
@@ -228,13 +222,17 @@ class DramTier(LocalTier[DramPool]):
         with self.lock:
             left = self.capacity_bytes - sum(other.provisioned * other.stride for other in self.pools.values())
             count = max(0, min(pool.missing_slots(), left // pool.stride))
-            retired = next(iter(pool.retired.values()), [])
-            again = retired[-count:] if count else []
-            number = self._next_segment
         if not count or self._clock() < self._try_again_at:
             return False
+        retired = next(iter(pool.retired.values()), [])
+        slots = retired[-count:]
         try:
-            slots = take_again(again) or new_segment(number, Geometry(count, pool.chunk_bytes))
+            if retired:
+                segment = slots[0].segment
+                segment.take_again([slot.index for slot in slots])
+            else:
+                segment = Segment.create(self._next_segment, Geometry(count, pool.chunk_bytes))
+                slots = [Slot(segment, index) for index in range(count)]
         except OSError as error:  # effective capacity stays below the desired one, as is reported
             self._try_again_at = self._clock() + _NO_MEMORY_S
             if not self._short:
@@ -242,14 +240,16 @@ class DramTier(LocalTier[DramPool]):
                 log.warning("dram has %s of %s: %s; it goes on trying", has, wanted, error.strerror)
             self._short = True
             return False
+        for slot in slots:
+            slot.given_back = False
         with self.lock:
-            if again:
-                del retired[-len(again) :]
+            if retired:
+                del retired[-len(slots) :]
                 if not retired:
-                    del pool.retired[again[0].segment.number]
+                    del pool.retired[segment.number]
             else:
                 self._next_segment += 1
-                pool.segments[number] = slots[0].segment
+                pool.segments[segment.number] = segment
             pool.free.extend(slots)
             pool.provisioned += len(slots)
             pool.fit("capacity")

@@ -8,15 +8,12 @@ A memfd of float64 and unsigned 64 bit numbers in native order: a header, then f
 if all are taken, another one is lost.
 """
 
-import mmap
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 import numpy as np
 import xxhash
 
-from tiertune_connector.tiers.segment import Segment, touched
+from tiertune_connector.tiers.segment import Mapped, Segment, touched
 
 LAYOUT = 1
 """Version of the memfd's layout, and of the store's numbers in it."""
@@ -41,15 +38,13 @@ def buckets_for(chunks: int) -> int:
     return max(_FEWEST_BUCKETS, 1 << ((min(chunks, _MOST_CHUNKS) - 1) // 2).bit_length())
 
 
-class SharedIndex:
-    """A mapping of one memfd. The store makes it and writes; clients attach to its descriptor and read."""
+class SharedIndex(Mapped):
+    """A client's view, made of the descriptor that it was sent; `create` makes the store's, which alone writes."""
 
-    def __init__(self, buckets: int, fd: int) -> None:
-        """``fd`` is the caller's until this returns; ValueError if the memfd is smaller than its buckets need."""
+    def __init__(self, buckets: int, fd: int, *, keep: bool = False) -> None:
+        super().__init__(fd, total_bytes(buckets), keep=keep)
         self.buckets = buckets
-        self.fd = fd
         entries = buckets * WAYS
-        self._map = mmap.mmap(fd, total_bytes(buckets))
         self._header = np.frombuffer(self._map, np.float64, _HEADER)
         words = np.frombuffer(self._map, np.uint64, 3 * entries, 8 * _HEADER).reshape(3, entries)
         self._prints, self._places, self._generations = words
@@ -60,17 +55,7 @@ class SharedIndex:
         """Empty, with room for ``chunks``: OSError if the machine has not that much memory."""
         buckets = buckets_for(chunks)
         with touched("tiertune-index", total_bytes(buckets)) as fd:
-            return cls(buckets, fd)
-
-    @classmethod
-    def attach(cls, buckets: int, fd: int) -> "SharedIndex":
-        """A client's view; takes over ``fd``."""
-        try:
-            index = cls(buckets, fd)
-        finally:
-            os.close(fd)  # the mapping has its own
-        index.fd = -1
-        return index
+            return cls(buckets, fd, keep=True)
 
     # -- the store's side
 
@@ -156,12 +141,8 @@ class SharedIndex:
         return list(told)[:leading]
 
     def close(self) -> None:
-        """Unmap. Views that are still held keep the mapping until they go."""
-        if self.fd >= 0:
-            os.close(self.fd)
         del self._header, self._prints, self._places, self._generations, self._sets
-        with suppress(BufferError):  # somebody looks there: the mapping goes with the last view
-            self._map.close()
+        super().close()
 
 
 def total_bytes(buckets: int) -> int:

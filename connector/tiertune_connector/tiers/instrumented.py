@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
-from tiertune_connector.tiers.base import UNKNOWN, Came, Counted, Outcome, Read, Tier, Usage, unheard
+from tiertune_connector.tiers.base import Came, Counted, Outcome, Read, Tier, unheard
 from tiertune_connector.units import Clock
 
 Told = TypeVar("Told")
@@ -15,7 +15,7 @@ _FAILED = frozenset({Outcome.CORRUPT, Outcome.TIMEOUT, Outcome.ERROR})
 
 @dataclass(eq=False)
 class InstrumentedTier:
-    """Passes every call on, and records its seconds, bytes and outcome.
+    """Passes on what moves or drops chunks, or asks for them, and records its seconds, bytes and outcome.
 
     ``clock`` gives monotonic seconds.
     """
@@ -23,13 +23,6 @@ class InstrumentedTier:
     inner: Tier
     counters: Counters
     clock: Clock
-
-    def __post_init__(self) -> None:
-        self.name = self.inner.name
-
-    @property
-    def why(self) -> str:
-        return self.inner.why
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
         return self._counted("present", lambda: self.inner.present(namespace, keys))
@@ -46,24 +39,15 @@ class InstrumentedTier:
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         return self._counted("flush", lambda: self.inner.flush(namespace, tenant))
 
-    def usage(self) -> Usage:
-        """The tier's usage; unknown if it raises, which it should not: the rest of a store's status is still told."""
-        with self.counters.surviving("usage", f"{self.name} raised amid usage"):
-            return self.inner.usage()
-        return UNKNOWN
-
-    def close(self) -> None:
-        self.inner.close()
-
     def _counted(
         self, operation: str, inner: Callable[[], tuple[Outcome, Told]], payload: int = 0
     ) -> tuple[Outcome, Told]:
-        started = self.clock()
+        started, name = self.clock(), self.inner.name
         outcome, told = inner()
         seconds = self.clock() - started
-        self.counters.observe("tier_operation_seconds", (self.name, operation, outcome.value), seconds)
+        self.counters.observe("tier_operation_seconds", (name, operation, outcome.value), seconds)
         if outcome is Outcome.OK and payload:
-            self.counters.add("tier_transfer_bytes_total", (self.name, operation), payload)
+            self.counters.add("tier_transfer_bytes_total", (name, operation), payload)
         elif outcome in _FAILED:
-            self.counters.add("tier_errors_total", (self.name, operation, outcome.value))
+            self.counters.add("tier_errors_total", (name, operation, outcome.value))
         return outcome, told

@@ -44,15 +44,34 @@ class Geometry:
         return self.table_bytes + slot * slot_stride(self.chunk_bytes)
 
 
-class Segment:
-    """A mapping of one memfd. The store makes it, clients attach to its descriptor."""
+class Mapped:
+    """One memfd, mapped. The store makes it and keeps its descriptor; a client is sent one, and needs the mapping."""
 
-    def __init__(self, number: int, geometry: Geometry, fd: int) -> None:
-        """``fd`` is the caller's until this returns; ValueError if the memfd is smaller than its geometry."""
+    def __init__(self, fd: int, nbytes: int, *, keep: bool) -> None:
+        """``fd`` is closed unless it is to ``keep``, also by ValueError: the memfd is smaller."""
+        try:
+            self._map = mmap.mmap(fd, nbytes)
+        finally:
+            if not keep:
+                os.close(fd)  # the mapping has its own
+        self.fd = fd if keep else -1
+
+    def close(self) -> None:
+        """Unmap. Views that are still held keep the mapping until they go."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1  # another file's, a moment later
+        with suppress(BufferError):  # somebody copies or looks there: the mapping goes with the last view
+            self._map.close()
+
+
+class Segment(Mapped):
+    """A client's view, made of the descriptor that it was sent; `create` makes the store's own."""
+
+    def __init__(self, number: int, geometry: Geometry, fd: int, *, keep: bool = False) -> None:
+        super().__init__(fd, geometry.total_bytes, keep=keep)
         self.number = number
         self.geometry = geometry
-        self.fd = fd
-        self._map = mmap.mmap(fd, geometry.total_bytes)
         self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
         self._address = self._bytes.ctypes.data
         self._warm: set[int] = set()
@@ -62,17 +81,7 @@ class Segment:
     def create(cls, number: int, geometry: Geometry) -> "Segment":
         """Fresh memory, already touched: OSError if the machine has not that much."""
         with touched(f"tiertune-{number}", geometry.total_bytes) as fd:
-            return cls(number, geometry, fd)
-
-    @classmethod
-    def attach(cls, number: int, geometry: Geometry, fd: int) -> "Segment":
-        """A client's view; takes over ``fd``."""
-        try:
-            segment = cls(number, geometry, fd)
-        finally:
-            os.close(fd)  # the mapping has its own
-        segment.fd = -1
-        return segment
+            return cls(number, geometry, fd, keep=True)
 
     def slot(self, index: int) -> Bytes:
         """The payload bytes of a slot, shape (chunk_bytes,)."""
@@ -110,13 +119,8 @@ class Segment:
             raise
 
     def close(self) -> None:
-        """Unmap. Views that are still held keep the mapping until they go."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1  # another file's, a moment later
         del self._bytes, self.generations
-        with suppress(BufferError):  # a copy is still under way: the mapping goes with its last view
-            self._map.close()
+        super().close()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter
 from time import sleep
 from typing import Any, Generic, TypeVar
 
@@ -48,6 +48,11 @@ class Held(ABC):
     @property
     def resident_bytes(self) -> int:
         return len(self.pool) * self.stride
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes that last it for a while: its growth should be worth a segment."""
+        return (len(self.pool) * 5 // 4 + 1) * self.stride
 
     def trim(self) -> None:
         """Evict what is too much: it was in use during a shrink, or came since."""
@@ -103,16 +108,40 @@ class LocalTier(Generic[AnyHeld]):
 
 
 def retune(held: Mapping[str, Held], capacity_bytes: int, asked: Asked) -> None:
-    """Set capacity and algorithm by namespace; those without own bytes share the rest. Pools follow in steps."""
-    wanted = {name: asked.get(name, (None, ""))[0] for name, each in held.items() if not each.lends}
-    kept = {name: held[name].resident_bytes for name, own in wanted.items() if own is None and held[name].found}
-    wanted = {name: own for name, own in wanted.items() if name not in kept}
-    needed = max((_needed_bytes(held[name]) for name, own in wanted.items() if own is None), default=0)
-    lent = {name: each.resident_bytes for name, each in held.items() if each.lends}
-    for name, share in share_capacity(capacity_bytes, wanted, lent, needed=needed, kept=kept).items():
-        each, algorithm = held[name], asked.get(name, (None, ""))[1]
-        each.allowed = share // each.stride
-        if algorithm and algorithm != each.pool.algorithm:
+    """Set capacity and algorithm by namespace; pools follow in steps. Their sum never exceeds the capacity.
+
+    Pools with bytes of their own get them, in the order of ``held``, as far as they are there. Of the others, those
+    that were found keep what they hold as far as each of the rest gets what it needs or an even part; those that nobody
+    uses, the last one first, as far as each of the rest gets what it needs. The rest share evenly what is left.
+    """
+    left = capacity_bytes
+
+    def give(each: Held, nbytes: int) -> None:
+        nonlocal left
+        given = max(0, min(nbytes, left))
+        each.allowed = given // each.stride
+        left -= given
+
+    own = {name: nbytes for name, (nbytes, _) in asked.items() if nbytes is not None}
+    sharing = list[Held]()
+    for name, each in held.items():
+        if not each.lends and name in own:
+            give(each, own[name])
+        elif not each.lends:
+            sharing.append(each)
+    rest = [each for each in sharing if not each.found]
+    needed = max((each.needed_bytes for each in rest), default=0)
+    reserved = min(needed, left // max(1, len(sharing))) * len(rest)
+    found = sorted((each for each in sharing if each.found), key=attrgetter("resident_bytes"))
+    for before, each in enumerate(found):  # what is large gives way first
+        give(each, min(each.resident_bytes, (left - reserved) // (len(found) - before)))
+    for each in reversed([each for each in held.values() if each.lends]):
+        give(each, min(each.resident_bytes, left - needed * len(rest)))
+    for each in rest:
+        each.allowed = left // len(rest) // each.stride
+    for name, each in held.items():
+        _, algorithm = asked.get(name, (None, ""))
+        if algorithm not in ("", each.pool.algorithm):
             each.pool.switch(algorithm, whole=False)
 
 
@@ -125,43 +154,3 @@ def crowded(held: Mapping[str, Held], own: Container[str]) -> bool:
         each.allowed > 0 and (each.lends or (each.found and each.allowed * each.stride > least))
         for each in held.values()
     )
-
-
-def _needed_bytes(held: Held) -> int:
-    """Bytes that last a pool for a while: its growth should be worth a segment."""
-    return (len(held.pool) * 5 // 4 + 1) * held.stride
-
-
-def share_capacity(
-    total: int,
-    asked: Mapping[str, int | None],
-    lent: dict[str, int],
-    *,
-    needed: int,
-    kept: Mapping[str, int],
-) -> dict[str, int]:
-    """Bytes for each pool: those with a number get it, as far as it is there; the others share the rest evenly.
-
-    ``lent`` are bytes held by pools that nobody uses: they keep them, the last pool first, as far as each of the
-    others still gets ``needed`` bytes. ``kept`` are those of pools that were found: these come first, as far as each
-    of the others gets ``needed`` bytes or an even part. The sum never exceeds ``total``. Numbers are served in the
-    order of the mapping.
-    """
-    shares: dict[str, int] = {}
-    left = total
-
-    def give(name: str, nbytes: int) -> None:
-        nonlocal left
-        shares[name] = max(0, min(nbytes, left))
-        left -= shares[name]
-
-    for name, wanted in asked.items():
-        if wanted is not None:
-            give(name, wanted)
-    rest = [name for name, wanted in asked.items() if wanted is None]
-    reserved = min(needed, left // max(1, len(rest) + len(kept))) * len(rest)
-    for before, (name, holds) in enumerate(sorted(kept.items(), key=itemgetter(1))):  # what is large gives way first
-        give(name, min(holds, (left - reserved) // (len(kept) - before)))
-    for name, holds in reversed(lent.items()):
-        give(name, min(holds, left - needed * len(rest)))
-    return shares | dict.fromkeys(rest, left // max(1, len(rest)))

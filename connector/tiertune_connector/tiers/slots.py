@@ -7,7 +7,7 @@ from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.pool import Placed, Pool
 from tiertune_connector.tiers.base import FLUSHED, Evicted, OnEvicted
 from tiertune_connector.tiers.index import SharedIndex
-from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
+from tiertune_connector.tiers.segment import Segment, slot_stride
 from tiertune_connector.tiers.shares import Held
 
 log = logging.getLogger(__name__)
@@ -148,23 +148,9 @@ class DramPool(Held):
             self.evict([(key, slot)], FLUSHED)
 
 
-def take_again(retired: Slots) -> Slots:
-    """Get memory for given-back slots of one segment, all or none."""
-    if retired:
-        retired[0].segment.take_again([slot.index for slot in retired])
-    for slot in retired:
-        slot.given_back = False
-    return retired
-
-
 def _index(chunks: int) -> SharedIndex | None:
     try:
         return SharedIndex.create(chunks)
     except OSError as error:
         log.warning("clients have no index of %d chunks to look in, and will ask: %s", chunks, error)
         return None
-
-
-def new_segment(number: int, geometry: Geometry) -> Slots:
-    segment = Segment.create(number, geometry)
-    return [Slot(segment, index) for index in range(geometry.slots)]

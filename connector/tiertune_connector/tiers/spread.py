@@ -6,7 +6,7 @@ there are chunks misses.
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
@@ -27,16 +27,13 @@ _OF_PATIENCE = 0.8
 """Share of patience after which silent servers are not waited for: else the asker would take all for silent."""
 
 
-class Ranking:
-    """Rendezvous hashing: servers by the weight that a key gives each. Pure."""
+def ranked(names: Iterable[str]) -> Callable[[bytes], str]:
+    """Rendezvous hashing: the server of a key's chunk, the one to which the key gives the most weight. Pure.
 
-    def __init__(self, names: Sequence[str]) -> None:
-        """The order of ``names`` does not matter."""
-        self._seeds = [(name, xxhash.xxh3_64_intdigest(name.encode())) for name in sorted(names)]
-
-    def owner(self, key: bytes) -> str:
-        """The server of a key's chunk."""
-        return max((xxhash.xxh3_64_intdigest(key, seed), name) for name, seed in self._seeds)[1]
+    The order of ``names`` does not matter.
+    """
+    seeds = [(name, xxhash.xxh3_64_intdigest(name.encode())) for name in names]
+    return lambda key: max((xxhash.xxh3_64_intdigest(key, seed), name) for name, seed in seeds)[1]
 
 
 class SpreadTier:
@@ -50,7 +47,7 @@ class SpreadTier:
         """``patience_s`` is the most that `present` may take."""
         self._servers = dict(servers)
         self._counters = counters
-        self.owner = Ranking(list(servers)).owner
+        self.owner = ranked(servers)
         self.breaker = Breakers({name: Breaker() for name in servers}, self.owner)
         self._wait_s = _OF_PATIENCE * patience_s
         self._lock = threading.Lock()

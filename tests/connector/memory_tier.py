@@ -1,4 +1,4 @@
-"""A dictionary as a tier: the reference that shows the contract, and a double whose faults a test can set."""
+"""A dictionary as a tier: the shortest that fulfils the contract, and a double whose faults a test can set."""
 
 import threading
 from collections.abc import Callable, Sequence
