@@ -20,7 +20,7 @@ from tiertune_agent.records import Decision
 from tiertune_agent.web.bodies import Bounded, unprocessable
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.signing import from_here
-from tiertune_agent.web.unmade import unmade
+from tiertune_agent.web.unmade import sentence, unmade
 from tiertune_agent.web.views import Views
 from tiertune_connector.documents import Document
 from tiertune_connector.httpd.guarded import called_by
@@ -120,7 +120,8 @@ def _reading(views: Views, looks: Looks, metrics: AgentMetrics, unwell: Callable
     @api.get("/api/v1/auto")
     def auto() -> JsonDict:
         """What TierTune would have changed by itself where the policy lets it only recommend or observe."""
-        return unmade(looks.seen()).document()
+        wishes = unmade(looks.seen())
+        return {"sentence": sentence(wishes), "would": [wish.document() for wish in wishes]}
 
     return api
 

@@ -13,15 +13,13 @@ from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import TOLD, Curve
-from tiertune_agent.web.evidence import Table, tables
 from tiertune_agent.web.figures import Cost, Served, WindowSums
 from tiertune_agent.web.headline import Headline, headline
 from tiertune_agent.web.look import POINTS, Seen, approvable
 from tiertune_agent.web.over_time import cost_chart
-from tiertune_agent.web.policies import PolicyView, policy_view
-from tiertune_agent.web.text import figure, moment
+from tiertune_agent.web.text import moment
 from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths, own_tiers, shown_tiers
-from tiertune_agent.web.unmade import Unmade, unmade
+from tiertune_agent.web.unmade import Wish, unmade, values
 
 DRAWN = 8
 """Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
@@ -64,17 +62,9 @@ class DecisionCard:
     decision: Decision
     before: str
     after: str
-    facts: tuple[tuple[str, str], ...]
-    evidence: tuple[Table, ...]
-    verdicts: tuple[Json, ...]
+    verdicts: Sequence[Json]
     compared: Compared | None
-    approvable: bool
     undoable: bool
-
-    @property
-    def sentence(self) -> str:
-        """What it would do."""
-        return f"{self.decision.target}: {self.before} to {self.after}."
 
 
 @dataclass(frozen=True)
@@ -101,10 +91,9 @@ class Overview:
     """Those that are drawn."""
     more_curves: int
     decisions: tuple[DecisionCard, ...]
-    unmade: Unmade
+    unmade: Sequence[Wish]
     incidents: Mapping[str, Sequence[Json]]
     """Open ones by kind, the newest first: when a network is away there are as many as stores."""
-    policy: PolicyView
     bypassed: str
     """``all`` stores, ``some``, or none: empty."""
 
@@ -150,7 +139,6 @@ def overview(seen: Seen) -> Overview:
         decisions=tuple(_decisions(seen)),
         unmade=unmade(seen),
         incidents=grouped(seen.incidents, itemgetter("kind")),
-        policy=policy_view(seen),
         bypassed=_bypassed(stores),
     )
 
@@ -221,21 +209,12 @@ def _decisions(seen: Seen) -> Iterator[DecisionCard]:
         undoable = decision.state in STANDING and place not in changed
         if decision.state in CHANGED:
             changed.add(place)
-        verdicts, name = seen.verdicts.get(decision.id, ()), decision.field.rpartition(".")[2]
-        yield DecisionCard(
-            decision,
-            before=figure(name, decision.before),
-            after=figure(name, decision.after),
-            facts=_facts(decision),
-            evidence=tables(decision.evidence),
-            verdicts=tuple(verdicts),
-            compared=compared(decision, verdicts),
-            approvable=approvable(decision),
-            undoable=undoable,
-        )
+        verdicts, (before, after) = seen.verdicts.get(decision.id, ()), values(decision)
+        yield DecisionCard(decision, before, after, verdicts, compared(decision, verdicts), undoable)
 
 
-def _facts(decision: Decision) -> tuple[tuple[str, str], ...]:
+def facts(decision: Decision) -> list[tuple[str, str]]:
+    """Names and values of what else is known of a decision."""
     versions = (decision.expected_version, decision.applied_version)
     pairs = (
         ("Setting", decision.field),
@@ -246,4 +225,4 @@ def _facts(decision: Decision) -> tuple[tuple[str, str], ...]:
         ("Tuning version", " → ".join(str(version) for version in versions if version is not None)),
         ("Policy revision", str(decision.policy_revision or "")),
     )
-    return tuple((name, value) for name, value in pairs if value)
+    return [(name, value) for name, value in pairs if value]
