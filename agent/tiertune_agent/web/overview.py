@@ -12,10 +12,10 @@ from tiertune_agent.records import CHANGED, STANDING, Decision, Target, grouped,
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
-from tiertune_agent.web.curves import TOLD, Curve
+from tiertune_agent.web.curves import Curve
 from tiertune_agent.web.figures import Cost, Served, WindowSums
 from tiertune_agent.web.headline import Headline, headline
-from tiertune_agent.web.look import POINTS, Seen, approvable
+from tiertune_agent.web.look import Seen, approvable
 from tiertune_agent.web.over_time import cost_chart
 from tiertune_agent.web.text import moment
 from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths, own_tiers, shown_tiers
@@ -25,6 +25,21 @@ DRAWN = 8
 """Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
 FRESH = 3
 """Age in windows; anything older is not called now."""
+ACCOUNT = ("saved", "lost", "money")
+
+
+@dataclass(frozen=True)
+class Account:
+    """What fetches earned. None: nobody reports it, as for sources that are only observed."""
+
+    saved: float | None
+    lost: float | None
+    """These two in seconds."""
+    money: float | None
+
+    @property
+    def net(self) -> float | None:
+        return None if self.saved is None or self.lost is None else self.saved - self.lost
 
 
 @dataclass(frozen=True)
@@ -33,14 +48,7 @@ class TierRow:
     health: tuple[Health, ...]
     fill: Fill | None
     served: Served
-    saved_s: float | None
-    """This and the next two: None if nobody reports them, as for sources that are only observed."""
-    lost_s: float | None
-    money: float | None
-
-    @property
-    def net_s(self) -> float | None:
-        return less(self.saved_s, self.lost_s)
+    account: Account
 
 
 @dataclass(frozen=True)
@@ -72,15 +80,12 @@ class Overview:
     as_of: datetime | None
     """When a store last answered."""
     headline: Headline
-    lately_s: float
     found_tokens: float
     """This and the next: of prompts at their first lookup."""
     prompt_tokens: float
     busy: bool
     """Whether any request came; the two above leave out those of decode engines."""
-    saved_s: float | None
-    lost_s: float | None
-    money: float | None
+    account: Account
     unpriced: tuple[str, ...]
     """Tiers that are left out although their seconds are known, as nobody reports what they hold."""
     tiers: tuple[TierRow, ...]
@@ -88,8 +93,6 @@ class Overview:
     undrawn: int
     """Stores whose costs are shown in words only."""
     curves: tuple[Curve, ...]
-    """Those that are drawn."""
-    more_curves: int
     decisions: tuple[DecisionCard, ...]
     unmade: Sequence[Wish]
     incidents: Mapping[str, Sequence[Json]]
@@ -102,19 +105,14 @@ class Overview:
         """Whether any store can be commanded."""
         return any(not store.told["observed"] for store in self.stores)
 
-    @property
-    def net_s(self) -> float | None:
-        return less(self.saved_s, self.lost_s)
-
 
 def overview(seen: Seen) -> Overview:
     stores = seen.fleet["stores"]
     whole = figures.added(one.sums for one in seen.stores.values())
     hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}
     tiers = tuple(_tier(tier, seen, whole) for tier in shown_tiers(stores, hit))
-    drawn = seen.curves
     busy, charts = figures.busy(whole), _charts(seen)
-    told = dict(islice(charts.items(), DRAWN))
+    drawn = dict(islice(charts.items(), DRAWN))
     return Overview(
         as_of=max((moment(store["last_seen"]) for store in stores), default=None),
         headline=headline(
@@ -123,29 +121,20 @@ def overview(seen: Seen) -> Overview:
             traffic=busy,
             waiting=sum(map(approvable, seen.decisions)),
         ),
-        lately_s=POINTS * seen.window_s,
         found_tokens=min(whole.found_tokens, whole.prompt_tokens),  # it may be of a prompt before
         prompt_tokens=whole.prompt_tokens,
         busy=busy,
-        saved_s=sum_known(row.saved_s for row in tiers),
-        lost_s=sum_known(row.lost_s for row in tiers),
-        money=sum_known(row.money for row in tiers),
-        unpriced=tuple(row.name for row in tiers if row.money is None and row.saved_s is not None),
+        account=Account(*(sum_known(getattr(row.account, name) for row in tiers) for name in ACCOUNT)),
+        unpriced=tuple(row.name for row in tiers if row.account.money is None and row.account.saved is not None),
         tiers=tiers,
-        stores=tuple(_store(store, seen, told, charts.keys() - told.keys()) for store in stores),
-        undrawn=len(charts) - len(told),
-        curves=drawn[:TOLD],
-        more_curves=max(0, len(drawn) - TOLD),
+        stores=tuple(_store(store, seen, drawn, charts.keys() - drawn.keys()) for store in stores),
+        undrawn=len(charts) - len(drawn),
+        curves=seen.curves,
         decisions=tuple(_decisions(seen)),
         unmade=unmade(seen),
         incidents=grouped(seen.incidents, itemgetter("kind")),
         bypassed=_bypassed(stores),
     )
-
-
-def less(one: float | None, other: float | None) -> float | None:
-    """The difference; None if a part of it is unknown."""
-    return None if one is None or other is None else one - other
 
 
 def _bypassed(stores: Sequence[Json]) -> str:
@@ -156,15 +145,13 @@ def _bypassed(stores: Sequence[Json]) -> str:
 def _tier(tier: str, seen: Seen, whole: WindowSums) -> TierRow:
     stores = seen.fleet["stores"]
     ours = any(tier in own_tiers(store) for store in stores if not store["observed"])
-    booked = seen.account.get(tier) or dict.fromkeys(("saved", "lost", "money"), 0.0 if ours else None)
+    nothing = 0.0 if ours else None
     return TierRow(
         name=tier,
         health=healths(stores, tier),
         fill=fill_of_all(stores, tier),
-        served=whole.tiers.get(tier) or (Served(0.0, 0.0) if ours else Served(None, None)),
-        saved_s=booked["saved"],
-        lost_s=booked["lost"],
-        money=booked["money"],
+        served=whole.tiers.get(tier) or Served(nothing, nothing),
+        account=Account(**seen.account.get(tier) or dict.fromkeys(ACCOUNT, nothing)),
     )
 
 
