@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.table import Table
 from rich.text import Text
 
-from tiertune_agent.doctor.checks import CHECKS, ORDER
+from tiertune_agent.doctor.checks import NAMES, ORDER
 from tiertune_agent.doctor.facts import AllFacts, StorageFacts
 from tiertune_agent.doctor.finding import Finding
 from tiertune_agent.fields import JsonDict
@@ -52,9 +52,8 @@ def show(facts: AllFacts, findings: Sequence[Finding]) -> None:
     places = ", ".join(
         f"{count} {name if count > 1 else name[:-1]}" for name, count in looked_at(facts).items() if count
     )
-    names = len({check.name for check in CHECKS})
     console.print(
-        f"\n{told or 'nothing is wrong'}; {names} checks over {places or 'nothing that answers'}", highlight=False
+        f"\n{told or 'nothing is wrong'}; {len(NAMES)} checks over {places or 'nothing that answers'}", highlight=False
     )
     for why in facts.unknown:
         console.print(f"not checked: {printable(why)}", style="dim", highlight=False, markup=False)

@@ -75,12 +75,12 @@ def _moment(told: object) -> str:
 
 def decisions_table(decisions: Sequence[Json]) -> Listing:
     names = ("id", "at (UTC)", "tuner", "store", "tier", "from", "to", "state", "reason")
-    told = ({**one, "at (UTC)": _moment(one["created_at"]), **_change(one)} for one in decisions)
-    return Listing(names, [[one[name] for name in names] for one in told], nothing="no decisions")
-
-
-def _change(decision: Json) -> dict[str, str]:
-    return {name: shown(decision["field"], decision[name]) for name in ("from", "to")}
+    rows = []
+    for one in decisions:
+        change = {name: shown(one["field"], one[name]) for name in ("from", "to")}
+        told = {**one, "at (UTC)": _moment(one["created_at"]), **change}
+        rows.append([told[name] for name in names])
+    return Listing(names, rows, nothing="no decisions")
 
 
 def audit_table(rows: Sequence[Json]) -> Listing:

@@ -163,7 +163,7 @@ def _options(width: int, height: int, letter: int, margin: int) -> dict[str, Any
         "height": height,
         "margin": margin,
         "spacing": 4,
-        "style": _style(letter),
+        "style": Style(label_font_size=letter, value_font_size=letter),
         "css": (),
         "js": (),
         "show_legend": False,
@@ -171,11 +171,6 @@ def _options(width: int, height: int, letter: int, margin: int) -> dict[str, Any
         "no_prefix": True,
         "disable_xml_declaration": True,
     }
-
-
-@lru_cache
-def _style(letter: int) -> Style:
-    return Style(label_font_size=letter, value_font_size=letter)
 
 
 def _values(one: Series) -> Iterator[Any]:
@@ -220,7 +215,9 @@ def _stripped(
                 kind, name = told[int(found[1])]
                 group.set("class", kind)
                 if name:
-                    group.insert(0, _title(name))
+                    title = Element("title")
+                    title.text = name
+                    group.insert(0, title)
         return root
 
     return strip
@@ -236,9 +233,3 @@ def _tidy(node: Element) -> None:
     for name in _ROUNDED:
         if name in node.attrib:
             node.set(name, _FRACTION.sub(r"\1", node.attrib[name]))
-
-
-def _title(text: str) -> Element:
-    made = Element("title")
-    made.text = text
-    return made

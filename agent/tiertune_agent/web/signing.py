@@ -1,5 +1,6 @@
 """Who may call the agent: tokens of programs, sessions of browsers that signed in with one."""
 
+from math import inf
 from secrets import token_urlsafe
 from typing import Annotated
 from urllib.parse import parse_qs
@@ -50,11 +51,11 @@ class Sessions:
 
     def holder(self, session: str) -> Holder | None:
         """Who signed in; None: nobody, or no longer."""
-        token, until_s = self._begun.get(session, ("", 0.0))
-        if token and self._clock() >= until_s:
-            self.end(session)
-            return None
-        return self._tokens.holder(token) if token else None
+        token, until_s = self._begun.get(session, ("", -inf))
+        if self._clock() < until_s:
+            return self._tokens.holder(token)
+        self.end(session)
+        return None
 
 
 def guarded(app: ASGIApp, tokens: TokenFile, sessions: Sessions, listening: Listening, clock: Clock) -> ASGIApp:
