@@ -9,6 +9,7 @@ from operator import itemgetter
 from tiertune_agent.fields import Json, read
 from tiertune_agent.policy.document import settable
 from tiertune_agent.records import CHANGED, STANDING, Decision, Target, grouped, sum_known
+from tiertune_agent.tuners.base import present
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
@@ -18,7 +19,7 @@ from tiertune_agent.web.headline import Headline, headline
 from tiertune_agent.web.look import Seen, approvable
 from tiertune_agent.web.over_time import cost_chart
 from tiertune_agent.web.text import moment
-from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths, own_tiers, shown_tiers
+from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths
 from tiertune_agent.web.unmade import Wish, unmade, values
 
 DRAWN = 8
@@ -109,8 +110,9 @@ class Overview:
 def overview(seen: Seen) -> Overview:
     stores = seen.fleet["stores"]
     whole = figures.added(one.sums for one in seen.stores.values())
-    hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}
-    tiers = tuple(_tier(tier, seen, whole) for tier in shown_tiers(stores, hit))
+    hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}  # vLLM's own are only observed
+    shown = [tier for tier in figures.TIERS if tier in hit or any(present(store, tier) for store in stores)]
+    tiers = tuple(_tier(tier, seen, whole) for tier in shown)
     busy, charts = figures.busy(whole), _charts(seen)
     drawn = dict(islice(charts.items(), DRAWN))
     return Overview(
@@ -144,7 +146,7 @@ def _bypassed(stores: Sequence[Json]) -> str:
 
 def _tier(tier: str, seen: Seen, whole: WindowSums) -> TierRow:
     stores = seen.fleet["stores"]
-    ours = any(tier in own_tiers(store) for store in stores if not store["observed"])
+    ours = any(present(store, tier) for store in stores if not store["observed"])
     nothing = 0.0 if ours else None
     return TierRow(
         name=tier,
@@ -156,7 +158,7 @@ def _tier(tier: str, seen: Seen, whole: WindowSums) -> TierRow:
 
 
 def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collection[str]) -> StoreCard:
-    name, tiers = store["name"], own_tiers(store)
+    name, tiers = store["name"], [tier for tier in figures.TIERS if present(store, tier)]
     tuner = "loading" if store["observed"] else "remote_fetch"
     said = (a["reason"] for a in seen.fleet["answers"] if a["store"] == name and a["tuner"] == tuner)
     return StoreCard(
@@ -171,21 +173,19 @@ def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collect
 
 def _charts(seen: Seen) -> dict[str, Chart]:
     """Charts by store, first those where fetching came nearest to losing, or lost most."""
-    remote = [store for store in seen.fleet["stores"] if not store["observed"] and "remote" in own_tiers(store)]
+    remote = [store for store in seen.fleet["stores"] if not store["observed"] and present(store, "remote")]
 
     def dearest(store: Json) -> float:
         costs = seen.stores[store["name"]].costs
         return max((one.fetch_s / one.recompute_s for one in costs if one.recompute_s), default=0.0)
 
-    made = ((store["name"], _chart(store, seen)) for store in sorted(remote, key=dearest, reverse=True))
-    return {name: chart for name, chart in made if chart}
-
-
-def _chart(store: Json, seen: Seen) -> Chart | None:
-    name = store["name"]
-    switches = seen.switches.get(name, ())
-    off = figures.off_spans(switches, str(read(store, "tuning.tiers.remote.fetch")), seen.since, seen.now)
-    return cost_chart(name, seen.stores[name].costs, off, seen.now, timedelta(seconds=FRESH * seen.window_s))
+    found, fresh = {}, timedelta(seconds=FRESH * seen.window_s)
+    for store in sorted(remote, key=dearest, reverse=True):
+        name, fetch = store["name"], str(read(store, "tuning.tiers.remote.fetch"))
+        off = figures.off_spans(seen.switches.get(name, ()), fetch, seen.since, seen.now)
+        if chart := cost_chart(name, seen.stores[name].costs, off, seen.now, fresh):
+            found[name] = chart
+    return found
 
 
 def _decisions(seen: Seen) -> Iterator[DecisionCard]:
