@@ -130,7 +130,7 @@ class Looks:
             stores=self._stores,
             decisions=shown,
             switches=decisions.switched(since),
-            verdicts=self._history.decisions.verdicts(one.id for one in shown if one.state in JUDGED),
+            verdicts=decisions.verdicts(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
         )
 
