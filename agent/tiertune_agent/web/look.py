@@ -136,9 +136,10 @@ class Looks:
 
     def _renew(self, stores: Sequence[Json], since: datetime, now: datetime) -> None:
         """Read new windows of stores that answered since; for others, what was read still holds."""
-        before = {store["name"]: self._stores.get(store["name"], NOTHING) for store in stores}
+        named = {store["name"]: store for store in stores}
+        before = {name: self._stores.get(name, NOTHING) for name in named}
         newest = {name: read.sums.until or since for name, read in before.items()}
-        stale = {store["name"] for store in stores if before[store["name"]].answered != store["last_seen"]}
+        stale = {name for name, store in named.items() if before[name].answered != store["last_seen"]}
         known = {name for name in stale if newest[name] > since}
         told: dict[str, list[Window]] = {}
         for names in (known, stale - known):
@@ -146,7 +147,6 @@ class Looks:
             for window in self._history.measured.fleet_windows(names, first, now) if names else ():
                 if ended(window) >= newest[window.store]:
                     told.setdefault(window.store, []).append(window)
-        named = {store["name"]: store for store in stores}
         found = self._history.measured.candidates(named)
         self._stores = {
             name: self._added(store, before[name], told.get(name, []), found.get(name, ()), (since, now))
