@@ -65,6 +65,8 @@ class Seen:
     """``fleet`` and ``policy`` as the API shows them. Equal only to itself, so it can be a key."""
 
     now: datetime
+    since: datetime
+    """When what is shown begins."""
     window_s: float
     fleet: Json
     policy: Json
@@ -81,10 +83,6 @@ class Seen:
     verdicts: Mapping[int, Sequence[Json]]
     waited: Sequence[Decision]
     """Wishes of the last day under a mode other than auto, newest first."""
-
-    @property
-    def since(self) -> datetime:
-        return self.now - timedelta(seconds=POINTS * self.window_s)
 
     @property
     def curves(self) -> tuple[Curve, ...]:
@@ -118,6 +116,7 @@ class Looks:
         shown = sorted({one.id: one for one in (*waiting, *lately)}.values(), key=attrgetter("id"), reverse=True)
         return Seen(
             now=now,
+            since=since,
             window_s=self._window_s,
             fleet=fleet,
             policy=self._views.policies(),

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from operator import itemgetter
 
@@ -18,7 +18,6 @@ from tiertune_agent.web.figures import Cost, Served, WindowSums
 from tiertune_agent.web.headline import Headline, headline
 from tiertune_agent.web.look import Seen, approvable
 from tiertune_agent.web.over_time import cost_chart
-from tiertune_agent.web.text import moment
 from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths
 from tiertune_agent.web.unmade import Wish, unmade, values
 
@@ -78,8 +77,6 @@ class DecisionCard:
 
 @dataclass(frozen=True)
 class Overview:
-    as_of: datetime | None
-    """When a store last answered."""
     headline: Headline
     found_tokens: float
     """This and the next: of prompts at their first lookup."""
@@ -87,8 +84,6 @@ class Overview:
     busy: bool
     """Whether any request came; the two above leave out those of decode engines."""
     account: Account
-    unpriced: tuple[str, ...]
-    """Tiers that are left out although their seconds are known, as nobody reports what they hold."""
     tiers: tuple[TierRow, ...]
     stores: tuple[StoreCard, ...]
     undrawn: int
@@ -98,13 +93,6 @@ class Overview:
     unmade: Sequence[Wish]
     incidents: Mapping[str, Sequence[Json]]
     """Open ones by kind, the newest first: when a network is away there are as many as stores."""
-    bypassed: str
-    """``all`` stores, ``some``, or none: empty."""
-
-    @property
-    def tunes(self) -> bool:
-        """Whether any store can be commanded."""
-        return any(not store.told["observed"] for store in self.stores)
 
 
 def overview(seen: Seen) -> Overview:
@@ -116,7 +104,6 @@ def overview(seen: Seen) -> Overview:
     busy, charts = figures.busy(whole), _charts(seen)
     drawn = dict(islice(charts.items(), DRAWN))
     return Overview(
-        as_of=max((moment(store["last_seen"]) for store in stores), default=None),
         headline=headline(
             seen.fleet,
             {key.replace("_", " "): seen.policy["modes"][key] for key in settable()},
@@ -127,7 +114,6 @@ def overview(seen: Seen) -> Overview:
         prompt_tokens=whole.prompt_tokens,
         busy=busy,
         account=Account(*(sum_known(getattr(row.account, name) for row in tiers) for name in ACCOUNT)),
-        unpriced=tuple(row.name for row in tiers if row.account.money is None and row.account.saved is not None),
         tiers=tiers,
         stores=tuple(_store(store, seen, drawn, charts.keys() - drawn.keys()) for store in stores),
         undrawn=len(charts) - len(drawn),
@@ -135,13 +121,7 @@ def overview(seen: Seen) -> Overview:
         decisions=tuple(_decisions(seen)),
         unmade=unmade(seen),
         incidents=grouped(seen.incidents, itemgetter("kind")),
-        bypassed=_bypassed(stores),
     )
-
-
-def _bypassed(stores: Sequence[Json]) -> str:
-    found = [store["bypass"] for store in stores if not store["observed"]]
-    return "" if not any(found) else "all" if all(found) else "some"
 
 
 def _tier(tier: str, seen: Seen, whole: WindowSums) -> TierRow:
