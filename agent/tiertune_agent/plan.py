@@ -19,7 +19,7 @@ That is an upper bound, and a replay knows: prompts that are asked more often th
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -35,7 +35,7 @@ HARDLY = 1e-3
 """Share of the prompts' tokens below which sharing has nothing to win."""
 
 IN_MS = ("fetch", "recompute", "isolated_ttft", "shared_ttft")
-"""Figures that rows tell in milliseconds."""
+"""Figures that texts tell in milliseconds."""
 ROWS = {
     "prompt": "{prompt_tokens:.0f} tokens, {hit_tokens:.0f} of which were asked before",
     "fetch": "{fetch_ms_per_token:.4f} ms per token; {fetch_ms:.1f} ms for what hits",
@@ -45,8 +45,7 @@ ROWS = {
     ),
     "break-even": "prefixes of {break_even_tokens:,.0f} tokens; {break_even_gb_per_s:.2f} GB/s for what hits",
     "bandwidth needed": (
-        "{needed_gb_per_s:.3g} GB/s to fetch every hit; "
-        "{fetched_gb_per_s:.3g} GB/s if each replica keeps what it had"
+        "{needed_gb_per_s:.3g} GB/s to fetch every hit; {fetched_gb_per_s:.3g} GB/s if each replica keeps what it had"
     ),
     "links": "carry {links_gb_per_s:.3g} GB/s; load {load:.1%}",
     "hits": "{isolated_hit_share:.1%} isolated, {shared_hit_share:.1%} shared",
@@ -56,6 +55,11 @@ ROWS = {
     "money per hour": "{saved:.2f} of GPU time less {rent:.2f} rent, {network:.2f} network: net {net:+.2f}",
 }
 """What is told of the figures of a plan, by name."""
+WORTH = (
+    "Sharing is worth it here: {shared_hit_share:.0%} hits instead of {isolated_hit_share:.0%} save GPU time worth "
+    "{saved:.2f} an hour for {cost:.2f} of remote tier and network, and the mean time to the first token goes from "
+    "{isolated_ttft_ms:.0f} to {shared_ttft_ms:.0f} ms."
+)
 
 
 class PlannedPrices(Document):
@@ -160,19 +164,24 @@ class Plan:
     worth: bool = False
     verdict: str = ""
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """The figures that texts are made of: also some in milliseconds, and what sharing costs and brings."""
+        in_ms = {f"{what}_ms": 1e3 * getattr(self, f"{what}_s") for what in IN_MS}
+        return vars(self) | in_ms | {"cost": self.rent + self.network, "net": self.saved - self.rent - self.network}
+
     def rows(self) -> Iterator[tuple[str, str]]:
         """The figures behind the verdict: a name and a text of each."""
-        in_ms = {f"{what}_ms": 1e3 * getattr(self, f"{what}_s") for what in IN_MS}
-        net = self.saved - self.rent - self.network
         for name, text in ROWS.items():
-            yield name, text.format(net=net, **in_ms, **vars(self))
+            yield name, text.format(**self.told)
 
 
 def plan(fleet: PlannedFleet) -> Plan:
     """Weigh sharing among the fleet's replicas against a cache for each of them alone."""
     made = _figures(fleet)
     against = "; ".join(_against(fleet, made))
-    return replace(made, worth=not against, verdict=_verdict(made, against))
+    verdict = f"Sharing is not worth it here: {against}." if against else WORTH.format(**made.told)
+    return replace(made, worth=not against, verdict=verdict)
 
 
 def _figures(fleet: PlannedFleet) -> Plan:
@@ -243,13 +252,3 @@ def _against(fleet: PlannedFleet, made: Plan) -> Iterator[str]:
     if made.saved <= made.rent + made.network:
         saved = f"the GPU time that it saves is worth {made.saved:.2f} an hour"
         yield f"{saved}, {format_size(fleet.remote)} of remote tier and the network cost {made.rent + made.network:.2f}"
-
-
-def _verdict(made: Plan, against: str) -> str:
-    if against:
-        return f"Sharing is not worth it here: {against}."
-    return (
-        f"Sharing is worth it here: {made.shared_hit_share:.0%} hits instead of {made.isolated_hit_share:.0%} save GPU "
-        f"time worth {made.saved:.2f} an hour for {made.rent + made.network:.2f} of remote tier and network, and the "
-        f"mean time to the first token goes from {1e3 * made.isolated_ttft_s:.0f} to {1e3 * made.shared_ttft_s:.0f} ms."
-    )

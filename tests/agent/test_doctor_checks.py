@@ -58,7 +58,7 @@ def test_what_is_healthy_is_not_found(name):
 
 def test_every_check_has_a_case():
     """Those of incidents are the agent's, and have their own test."""
-    assert NAMES == CASES.keys() | INCIDENTS.keys() | ALSO_LOOKED_FOR.keys()
+    assert CASES.keys() | INCIDENTS.keys() | ALSO_LOOKED_FOR.keys() == NAMES
 
 
 @pytest.mark.parametrize("kind", [*INCIDENTS, *ALSO_LOOKED_FOR])
@@ -97,7 +97,7 @@ def test_the_page_lists_every_check():
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
     table = page.partition("## What it finds")[2].partition("## Measure")[0]
     rows = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
-    assert NAMES <= set(re.findall(r"`(\w+)`", table))
+    assert set(re.findall(r"`(\w+)`", table)) >= NAMES
     assert set(rows) <= NAMES
 
 

@@ -15,6 +15,15 @@ from tiertune_agent.terminal.options import printable
 from tiertune_agent.terminal.tables import pairs, terminal
 
 STYLES = {"error": "bold red", "warning": "yellow"}
+STORAGE = {
+    "storage": "{storage}",
+    "latency": "{latency_ms:.2f} ms",
+    "bandwidth": "{read:,.0f} MB/s read, {written:,.0f} MB/s written",
+    "{prompt_tokens:,} tokens": "{fetch_ms:.1f} ms to fetch, {recompute_ms:.1f} to recompute",
+    "recomputing": "{model} on {gpu}: an assumption",
+    "break-even": "prefixes of {break_even_tokens:,.0f} tokens",
+}
+"""What is told of a storage that was measured."""
 
 
 def document(facts: AllFacts, findings: Sequence[Finding]) -> JsonDict:
@@ -72,15 +81,6 @@ def _table(findings: Sequence[Finding]) -> Table:
 
 
 def _storage(one: StorageFacts) -> Table:
-    told = (
-        ("storage", one.storage),
-        ("latency", f"{1e3 * one.latency_s:.2f} ms"),
-        ("bandwidth", f"{one.bytes_per_s / 1e6:,.0f} MB/s read, {one.write_bytes_per_s / 1e6:,.0f} MB/s written"),
-        (
-            f"{one.prompt_tokens:,} tokens",
-            f"{1e3 * one.fetch_s:.1f} ms to fetch, {1e3 * one.recompute_s:.1f} to recompute",
-        ),
-        ("recomputing", f"{one.model} on {one.gpu}: an assumption"),
-        ("break-even", f"prefixes of {one.break_even_tokens:,.0f} tokens"),
-    )
-    return pairs((name, Text(text)) for name, text in told)
+    told = vars(one) | {f"{what}_ms": 1e3 * getattr(one, f"{what}_s") for what in ("latency", "fetch", "recompute")}
+    told |= {"read": one.bytes_per_s / 1e6, "written": one.write_bytes_per_s / 1e6}
+    return pairs((name.format(**told), Text(text.format(**told))) for name, text in STORAGE.items())

@@ -115,9 +115,7 @@ class Stretch:
     length: float
 
 
-def stretches(
-    series: prometheus.Series, frame: Frame, words: Mapping[float, tuple[str, str]]
-) -> tuple[Stretch, ...]:
+def stretches(series: prometheus.Series, frame: Frame, words: Mapping[float, tuple[str, str]]) -> tuple[Stretch, ...]:
     """What a series was called over the time shown. ``words``: names and colours of values.
 
     A value lasts until the next one; before a gap it ends a step beyond its last point.

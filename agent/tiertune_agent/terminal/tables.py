@@ -100,8 +100,11 @@ def audit_table(rows: Sequence[Json]) -> Listing:
 
 def decision_table(decision: JsonDict) -> Table:
     """All that is known of a decision; values as in the list, without those that are still empty."""
-    values = {name: decision[name] for name in ("from", "to") if not isinstance(decision[name], dict)}
-    change = {name: shown(decision["field"], value) for name, value in values.items()}
+    change = {
+        name: shown(decision["field"], decision[name])
+        for name in ("from", "to")
+        if not isinstance(decision[name], dict)
+    }
     return pairs(
         (name, Text(json.dumps(value, indent=1) if isinstance(value, dict | list) else str(value)))
         for name, value in (decision | change).items()

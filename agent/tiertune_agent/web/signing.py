@@ -110,9 +110,9 @@ def router(
     async def sign_in(token: Annotated[str, Depends(_token)], request: Request) -> Response:
         source = request.client.host if request.client else ""
         session = sessions.begin(token)
-        if session is None and errors.exceeded(source):
-            return shown("Too many attempts: wait a minute.", 429)
         if session is None:
+            if errors.exceeded(source):
+                return shown("Too many attempts: wait a minute.", 429)
             errors.take(source)
             return shown("That is no token of this agent.", 401)
         answer = RedirectResponse("./", 303)
