@@ -11,11 +11,12 @@ from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment
 
 from tiertune_agent.policy.document import DEFAULT
-from tiertune_agent.web import charts, templating, text, unmade
+from tiertune_agent.web import charts, templating, text
 from tiertune_agent.web.evidence import tables
 from tiertune_agent.web.look import Looks, Seen, approvable
 from tiertune_agent.web.overview import facts, overview
 from tiertune_agent.web.signing import COOKIE
+from tiertune_agent.web.unmade import sentence
 from tiertune_connector.units import format_size
 
 HERE = Path(__file__).parent
@@ -99,7 +100,7 @@ def environment() -> Environment:
         "tables": tables,
         "facts": facts,
         "approvable": approvable,
-        "unmade": unmade.sentence,
+        "wished": sentence,
         "built_in": DEFAULT.source,
         "draw": charts.draw,
         "draw_bars": charts.draw_bars,
