@@ -110,7 +110,7 @@ def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: Jso
 
     made = planned(load_yaml(fleet, PlannedFleet))
     show(pairs(made.rows()))
-    result(made.document(), json_path, lambda: typer.echo(f"\n{made.verdict}"))
+    result(vars(made), json_path, lambda: typer.echo(f"\n{made.verdict}"))
 
 
 @app.command()

@@ -155,7 +155,9 @@ def flush(
     told = {url: "ok" if ack["ok"] else ack["reason"] for url, ack in reset.items()}
     told |= {name: _dropped(ack) for name, ack in stores.items()}
     result(document, json_path, lambda: _say_stores(told, "its caches are empty"))
-    if _unknown([*stores.values()]) and all(ack["ok"] for ack in reset.values()):
+    # An acknowledgement with a remark: the store knows no such epoch.
+    unknown = bool(stores) and all(ack["ok"] and ack["reason"] != "ok" for ack in stores.values())
+    if unknown and all(ack["ok"] for ack in reset.values()):
         fail(f"no store knows epoch {epoch}: nothing was dropped in stores", 1)
     if not document["complete"]:
         fail("not all stores and engines acknowledged" if reset else "not all stores acknowledged", 1)
@@ -172,11 +174,6 @@ def _agent(method: str, url: str, path: str, body: object = None, timeout_s: flo
 def _say_stores(told: dict[str, str], done: str) -> None:
     for store, outcome in sorted(told.items()):
         typer.echo(f"{store}: {done if outcome == 'ok' else outcome}")
-
-
-def _unknown(acknowledged: list[dict[str, Any]]) -> bool:
-    """Whether each store acknowledged with a remark: that it knows no such epoch."""
-    return bool(acknowledged) and all(ack["ok"] and ack["reason"] != "ok" for ack in acknowledged)
 
 
 def _dropped(acknowledged: dict[str, Any]) -> str:

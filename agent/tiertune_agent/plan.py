@@ -17,13 +17,12 @@ That is an upper bound, and a replay knows: prompts that are asked more often th
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tiertune_agent.fields import JsonDict
 from tiertune_agent.policy.document import HOURS_PER_MONTH, Price
 from tiertune_agent.records import GIB
 from tiertune_agent.replay.engine import break_even_bandwidth, break_even_tokens, prefill_s, token_s
@@ -34,6 +33,33 @@ from tiertune_connector.units import Size, format_size
 HOUR_S = 3600.0
 HARDLY = 1e-3
 """Share of the prompts' tokens below which sharing has nothing to win."""
+
+IN_MS = ("fetch", "recompute", "isolated_ttft", "shared_ttft")
+"""Figures that texts tell in milliseconds."""
+ROWS = {
+    "prompt": "{prompt_tokens:.0f} tokens, {hit_tokens:.0f} of which were asked before",
+    "fetch": "{fetch_ms_per_token:.4f} ms per token; {fetch_ms:.1f} ms for what hits",
+    "recompute": (
+        "{recompute_ms_per_token:.4f} ms per token (+{recompute_ms_per_token_per_10k:.4f} per 10k of h0 + h1); "
+        "{recompute_ms:.1f} ms for what hits"
+    ),
+    "break-even": "prefixes of {break_even_tokens:,.0f} tokens; {break_even_gb_per_s:.2f} GB/s for what hits",
+    "bandwidth needed": (
+        "{needed_gb_per_s:.3g} GB/s to fetch every hit; {fetched_gb_per_s:.3g} GB/s if each replica keeps what it had"
+    ),
+    "links": "carry {links_gb_per_s:.3g} GB/s; load {load:.1%}",
+    "hits": "{isolated_hit_share:.1%} isolated, {shared_hit_share:.1%} shared",
+    "mean TTFT": "{isolated_ttft_ms:.1f} ms isolated, {shared_ttft_ms:.1f} ms shared; without a queue",
+    "prefill load": "{isolated_load:.1%} of each replica isolated, {shared_load:.1%} shared",
+    "GPU time saved": "{saved_gpu_s_per_hour:,.0f} s per hour",
+    "money per hour": "{saved:.2f} of GPU time less {rent:.2f} rent, {network:.2f} network: net {net:+.2f}",
+}
+"""What is told of the figures of a plan, by name."""
+WORTH = (
+    "Sharing is worth it here: {shared_hit_share:.0%} hits instead of {isolated_hit_share:.0%} save GPU time worth "
+    "{saved:.2f} an hour for {cost:.2f} of remote tier and network, and the mean time to the first token goes from "
+    "{isolated_ttft_ms:.0f} to {shared_ttft_ms:.0f} ms."
+)
 
 
 class PlannedPrices(Document):
@@ -94,7 +120,7 @@ class PlannedFleet(Document):
 
 
 @dataclass(frozen=True)
-class Figures:
+class Plan:
     """Replicas with a cache each (isolated) against sharing; money is per hour, in the currency of the prices."""
 
     fleet: str
@@ -135,48 +161,31 @@ class Figures:
     """What these seconds are worth."""
     rent: float
     network: float
+    worth: bool = False
+    verdict: str = ""
 
-
-@dataclass(frozen=True)
-class Plan(Figures):
-    """What the figures say, and they."""
-
-    worth: bool
-    verdict: str
-
-    def document(self) -> JsonDict:
-        """As ``--json`` writes it."""
-        return asdict(self)
+    @property
+    def told(self) -> dict[str, Any]:
+        """The figures that texts are made of: also some in milliseconds, and what sharing costs and brings."""
+        in_ms = {f"{what}_ms": 1e3 * getattr(self, f"{what}_s") for what in IN_MS}
+        return vars(self) | in_ms | {"cost": self.rent + self.network, "net": self.saved - self.rent - self.network}
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """The figures behind the verdict: a name and a text of each."""
-        yield "prompt", f"{self.prompt_tokens:.0f} tokens, {self.hit_tokens:.0f} of which were asked before"
-        yield "fetch", f"{self.fetch_ms_per_token:.4f} ms per token; {_ms(self.fetch_s)} for what hits"
-        dearer = f"+{self.recompute_ms_per_token_per_10k:.4f} per 10k of h0 + h1"
-        took = f"{_ms(self.recompute_s)} for what hits"
-        yield "recompute", f"{self.recompute_ms_per_token:.4f} ms per token ({dearer}); {took}"
-        lengths = f"prefixes of {self.break_even_tokens:,.0f} tokens"
-        yield "break-even", f"{lengths}; {self.break_even_gb_per_s:.2f} GB/s for what hits"
-        rest = f"{self.fetched_gb_per_s:.3g} GB/s if each replica keeps what it had"
-        yield "bandwidth needed", f"{self.needed_gb_per_s:.3g} GB/s to fetch every hit; {rest}"
-        yield "links", f"carry {self.links_gb_per_s:.3g} GB/s; load {self.load:.1%}"
-        yield "hits", f"{self.isolated_hit_share:.1%} isolated, {self.shared_hit_share:.1%} shared"
-        times = f"{_ms(self.isolated_ttft_s)} isolated, {_ms(self.shared_ttft_s)} shared"
-        yield "mean TTFT", f"{times}; without a queue"
-        yield "prefill load", f"{self.isolated_load:.1%} of each replica isolated, {self.shared_load:.1%} shared"
-        yield "GPU time saved", f"{self.saved_gpu_s_per_hour:,.0f} s per hour"
-        cost, net = f"{self.rent:.2f} rent, {self.network:.2f} network", self.saved - self.rent - self.network
-        yield "money per hour", f"{self.saved:.2f} of GPU time less {cost}: net {net:+.2f}"
+        for name, text in ROWS.items():
+            yield name, text.format(**self.told)
 
 
 def plan(fleet: PlannedFleet) -> Plan:
     """Weigh sharing among the fleet's replicas against a cache for each of them alone."""
-    figures = _figures(fleet)
-    against = "; ".join(_against(fleet, figures))
-    return Plan(**vars(figures), worth=not against, verdict=_verdict(figures, against))
+    made = _figures(fleet)
+    against = "; ".join(_against(fleet, made))
+    verdict = f"Sharing is not worth it here: {against}." if against else WORTH.format(**made.told)
+    return replace(made, worth=not against, verdict=verdict)
 
 
-def _figures(fleet: PlannedFleet) -> Figures:
+def _figures(fleet: PlannedFleet) -> Plan:
+    """Without what they say."""
     isolated = isolated_hit_share(fleet.hit_share, fleet.replicas if fleet.routing == "random" else 1)
     fetched = 1 - isolated / fleet.hit_share if fleet.hit_share else 0.0  # of the hits: they are in no cache of its own
     linear, quadratic = token_s(fleet.model, fleet.gpu)
@@ -188,7 +197,7 @@ def _figures(fleet: PlannedFleet) -> Figures:
     warm_s = prefill_s(fleet.model, fleet.gpu, fleet.hit_tokens, fleet.tokens)
     isolated_s = fetched * cold_s + (1 - fetched) * warm_s
     saved_s, prices = requests_per_s * (isolated_s - warm_s), fleet.prices
-    return Figures(
+    return Plan(
         fleet=fleet.name,
         prompt_tokens=fleet.tokens,
         hit_tokens=fleet.hit_tokens,
@@ -223,7 +232,7 @@ def isolated_hit_share(hit_share: float, caches: int) -> float:
     return min(hit_share, max(0.0, 1 - caches * (1 - never) / asked))  # despite rounding
 
 
-def _against(fleet: PlannedFleet, made: Figures) -> Iterator[str]:
+def _against(fleet: PlannedFleet, made: Plan) -> Iterator[str]:
     """Why sharing is not worth it, the strongest reason first."""
     lost = made.shared_hit_share - made.isolated_hit_share
     if lost < HARDLY:
@@ -243,17 +252,3 @@ def _against(fleet: PlannedFleet, made: Figures) -> Iterator[str]:
     if made.saved <= made.rent + made.network:
         saved = f"the GPU time that it saves is worth {made.saved:.2f} an hour"
         yield f"{saved}, {format_size(fleet.remote)} of remote tier and the network cost {made.rent + made.network:.2f}"
-
-
-def _verdict(made: Figures, against: str) -> str:
-    if against:
-        return f"Sharing is not worth it here: {against}."
-    return (
-        f"Sharing is worth it here: {made.shared_hit_share:.0%} hits instead of {made.isolated_hit_share:.0%} save GPU "
-        f"time worth {made.saved:.2f} an hour for {made.rent + made.network:.2f} of remote tier and network, and the "
-        f"mean time to the first token goes from {1e3 * made.isolated_ttft_s:.0f} to {1e3 * made.shared_ttft_s:.0f} ms."
-    )
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f} ms"

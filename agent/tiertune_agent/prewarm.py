@@ -1,7 +1,7 @@
 """``tiertune prewarm``: engines compute documents, and their chunks go to the stores, before anybody asks for them."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -150,14 +150,10 @@ def prewarm_command(
                 made = warm(http, asking, wanted, concurrency, progress.step)
         except (KeyboardInterrupt, SystemExit) as end:  # of SIGINT, or SIGTERM
             os._exit(getattr(end, "code", 130))  # Python would wait for the requests under way, for ten minutes
-    for sentence in _sentences(made):
-        typer.echo(sentence)
+    for url, one in made.items():
+        some = f"; {len(one.failures)} failed" if one.failures else ""
+        typer.echo(f"{url}: {format_count(one.documents, 'document')}, {one.prompt_tokens:,} tokens{some}")
+        for failure in one.failures:
+            typer.echo(f"  {failure['document']}: {failure['reason']}")
     failed = sum(len(one.failures) for one in made.values())
     return {"documents": len(wanted), "failed": failed, "engines": {url: asdict(one) for url, one in made.items()}}
-
-
-def _sentences(made: Mapping[str, Warmed]) -> Iterator[str]:
-    for url, one in made.items():
-        failed = f"; {len(one.failures)} failed" if one.failures else ""
-        yield f"{url}: {format_count(one.documents, 'document')}, {one.prompt_tokens:,} tokens{failed}"
-        yield from (f"  {failure['document']}: {failure['reason']}" for failure in one.failures)

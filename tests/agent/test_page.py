@@ -229,6 +229,21 @@ class TestWhatItTells:
             assert told() == ([], False)
         assert away.bypass
 
+    def test_a_bypass_can_be_ended_where_it_is_on_and_begun_where_it_is_off(self, agents, agent, store, other, clock):
+        """Of two stores none, one or both are bypassed."""
+        agents.end()
+        agent = agents(store, other)
+        agent.loop.run_once()
+        offered = []
+        with client_of(agent) as http:
+            for which in ({}, {"store": "host-b"}, {"store": "host-a"}):
+                if which:
+                    http.post("/api/v1/bypass", json={"on": True, **which})
+                    pass_windows(agent, (), clock)
+                told = Page(http.get("/").text).text
+                offered.append(("Bypass all stores …" in told, "End bypass …" in told))
+        assert offered == [(True, False), (True, True), (False, True)]
+
     def test_freeze_and_bypass_are_told_at_the_top(self, look, http, agent, clock):
         """Both stand in the headline and its facts, with who and why."""
         agent.leader.leads()

@@ -161,7 +161,7 @@ class TestWords:
     )
     def test_many_stores_are_cut(self, listed, expected):
         """A large fleet does not fill the sentence."""
-        assert headline.names([{"name": name} for name in listed]) == expected
+        assert headline.few(listed) == expected
 
     @pytest.mark.parametrize(
         ("modes", "expected"),

@@ -5,7 +5,6 @@ import pytest
 from agent.agents import POLICY
 from tiertune_agent.policy.document import load
 from tiertune_agent.policy.lint import errors, notes
-from tiertune_agent.web.policies import policy_view
 from tiertune_connector.documents import place_of
 
 SOUND = """version: 1
@@ -43,12 +42,12 @@ def test_what_has_no_effect_is_told_with_its_place(policy_file, rounds, seen):
     """The policy is in force all the same."""
     policy_file.write_text(POLICY + SOUND.replace("version: 1\n", ""))
     rounds(1)
-    told = policy_view(seen())
-    assert [(one.level, one.message.partition(":")[0]) for one in told.findings] == [
+    told = seen().policy
+    assert [(one["level"], one["message"].partition(":")[0]) for one in told["lint"]] == [
         ("note", "objectives"),
         ("note", "overrides.0.budgets.remote"),
     ]
-    assert told.sound
+    assert told["problem"] is None
 
 
 def test_a_bad_edit_is_told_with_its_place(policy_file, rounds, seen):
@@ -56,7 +55,7 @@ def test_a_bad_edit_is_told_with_its_place(policy_file, rounds, seen):
     rounds(1)
     policy_file.write_text("version: 1\nmode: sometimes\nspeed: 3\n")
     rounds(1)
-    told = policy_view(seen())
-    assert not told.sound
-    assert [one.place.rpartition("yaml")[2] for one in told.findings] == [":2:7", ":3:1"]
-    assert "\n".join(told.text) == POLICY.rstrip("\n")
+    told = seen().policy
+    assert told["problem"]
+    assert [one["place"].rpartition("yaml")[2] for one in told["lint"]] == [":2:7", ":3:1"]
+    assert told["text"] == POLICY

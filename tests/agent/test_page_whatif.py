@@ -16,7 +16,7 @@ from tiertune_agent.verdicts.verdict import Spells, Trial, compare, contrast
 from tiertune_agent.web import over_sizes
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import counted, curve, curves, ghosts
-from tiertune_agent.web.unmade import unmade
+from tiertune_agent.web.unmade import sentence, unmade
 from tiertune_connector.whatif.chain import Shape
 
 GIB = 1 << 30
@@ -241,7 +241,7 @@ class TestUnmade:
     def test_nothing_is_said_too(self, rounds, seen):
         """Without a wish the sentence says nothing."""
         rounds(2)
-        assert unmade(seen()).sentence.startswith("Nothing:")
+        assert sentence(unmade(seen())).startswith("Nothing:")
 
     def test_an_old_answer_says_how_old_it_is(self, rounds, http, clock):
         """A tuner of half an hour's period was asked long ago, when there was less to see."""
@@ -250,15 +250,18 @@ class TestUnmade:
         unchanged = Page(http.get("/").text).text.split("Why nothing else changes")[1]
         assert re.search(r"host-a\s+admission\s[^@]*?20 min ago", unchanged)
 
-    def test_all_wishes_are_told_and_some_are_shown(self, history, clock, rounds, seen):
+    def test_all_wishes_are_told_and_some_are_shown(self, history, clock, rounds, http):
         """The page shows twenty; the sentence and the API count all."""
         rounds(1)
         for number in range(25):
             resize(history, f"host-{number}", at=clock.now())
         clock.advance(30)
-        told = unmade(seen())
-        assert (len(told.shown), len(told.document()["would"])) == (20, 25)
-        assert "25 changes" in told.sentence
+        told = http.get("/api/v1/auto").json()
+        shown = http.get("/").text.partition('id="auto-h"')[2].partition("</section>")[0]
+        assert (shown.count("<li>"), len(told["would"])) == (20, 25)
+        assert "25 changes" in told["sentence"]
+        assert f"<p>{told['sentence']}</p>" in shown
+        assert "5 more" in shown
 
     def test_each_wish_tells_what_its_proposal_promised_and_what_became_of_it(self, history, clock, rounds, seen):
         """What is still wished comes first; of two wishes of one setting the newest counts."""
@@ -268,12 +271,12 @@ class TestUnmade:
         history.decisions.expire(given_up, "no longer", now=clock.now())
         clock.advance(30)
         told = unmade(seen())
-        assert told.sentence == "On auto, TierTune would have made 2 changes in the last day."
-        assert [(one.change, one.became) for one in told.wishes] == [
+        assert sentence(told) == "On auto, TierTune would have made 2 changes in the last day."
+        assert [(one.change, one.became) for one in told] == [
             ("1.0 GiB → 2.0 GiB", "It waits for approval."),
             ("always → second_access", "It was no longer wished at 12:00 UTC."),
         ]
-        document = told.document()["would"][0]
+        document = told[0].document()
         assert (document["tuner"], document["reason"], document["state"]) == ("tier_size", "because", "proposed")
 
     def test_what_only_advises_would_have_done_nothing(self, advisory, history, clock, rounds, seen):
@@ -284,10 +287,10 @@ class TestUnmade:
         look = seen()
         told = unmade(look)
         assert look.policy["modes"]["admission"] == ("recommend" if advisory else "auto")
-        assert [wish.decision.tuner for wish in told.wishes] == ([] if advisory else ["admission"])
+        assert [wish.decision.tuner for wish in told] == ([] if advisory else ["admission"])
 
     def test_what_auto_did_is_not_what_it_would_have_done(self, store, rounds, seen):
         """Decisions in mode auto are not listed."""
         store.bandwidth = SLOW
         rounds(4)
-        assert unmade(seen()).wishes == ()
+        assert unmade(seen()) == []

@@ -1,6 +1,7 @@
 """The preview of the dashboards: what it asks, what it draws, and that it says so where it cannot."""
 
 import math
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,6 +12,8 @@ from tiertune_agent.preview.documents import ORDER, Board, Panel, Target, boards
 from tiertune_agent.preview.drawn import Legend, Selection, page, variables
 from tiertune_agent.preview.page import rendered
 from tiertune_agent.preview.prometheus import Prometheus
+
+JSON = Path(__file__).parents[2] / "dashboards" / "json"
 
 NOW = 1_700_000_000.0
 
@@ -60,7 +63,7 @@ def shown(panel, rows):
 
 
 def panel(kind="timeseries", expr="up", *, instant=False, **more):
-    return Panel(1, kind, "A panel", 0, 0, 12, 8, targets=(Target(expr, "{{tier}}", instant),), **more)
+    return Panel(kind, "A panel", 0, 0, 12, 8, targets=(Target(expr, "{{tier}}", instant),), **more)
 
 
 # -- documents
@@ -70,6 +73,7 @@ def test_the_committed_dashboards_are_read_in_the_order_of_reading():
     """The overview comes first; every panel has a query and a kind that can be drawn."""
     found = boards()
     assert [board.name for board in found] == list(ORDER)
+    assert {path.stem for path in JSON.glob("*.json")} == set(ORDER)
     drawn = [panel for board in found for panel in board.panels if panel.kind != "row"]
     assert {panel.kind for panel in drawn} == {"timeseries", "stat", "state-timeline", "bargauge", "trend"}
     assert all(panel.targets and panel.description for panel in drawn)
@@ -146,8 +150,9 @@ def test_states_are_called_by_their_words():
     words = {1.0: ("ok", "green"), 2.0: ("dead", "red"), 3.0: ("slow", "yellow")}
     drawn, _ = shown(panel("state-timeline", words=words), [({"tier": "dram"}, [1, 1, 2])])
     assert drawn.legends == (Legend("ok", "n-green"), Legend("dead", "n-red"), Legend("slow", "n-yellow"))
-    assert [row.name for row in drawn.rows] == ["dram"]
-    assert {(one.word, one.colour) for one in drawn.rows[0].stretches} == {("ok", "green"), ("dead", "red")}
+    ((name, stretches),) = drawn.rows
+    assert name == "dram"
+    assert {(one.word, one.colour) for one in stretches} == {("ok", "green"), ("dead", "red")}
 
 
 def test_every_line_is_named():

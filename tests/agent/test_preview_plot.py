@@ -115,16 +115,17 @@ def test_zero_is_drawn_where_values_lie_on_both_sides():
 def test_a_state_lasts_until_the_next_one_and_ends_where_values_end():
     """Equal values are one cell; a gap is empty."""
     series = Series({}, ((0.0, 1.0), (10.0, 1.0), (20.0, 2.0), (60.0, 1.0)))
-    assert plot.cells(series, FRAME.step_s) == [
-        (1.0, 0.0, 20.0), (2.0, 20.0, 30.0), (1.0, 60.0, 70.0),
+    told = plot.stretches(series, FRAME, {})
+    assert [(one.word, one.begin, one.length) for one in told] == [
+        ("1.0", 0.0, 20.0), ("2.0", 20.0, 10.0), ("1.0", 60.0, 10.0),
     ]  # fmt: skip
 
 
 def test_a_state_is_a_stretch_of_its_row():
     """Begin and length in per cent of the time shown, in which all of it lies; a value without a word is a figure."""
     series = Series({}, ((-5.0, 1.0), (40.0, 1.0), (50.0, 3.0), (95.0, 1.0)))
-    row = plot.row("a", series, FRAME, {1.0: ("ok", "green")})
-    stretches = [(one.word, one.colour, one.begin, one.length) for one in row.stretches]
+    told = plot.stretches(series, FRAME, {1.0: ("ok", "green")})
+    stretches = [(one.word, one.colour, one.begin, one.length) for one in told]
     assert stretches == [
         ("ok", "green", 0.0, 5.0), ("ok", "green", 40.0, 10.0), ("3.0", "text", 50.0, 10.0), ("ok", "green", 95.0, 5.0),
     ]  # fmt: skip

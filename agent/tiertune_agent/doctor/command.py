@@ -84,7 +84,7 @@ def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathe
     facts = AllFacts(
         version=version("tiertune"),
         agent=agent,
-        stores=_once(_with(one, known.get(one.url)) for one in _stores(reader, asked, stores)),
+        stores=_once(_stores(reader, asked, stores), known),
         engines=reader.engines(asked.engines, asked.access),
         servers=asked.servers,
         storage=storage,
@@ -103,18 +103,17 @@ def _stores(reader: gathered.Reader, asked: Endpoints, stores: Mapping[str, str]
     ]
 
 
-def _with(store: StoreFacts, told: Json | None) -> StoreFacts:
-    """The store, and how the agent knows it."""
-    return replace(store, known=str(told["name"]), heard=bool(told.get("reachable"))) if told else store
+def _once(stores: Iterable[StoreFacts], known: Mapping[str, Json]) -> list[StoreFacts]:
+    """One answer of each store, though it was asked at several addresses, with all that the agent knows of it.
 
-
-def _once(stores: Iterable[StoreFacts]) -> list[StoreFacts]:
-    """One answer of each store, though it was asked at several addresses, with all that is known of it."""
+    ``known``: stores in the agent's list, by address.
+    """
     found: dict[str, StoreFacts] = {}
     for one in stores:
-        which = str(one.status.get("boot_id") or one.url)
+        which, told = str(one.status.get("boot_id") or one.url), known.get(one.url, {})
         first = found.get(which, one)
-        found[which] = replace(first, known=first.known or one.known, heard=first.heard or one.heard)
+        name, heard = str(told.get("name", "")), bool(told.get("reachable"))
+        found[which] = replace(first, known=first.known or name, heard=first.heard or heard)
     return list(found.values())
 
 

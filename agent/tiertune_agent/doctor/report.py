@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.table import Table
 from rich.text import Text
 
-from tiertune_agent.doctor.checks import CHECKS, ORDER
+from tiertune_agent.doctor.checks import NAMES, ORDER
 from tiertune_agent.doctor.facts import AllFacts, StorageFacts
 from tiertune_agent.doctor.finding import Finding
 from tiertune_agent.fields import JsonDict
@@ -15,6 +15,15 @@ from tiertune_agent.terminal.options import printable
 from tiertune_agent.terminal.tables import pairs, terminal
 
 STYLES = {"error": "bold red", "warning": "yellow"}
+STORAGE = {
+    "storage": "{storage}",
+    "latency": "{latency_ms:.2f} ms",
+    "bandwidth": "{read:,.0f} MB/s read, {written:,.0f} MB/s written",
+    "{prompt_tokens:,} tokens": "{fetch_ms:.1f} ms to fetch, {recompute_ms:.1f} to recompute",
+    "recomputing": "{model} on {gpu}: an assumption",
+    "break-even": "prefixes of {break_even_tokens:,.0f} tokens",
+}
+"""What is told of a storage that was measured."""
 
 
 def document(facts: AllFacts, findings: Sequence[Finding]) -> JsonDict:
@@ -52,9 +61,8 @@ def show(facts: AllFacts, findings: Sequence[Finding]) -> None:
     places = ", ".join(
         f"{count} {name if count > 1 else name[:-1]}" for name, count in looked_at(facts).items() if count
     )
-    names = len({check.name for check in CHECKS})
     console.print(
-        f"\n{told or 'nothing is wrong'}; {names} checks over {places or 'nothing that answers'}", highlight=False
+        f"\n{told or 'nothing is wrong'}; {len(NAMES)} checks over {places or 'nothing that answers'}", highlight=False
     )
     for why in facts.unknown:
         console.print(f"not checked: {printable(why)}", style="dim", highlight=False, markup=False)
@@ -73,15 +81,6 @@ def _table(findings: Sequence[Finding]) -> Table:
 
 
 def _storage(one: StorageFacts) -> Table:
-    told = (
-        ("storage", one.storage),
-        ("latency", f"{1e3 * one.latency_s:.2f} ms"),
-        ("bandwidth", f"{one.bytes_per_s / 1e6:,.0f} MB/s read, {one.write_bytes_per_s / 1e6:,.0f} MB/s written"),
-        (
-            f"{one.prompt_tokens:,} tokens",
-            f"{1e3 * one.fetch_s:.1f} ms to fetch, {1e3 * one.recompute_s:.1f} to recompute",
-        ),
-        ("recomputing", f"{one.model} on {one.gpu}: an assumption"),
-        ("break-even", f"prefixes of {one.break_even_tokens:,.0f} tokens"),
-    )
-    return pairs((name, Text(text)) for name, text in told)
+    told = vars(one) | {f"{what}_ms": 1e3 * getattr(one, f"{what}_s") for what in ("latency", "fetch", "recompute")}
+    told |= {"read": one.bytes_per_s / 1e6, "written": one.write_bytes_per_s / 1e6}
+    return pairs((name.format(**told), Text(text.format(**told))) for name, text in STORAGE.items())

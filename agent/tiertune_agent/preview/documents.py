@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tiertune_agent.fields import Json
@@ -28,7 +28,6 @@ class Target:
 class Panel:
     """Place and size in cells of 24 columns. ``kind``: Grafana's type, such as timeseries; ``row`` is a heading."""
 
-    id: int
     kind: str
     title: str
     x: int
@@ -41,7 +40,7 @@ class Panel:
     steps: bool = False
     thresholds: tuple[tuple[float, str], ...] = ()
     """Pairs of a value and the colour from it on, ascending."""
-    words: Mapping[float, tuple[str, str]] | None = None
+    words: Mapping[float, tuple[str, str]] = field(default_factory=dict)
     """Names and colours of values."""
     most: float | None = None
     """Value of a full bar, if given."""
@@ -59,62 +58,46 @@ class Board:
 
 
 def boards(folder: Path | None = None) -> list[Board]:
-    """All dashboards, in the order in which they are read. FileNotFoundError if there are none."""
+    """All dashboards, in the order in which they are read. FileNotFoundError if one is missing."""
     folder = folder or (_PACKAGED if _PACKAGED.is_dir() else _REPOSITORY)
-    found = {path.stem: board(path) for path in sorted(folder.glob("*.json"))}
-    if not found:
-        raise FileNotFoundError(f"{folder}: there are no dashboards")
-    first = [name for name in ORDER if name in found]
-    return [found[name] for name in (*first, *sorted(set(found) - set(first)))]
-
-
-def board(path: Path) -> Board:
-    document = json.loads(path.read_text(encoding="utf-8"))
-    return Board(path.stem, document["title"], document["description"], tuple(map(_panel, document["panels"])))
+    read = [(name, json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))) for name in ORDER]
+    return [Board(name, one["title"], one["description"], tuple(map(_panel, one["panels"]))) for name, one in read]
 
 
 def _panel(document: Json) -> Panel:
     place = document["gridPos"]
-    cells = (place["x"], place["y"], place["w"], place["h"])
-    title, kind = document["title"], document["type"]
-    if kind == "row":
-        return Panel(document["id"], kind, title, *cells)
-    defaults, options = document["fieldConfig"]["defaults"], document["options"]
-    steps = defaults.get("thresholds", {}).get("steps", [])
-    return Panel(
-        document["id"],
-        kind,
-        title,
-        *cells,
-        description=document.get("description", ""),
-        unit=defaults.get("unit", "none"),
-        targets=tuple(
-            Target(one["expr"], one.get("legendFormat", ""), bool(one.get("instant"))) for one in document["targets"]
-        ),
+    heading = Panel(document["type"], document["title"], place["x"], place["y"], place["w"], place["h"])
+    if heading.kind == "row":
+        return heading
+    defaults, x_label = document["fieldConfig"]["defaults"], document["options"].get("xField", "")
+    return replace(
+        heading,
+        description=document["description"],
+        unit=defaults["unit"],
+        targets=tuple(Target(one["expr"], one["legendFormat"], one["instant"]) for one in document["targets"]),
         steps=defaults.get("custom", {}).get("lineInterpolation") == "stepAfter",
-        thresholds=tuple((float("-inf") if one["value"] is None else one["value"], one["color"]) for one in steps),
-        words=_words(defaults.get("mappings", [])),
+        thresholds=tuple(
+            (float("-inf") if one["value"] is None else one["value"], one["color"])
+            for one in defaults["thresholds"]["steps"]
+        ),
+        words={
+            float(value): (word["text"], word["color"])
+            for mapping in defaults.get("mappings", ())
+            for value, word in mapping["options"].items()
+        },
         most=defaults.get("max"),
-        x_label=options.get("xField", ""),
-        x_unit=_unit_of(options.get("xField", ""), document["fieldConfig"].get("overrides", [])),
+        x_label=x_label,
+        x_unit=next(
+            (
+                each["value"]
+                for one in document["fieldConfig"]["overrides"]
+                if one["matcher"] == {"id": "byName", "options": x_label}
+                for each in one["properties"]
+                if each["id"] == "unit"
+            ),
+            "none",
+        ),
     )
-
-
-def _words(mappings: list[Json]) -> dict[float, tuple[str, str]] | None:
-    told = {
-        float(value): (word["text"], word["color"])
-        for mapping in mappings
-        if mapping["type"] == "value"
-        for value, word in mapping["options"].items()
-    }
-    return told or None
-
-
-def _unit_of(field: str, overrides: list[Json]) -> str:
-    for one in overrides:
-        if one["matcher"] == {"id": "byName", "options": field}:
-            return next((str(each["value"]) for each in one["properties"] if each["id"] == "unit"), "none")
-    return "none"
 
 
 def filled(expression: str, values: Mapping[str, str]) -> str:

@@ -1,13 +1,14 @@
 """A dashboard with the answers to its queries: what the page shows of each panel."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 
 from tiertune_agent.preview import plot
 from tiertune_agent.preview.documents import Board, Panel, Target, filled, named
 from tiertune_agent.preview.plot import Frame
-from tiertune_agent.preview.prometheus import Prometheus, QueryError, Series
+from tiertune_agent.preview.prometheus import Prometheus, QueryError
 from tiertune_agent.preview.units import figure
 from tiertune_agent.web.charts import Chart
 
@@ -17,9 +18,6 @@ POINT_PX = 4.0
 """Between points of a line: closer ones cannot be told apart."""
 LEAST_SCRAPES = 4
 """Least number within a rate's range, as in Grafana."""
-
-
-Answers = Sequence[tuple[Target, Series]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Drawn:
     panel: Panel
     chart: Chart | None = None
     """For a number: its course."""
-    rows: tuple[plot.Row, ...] = ()
+    rows: tuple[tuple[str, tuple[plot.Stretch, ...]], ...] = ()
     clock: tuple[str, ...] = ()
     """Below the rows, each in the middle of an equal part."""
     bars: tuple[plot.Bar, ...] = ()
@@ -92,13 +90,9 @@ def _panel(panel: Panel, source: Prometheus, choice: Selection, scrape_s: float)
     height = panel.height * CELL_PX - HEAD_PX
     step_s = max(scrape_s, choice.last_s / (width / POINT_PX))
     frame = Frame(choice.now - choice.last_s, choice.now, step_s, width, height, panel.title)
+    values = variables(choice, step_s, scrape_s)
     try:
-        answers = [
-            (target, series)
-            for target in panel.targets
-            for series in _ask(target, source, frame, variables(choice, step_s, scrape_s))
-            if series.points
-        ]
+        answers = [one for target in panel.targets for one in _ask(target, source, frame, values)]
     except QueryError as error:
         return Drawn(panel, said=f"refused: {error}")
     if not answers:
@@ -106,16 +100,16 @@ def _panel(panel: Panel, source: Prometheus, choice: Selection, scrape_s: float)
     return _drawn(panel, answers, frame)
 
 
-def _drawn(panel: Panel, answers: Answers, frame: Frame) -> Drawn:
+def _drawn(panel: Panel, answers: plot.Named, frame: Frame) -> Drawn:
     match panel.kind:
         case "timeseries":
-            return _lines(panel, _named(answers), frame)
+            return _lines(panel, answers, frame)
         case "state-timeline":
-            return _states(panel, _named(answers), frame)
+            return _states(panel, answers, frame)
         case "stat":
             return _number(panel, answers[0][1].points, frame)
         case "bargauge":
-            values = [(name, series.points[-1][1]) for name, series in _named(answers)]
+            values = [(name, series.points[-1][1]) for name, series in answers]
             return Drawn(panel, bars=plot.bars(values, panel.unit, panel.most))
         case "trend":
             points = [(float(series.labels[panel.x_label]), series.points[-1][1]) for _, series in answers]
@@ -124,17 +118,16 @@ def _drawn(panel: Panel, answers: Answers, frame: Frame) -> Drawn:
             return Drawn(panel, said=f"a preview knows no panels of the kind {other}")
 
 
-def _ask(target: Target, source: Prometheus, frame: Frame, values: Mapping[str, str]) -> list[Series]:
+def _ask(target: Target, source: Prometheus, frame: Frame, values: Mapping[str, str]) -> plot.Named:
+    """What is known, lines by name and instant values in the order of the answer."""
     expression = filled(target.expr, values)
-    if target.instant:
-        return source.at(expression, frame.end)
     start = frame.start // frame.step_s * frame.step_s  # as Grafana: the same moments whenever one looks
-    found = source.over(expression, start, frame.end, frame.step_s)
-    return sorted(found, key=lambda series: named(target.legend, series.labels))
-
-
-def _named(answers: Answers) -> list[tuple[str, Series]]:
-    return [(named(target.legend, series.labels), series) for target, series in answers]
+    if target.instant:
+        found = source.at(expression, frame.end)
+    else:
+        found = source.over(expression, start, frame.end, frame.step_s)
+    told = [(named(target.legend, series.labels), series) for series in found if series.points]
+    return told if target.instant else sorted(told, key=itemgetter(0))
 
 
 def _lines(panel: Panel, named: plot.Named, frame: Frame) -> Drawn:
@@ -144,9 +137,8 @@ def _lines(panel: Panel, named: plot.Named, frame: Frame) -> Drawn:
 
 
 def _states(panel: Panel, named: plot.Named, frame: Frame) -> Drawn:
-    words = panel.words or {}
-    rows = (plot.row(name, series, frame, words) for name, series in named)
-    legends = (Legend(word, f"n-{colour}") for word, colour in words.values())
+    rows = ((name, plot.stretches(series, frame, panel.words)) for name, series in named)
+    legends = (Legend(word, f"n-{colour}") for word, colour in panel.words.values())
     clock = (tick.label for tick in frame.clock())
     return Drawn(panel, rows=tuple(rows), clock=tuple(clock), legends=tuple(legends))
 

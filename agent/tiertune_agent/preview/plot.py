@@ -105,20 +105,6 @@ def broken(points: Points, step_s: float) -> list[list[Point]]:
     return runs
 
 
-def cells(series: prometheus.Series, step_s: float) -> list[tuple[float, float, float]]:
-    """Value, begin and end (Unix seconds) of each stretch of one value, up to the next point.
-
-    Before a gap it ends a step beyond its last point.
-    """
-    found = []
-    for run in broken(series.points, step_s):
-        ends = [at for at, _ in run[1:]] + [run[-1][0] + step_s]
-        for value, held in groupby(zip(run, ends, strict=True), key=lambda point: point[0][1]):
-            spans = list(held)
-            found.append((value, spans[0][0][0], spans[-1][1]))
-    return found
-
-
 @dataclass(frozen=True)
 class Stretch:
     """Part of a row; begin and length in per cent of it."""
@@ -129,20 +115,20 @@ class Stretch:
     length: float
 
 
-@dataclass(frozen=True)
-class Row:
-    name: str
-    stretches: tuple[Stretch, ...]
+def stretches(series: prometheus.Series, frame: Frame, words: Mapping[float, tuple[str, str]]) -> tuple[Stretch, ...]:
+    """What a series was called over the time shown. ``words``: names and colours of values.
 
-
-def row(name: str, series: prometheus.Series, frame: Frame, words: Mapping[float, tuple[str, str]]) -> Row:
-    """What a series was called over the time shown. ``words``: names and colours of values."""
+    A value lasts until the next one; before a gap it ends a step beyond its last point.
+    """
     found, percent = [], 100.0 / (frame.end - frame.start)
-    for value, since, until in cells(series, frame.step_s):
-        begin, end = max(since, frame.start), min(until, frame.end)
-        word, colour = words.get(value, (str(value), "text"))
-        found.append(Stretch(word, colour, (begin - frame.start) * percent, (end - begin) * percent))
-    return Row(name, tuple(found))
+    for run in broken(series.points, frame.step_s):
+        ends = [at for at, _ in run[1:]] + [run[-1][0] + frame.step_s]
+        for value, held in groupby(zip(run, ends, strict=True), key=lambda point: point[0][1]):
+            spans = list(held)
+            begin, end = max(spans[0][0][0], frame.start), min(spans[-1][1], frame.end)
+            word, colour = words.get(value, (str(value), "text"))
+            found.append(Stretch(word, colour, (begin - frame.start) * percent, (end - begin) * percent))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from decimal import Decimal
 from math import ceil, floor, log10
 
+from tiertune_agent.web.text import POWERS
+
 _BYTES = ((2.0**40, " TiB"), (2.0**30, " GiB"), (2.0**20, " MiB"), (2.0**10, " KiB"), (1.0, " B"))
-_DECIMAL = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, " "))
+_DECIMAL = (*POWERS, (1.0, " "))
 _SCALES: dict[str, Sequence[tuple[float, str]]] = {
     "percentunit": ((0.01, " %"),),
     "s": ((86400.0, " d"), (3600.0, " h"), (60.0, " min"), (1.0, " s"), (1e-3, " ms"), (1e-6, " µs")),

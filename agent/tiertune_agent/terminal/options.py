@@ -22,10 +22,14 @@ class InputError(ValueError):
 
 def writable(path: Path | None) -> Path | None:
     """Refuses a path that cannot be written: before the work, not after it."""
-    if path and (path.is_dir() or not path.absolute().parent.is_dir()):
-        missing = f"the folder of {path} does not exist: make it, or name another file"
-        raise typer.BadParameter(f"{path} is a folder: name a file in it" if path.is_dir() else missing)
-    if path and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+    if path is None:
+        return None
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder: name a file in it")
+    if not folder.is_dir():
+        raise typer.BadParameter(f"the folder of {path} does not exist: make it, or name another file")
+    if not os.access(path if path.exists() else folder, os.W_OK):
         raise typer.BadParameter(f"{path} cannot be written: permission denied")
     return path
 

@@ -75,12 +75,12 @@ def _moment(told: object) -> str:
 
 def decisions_table(decisions: Sequence[Json]) -> Listing:
     names = ("id", "at (UTC)", "tuner", "store", "tier", "from", "to", "state", "reason")
-    told = ({**one, "at (UTC)": _moment(one["created_at"]), **_change(one)} for one in decisions)
-    return Listing(names, [[one[name] for name in names] for one in told], nothing="no decisions")
-
-
-def _change(decision: Json) -> dict[str, str]:
-    return {name: shown(decision["field"], decision[name]) for name in ("from", "to")}
+    rows = []
+    for one in decisions:
+        change = {name: shown(one["field"], one[name]) for name in ("from", "to")}
+        told = {**one, "at (UTC)": _moment(one["created_at"]), **change}
+        rows.append([told[name] for name in names])
+    return Listing(names, rows, nothing="no decisions")
 
 
 def audit_table(rows: Sequence[Json]) -> Listing:
@@ -100,8 +100,11 @@ def audit_table(rows: Sequence[Json]) -> Listing:
 
 def decision_table(decision: JsonDict) -> Table:
     """All that is known of a decision; values as in the list, without those that are still empty."""
-    values = {name: decision[name] for name in ("from", "to") if not isinstance(decision[name], dict)}
-    change = {name: shown(decision["field"], value) for name, value in values.items()}
+    change = {
+        name: shown(decision["field"], decision[name])
+        for name in ("from", "to")
+        if not isinstance(decision[name], dict)
+    }
     return pairs(
         (name, Text(json.dumps(value, indent=1) if isinstance(value, dict | list) else str(value)))
         for name, value in (decision | change).items()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import Field, StringConstraints
@@ -20,8 +20,8 @@ from tiertune_agent.records import Decision
 from tiertune_agent.web.bodies import Bounded, unprocessable
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.signing import from_here
-from tiertune_agent.web.unmade import unmade
-from tiertune_agent.web.views import Views
+from tiertune_agent.web.unmade import sentence, unmade
+from tiertune_agent.web.views import Number, Views
 from tiertune_connector.documents import Document
 from tiertune_connector.httpd.guarded import called_by
 from tiertune_connector.httpd.sites import LOOPBACK_NAMES
@@ -54,8 +54,6 @@ def _caller(request: Request) -> Caller:
     return Caller(*called_by(request))
 
 
-Number = Annotated[int, Path(ge=1, lt=2**63)]
-"""Of a decision, as large as the database can hold."""
 CallerOf = Annotated[Caller, Depends(_caller)]
 
 
@@ -104,12 +102,7 @@ def _reading(views: Views, looks: Looks, metrics: AgentMetrics, unwell: Callable
         """Alive; a round that fails is reported, but is no reason to end the agent."""
         return PlainTextResponse("".join(f"{line}\n" for line in ("ok", *unwell())))
 
-    @api.get("/api/v1/decisions/{number}")
-    def decision(number: Number) -> JsonDict:
-        found = views.decision(number)
-        if found is None:
-            raise Unknown(f"there is no decision {number}")
-        return found
+    api.add_api_route("/api/v1/decisions/{number}", views.decision)
 
     @api.get("/api/v1/curves")
     def curves() -> JsonDict:
@@ -120,7 +113,8 @@ def _reading(views: Views, looks: Looks, metrics: AgentMetrics, unwell: Callable
     @api.get("/api/v1/auto")
     def auto() -> JsonDict:
         """What TierTune would have changed by itself where the policy lets it only recommend or observe."""
-        return unmade(looks.seen()).document()
+        wishes = unmade(looks.seen())
+        return {"sentence": sentence(wishes), "would": [wish.document() for wish in wishes]}
 
     return api
 

@@ -4,12 +4,12 @@ A drawing has no style or script of its own: ``web/static/charts.css`` and the p
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, zip_longest
 from typing import Any
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, tostring
 
 import pygal
 from markupsafe import Markup
@@ -163,19 +163,13 @@ def _options(width: int, height: int, letter: int, margin: int) -> dict[str, Any
         "height": height,
         "margin": margin,
         "spacing": 4,
-        "style": _style(letter),
+        "style": Style(label_font_size=letter, value_font_size=letter),
         "css": (),
         "js": (),
         "show_legend": False,
         "truncate_label": -1,
         "no_prefix": True,
-        "disable_xml_declaration": True,
     }
-
-
-@lru_cache
-def _style(letter: int) -> Style:
-    return Style(label_font_size=letter, value_font_size=letter)
 
 
 def _values(one: Series) -> Iterator[Any]:
@@ -191,39 +185,40 @@ def _lengths(piece: Piece) -> Iterator[dict[str, Any]]:
         yield told
 
 
-def _svg(chart: Any, classes: str, label: str, told: list[tuple[str, str]], **form: bool) -> Markup:  # noqa: ANN401
-    """``told``: classes and name of each series."""
-    chart.add_xml_filter(_stripped(classes, label, told, **form))
-    return Markup(chart.render(is_unicode=True))  # noqa: S704 (pygal escapes what it writes)
+def _svg(
+    chart: Any,  # noqa: ANN401 (one of pygal's)
+    classes: str,
+    label: str,
+    told: list[tuple[str, str]],
+    *,
+    bare: bool = False,
+    guides_over: bool = False,
+) -> Markup:
+    """``told``: classes and name of each series.
 
-
-def _stripped(
-    classes: str, label: str, told: list[tuple[str, str]], *, bare: bool = False, guides_over: bool = False
-) -> Callable[[Element], Element]:
-    """Removes styles, scripts, ids and comments, which the pages' content policy forbids or nobody needs."""
-
-    def strip(root: Element) -> Element:
-        box, (graph,) = root.get("viewBox", ""), root.findall("g")
-        root.attrib.clear()
-        root.attrib |= {"class": classes, "viewBox": box, "role": "img", "aria-label": label}
-        if bare:
-            root.set("preserveAspectRatio", "none")
-        root[:] = [part for part in graph if part.tag == "g" and "tooltip" not in part.get("class", "")]
-        for part in root:
-            part[:] = [child for child in part if child.tag != "rect"]
-            if guides_over:
-                part[:] = sorted(part, key=lambda child: child.get("class", "").startswith("axis x"))
-        _tidy(root)
-        for group in root.iter("g"):
-            found = _SERIES.match(group.get("class", ""))
-            if found:
-                kind, name = told[int(found[1])]
-                group.set("class", kind)
-                if name:
-                    group.insert(0, _title(name))
-        return root
-
-    return strip
+    Styles, scripts, ids and comments are removed: the pages' content policy forbids them, or nobody needs them.
+    """
+    root = chart.render_tree()
+    box, (graph,) = root.get("viewBox", ""), root.findall("g")
+    root.attrib.clear()
+    root.attrib |= {"class": classes, "viewBox": box, "role": "img", "aria-label": label}
+    if bare:
+        root.set("preserveAspectRatio", "none")
+    root[:] = [part for part in graph if part.tag == "g" and "tooltip" not in part.get("class", "")]
+    for part in root:
+        part[:] = [child for child in part if child.tag != "rect"]
+        if guides_over:
+            part[:] = sorted(part, key=lambda child: child.get("class", "").startswith("axis x"))
+    _tidy(root)
+    for group in root.iter("g"):
+        if found := _SERIES.match(group.get("class", "")):
+            kind, name = told[int(found[1])]
+            group.set("class", kind)
+            if name:
+                title = Element("title")
+                title.text = name
+                group.insert(0, title)
+    return Markup(tostring(root, "unicode"))  # noqa: S704 (it escapes what it writes)
 
 
 def _tidy(node: Element) -> None:
@@ -236,9 +231,3 @@ def _tidy(node: Element) -> None:
     for name in _ROUNDED:
         if name in node.attrib:
             node.set(name, _FRACTION.sub(r"\1", node.attrib[name]))
-
-
-def _title(text: str) -> Element:
-    made = Element("title")
-    made.text = text
-    return made

@@ -49,19 +49,21 @@ class Compared:
     def chart(self) -> Bars:
         spells = self.after is not None and self.without is None
         after = "After, as it is" if spells else "With the change"
-        names = ("Before the change", "Promised", after, "Without the change")
-        values = (self.before, self.promised, self.after, self.without)
-        told = zip(names, values, strict=True)
-        rows = tuple(f"{name}: {'unknown' if value is None else f'{value:.3g}'}" for name, value in told)
+        told = {
+            "Before the change": self.before,
+            "Promised": self.promised,
+            after: self.after,
+            "Without the change": self.without,
+        }
+        rows = tuple(f"{name}: {'unknown' if value is None else f'{value:.3g}'}" for name, value in told.items())
         pieces = (
             Piece("column", (self.before, self.promised, None, None)),
             Piece("after", (None, None, self.after, None), (None, None, self.doubt, None)),
             Piece("without", (None, None, None, self.without)),
         )
         against = self.before if self.without is None else self.without
-        known = [value for value in (against, self.before, self.promised) if value is not None]
-        top = max([*known, (self.after or 0.0) + (self.doubt or 0.0)]) or 1.0
-        return Bars(f"{self.of}: {', '.join(rows)}", rows, pieces, top, against)
+        top = max(against or 0.0, self.before or 0.0, self.promised or 0.0, (self.after or 0.0) + (self.doubt or 0.0))
+        return Bars(f"{self.of}: {', '.join(rows)}", rows, pieces, top or 1.0, against)
 
 
 def compared(decision: Decision, verdicts: Sequence[Json]) -> Compared | None:

@@ -13,8 +13,6 @@ from tiertune_agent.web.over_sizes import Line, curve_chart, short
 
 SAME = 0.005
 """Ratios that differ by less are taken as the same, because ghosts may err by about as much."""
-TOLD = 8
-"""Pools that the page draws; the API has all."""
 
 
 @dataclass(frozen=True)

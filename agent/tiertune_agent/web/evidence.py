@@ -27,14 +27,14 @@ class Table:
 
 def tables(evidence: Json) -> tuple[Table, ...]:
     """One table of all plain values, and one for each list of objects."""
-    lists = {name: value for name, value in evidence.items() if _is_table(value)}
+    lists = {
+        name: value
+        for name, value in evidence.items()
+        if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value)
+    }
     plain = tuple((title(name), _plain(name, value)) for name, value in evidence.items() if name not in lists)
     first = (Table("", (), plain),) if plain else ()
     return first + tuple(_table(name, rows) for name, rows in lists.items())
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
 def _table(name: str, rows: list[Json]) -> Table:

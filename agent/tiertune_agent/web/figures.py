@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 
-from tiertune_agent.records import Window, ended, sum_known
+from tiertune_agent.records import Window, ended, grouped, sum_known
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_connector import tuning
@@ -66,13 +67,14 @@ def sums(window: Window) -> WindowSums:
 def added(parts: Iterable[WindowSums]) -> WindowSums:
     """The sums of all parts, which may themselves be sums, in any order."""
     every = list(parts)
-    tiers: dict[str, list[Served]] = {}
-    for part in every:
-        for tier, served in part.tiers.items():
-            tiers.setdefault(tier, []).append(served)
+    tiers = grouped((told for part in every for told in part.tiers.items()), itemgetter(0))
     until = max((part.until for part in every if part.until), default=None)
     prompted, found = (sum(getattr(part, name) for part in every) for name in ("prompt_tokens", "found_tokens"))
-    return WindowSums(prompted, found, until, {tier: _together(rows) for tier, rows in tiers.items()})
+    served = {
+        tier: Served(sum_known(one.hit_tokens for _, one in told), sum_known(one.missed_tokens for _, one in told))
+        for tier, told in tiers.items()
+    }
+    return WindowSums(prompted, found, until, served)
 
 
 def busy(whole: WindowSums) -> bool:
@@ -86,8 +88,7 @@ def cost(window: Window, typical: TypicalCandidate | None = None) -> Cost | None
     if evidence is None:
         return None
     requests = max(1, evidence.requests)
-    end = ended(window)
-    return Cost(end, evidence.fetch_s / requests, evidence.recompute_s / requests)
+    return Cost(ended(window), evidence.fetch_s / requests, evidence.recompute_s / requests)
 
 
 def off_spans(changes: Switched, now_is: str, since: datetime, now: datetime) -> list[Span]:
@@ -112,11 +113,6 @@ def _before(changes: Switched, now_is: str, since: datetime) -> str:
     if earlier:
         return earlier[-1]
     return {"on": "off", "off": "on"}[changes[0][1]] if changes else now_is
-
-
-def _together(each: Sequence[Served]) -> Served:
-    """Parts of one tier as one."""
-    return Served(sum_known(one.hit_tokens for one in each), sum_known(one.missed_tokens for one in each))
 
 
 def _first(window: Window, name: str, **labels: str) -> float:

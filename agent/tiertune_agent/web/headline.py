@@ -1,6 +1,6 @@
 """What TierTune is doing, in one sentence, and the few facts behind it. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tiertune_agent.fields import Json, read
@@ -50,51 +50,45 @@ def headline(fleet: Json, modes: Mapping[str, str], *, traffic: bool, waiting: i
     if tunes:
         mode = Fact("Mode", ", ".join(f"{what} {mode}" for what, mode in modes.items()))
         told += [mode, _frozen(fleet["frozen"]), _bypass(stores, fleet["bypass_unheard"])]
-    facts = (*told, _incidents(fleet["incidents"]))
+    opened = sum(fleet["incidents"].values())
+    facts = (*told, Fact("Incidents", f"{opened} open" if opened else "none", "bad" if opened else "ok"))
     what, known = ("store", stores) if tunes else ("source", sources)
     up = [one for one in known if one["reachable"]]
+    levels = {fact.level for fact in facts}
+    worst = next((level for level in ("bad", "warn") if level in levels), "ok")
     if not known:
         return Headline("info", f"Waiting for the first {what} to answer.", "", facts)
     if not up:
         return Headline("bad", f"No {what} answers, so nothing is measured or changed.", "", facts)
     if not tunes:
-        return Headline(_worst(facts), "Engines are observed; there is no store of TierTune.", ADVISES, facts)
+        return Headline(worst, "Engines are observed; there is no store of TierTune.", ADVISES, facts)
     sentence = _sharing(up, len(stores) + len(unheard), traffic=traffic)
-    return Headline(_worst(facts), sentence, _doing(fleet, modes, waiting), facts)
+    return Headline(worst, sentence, _doing(fleet, modes, waiting), facts)
 
 
-def _worst(facts: Iterable[Fact]) -> str:
-    levels = {fact.level for fact in facts}
-    return next((level for level in ("bad", "warn") if level in levels), "ok")
-
-
-def names(stores: Iterable[Json]) -> str:
+def few(listed: Sequence[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``, ``a, b and 5 more``."""
-    return _few([str(store["name"]) for store in stores])
-
-
-def _few(listed: Sequence[str]) -> str:
     shown = [*listed[:2], f"{len(listed) - 2} more"] if len(listed) > 3 else listed
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
 def _sharing(up: Sequence[Json], number: int, *, traffic: bool) -> str:
     """``up``: stores that answer, of ``number``."""
-    bypassed = [store for store in up if store["bypass"]]
+    bypassed = [store["name"] for store in up if store["bypass"]]
     remote = [store for store in up if present(store, "remote")]
-    dead = [store for store in remote if read(store, "tiers.remote.health") == "dead"]
-    off = [store for store in remote if read(store, "tuning.tiers.remote.fetch") == "off"]
+    dead = [store["name"] for store in remote if read(store, "tiers.remote.health") == "dead"]
+    off = [store["name"] for store in remote if read(store, "tuning.tiers.remote.fetch") == "off"]
     if len(bypassed) == number:
         return "All stores are bypassed: they answer miss, and engines recompute everything."
     if silent := number - len(up):
         return f"{silent} of {number} stores {'does' if silent == 1 else 'do'} not answer."
     if bypassed:
-        return f"Bypassed at {names(bypassed)}: engines there recompute everything."
+        return f"Bypassed at {few(bypassed)}: engines there recompute everything."
     if dead:
-        return f"The remote tier is dead at {names(dead)}, and what it holds is recomputed."
+        return f"The remote tier is dead at {few(dead)}, and what it holds is recomputed."
     if not traffic:
         return "Stores are up, without traffic yet."
-    fetching = f"fetching from the remote tier is {f'off at {names(off)}' if off else 'on'}"
+    fetching = f"fetching from the remote tier is {f'off at {few(off)}' if off else 'on'}"
     return f"Engines share KV chunks; {fetching if remote else 'there is no remote tier'}."
 
 
@@ -106,16 +100,12 @@ def _doing(fleet: Json, modes: Mapping[str, str], waiting: int) -> str:
     return ("Frozen: nothing changes." if fleet["frozen"] else does) + asks
 
 
-def _until(frozen: Json) -> str:
-    return f" until {str(frozen['until'])[:16].replace('T', ' ')} UTC" if frozen["until"] else ""
-
-
 def _stores(stores: Sequence[Json], unheard: Sequence[str]) -> Fact:
-    silent = [*(str(store["name"]) for store in stores if not store["reachable"]), *unheard]
+    silent = [*(store["name"] for store in stores if not store["reachable"]), *unheard]
     number = len(stores) + len(unheard)
     up = number - len(silent)
     level = "info" if not stores else "ok" if not silent else "warn" if up else "bad"
-    return Fact("Stores", f"{up} of {number} up{f', no answer from {_few(silent)}' if silent else ''}", level)
+    return Fact("Stores", f"{up} of {number} up{f', no answer from {few(silent)}' if silent else ''}", level)
 
 
 def _sources(sources: Sequence[Json], unheard: Sequence[str]) -> Fact:
@@ -126,18 +116,15 @@ def _sources(sources: Sequence[Json], unheard: Sequence[str]) -> Fact:
 def _frozen(frozen: Json | None) -> Fact:
     if not frozen:
         return Fact("Changes", "allowed", "ok")
+    until = f" until {frozen['until'][:16].replace('T', ' ')} UTC" if frozen["until"] else ""
     who = "" if frozen["who"] == "policy" else f"by {frozen['who']}: "
-    return Fact("Changes", f"frozen{_until(frozen)}, {who}{frozen['reason']}", "warn")
+    return Fact("Changes", f"frozen{until}, {who}{frozen['reason']}", "warn")
 
 
 def _bypass(stores: Sequence[Json], unheard: Sequence[Json]) -> Fact:
-    on = [store for store in stores if store["bypass"]]
-    late = [store for store in stores if store["pending_bypass"] not in (None, store["bypass"])] + [*unheard]
+    on = [store["name"] for store in stores if store["bypass"]]
+    late = [store["name"] for store in stores if store["pending_bypass"] not in (None, store["bypass"])]
+    late += [store["name"] for store in unheard]
     if late:
-        return Fact("Bypass", f"not yet acknowledged by {names(late)}", "warn")
-    return Fact("Bypass", f"on for {names(on)}", "warn") if on else Fact("Bypass", "off", "ok")
-
-
-def _incidents(kinds: Mapping[str, int]) -> Fact:
-    number = sum(kinds.values())
-    return Fact("Incidents", f"{number} open" if number else "none", "bad" if number else "ok")
+        return Fact("Bypass", f"not yet acknowledged by {few(late)}", "warn")
+    return Fact("Bypass", f"on for {few(on)}", "warn") if on else Fact("Bypass", "off", "ok")

@@ -65,6 +65,8 @@ class Seen:
     """``fleet`` and ``policy`` as the API shows them. Equal only to itself, so it can be a key."""
 
     now: datetime
+    since: datetime
+    """When what is shown begins."""
     window_s: float
     fleet: Json
     policy: Json
@@ -81,10 +83,6 @@ class Seen:
     verdicts: Mapping[int, Sequence[Json]]
     waited: Sequence[Decision]
     """Wishes of the last day under a mode other than auto, newest first."""
-
-    @property
-    def since(self) -> datetime:
-        return self.now - timedelta(seconds=POINTS * self.window_s)
 
     @property
     def curves(self) -> tuple[Curve, ...]:
@@ -118,6 +116,7 @@ class Looks:
         shown = sorted({one.id: one for one in (*waiting, *lately)}.values(), key=attrgetter("id"), reverse=True)
         return Seen(
             now=now,
+            since=since,
             window_s=self._window_s,
             fleet=fleet,
             policy=self._views.policies(),
@@ -130,15 +129,16 @@ class Looks:
             stores=self._stores,
             decisions=shown,
             switches=decisions.switched(since),
-            verdicts=self._history.decisions.verdicts(one.id for one in shown if one.state in JUDGED),
+            verdicts=decisions.verdicts(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
         )
 
     def _renew(self, stores: Sequence[Json], since: datetime, now: datetime) -> None:
         """Read new windows of stores that answered since; for others, what was read still holds."""
-        before = {store["name"]: self._stores.get(store["name"], NOTHING) for store in stores}
+        named = {store["name"]: store for store in stores}
+        before = {name: self._stores.get(name, NOTHING) for name in named}
         newest = {name: read.sums.until or since for name, read in before.items()}
-        stale = {store["name"] for store in stores if before[store["name"]].answered != store["last_seen"]}
+        stale = {name for name, store in named.items() if before[name].answered != store["last_seen"]}
         known = {name for name in stale if newest[name] > since}
         told: dict[str, list[Window]] = {}
         for names in (known, stale - known):
@@ -146,7 +146,6 @@ class Looks:
             for window in self._history.measured.fleet_windows(names, first, now) if names else ():
                 if ended(window) >= newest[window.store]:
                     told.setdefault(window.store, []).append(window)
-        named = {store["name"]: store for store in stores}
         found = self._history.measured.candidates(named)
         self._stores = {
             name: self._added(store, before[name], told.get(name, []), found.get(name, ()), (since, now))

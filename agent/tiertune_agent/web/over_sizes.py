@@ -37,8 +37,9 @@ def curve_chart(lines: Sequence[Line], now: float | None, label: str) -> Chart |
     marked = f"now {short(now)}" if now else ""
     return Chart(
         label=label,
-        series=tuple(
-            series for draw in (_band, _line) for place, line in enumerate(lines) for series in draw(line, place, top)
+        series=(
+            *(_band(line, place, top) for place, line in enumerate(lines) if line.doubted),
+            *(_line(line, place, top) for place, line in enumerate(lines)),
         ),
         x=(low, high),
         y=(0.0, top),
@@ -50,21 +51,19 @@ def curve_chart(lines: Sequence[Line], now: float | None, label: str) -> Chart |
     )
 
 
-def _band(line: Line, place: int, top: float) -> tuple[Series, ...]:
+def _band(line: Line, place: int, top: float) -> Series:
     """The area that the line may be off by."""
-    if not line.doubted:
-        return ()
     edges = [
         [(log10(size), min(top, max(0.0, share + sign * error))) for size, share, error in line.points]
         for sign in (1, -1)
     ]
-    return (Series(f"band c{place % KINDS}", (*edges[0], *edges[1][::-1]), filled=True),)
+    return Series(f"band c{place % KINDS}", (*edges[0], *edges[1][::-1]), filled=True)
 
 
-def _line(line: Line, place: int, top: float) -> tuple[Series, ...]:
+def _line(line: Line, place: int, top: float) -> Series:
     points = tuple((log10(size), min(top, share)) for size, share, _ in line.points)
     alone = len(points) == 1
-    return (Series(f"c{place % KINDS}", points, line.name, line=not alone, dots=5.0 if alone else 3.5),)
+    return Series(f"c{place % KINDS}", points, line.name, line=not alone, dots=5.0 if alone else 3.5)
 
 
 def _rounded(value: float) -> float:

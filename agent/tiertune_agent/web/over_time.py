@@ -31,10 +31,11 @@ def cost_chart(store: str, costs: Sequence[Cost], off: Sequence[Span], now: date
 
     told = (f"{span(-x(first))} ago", "now") if now - last <= fresh else (ago(first, now), ago(last, now))
     spans = [(x(start), x(end)) for start, end in off]
+    areas = joined([(start, low), (start, high), (end, high), (end, low)] for start, end in spans if start < end)
     return Chart(
         label=f"Seconds per request on {store}: fetching from remote against recomputing",
         series=(
-            *_spans([one for one in spans if one[0] < one[1]], float(low), float(high)),
+            *([Series(OFF, areas, "fetch off", filled=True)] if areas else ()),
             Series("recompute", tuple((x(one.at), log10(one.recompute_s)) for one in known), "recompute"),
             Series("fetch", tuple((x(one.at), log10(one.fetch_s)) for one in known), "fetch from remote"),
         ),
@@ -44,12 +45,6 @@ def cost_chart(store: str, costs: Sequence[Cost], off: Sequence[Span], now: date
         ys=tuple(Tick(float(power), _power(power)) for power in range(low, high + 1)),
         kind="cost",
     )
-
-
-def _spans(spans: Sequence[tuple[float, float]], low: float, high: float) -> tuple[Series, ...]:
-    """The spans as areas of one series, over the whole height."""
-    points = joined([(start, low), (start, high), (end, high), (end, low)] for start, end in spans)
-    return (Series(OFF, points, "fetch off", filled=True),) if points else ()
 
 
 def step_chart(steps: Sequence[Point], until_s: float, marks: Sequence[tuple[float, str]]) -> Chart:

@@ -2,31 +2,44 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from operator import itemgetter
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.policy.document import settable
 from tiertune_agent.records import CHANGED, STANDING, Decision, Target, grouped, sum_known
+from tiertune_agent.tuners.base import present
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
-from tiertune_agent.web.curves import TOLD, Curve
-from tiertune_agent.web.evidence import Table, tables
+from tiertune_agent.web.curves import Curve
 from tiertune_agent.web.figures import Cost, Served, WindowSums
 from tiertune_agent.web.headline import Headline, headline
-from tiertune_agent.web.look import POINTS, Seen, approvable
+from tiertune_agent.web.look import Seen, approvable
 from tiertune_agent.web.over_time import cost_chart
-from tiertune_agent.web.policies import PolicyView, policy_view
-from tiertune_agent.web.text import figure, moment
-from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths, own_tiers, shown_tiers
-from tiertune_agent.web.unmade import Unmade, unmade
+from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths
+from tiertune_agent.web.unmade import Wish, unmade, values
 
 DRAWN = 8
 """Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
 FRESH = 3
 """Age in windows; anything older is not called now."""
+ACCOUNT = ("saved", "lost", "money")
+
+
+@dataclass(frozen=True)
+class Account:
+    """What fetches earned. None: nobody reports it, as for sources that are only observed."""
+
+    saved: float | None
+    lost: float | None
+    """These two in seconds."""
+    money: float | None
+
+    @property
+    def net(self) -> float | None:
+        return None if self.saved is None or self.lost is None else self.saved - self.lost
 
 
 @dataclass(frozen=True)
@@ -35,14 +48,7 @@ class TierRow:
     health: tuple[Health, ...]
     fill: Fill | None
     served: Served
-    saved_s: float | None
-    """This and the next two: None if nobody reports them, as for sources that are only observed."""
-    lost_s: float | None
-    money: float | None
-
-    @property
-    def net_s(self) -> float | None:
-        return less(self.saved_s, self.lost_s)
+    account: Account
 
 
 @dataclass(frozen=True)
@@ -64,124 +70,75 @@ class DecisionCard:
     decision: Decision
     before: str
     after: str
-    facts: tuple[tuple[str, str], ...]
-    evidence: tuple[Table, ...]
-    verdicts: tuple[Json, ...]
+    verdicts: Sequence[Json]
     compared: Compared | None
-    approvable: bool
     undoable: bool
-
-    @property
-    def sentence(self) -> str:
-        """What it would do."""
-        return f"{self.decision.target}: {self.before} to {self.after}."
 
 
 @dataclass(frozen=True)
 class Overview:
-    as_of: datetime | None
-    """When a store last answered."""
     headline: Headline
-    lately_s: float
     found_tokens: float
     """This and the next: of prompts at their first lookup."""
     prompt_tokens: float
     busy: bool
     """Whether any request came; the two above leave out those of decode engines."""
-    saved_s: float | None
-    lost_s: float | None
-    money: float | None
-    unpriced: tuple[str, ...]
-    """Tiers that are left out although their seconds are known, as nobody reports what they hold."""
+    account: Account
     tiers: tuple[TierRow, ...]
     stores: tuple[StoreCard, ...]
     undrawn: int
     """Stores whose costs are shown in words only."""
     curves: tuple[Curve, ...]
-    """Those that are drawn."""
-    more_curves: int
     decisions: tuple[DecisionCard, ...]
-    unmade: Unmade
+    unmade: Sequence[Wish]
     incidents: Mapping[str, Sequence[Json]]
     """Open ones by kind, the newest first: when a network is away there are as many as stores."""
-    policy: PolicyView
-    bypassed: str
-    """``all`` stores, ``some``, or none: empty."""
-
-    @property
-    def tunes(self) -> bool:
-        """Whether any store can be commanded."""
-        return any(not store.told["observed"] for store in self.stores)
-
-    @property
-    def net_s(self) -> float | None:
-        return less(self.saved_s, self.lost_s)
 
 
 def overview(seen: Seen) -> Overview:
     stores = seen.fleet["stores"]
     whole = figures.added(one.sums for one in seen.stores.values())
-    hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}
-    tiers = tuple(_tier(tier, seen, whole) for tier in shown_tiers(stores, hit))
-    drawn = seen.curves
+    hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}  # vLLM's own are only observed
+    shown = [tier for tier in figures.TIERS if tier in hit or any(present(store, tier) for store in stores)]
+    tiers = tuple(_tier(tier, seen, whole) for tier in shown)
     busy, charts = figures.busy(whole), _charts(seen)
-    told = dict(islice(charts.items(), DRAWN))
+    drawn = dict(islice(charts.items(), DRAWN))
     return Overview(
-        as_of=max((moment(store["last_seen"]) for store in stores), default=None),
         headline=headline(
             seen.fleet,
             {key.replace("_", " "): seen.policy["modes"][key] for key in settable()},
             traffic=busy,
             waiting=sum(map(approvable, seen.decisions)),
         ),
-        lately_s=POINTS * seen.window_s,
         found_tokens=min(whole.found_tokens, whole.prompt_tokens),  # it may be of a prompt before
         prompt_tokens=whole.prompt_tokens,
         busy=busy,
-        saved_s=sum_known(row.saved_s for row in tiers),
-        lost_s=sum_known(row.lost_s for row in tiers),
-        money=sum_known(row.money for row in tiers),
-        unpriced=tuple(row.name for row in tiers if row.money is None and row.saved_s is not None),
+        account=Account(*(sum_known(getattr(row.account, name) for row in tiers) for name in ACCOUNT)),
         tiers=tiers,
-        stores=tuple(_store(store, seen, told, charts.keys() - told.keys()) for store in stores),
-        undrawn=len(charts) - len(told),
-        curves=drawn[:TOLD],
-        more_curves=max(0, len(drawn) - TOLD),
+        stores=tuple(_store(store, seen, drawn, charts.keys() - drawn.keys()) for store in stores),
+        undrawn=len(charts) - len(drawn),
+        curves=seen.curves,
         decisions=tuple(_decisions(seen)),
         unmade=unmade(seen),
         incidents=grouped(seen.incidents, itemgetter("kind")),
-        policy=policy_view(seen),
-        bypassed=_bypassed(stores),
     )
-
-
-def less(one: float | None, other: float | None) -> float | None:
-    """The difference; None if a part of it is unknown."""
-    return None if one is None or other is None else one - other
-
-
-def _bypassed(stores: Sequence[Json]) -> str:
-    found = [store["bypass"] for store in stores if not store["observed"]]
-    return "" if not any(found) else "all" if all(found) else "some"
 
 
 def _tier(tier: str, seen: Seen, whole: WindowSums) -> TierRow:
     stores = seen.fleet["stores"]
-    ours = any(tier in own_tiers(store) for store in stores if not store["observed"])
-    booked = seen.account.get(tier) or dict.fromkeys(("saved", "lost", "money"), 0.0 if ours else None)
+    ours = any(present(store, tier) for store in stores if not store["observed"])
+    nothing = 0.0 if ours else None
     return TierRow(
         name=tier,
         health=healths(stores, tier),
         fill=fill_of_all(stores, tier),
-        served=whole.tiers.get(tier) or (Served(0.0, 0.0) if ours else Served(None, None)),
-        saved_s=booked["saved"],
-        lost_s=booked["lost"],
-        money=booked["money"],
+        served=whole.tiers.get(tier) or Served(nothing, nothing),
+        account=Account(**seen.account.get(tier) or dict.fromkeys(ACCOUNT, nothing)),
     )
 
 
 def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collection[str]) -> StoreCard:
-    name, tiers = store["name"], own_tiers(store)
+    name, tiers = store["name"], [tier for tier in figures.TIERS if present(store, tier)]
     tuner = "loading" if store["observed"] else "remote_fetch"
     said = (a["reason"] for a in seen.fleet["answers"] if a["store"] == name and a["tuner"] == tuner)
     return StoreCard(
@@ -196,21 +153,19 @@ def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collect
 
 def _charts(seen: Seen) -> dict[str, Chart]:
     """Charts by store, first those where fetching came nearest to losing, or lost most."""
-    remote = [store for store in seen.fleet["stores"] if not store["observed"] and "remote" in own_tiers(store)]
+    remote = [store for store in seen.fleet["stores"] if not store["observed"] and present(store, "remote")]
 
     def dearest(store: Json) -> float:
         costs = seen.stores[store["name"]].costs
         return max((one.fetch_s / one.recompute_s for one in costs if one.recompute_s), default=0.0)
 
-    made = ((store["name"], _chart(store, seen)) for store in sorted(remote, key=dearest, reverse=True))
-    return {name: chart for name, chart in made if chart}
-
-
-def _chart(store: Json, seen: Seen) -> Chart | None:
-    name = store["name"]
-    switches = seen.switches.get(name, ())
-    off = figures.off_spans(switches, str(read(store, "tuning.tiers.remote.fetch")), seen.since, seen.now)
-    return cost_chart(name, seen.stores[name].costs, off, seen.now, timedelta(seconds=FRESH * seen.window_s))
+    found, fresh = {}, timedelta(seconds=FRESH * seen.window_s)
+    for store in sorted(remote, key=dearest, reverse=True):
+        name, fetch = store["name"], str(read(store, "tuning.tiers.remote.fetch"))
+        off = figures.off_spans(seen.switches.get(name, ()), fetch, seen.since, seen.now)
+        if chart := cost_chart(name, seen.stores[name].costs, off, seen.now, fresh):
+            found[name] = chart
+    return found
 
 
 def _decisions(seen: Seen) -> Iterator[DecisionCard]:
@@ -221,21 +176,12 @@ def _decisions(seen: Seen) -> Iterator[DecisionCard]:
         undoable = decision.state in STANDING and place not in changed
         if decision.state in CHANGED:
             changed.add(place)
-        verdicts, name = seen.verdicts.get(decision.id, ()), decision.field.rpartition(".")[2]
-        yield DecisionCard(
-            decision,
-            before=figure(name, decision.before),
-            after=figure(name, decision.after),
-            facts=_facts(decision),
-            evidence=tables(decision.evidence),
-            verdicts=tuple(verdicts),
-            compared=compared(decision, verdicts),
-            approvable=approvable(decision),
-            undoable=undoable,
-        )
+        verdicts, (before, after) = seen.verdicts.get(decision.id, ()), values(decision)
+        yield DecisionCard(decision, before, after, verdicts, compared(decision, verdicts), undoable)
 
 
-def _facts(decision: Decision) -> tuple[tuple[str, str], ...]:
+def facts(decision: Decision) -> list[tuple[str, str]]:
+    """Names and values of what else is known of a decision."""
     versions = (decision.expected_version, decision.applied_version)
     pairs = (
         ("Setting", decision.field),
@@ -246,4 +192,4 @@ def _facts(decision: Decision) -> tuple[tuple[str, str], ...]:
         ("Tuning version", " → ".join(str(version) for version in versions if version is not None)),
         ("Policy revision", str(decision.policy_revision or "")),
     )
-    return tuple((name, value) for name, value in pairs if value)
+    return [(name, value) for name, value in pairs if value]

@@ -10,10 +10,13 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment
 
+from tiertune_agent.policy.document import DEFAULT
 from tiertune_agent.web import charts, templating, text
-from tiertune_agent.web.look import Looks, Seen
-from tiertune_agent.web.overview import overview
+from tiertune_agent.web.evidence import tables
+from tiertune_agent.web.look import Looks, Seen, approvable
+from tiertune_agent.web.overview import facts, overview
 from tiertune_agent.web.signing import COOKIE
+from tiertune_agent.web.unmade import sentence
 from tiertune_connector.units import format_size
 
 HERE = Path(__file__).parent
@@ -94,6 +97,11 @@ def environment() -> Environment:
     made.globals |= {
         "share": text.share,
         "moment": text.moment,
+        "tables": tables,
+        "facts": facts,
+        "approvable": approvable,
+        "wished": sentence,
+        "built_in": DEFAULT.source,
         "draw": charts.draw,
         "draw_bars": charts.draw_bars,
         "refresh_s": REFRESH_S,

@@ -1,5 +1,6 @@
 """Who may call the agent: tokens of programs, sessions of browsers that signed in with one."""
 
+from math import inf
 from secrets import token_urlsafe
 from typing import Annotated
 from urllib.parse import parse_qs
@@ -50,11 +51,11 @@ class Sessions:
 
     def holder(self, session: str) -> Holder | None:
         """Who signed in; None: nobody, or no longer."""
-        token, until_s = self._begun.get(session, ("", 0.0))
-        if token and self._clock() >= until_s:
-            self.end(session)
-            return None
-        return self._tokens.holder(token) if token else None
+        token, until_s = self._begun.get(session, ("", -inf))
+        if self._clock() < until_s:
+            return self._tokens.holder(token)
+        self.end(session)
+        return None
 
 
 def guarded(app: ASGIApp, tokens: TokenFile, sessions: Sessions, listening: Listening, clock: Clock) -> ASGIApp:
@@ -109,9 +110,9 @@ def router(
     async def sign_in(token: Annotated[str, Depends(_token)], request: Request) -> Response:
         source = request.client.host if request.client else ""
         session = sessions.begin(token)
-        if session is None and errors.exceeded(source):
-            return shown("Too many attempts: wait a minute.", 429)
         if session is None:
+            if errors.exceeded(source):
+                return shown("Too many attempts: wait a minute.", 429)
             errors.take(source)
             return shown("That is no token of this agent.", 401)
         answer = RedirectResponse("./", 303)

@@ -92,9 +92,7 @@ def figure(name: str, value: Any) -> str:  # noqa: ANN401 (JSON)
 
 def title(name: str) -> str:
     """A field's name as a column's, without its unit, which stands at the values."""
-    for suffix in ("_bytes", "_s"):
-        name = name.removesuffix(suffix)
-    return name.replace("_", " ")
+    return name.removesuffix("_bytes").removesuffix("_s").replace("_", " ")
 
 
 def _clock(value: object) -> str:

@@ -1,11 +1,11 @@
 """The state of tiers over several stores, from the stores' own words. Pure."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tiertune_agent.fields import Json, read
+from tiertune_agent.records import grouped
 from tiertune_agent.tuners.base import present
-from tiertune_agent.web import figures
 
 LEVELS = {"ok": "ok", "slow": "warn", "recovering": "warn", "dead": "bad"}
 
@@ -28,16 +28,6 @@ class Fill:
     capacity: float | None
 
 
-def own_tiers(store: Json) -> list[str]:
-    return [tier for tier in figures.TIERS if present(store, tier)]
-
-
-def shown_tiers(stores: Sequence[Json], hit: Collection[str]) -> list[str]:
-    """Tiers that a store has, or that gave hits (vLLM's own are only observed)."""
-    configured = {tier for store in stores for tier in own_tiers(store)}
-    return [tier for tier in figures.TIERS if tier in configured or tier in hit]
-
-
 def health(store: Json, tier: str) -> Health:
     if not store["reachable"]:
         return Health("unknown", "the store does not answer", "warn")
@@ -47,14 +37,12 @@ def health(store: Json, tier: str) -> Health:
 
 def healths(stores: Sequence[Json], tier: str) -> tuple[Health, ...]:
     """Each state with its stores, the worst first."""
-    sharing: dict[Health, list[str]] = {}
-    owners = [store for store in stores if tier in own_tiers(store)]
-    for store in owners:
-        sharing.setdefault(health(store, tier), []).append(str(store["name"]))
+    owners = [store for store in stores if present(store, tier)]
+    sharing = grouped(owners, lambda store: health(store, tier))
     order = ("bad", "warn", "info", "ok")
     return tuple(
-        replace(one, stores=tuple(names) if len(names) < len(owners) else ())
-        for one, names in sorted(sharing.items(), key=lambda item: order.index(item[0].level))
+        replace(one, stores=tuple(store["name"] for store in those) if len(those) < len(owners) else ())
+        for one, those in sorted(sharing.items(), key=lambda item: order.index(item[0].level))
     )
 
 

@@ -4,20 +4,23 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Path, Query
 
+from tiertune_agent.changes.control import Unknown
 from tiertune_agent.fields import JsonDict, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, frozen_by, mode_of
-from tiertune_agent.policy.lint import Finding, errors, notes
+from tiertune_agent.policy.document import DEFAULT, SETTINGS, LoadedPolicy, frozen_by, mode_of
+from tiertune_agent.policy.lint import errors, notes
 from tiertune_agent.records import FLEET, JUDGED, OBSERVED, Now, State
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of
 from tiertune_agent.web.compared import compared
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
+Number = Annotated[int, Path(ge=1, lt=2**63)]
+"""Of a decision, as large as the database can hold."""
 
 
 class Views:
@@ -42,7 +45,8 @@ class Views:
         self._leads = leads
         self._now = now
         self._window_s = window_s
-        self._studied: tuple[LoadedPolicy, list[Finding]] | None = None
+        self._studied = DEFAULT, notes(DEFAULT)
+        """The newest policy that was asked for, and lint's notes on it."""
 
     def fleet(self) -> JsonDict:
         """Every store with its tiers, tuning; what tuners last answered; what is frozen.
@@ -84,11 +88,11 @@ class Views:
         found = self._history.decisions.find(states=[state] if state else [], limit=limit)
         return {"decisions": [decision.document() for decision in found]}
 
-    def decision(self, number: int) -> JsonDict | None:
+    def decision(self, number: Number) -> JsonDict:
         decisions = self._history.decisions
         decision = decisions.get(number)
         if decision is None:
-            return None
+            raise Unknown(f"there is no decision {number}")
         verdicts = decisions.verdicts_of(number)
         weighed = compared(decision, [one for one in verdicts if one["verdict"] in JUDGED])  # not weekly reviews
         return {**decision.document(), "verdicts": verdicts, "compared": vars(weighed) if weighed else None}
@@ -108,7 +112,9 @@ class Views:
 
         ``modes``: of each tuner, without overrides.
         """
-        loaded, noted = self._in_force()
+        if self._studied[0] is not (newest := self._policy.content):
+            self._studied = newest, notes(newest)
+        loaded, noted = self._studied
         return {
             "source": loaded.source,
             "digest": loaded.digest,
@@ -139,13 +145,6 @@ class Views:
             for answer in self._history.answers.newest()
             if not answer["pool"] or (answer["store"], answer["pool"]) in held
         ]
-
-    def _in_force(self) -> tuple[LoadedPolicy, list[Finding]]:
-        """The policy and lint's notes, computed once per policy."""
-        loaded = self._policy.content
-        if self._studied is None or self._studied[0] is not loaded:
-            self._studied = loaded, notes(loaded)
-        return self._studied
 
     def _remote(self) -> JsonDict | None:
         """The Redis of the fleet, if it is managed: what it holds and is set to."""

@@ -11,7 +11,8 @@ def checks_of(*modules: object) -> tuple[Check, ...]:
 
 
 SEEN = checks_of(of_agent, of_stores, of_backends, of_traffic, of_engines)
-CHECKS: tuple[Check, ...] = (*SEEN, *of_agent.OF_INCIDENTS)
+NAMES = {check.name for check in SEEN} | of_agent.MENDS.keys()
+"""Of all checks, those of the agent's incidents among them."""
 ORDER: tuple[Severity, ...] = ("error", "warning")
 
 
@@ -19,8 +20,7 @@ def findings(facts: AllFacts) -> list[Finding]:
     """What is wrong, errors first. An incident of the agent is left out where a check of its name found the same."""
     told = [one for check in SEEN for one in check.findings(facts)]
     known = {(one.check, _place(one)) for one in told}
-    incidents = (one for check in of_agent.OF_INCIDENTS for one in check.findings(facts))
-    told += [one for one in incidents if (one.check, _place(one)) not in known]
+    told += [one for one in of_agent.incidents(facts.agent) if (one.check, _place(one)) not in known]
     return sorted(told, key=lambda one: ORDER.index(one.severity))
 
 

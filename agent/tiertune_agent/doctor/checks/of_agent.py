@@ -1,7 +1,9 @@
 """Checks of what the agent reports: its rounds, freezes, bypasses, its policy, its incidents. Pure."""
 
+from collections.abc import Iterator
+
 from tiertune_agent.doctor.facts import AgentFacts, AllFacts
-from tiertune_agent.doctor.finding import Check, Found, Told, check, of_agent, of_policy
+from tiertune_agent.doctor.finding import Finding, Found, Told, check, of_agent, of_policy
 from tiertune_connector.units import format_duration
 
 MEND_POLICY = "mend the file: tiertune policy check names line and column"
@@ -27,6 +29,7 @@ ALSO_LOOKED_FOR = {
     "unsalted_traffic": "have the front set cache_salt on every request, or set isolation: require_salt at the engines",
 }
 """Incidents that a check of the same name also finds, if it can ask the store."""
+MENDS = INCIDENTS | ALSO_LOOKED_FOR
 OF_SOURCES = {
     "store_unreachable": "start it, or mend its address under observe; for https:// also stores_ca_file",
     "store_nonsense": "mend its address and kind under observe; vLLM tells nothing with --disable-log-stats",
@@ -87,15 +90,11 @@ def bypassed(facts: AllFacts) -> Found:
         yield name, wrong, f"tiertune bypass off --store {name}"
 
 
-def _incident(kind: str, mend: str) -> Check:
-    def look(facts: AllFacts) -> Found:
-        agent = facts.agent
+def incidents(agent: AgentFacts) -> Iterator[Finding]:
+    """The agent's open ones, by kind."""
+    for kind, mend in MENDS.items():
         for one in agent.incidents:
             if one.get("kind") == kind:
                 where = str(one.get("store") or agent.url)
-                yield where, str(one.get("message")), OF_SOURCES.get(kind, mend) if where in agent.sources else mend
-
-    return Check(kind, "warning", look)
-
-
-OF_INCIDENTS = tuple(_incident(*told) for told in (INCIDENTS | ALSO_LOOKED_FOR).items())
+                told = OF_SOURCES.get(kind, mend) if where in agent.sources else mend
+                yield Finding(kind, "warning", where, str(one.get("message")), told)

@@ -43,11 +43,12 @@ def namespaces_differ(facts: AllFacts) -> Found:
     engines: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     parts: dict[str, Mapping[str, str]] = {}
     for store in facts.answering:
-        parts |= store.status.get("namespaces") or {}
+        namespaces = store.status.get("namespaces") or {}
+        parts |= namespaces
         for client in store.clients:
             digest = str(client.get("namespace") or "")
-            model = _model(store, digest)
-            if digest and model:
+            own = namespaces.get(digest) or store.pools.get(digest) or {}
+            if model := str(own.get("model") or ""):
                 engines[model][digest].add(f"{client.get('engine')} at {store.name}")
     for model, by_namespace in sorted(engines.items()):
         if len(by_namespace) > 1:
@@ -57,11 +58,6 @@ def namespaces_differ(facts: AllFacts) -> Found:
             wrong = f"engines of {model} share nothing between {len(groups)} groups ({' | '.join(groups)}): {told}"
             mends = [MENDS[name] for name in differing if name in MENDS]
             yield model, wrong, "; ".join(mends) or "compare their vLLM options; then PYTHONHASHSEED"
-
-
-def _model(store: StoreFacts, digest: str) -> str:
-    own = (store.status.get("namespaces") or {}).get(digest) or store.pools.get(digest) or {}
-    return str(own.get("model") or "")
 
 
 def _differing(parts: list[Mapping[str, str]]) -> list[str]:
