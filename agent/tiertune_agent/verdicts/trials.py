@@ -18,7 +18,7 @@ from tiertune_agent.tuners.ghosts import ghost_tokens, nearest
 from tiertune_agent.tuners.lengths import between
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.tuners.tier_size import rent_s
-from tiertune_agent.verdicts.holdout import sums
+from tiertune_agent.verdicts.holdout import GROUPS, sums
 from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict
 from tiertune_connector.whatif.chain import Shape
 
@@ -60,17 +60,14 @@ def fetch_trial(after: str, windows: Windows, typical: TypicalCandidate | None) 
     Measured by a holdout if there is one, else by outcomes (what the gate refuses costs as much as recomputing), or by
     estimates while fetching is off.
     """
-    fetched, recomputed = _held_out(windows)
-    of = "seconds per token, measured by holdout"
-    if len(fetched) < ENOUGH_WINDOWS:
-        on = after == "on"
-        look = asked if on else lambda window: estimated(window, typical)
-        seen = [evidence for window in windows if (evidence := look(window)) and evidence.recompute_s > 0]
-        gains = [evidence.saved_s - evidence.lost_s if on else evidence.gain_s for evidence in seen]
-        fetched = [1 - gain_s / evidence.recompute_s for gain_s, evidence in zip(gains, seen, strict=True)]
-        recomputed, of = [1.0] * len(fetched), "cost of what could be fetched, recomputing being 1"
-    old, new = (recomputed, fetched) if after == "on" else (fetched, recomputed)
-    return Trial(tuple(old), tuple(new), of)
+    pairs, of, on = _held_out(windows), "seconds per token, measured by holdout", after == "on"
+    if len(pairs) < ENOUGH_WINDOWS:
+        seen = (asked(window) if on else estimated(window, typical) for window in windows)
+        told = [evidence for evidence in seen if evidence and evidence.recompute_s > 0]
+        gains = [evidence.saved_s - evidence.lost_s if on else evidence.gain_s for evidence in told]
+        pairs = [(1.0, 1 - gain_s / evidence.recompute_s) for gain_s, evidence in zip(gains, told, strict=True)]
+        of = "cost of what could be fetched, recomputing being 1"
+    return Trial(pairs if on else [(fetched, recomputed) for recomputed, fetched in pairs], of)
 
 
 def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
@@ -78,13 +75,12 @@ def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
 
     A length class counts if it begins between the floors.
     """
-    costs = []
+    pairs = []
     for window in windows:
         evidence, (fetches, gained_s) = asked(window), between(window, after, before)
         if evidence and evidence.recompute_s > 0 and fetches:
-            costs.append(1 - gained_s / evidence.recompute_s)
-    of = f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1"
-    return Trial((1.0,) * len(costs), tuple(costs), of)
+            pairs.append((1.0, 1 - gained_s / evidence.recompute_s))
+    return Trial(pairs, f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1")
 
 
 def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: datetime, filled_at: datetime) -> Spells:
@@ -102,27 +98,22 @@ def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: da
     byte_s = sum(seen.saved_s for seen in both) / nbytes if nbytes else 0.0
     gib_s = rates.network_gib * 3600 / rates.gpu_hour if tier == "remote" and rates.gpu_hour else 0.0
 
-    def parts(spell: Sequence[Passage]) -> tuple[Summand, ...]:
+    def parts(spell: Sequence[Passage]) -> list[Summand]:
         found = []
         for seen in spell:
             prompts_s = seen.prompt_tokens * token_s
             network_s = gib_s * seen.written_bytes / GIB
             if prompts_s > 0:
                 found.append(Summand(prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
-        return tuple(found)
+        return found
 
-    return Spells(
-        parts(before),
-        parts(after),
-        f"cost of the prompts, without {tier} being 1",
-        {"passed_before": _sum(before), "passed_after": _sum(after)},
-    )
+    return Spells(parts(before), parts(after), f"cost of the prompts, without {tier} being 1")
 
 
 def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity: float | None) -> Trial:
     """Ghosts of two algorithms at about the pool's size (``capacity`` in bytes)."""
     pairs = [pair for window in windows if (pair := _missed(window, before, after, capacity))]
-    return Trial(tuple(old for old, _ in pairs), tuple(new for _, new in pairs), "missed share of the prompts")
+    return Trial(pairs, "missed share of the prompts")
 
 
 def size_trial(
@@ -144,9 +135,9 @@ def size_trial(
             began, ended, every = min(began, start), max(ended, start + prospect.seconds), every + more
     hourly_s = rent_s(after, rates, hosts) - rent_s(before, rates, hosts)
     rent = hourly_s * (ended - began) / 3600 / every if every else 0.0
-    windows = [(old_s / requests, new_s / requests + rent, float(requests)) for requests, old_s, new_s in sums.values()]
-    before_s, after_s, weights = zip(*windows, strict=True) if windows else ((), (), ())
-    return Trial(before_s, after_s, "seconds to the first token per request", weights)
+    pairs = [(old_s / requests, new_s / requests + rent) for requests, old_s, new_s in sums.values()]
+    weights = [float(requests) for requests, *_ in sums.values()]
+    return Trial(pairs, "seconds to the first token per request", weights)
 
 
 def shapes(decision: Decision) -> tuple[Shape, Shape]:
@@ -179,11 +170,12 @@ def cost_of(prospect: Prospect, shape: Shape) -> float | None:
 
 def coarse(trial: Trial, parts: int) -> Trial:
     """The trial as at most ``parts`` means of neighbouring windows, which depend less on each other."""
-    size = -(-len(trial.before) // parts) or 1
-    cuts = [slice(start, start + size) for start in range(0, len(trial.before), size)]
-    weights = trial.weights or (1.0,) * len(trial.before)
-    before, after = (tuple(fmean(side[cut], weights[cut]) for cut in cuts) for side in (trial.before, trial.after))
-    return Trial(before, after, trial.of, tuple(sum(weights[cut]) for cut in cuts) if trial.weights else ())
+    size = -(-trial.windows // parts) or 1
+    weights = trial.weights or (1.0,) * trial.windows
+    cuts = [slice(start, start + size) for start in range(0, trial.windows, size)]
+    sides = ([fmean(side, weights[cut]) for side in zip(*trial.pairs[cut], strict=True)] for cut in cuts)
+    pairs = [(before, after) for before, after in sides]
+    return Trial(pairs, trial.of, [sum(weights[cut]) for cut in cuts] if trial.weights else ())
 
 
 def _parts(prospects: Sequence[Prospect]) -> Iterator[tuple[int, Prospect]]:
@@ -193,20 +185,10 @@ def _parts(prospects: Sequence[Prospect]) -> Iterator[tuple[int, Prospect]]:
     return ((int((prospect.start - told[0].start).total_seconds() / part_s + 0.5), prospect) for prospect in told)
 
 
-def _sum(passages: Sequence[Passage]) -> dict[str, float]:
-    """What was written to a tier and read from it, for the evidence."""
-    names = ("prompt_tokens", "asked_bytes", "saved_s", "writes", "written_bytes", "write_s", "dropped", "evicted")
-    return {name: sum(getattr(seen, name) for seen in passages) for name in names}
-
-
-def _held_out(windows: Iterable[Window]) -> tuple[list[float], list[float]]:
-    fetched, held = [], []
-    for window in windows:
-        groups = [sums(window, group) for group in ("fetched", "held")]
-        if all(group.tokens > 0 for group in groups):
-            fetched.append(groups[0].per_token)
-            held.append(groups[1].per_token)
-    return fetched, held
+def _held_out(windows: Iterable[Window]) -> list[tuple[float, float]]:
+    """Seconds per token of requests held out and of others, by windows that have both."""
+    both = ([sums(window, group) for group in GROUPS] for window in windows)
+    return [(held.per_token, fetched.per_token) for held, fetched in both if held.tokens > 0 and fetched.tokens > 0]
 
 
 def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float] | None:
