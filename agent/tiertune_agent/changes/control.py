@@ -123,7 +123,7 @@ class ChangeControl:
             else:
                 in_time = decision.approved_at is not None and abs(self._now() - decision.approved_at) <= LATE
                 late = (disallowed(decision) if by_itself else "") if in_time else TOO_LATE
-                self._end(decision, self._actuator.resume(decision, late=late))
+                self._end(decision, self._actuator.apply(decision, late=late))
         return unsettled, went_on
 
     def _undo(self, decision: Decision, late: str = "") -> tuple[Decision, str]:
