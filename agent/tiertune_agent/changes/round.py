@@ -7,7 +7,7 @@ from functools import cached_property
 from math import inf
 
 from tiertune_agent.policy.budgets import Budgeted, Capacities
-from tiertune_agent.policy.document import Policy, Rule, Rulings, mode_of, rules_for
+from tiertune_agent.policy.document import Policy, Rule, mode_of, rules_for
 from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, parts
 from tiertune_agent.remote.split import REMOTE, SPLIT, Managed
 from tiertune_agent.tuners.base import Answer, served
@@ -32,7 +32,7 @@ class Round:
 
     def rule(self, target: Target) -> Rule:
         """The policy's rules for a target."""
-        return self._rulings.for_target(target)
+        return self.policy.for_target(target)
 
     def snapshot_of(self, target: Target) -> Snapshot | None:
         """Of the store that has the target; of a split only if the whole fleet answered, as it is of all hosts."""
@@ -136,7 +136,3 @@ class Round:
     @cached_property
     def _wished(self) -> Capacities:
         return Capacities(self.fleet)
-
-    @cached_property
-    def _rulings(self) -> Rulings:
-        return Rulings(self.policy)

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from time import sleep
@@ -123,23 +124,15 @@ class Policy(Rule):
 
     def for_target(self, target: Target) -> Rule:
         """The rules for one target: overrides that fit are laid over, in order, field by field."""
-        return _resolved(self, [override for override in self.overrides if override.match.fits(target)])
-
-
-class Rulings:
-    """The rules of one policy by target; targets with the same overrides share them."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._laid: dict[tuple[int, ...], Rule] = {}
-        """Rules by the numbers of the overrides that fit."""
-
-    def for_target(self, target: Target) -> Rule:
-        """As ``Policy.for_target``, which is slow; here each set of overrides is laid over once."""
-        fitting = tuple(number for number, each in enumerate(self._policy.overrides) if each.match.fits(target))
+        fitting = tuple(number for number, each in enumerate(self.overrides) if each.match.fits(target))
         if fitting not in self._laid:
-            self._laid[fitting] = self._policy.for_target(target)
+            self._laid[fitting] = _resolved(self, [self.overrides[number] for number in fitting])
         return self._laid[fitting]
+
+    @cached_property
+    def _laid(self) -> dict[tuple[int, ...], Rule]:
+        """Rules by the numbers of the overrides that fit: laying them over is slow, and every target asks."""
+        return {}
 
 
 def _resolved(base: Rule, overrides: Sequence[Override]) -> Rule:
@@ -165,8 +158,8 @@ def frozen_by(rule: Rule, now: datetime) -> str:
     return f"by the policy's calendar until {max(ends):%a %H:%M %Z}" if ends else ""
 
 
-SETTINGS = {**{key: key for key in Tuners.model_fields}, **{tuner.name: getattr(tuner, "key", "") for tuner in TUNERS}}
-"""The key of each tuner's settings, by tuner and by key. A tuner without one is refused at start."""
+SETTINGS = {**{key: key for key in Tuners.model_fields}, **{tuner.name: tuner.key for tuner in TUNERS}}
+"""The key of each tuner's settings, by tuner and by key."""
 
 
 def mode_of(rule: Rule, tuner: str) -> Mode:

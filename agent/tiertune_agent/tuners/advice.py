@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tiertune_agent.fields import Json, JsonDict
+from tiertune_agent.fields import Json
 from tiertune_agent.records import FLEET, Prospect, Target, Windows
 from tiertune_agent.tuners.balance import Demand, demand, evened
 from tiertune_agent.tuners.base import (
@@ -51,21 +51,6 @@ class Comparison:
     """Share of those seconds that the other way saves; negative if it costs."""
     requests: int
 
-    @property
-    def told(self) -> str:
-        change, after_s = "cut" if self.gain.value > 0 else "raise", self.now_s * (1 - self.gain.value)
-        return (
-            f"would {change} the mean time to the first token by {abs(self.gain.value):.1%} (standard error "
-            f"{self.gain.error:.1%}), from {1000 * self.now_s:.4g} to {1000 * after_s:.4g} ms, {self.requests} requests"
-        )
-
-    @property
-    def evidence(self) -> JsonDict:
-        return {"now_s": self.now_s, "requests": self.requests, **self.gain.document("gain")}
-
-    def pays(self, least: float) -> bool:
-        return self.gain.above and self.gain.value >= least
-
 
 class Advice(Tuner):
     """What all advice has in common. Unless it says otherwise, it is for the fleet, or for each of its namespaces."""
@@ -81,10 +66,16 @@ class Advice(Tuner):
         found, least = compared(current, self.settings.period, other), self.settings.min_gain
         if found is None:
             return NoChange(f"{self.name} stays, not enough data: no samples tell yet what {unknown}")
-        told = f"{way} {found.told}"
-        if not found.pays(least):
-            return NoChange(f"{self.name} stays: {told}; advice takes {least:.1%}", found.evidence)
-        return Proposal(f"{ADVICE}{self.name}", now, after, told, found.evidence, found.requests)
+        gain, now_s, change = found.gain, found.now_s, "cut" if found.gain.value > 0 else "raise"
+        told = (
+            f"{way} would {change} the mean time to the first token by {abs(gain.value):.1%} (standard error "
+            f"{gain.error:.1%}), from {1000 * now_s:.4g} to {1000 * now_s * (1 - gain.value):.4g} ms, "
+            f"{found.requests} requests"
+        )
+        evidence = {"now_s": now_s, "requests": found.requests, **gain.document("gain")}
+        if not gain.above or gain.value < least:
+            return NoChange(f"{self.name} stays: {told}; advice takes {least:.1%}", evidence)
+        return Proposal(f"{ADVICE}{self.name}", now, after, told, evidence, found.requests)
 
 
 class Routing(Advice):
@@ -140,7 +131,7 @@ class Balance(Advice):
             return NoChange(f"the stages stay as they are: {_apart(stages)}")
         prefill, decode = stages["prefill"], stages["decode"]
         told = f"prefill GPUs are busy {prefill.busy:.0%} ({prefill.gpus}), decode {decode.busy:.0%} ({decode.gpus})"
-        evidence = {name: each.document() for name, each in stages.items()}
+        evidence = {name: vars(each) for name, each in stages.items()}
         after = evened(prefill, decode, self.settings.min_gain)
         if after is None:
             return NoChange(f"the stages stay as they are: {told}", evidence)

@@ -38,18 +38,3 @@ class Tuners(Document):
     admission: AdmissionSettings = AdmissionSettings()
     advice: AdviceSettings = AdviceSettings()
     """Routing, sharing as such, prefill against decode, loading at observed engines: only ever recommended."""
-
-
-class TunerError(ValueError):
-    """A tuner is not written as `Tuner` promises; the message says what to write."""
-
-
-def check() -> None:
-    """Raise TunerError if a policy has no settings for one of the tuners."""
-    for tuner in TUNERS:
-        key = getattr(tuner, "key", "")
-        if key not in Tuners.model_fields:
-            raise TunerError(
-                f"tuner {tuner.name}: a policy has no settings for it under {key!r}: write a field of that "
-                f"name in {Tuners.__name__}, {Tuners.__module__}, or give it the key of one whose settings it shares"
-            )

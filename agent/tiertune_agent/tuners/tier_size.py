@@ -9,19 +9,9 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from tiertune_agent.fields import REMOTE_CAPACITY, Json, capacity_field, capacity_of
-from tiertune_agent.records import GIB, Prospect, Rates, Target, Windows, ended
-from tiertune_agent.tuners.base import (
-    REMNANT,
-    Answer,
-    Current,
-    NoChange,
-    Period,
-    Proposal,
-    Tuner,
-    TunerSettings,
-    tier_targets,
-)
+from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field, capacity_of
+from tiertune_agent.records import GIB, Prospect, Rates, Windows, ended
+from tiertune_agent.tuners.base import REMNANT, Answer, Current, NoChange, Period, Proposal, Tuner, TunerSettings
 from tiertune_connector.documents import Document
 from tiertune_connector.tuning import LOCAL, TIERS
 from tiertune_connector.units import Size, format_size
@@ -91,11 +81,6 @@ class Choice:
         return 1 - self.after / self.before if self.before else 0.0
 
     @property
-    def gain_error(self) -> float:
-        """Standard error of ``gain``, for messages, as a decision needs little certainty."""
-        return self.error / self.before if self.before else 0.0
-
-    @property
     def certain(self) -> bool:
         return self.spells > 1 and self.before - self.after > ERRORS * self.error
 
@@ -104,10 +89,8 @@ class TierSize(Tuner):
     name = "tier_size"
     key = "tier_size"
     scope = "size"
+    tiers = LOCAL
     settings: TierSizeSettings
-
-    def targets(self, store: str, status: Json) -> list[Target]:
-        return tier_targets(store, LOCAL, status)
 
     def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
         tier, now, shapes = current.target.tier, present_shape(current), candidates(current)
@@ -371,10 +354,11 @@ def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> 
     if splits:
         what += f" per host, and {format_size(best.shape.remote)} instead of {format_size(now.remote)} of remote,"
     unit = "money per hour" if money else "engine seconds per hour"
+    error = best.error / best.before if best.before else 0.0
     return (
         f"{what} would take {1000 * best.seconds_after:.4g} ms to the first token instead of "
         f"{1000 * best.seconds_before:.4g}, and {best.after:.4g} instead of {best.before:.4g} {unit} "
-        f"({best.gain:.1%} less, standard error {best.gain_error:.1%}, {best.requests} requests)"
+        f"({best.gain:.1%} less, standard error {error:.1%}, {best.requests} requests)"
     )
 
 
