@@ -24,6 +24,7 @@ from tiertune_agent.tuners.registry import TUNERS, Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
 from tiertune_connector.documents import Document, parse_yaml, read_text, validated
+from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import Duration
 
 HOURS_PER_MONTH = 730.0
@@ -230,8 +231,7 @@ def split_rules(rules: Rules, sizes: TierSizeSettings, budget: int, hosts: int) 
 
 def rates(prices: Prices) -> Rates:
     """The prices, with rents per GiB and hour."""
-    months = {"dram": prices.dram_gib_month, "disk": prices.disk_gib_month, "remote": prices.remote_gib_month}
-    per_hour = {tier: price / HOURS_PER_MONTH for tier, price in months.items()}
+    per_hour = {tier: getattr(prices, f"{tier}_gib_month") / HOURS_PER_MONTH for tier in TIERS}
     return Rates(prices.gpu_hour, per_hour, prices.network_gib)
 
 

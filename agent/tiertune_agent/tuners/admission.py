@@ -84,9 +84,10 @@ class AdmissionEvidence:
     full: bool
 
     def document(self) -> JsonDict:
-        ratios = (("spare", self.spare), ("dropped", self.dropped), ("reused", self.reused), ("saved_s", self.saved_s))
-        told = {"once": self.once, "written_bytes": self.written_bytes, "busy": self.busy, "full": self.full}
-        return told | {key: value for name, each in ratios for key, value in each.document(name).items()}
+        told: JsonDict = {}
+        for name, value in vars(self).items():
+            told |= value.document(name) if isinstance(value, Ratio) else {name: value}
+        return told
 
 
 class AdmissionTuner(Tuner):

@@ -1,7 +1,6 @@
 """Advice on what no knob of ours sets: routing, sharing as such, prefill against decode. It only ever recommends."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import Field
@@ -41,17 +40,6 @@ class AdviceSettings(TunerSettings):
     """Least share of the mean time to the first token that following it must save."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The present way against another one, on the same requests."""
-
-    now_s: float
-    """Mean seconds to the first token."""
-    gain: Ratio
-    """Share of those seconds that the other way saves; negative if it costs."""
-    requests: int
-
-
 class Advice(Tuner):
     """What all advice has in common. Unless it says otherwise, it is for the fleet, or for each of its namespaces."""
 
@@ -66,16 +54,17 @@ class Advice(Tuner):
         found, least = compared(current, self.settings.period, other), self.settings.min_gain
         if found is None:
             return NoChange(f"{self.name} stays, not enough data: no samples tell yet what {unknown}")
-        gain, now_s, change = found.gain, found.now_s, "cut" if found.gain.value > 0 else "raise"
+        now_s, gain, requests = found
+        change = "cut" if gain.value > 0 else "raise"
         told = (
             f"{way} would {change} the mean time to the first token by {abs(gain.value):.1%} (standard error "
             f"{gain.error:.1%}), from {1000 * now_s:.4g} to {1000 * now_s * (1 - gain.value):.4g} ms, "
-            f"{found.requests} requests"
+            f"{requests} requests"
         )
-        evidence = {"now_s": now_s, "requests": found.requests, **gain.document("gain")}
+        evidence = {"now_s": now_s, "requests": requests, **gain.document("gain")}
         if not gain.above or gain.value < least:
             return NoChange(f"{self.name} stays: {told}; advice takes {least:.1%}", evidence)
-        return Proposal(f"{ADVICE}{self.name}", now, after, told, evidence, found.requests)
+        return Proposal(f"{ADVICE}{self.name}", now, after, told, evidence, requests)
 
 
 class Routing(Advice):
@@ -141,8 +130,11 @@ class Balance(Advice):
         return Proposal(f"{ADVICE}balance", before, after, reason, evidence)
 
 
-def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -> Comparison | None:
-    """The present shape against the one that ``other`` names; None if too few prospects have costs of both."""
+def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -> tuple[float, Ratio, int] | None:
+    """The present shape against the one that ``other`` names; None if too few prospects have costs of both.
+
+    Mean seconds to the first token now, the share of them that the other saves (negative if it costs), and requests.
+    """
     pairs = [
         (prospect, pair)
         for prospect in current.prospects
@@ -158,7 +150,7 @@ def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -
         parts.append(Summand(prospect.requests * (now_s - other_s), prospect.requests * now_s, weight))
     requests = sum(part.weight * prospect.requests for part, (prospect, _) in zip(parts, pairs, strict=True))
     now_s = sum(part.weight * part.per for part in parts) / requests
-    return Comparison(now_s, ratio(parts), sum(prospect.requests for prospect, _ in pairs)) if now_s > 0 else None
+    return (now_s, ratio(parts), sum(prospect.requests for prospect, _ in pairs)) if now_s > 0 else None
 
 
 def _pair(prospect: Prospect, now: Shape, other: Callable[[Shape], str]) -> tuple[float, float] | None:

@@ -99,7 +99,7 @@ class Current:
     holdout: float = 0.0
     """Share of requests that the policy holds out from remote fetches."""
     budget_bytes: int | None = None
-    """For DRAM of all hosts and the remote tier together, if one budget is split between them; None: none is."""
+    """If DRAM and the remote share one budget, that of all hosts' DRAM and the remote; None: they do not."""
     remote_bytes: int = 0
     """Capacity of the remote tier."""
     least_bytes: float | None = None

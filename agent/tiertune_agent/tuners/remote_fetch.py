@@ -112,10 +112,10 @@ class RemoteFetch(OfRemote):
         """Answer from a run of windows that speak for a switch; ``on``: for switching off."""
         margin, needed = self.settings.margin, self.settings.disable_after if on else self.settings.enable_after
         stays = "stays on: fetching cost more" if on else "stays off: fetching would pay"
-        told = _sums(streak) if on else _each(streak[-1], typical)
+        told, evidence = _sums(streak) if on else _each(streak[-1], typical), _table(streak)
         if len(streak) < needed:
             few = f"in {len(streak)} of the {needed} windows in a row that it takes"
-            return NoChange(f"{stays} {few}: {told}", _table(streak))
+            return NoChange(f"{stays} {few}: {told}", evidence)
         gain = ratio(
             [
                 Summand(one.gain_s if on else one.recompute_s - margin * one.fetch_s, max(1, one.requests))
@@ -127,14 +127,14 @@ class RemoteFetch(OfRemote):
                 f"but {abs(gain.value):.2g} s per request is not more than two standard errors ({gain.error:.2g} s) "
                 f"over {gain.windows} windows"
             )
-            return NoChange(f"{stays}, {doubt}: {told}", _table(streak))
+            return NoChange(f"{stays}, {doubt}: {told}", evidence)
         row = f"in {format_count(len(streak), 'window')} in a row fetching"
         if not on:
-            return Proposal(FIELD, "off", "on", f"{row} would pay (margin {margin:g}): {told}", _table(streak))
+            return Proposal(FIELD, "off", "on", f"{row} would pay (margin {margin:g}): {told}", evidence)
         if short := losing_lengths(windows, needed):
-            return NoChange(f"stays on, a floor is enough: {short.reason}", _table(streak))
-        requests = sum(evidence.requests for evidence in streak)
-        return Proposal(FIELD, "on", "off", f"{row} cost more than recomputing: {told}", _table(streak), requests)
+            return NoChange(f"stays on, a floor is enough: {short.reason}", evidence)
+        requests = sum(window.requests for window in streak)
+        return Proposal(FIELD, "on", "off", f"{row} cost more than recomputing: {told}", evidence, requests)
 
 
 _OUTCOMES = ("gate_candidate_requests_total", "saved_seconds_total", "lost_seconds_total")
