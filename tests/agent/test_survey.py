@@ -180,4 +180,4 @@ def test_a_store_shares_with_those_that_serve_a_namespace_of_its_own():
     ]
     fleet.append(replace(snapshot(), store="f", status={"pools": {"x": {"disk": {}}}}))
     this = Round(Policy(version=1), 1, fleet)
-    assert [this.sharing(one) for one in fleet] == [3, 2, 2, 1, 1, 1]
+    assert [this.hosts(Target(one.store, "dram"), one) for one in fleet] == [3, 2, 2, 1, 1, 1]

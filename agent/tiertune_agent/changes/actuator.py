@@ -89,11 +89,9 @@ class HttpActuator:
 
     def _told(self, decision: Decision, state: State, late: str) -> ChangeResult:
         client = self._client_of(decision.target.store)
-        if client is None and (unknown := self._unknown()):
-            return ChangeResult(
-                State.APPROVED, f"where the store is is not known yet: {', '.join(unknown)} is not resolved"
-            )
         if client is None:
+            if unknown := ", ".join(self._unknown()):
+                return ChangeResult(State.APPROVED, f"where the store is is not known yet: {unknown} is not resolved")
             return ChangeResult(State.EXPIRED, "the store is not among those that the agent knows")
         try:
             return self._set(client, decision, state, late)

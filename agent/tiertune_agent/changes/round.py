@@ -51,11 +51,12 @@ class Round:
         return (self.shared.capacity or 0) if self.shared else remote_bytes(self.fleet)
 
     def hosts(self, target: Target, snapshot: Snapshot) -> int:
-        """Number of stores that a target's sizes are simulated for."""
-        return len(self.fleet) if target.store == FLEET else self.sharing(snapshot)
+        """Number of stores that a target's sizes are simulated for: of a store, those that serve any namespace of its.
 
-    def sharing(self, snapshot: Snapshot) -> int:
-        """Number of stores that serve any of this one's namespaces; at least one, itself."""
+        At least one, itself.
+        """
+        if target.store == FLEET:
+            return len(self.fleet)
         mine = served(snapshot.status).keys()
         return max(1, sum(count for theirs, count in self._served.items() if not theirs.isdisjoint(mine)))
 
@@ -86,8 +87,8 @@ class Round:
         """Why bounds and budgets forbid what it sets, or with ``back`` what its undo sets; empty: they do not."""
         if decision.tuner != TierSize.name:
             return ""
-        moves = [(part.target, part.before, part.after) for part in parts(decision)]
-        moves = [(target, after, before) for target, before, after in moves] if back else moves
+        made = [(part.target, part.before, part.after) for part in parts(decision)]
+        moves = [(target, after, before) for target, before, after in made] if back else made
         if self.shared and self.shared.budget and decision.target == SPLIT:
             spent = self.shared.spent({target: to for target, _, to in moves}) - len(moves)  # each is rounded to bytes
             sizes: list[tuple[float, float]] = [(spent, max(self.shared.budget.budget, self.shared.spent({})))]

@@ -40,8 +40,7 @@ class Rounds:
         self._frozen = frozen
         self._now = now
         self._timer = timer
-        self._half_s = window_s / 2
-        self._slack = timedelta(seconds=window_s / 2)
+        self._half = timedelta(seconds=window_s / 2)
         self._asked: dict[Place, tuple[datetime | None, datetime]] = {}
         """When each was asked (None: its answer was lost), and when it is due again."""
         self._led: tuple[datetime, datetime] | None = None
@@ -69,7 +68,7 @@ class Rounds:
             started = self._timer()
             first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
             for snapshot in (*snapshots[first:], *snapshots[:first]):
-                if self._timer() - started > self._half_s:
+                if self._timer() - started > self._half.total_seconds():
                     self._next = snapshot.store
                     break
                 self._ask(_asked(OF_STORES, snapshot, this), snapshot, this, survey)
@@ -108,7 +107,7 @@ class Rounds:
 
     def _due(self, tuner: Tuner, target: Target) -> bool:
         now, (last, _) = self._now(), self._asked.get(place(tuner.name, target), (None, None))
-        waits = timedelta(seconds=tuner.settings.look_s) - self._slack
+        waits = timedelta(seconds=tuner.settings.look_s) - self._half
         if last is not None and now < last + waits:
             return False
         self._asked[place(tuner.name, target)] = now, now + waits
