@@ -48,7 +48,7 @@ def test_a_kind_of_cost_that_a_later_store_tells_is_left_out():
 @pytest.mark.parametrize(
     ("windows", "said"),
     [
-        ([], "too few candidates"),
+        ([], "too few candidates: no request found chunks in remote in any window yet"),
         ([remote_window(0)], "no request found chunks in remote in 1 window"),
         ([remote_window(0), remote_window(1)], "no request found chunks in remote in 2 windows"),
         ([slow(0), slow(1), fast(2)], "stays on, fetching pays: 10 requests, "),

@@ -1,5 +1,6 @@
 """gate_settings, and what tuners read windows with."""
 
+import runpy
 from datetime import timedelta
 from math import sqrt
 
@@ -10,6 +11,7 @@ from agent.fakes import START, after, by_length, histogram, remote_window, windo
 from tiertune_agent.changes.survey import unbroken
 from tiertune_agent.incidents.detectors import median
 from tiertune_agent.records import Target
+from tiertune_agent.tuners import registry
 from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner
 from tiertune_agent.tuners.base import (
     Current,
@@ -52,6 +54,21 @@ def test_a_tier_of_which_nothing_is_told_is_none(told):
     assert not present(told, "disk")
     assert AdmissionTuner(AdmissionSettings()).targets("host-a", told) == []
     assert [present({"tiers": {"disk": {"health": health}}}, "disk") for health in ("dead", "absent")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ({"key": "admissions"}, r"AdmissionTuner: a policy has no settings for it under 'admissions': .*registry"),
+        ({"tiers": ()}, "AdmissionTuner: nothing says what it is asked about: name its tiers, or write its targets"),
+    ],
+)
+def test_a_tuner_that_no_round_could_ask_is_refused_at_start(monkeypatch, written, told):
+    """Whatever is started, saying what to write: its settings in a policy, what it is asked about."""
+    for name, value in written.items():
+        monkeypatch.setattr(AdmissionTuner, name, value)
+    with pytest.raises(TypeError, match=told):
+        runpy.run_path(registry.__file__, run_name=registry.__name__)
 
 
 def lengths(index, short, long):

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from time import sleep
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
@@ -126,9 +126,16 @@ class Policy(Rule):
     def for_target(self, target: Target) -> Rule:
         """The rules for one target: overrides that fit are laid over, in order, field by field."""
         fitting = tuple(number for number, each in enumerate(self.overrides) if each.match.fits(target))
-        if fitting not in self._laid:
-            self._laid[fitting] = _resolved(self, [self.overrides[number] for number in fitting])
-        return self._laid[fitting]
+        laid = self._laid
+        if fitting not in laid:
+            laid[fitting] = _resolved(self, [self.overrides[number] for number in fitting])
+        return laid[fitting]
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy that lays its own rules over: they may be others."""
+        copied = super().model_copy(update=update, deep=deep)
+        vars(copied).pop("_laid", None)
+        return copied
 
     @cached_property
     def _laid(self) -> dict[tuple[int, ...], Rule]:

@@ -38,3 +38,18 @@ class Tuners(Document):
     admission: AdmissionSettings = AdmissionSettings()
     advice: AdviceSettings = AdviceSettings()
     """Routing, sharing as such, prefill against decode, loading at observed engines: only ever recommended."""
+
+
+def check(tuner: type[Tuner]) -> None:
+    """Raise TypeError if it is not written as `Tuner` promises; the message says what to write."""
+    if (key := getattr(tuner, "key", "")) not in Tuners.model_fields:
+        raise TypeError(
+            f"{tuner.__name__}: a policy has no settings for it under {key!r}: write a field of that name in "
+            f"{Tuners.__name__}, {__name__}, or give it the key of one whose settings it shares"
+        )
+    if tuner.targets is Tuner.targets and not tuner.tiers:
+        raise TypeError(f"{tuner.__name__}: nothing says what it is asked about: name its tiers, or write its targets")
+
+
+for _tuner in TUNERS:  # at start, as no round could ask it
+    check(_tuner)

@@ -96,7 +96,7 @@ class RemoteFetch(OfRemote):
         if streak:
             return self._ran(windows, streak, typical, on=on)
         if newest is None:
-            seen = format_count(len(windows), "window")
+            seen = format_count(len(windows), "window") if windows else "any window yet"
             few = f"too few candidates: no request found chunks in remote in {seen}"
             return NoChange(few if on else f"stays off: {_why_unknown(windows, typical)}")
         told = (
