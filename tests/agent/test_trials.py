@@ -201,7 +201,7 @@ def test_an_admission_of_a_tier_where_nothing_was_found_stays_open():
     """Without a fetch nobody knows what a token costs: too few windows, no error."""
     verdict = weigh(admitted(traffic((0, 200), (0, 50))), worse_by=0.02)
     assert verdict.state == "inconclusive"
-    assert verdict.reason.startswith("0 windows told anything")
+    assert verdict.reason.startswith("0 windows of the shorter spell, before or after the change, told anything, 3 are")
 
 
 def test_a_holdout_is_an_experiment():

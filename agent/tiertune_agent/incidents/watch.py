@@ -45,14 +45,15 @@ class Watch:
             found[store]["tuning_drift"] = told
         now, windows = self._now(), self._windows.heard(snapshots)
         decisions, emptied = self._lately(now), self._emptied(snapshots)
-        hits = {
-            store: total((one for one in seen if one.tier == "remote"), "tier_lookup_tokens_total", result="hit")
+        reading = {
+            store
             for store, seen in windows.items()
+            if total((one for one in seen if one.tier == "remote"), "tier_lookup_tokens_total", result="hit") > 0
         }
         for snapshot in snapshots:
             store = snapshot.store
             if store in windows:
-                served = any(tokens for other, tokens in hits.items() if other != store)
+                served = bool(reading - {store})
                 sight = Sight(snapshot, windows[store], decisions.get(store, ()), now, emptied, served)
                 found[store] |= incidents(sight)
         self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, sqrt
 from statistics import fmean
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from tiertune_agent.fields import Json
 from tiertune_agent.records import State
@@ -30,6 +30,8 @@ class Trial:
     """What the values are, such as ``seconds per request``."""
     weights: Sequence[float] = ()
     """Weights of the windows, such as their requests; empty: all count alike."""
+    few: ClassVar = "told anything"
+    """What is told of its windows if they are too few."""
 
     @property
     def windows(self) -> int:
@@ -54,6 +56,7 @@ class Spells:
     before: Sequence[Summand]
     after: Sequence[Summand]
     of: str
+    few: ClassVar = "of the shorter spell, before or after the change, told anything"
 
     @property
     def windows(self) -> int:
@@ -88,7 +91,7 @@ def weigh(trial: Trial | Spells, *, worse_by: float) -> Verdict:
     share of what the old setting costs. Everything else is inconclusive, and that is an answer.
     """
     if trial.windows < ENOUGH_WINDOWS:
-        few = f"{format_count(trial.windows, 'window')} told anything, {ENOUGH_WINDOWS} are needed"
+        few = f"{format_count(trial.windows, 'window')} {trial.few}, {ENOUGH_WINDOWS} are needed"
         return Verdict(State.INCONCLUSIVE, few, {"windows": trial.windows})
     before, after, change, error, against, windows = trial.compared()
     state = State.INCONCLUSIVE
