@@ -40,10 +40,9 @@ assert (type(tier).__name__, tier.usage().capacity_bytes) == ("SqliteTier", 1 <<
     "tuner": """
 from tiertune_agent.policy.document import Policy, mode_of, rules_for, settable, settings_of
 from tiertune_agent.policy.document import made
-from tiertune_agent.tuners.registry import OF_STORES, check
+from tiertune_agent.tuners.registry import OF_STORES
 rule = Policy.model_validate({"version": 1, "tuners": {"write_off": {"mode": "auto", "least_found": 0.1}}})
 (tuner,) = [made(kind, rule) for kind in OF_STORES if kind.name == "write_off"]
-check()
 assert tuner.settings.least_found == 0.1 == settings_of(rule, "write_off").least_found
 assert mode_of(rule, "write_off") == rules_for(rule, "write_off", "disk", elsewhere={}).mode == "recommend"
 assert "write_off" not in settable()

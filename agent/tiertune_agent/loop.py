@@ -16,7 +16,7 @@ from tiertune_agent.followed import Followed
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.observing import Observing
-from tiertune_agent.policy.document import LoadedPolicy, Policy, Rulings, frozen_by, rates
+from tiertune_agent.policy.document import LoadedPolicy, Policy, frozen_by, rates
 from tiertune_agent.published import Published
 from tiertune_agent.records import FLEET, Decision, Now, Rates, Snapshot, Target, parts
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
@@ -148,10 +148,9 @@ class Loop:
 
     def _keep(self, policy: Policy, snapshots: Sequence[Snapshot], remote: Snapshot | None = None) -> None:
         """Remember and book the answers; if the ``remote`` answered, its rent is booked once for all stores."""
-        rules = Rulings(policy)
 
         def price(target: Target) -> Rates:
-            return replace(rates(rules.for_target(target).prices), remote_apart=remote is not None)
+            return replace(rates(policy.for_target(target).prices), remote_apart=remote is not None)
 
         priced = [(each, price(Target(each.store, "", models=models(each.status)))) for each in snapshots]
         held = remote.windows if remote else ()

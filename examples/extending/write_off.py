@@ -4,19 +4,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tiertune_agent.fields import Json, read
-from tiertune_agent.records import Target, Windows
+from tiertune_agent.fields import read
+from tiertune_agent.records import Windows
 from tiertune_agent.tuners.admission import is_full, passed
-from tiertune_agent.tuners.base import (
-    Answer,
-    Current,
-    NoChange,
-    Period,
-    Proposal,
-    Tuner,
-    TunerSettings,
-    tier_targets,
-)
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Tuner, TunerSettings
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Summand, ratio
 from tiertune_connector.tuning import SLOWER
 from tiertune_connector.units import format_duration, format_size
@@ -36,10 +27,8 @@ class WriteOff(Tuner):
     name = "write_off"
     key = "write_off"
     scope = "store"
+    tiers = SLOWER
     settings: WriteOffSettings
-
-    def targets(self, store: str, status: Json) -> list[Target]:
-        return tier_targets(store, SLOWER, status)
 
     def evaluate(self, history: Windows, current: Current) -> Answer:
         tier = current.target.tier

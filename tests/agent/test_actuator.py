@@ -127,7 +127,7 @@ def test_what_passes_leaves_the_decision_in_flight(actuator, store, status):
 def test_a_store_that_is_not_to_be_read_leaves_the_decision_in_flight(actuator, store):
     """It says nothing of a change that may have arrived before."""
     store.answers("get_tuning", 401, json={"message": "no such token"})
-    for outcome in (actuator.apply(DECISION), actuator.resume(DECISION, late="too late"), actuator.undo(DECISION)):
+    for outcome in (actuator.apply(DECISION), actuator.apply(DECISION, late="too late"), actuator.undo(DECISION)):
         assert (outcome.state, outcome.reason) == ("approved", "the store answers 401: no such token")
 
 
@@ -142,7 +142,7 @@ def test_what_rests_on_no_version_rests_on_its_field(actuator, store):
     store.tuning["version"], store.before_put = 5, faster
     outcome = actuator.apply(unversioned)
     assert (outcome.state, outcome.reason) == ("approved", "the tuning changed meanwhile")
-    assert actuator.resume(unversioned, late="").state == "applied"
+    assert actuator.apply(unversioned).state == "applied"
     assert store.tuning["bypass"] is True
     store.tuning["tiers"]["remote"]["fetch"] = "sideways"
     assert "tiers.remote.fetch is sideways" in actuator.apply(unversioned).reason
@@ -153,7 +153,7 @@ def test_a_lost_answer_is_found_out_about(actuator, store, late):
     """The change arrived, its answer did not: looking again, however late, finds it, and sends nothing twice."""
     store.lose_answers = True
     assert actuator.apply(DECISION).state == "approved"
-    outcome = actuator.resume(DECISION, late=late)
+    outcome = actuator.apply(DECISION, late=late)
     assert (outcome.state, outcome.version) == ("applied", 2)
     assert len(store.puts) == 1
 
@@ -161,7 +161,7 @@ def test_a_lost_answer_is_found_out_about(actuator, store, late):
 @pytest.mark.parametrize(("late", "state", "puts"), [("", "applied", ["k1"]), ("too late", "expired", [])])
 def test_a_change_that_never_arrived_is_made_again_with_its_key(actuator, store, late, state, puts):
     """Resumed in time, the same change under the same key is sent again; resumed too late, it expires."""
-    assert actuator.resume(DECISION, late=late).state == state
+    assert actuator.apply(DECISION, late=late).state == state
     assert store.puts == puts
 
 
@@ -193,5 +193,5 @@ def test_what_no_store_answers_leaves_open_what_became_of_it(actuator, store, te
     assert "answers what no store answers" in outcome.reason
     assert actuator.undo(DECISION).state == "approved"
     store.get_tuning = told
-    assert actuator.resume(DECISION, late="").state == "applied"
+    assert actuator.apply(DECISION).state == "applied"
     assert len(store.keys) == 1

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from functools import reduce
 
 import pytest
 import redis
@@ -15,7 +16,7 @@ from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.history.ledger import add_up
 from tiertune_agent.records import Rates
 from tiertune_agent.remote.server import RedisServer, ServerMemory
-from tiertune_agent.verdicts.holdout import GROUPS, measured, sums
+from tiertune_agent.verdicts.holdout import GROUPS, added, measured, sums
 from tiertune_agent.verdicts.ledger import entry
 
 pytestmark = pytest.mark.slow
@@ -137,8 +138,7 @@ def test_what_a_holdout_measured_is_that_of_the_whole_hour():
         book(rows, part)
         (row,) = rows.values()
         assert (row.measured is None) is (index < 3)
-    groups = {group: sum((sums(part, group) for part in parts[1:]), sums(parts[0], group)) for group in GROUPS}
-    told = measured([groups])
+    told = measured([reduce(added, ({group: vars(sums(part, group)) for group in GROUPS} for part in parts))])
     assert (row.measured, row.measured_low, row.measured_high) == (told.saved, told.low, told.high)
     assert row.measured == pytest.approx(46.0)
     assert row.measured_low < 46.0 < row.measured_high

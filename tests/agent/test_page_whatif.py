@@ -12,7 +12,7 @@ from tiertune_agent.records import State, Target, series
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.evidence import Summand
-from tiertune_agent.verdicts.verdict import Spells, Trial, compare, contrast
+from tiertune_agent.verdicts.verdict import Spells, Trial, weigh
 from tiertune_agent.web import over_sizes
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import counted, curve, curves, ghosts
@@ -185,9 +185,8 @@ class TestCompared:
     def test_a_verdict_on_the_same_requests_has_a_counterfactual(self, history):
         """Before and promised are the proposal's, after and without the verdict's; doubt is two standard errors."""
         made = replace(resize(history), state=State.KEPT)
-        verdict = compare(
-            Trial((0.5, 0.52, 0.51), (0.4, 0.41, 0.42), "seconds to the first token per request"), worse_by=0
-        )
+        pairs = ((0.5, 0.4), (0.52, 0.41), (0.51, 0.42))
+        verdict = weigh(Trial(pairs, "seconds to the first token per request"), worse_by=0)
         told = compared(made, [{"evidence": verdict.evidence}])
         assert (told.before, told.promised, told.windows) == (0.45, 0.4, 3)
         assert (told.without, told.after) == (pytest.approx(0.51), pytest.approx(0.41))
@@ -211,7 +210,7 @@ class TestCompared:
         """Nobody simulates what a tier would have held: before is the earlier spell, without is unknown."""
         parts = tuple(Summand(0.8, 1.0) for _ in range(3))
         made = replace(wish(history, "admission", DISK, ADMIT), state=State.KEPT)
-        verdict = contrast(Spells(parts, parts, "cost of the prompts, without disk being 1"), worse_by=0)
+        verdict = weigh(Spells(parts, parts, "cost of the prompts, without disk being 1"), worse_by=0)
         told = compared(made, [{"evidence": verdict.evidence}])
         assert (told.before, told.after) == (pytest.approx(0.8), pytest.approx(0.8))
         assert told.without is None

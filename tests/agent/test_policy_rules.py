@@ -56,6 +56,15 @@ def test_overrides_are_laid_over_in_order_field_by_field(policy_of, store, model
     assert rule.tuners.tier_size.max.disk == 1 << 40
 
 
+def test_a_copy_of_a_policy_lays_its_own_rules_over(policy_of):
+    """What was laid over before it was copied is the other's."""
+    policy, target = policy_of(OVERRIDES), Target("cpu-1", "dram")
+    laid = policy.for_target(target)
+    assert policy.model_copy(update={"mode": "auto"}).for_target(target).mode == "auto"
+    assert policy.for_target(target) is laid
+    assert (laid.mode, policy) == ("observe", policy_of(OVERRIDES))
+
+
 def test_rules_come_from_the_tuner_and_then_from_the_policy(policy_of):
     """A tuner's own mode wins; bounds are those of its tier."""
     policy = policy_of(CONTRACT)

@@ -136,7 +136,7 @@ def test_a_change_is_applied_once_and_survives_a_restart(process, agent, tmp_pat
     """The same decision twice changes the store once; its state directory keeps it."""
     wanted = replace(DECISION, expected_version=agent.history.stores()[0].tuning["version"])
     first = agent.changes._actuator.apply(wanted)
-    again = agent.changes._actuator.resume(wanted, late="")
+    again = agent.changes._actuator.apply(wanted)
     assert (first.state, again.state, first.version) == ("applied", "applied", again.version)
     process.stop()
     with running(tmp_path, remote=remote(tmp_path)) as successor:

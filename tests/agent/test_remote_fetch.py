@@ -48,9 +48,9 @@ def test_a_kind_of_cost_that_a_later_store_tells_is_left_out():
 @pytest.mark.parametrize(
     ("windows", "said"),
     [
-        ([], "too few candidates"),
-        ([remote_window(0)], "no request found chunks in remote in the last window"),
-        ([remote_window(0), remote_window(1)], "no request found chunks in remote in the last 2 windows"),
+        ([], "too few candidates: no request found chunks in remote in any window yet"),
+        ([remote_window(0)], "no request found chunks in remote in 1 window"),
+        ([remote_window(0), remote_window(1)], "no request found chunks in remote in 2 windows"),
         ([slow(0), slow(1), fast(2)], "stays on, fetching pays: 10 requests, "),
         ([fast(0, requests=1)], "stays on, fetching pays: 1 request, "),
         ([fast(0), slow(1), slow(2)], "fetching cost more in 2 of the 3 windows in a row that it takes"),

@@ -12,7 +12,7 @@ from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import Survey, TierWindows
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.incidents.seen import READ_AT_ONCE, SeenWindows
-from tiertune_agent.policy.document import Policy, Rulings
+from tiertune_agent.policy.document import Policy
 from tiertune_agent.records import Histogram, Prospect, Rates, Target
 from tiertune_agent.tuners.base import Proposal
 
@@ -162,11 +162,11 @@ def test_rules_of_targets_are_those_of_the_policy():
     """Laid over once for all targets that the same overrides fit."""
     prices = {"match": {"store": "host-b*"}, "prices": {"gpu_hour": 9.0}}
     modes = {"match": {"model": "llama"}, "mode": "observe"}
-    policy = Policy.model_validate({"version": 1, "overrides": [prices, modes]})
-    rules = Rulings(policy)
+    rules = Policy.model_validate({"version": 1, "overrides": [prices, modes]})
     targets = [Target(store, "dram", "", (model,)) for store in ("host-a", "host-b1", "host-b2") for model in "xy"]
     targets.append(Target("host-b1", "dram", "", ("llama",)))
-    assert [rules.for_target(target) for target in targets] == [policy.for_target(target) for target in targets]
+    told = [(rule.mode, rule.prices.gpu_hour) for rule in map(rules.for_target, targets)]
+    assert told == [("recommend", 2.5)] * 2 + [("recommend", 9.0)] * 4 + [("observe", 9.0)]
     assert rules.for_target(targets[2]) is rules.for_target(targets[5])
     assert rules.for_target(targets[0]) is not rules.for_target(targets[2])
 
@@ -180,4 +180,4 @@ def test_a_store_shares_with_those_that_serve_a_namespace_of_its_own():
     ]
     fleet.append(replace(snapshot(), store="f", status={"pools": {"x": {"disk": {}}}}))
     this = Round(Policy(version=1), 1, fleet)
-    assert [this.sharing(one) for one in fleet] == [3, 2, 2, 1, 1, 1]
+    assert [this.hosts(Target(one.store, "dram"), one) for one in fleet] == [3, 2, 2, 1, 1, 1]

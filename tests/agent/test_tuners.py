@@ -1,5 +1,6 @@
 """gate_settings, and what tuners read windows with."""
 
+import runpy
 from datetime import timedelta
 from math import sqrt
 
@@ -7,22 +8,20 @@ import pytest
 
 from agent.answers import proposal
 from agent.fakes import START, after, by_length, histogram, remote_window, window
-from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.changes.survey import unbroken
 from tiertune_agent.incidents.detectors import median
 from tiertune_agent.records import Target
-from tiertune_agent.tuners.admission import AdmissionTuner
+from tiertune_agent.tuners import registry
+from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner
 from tiertune_agent.tuners.base import (
     Current,
     NoChange,
     models,
     pool_targets,
     present,
-    tier_targets,
 )
 from tiertune_agent.tuners.evidence import Summand, ratio
 from tiertune_agent.tuners.gate_settings import GateTuner
-from tiertune_agent.tuners.registry import TunerError
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_connector.catalogue import BY_NAME
 
@@ -53,15 +52,23 @@ def test_what_only_a_disk_remembers_is_not_served():
 def test_a_tier_of_which_nothing_is_told_is_none(told):
     """Whatever a store tells instead of it: nothing is tuned there, and no tuner stops."""
     assert not present(told, "disk")
-    assert tier_targets("host-a", ("disk",), told) == []
+    assert AdmissionTuner(AdmissionSettings()).targets("host-a", told) == []
     assert [present({"tiers": {"disk": {"health": health}}}, "disk") for health in ("dead", "absent")] == [True, False]
 
 
-def test_a_tuner_that_no_policy_has_settings_for_is_refused(monkeypatch):
-    """Before the first round, saying where they are missing."""
-    monkeypatch.setattr(AdmissionTuner, "key", "admissions")
-    with pytest.raises(TunerError, match=r"admission: a policy has no settings for it under 'admissions': .*registry"):
-        Rounds(None, None, str, now=lambda: START, window_s=15.0)
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ({"key": "admissions"}, r"AdmissionTuner: a policy has no settings for it under 'admissions': .*registry"),
+        ({"tiers": ()}, "AdmissionTuner: nothing says what it is asked about: name its tiers, or write its targets"),
+    ],
+)
+def test_a_tuner_that_no_round_could_ask_is_refused_at_start(monkeypatch, written, told):
+    """Whatever is started, saying what to write: its settings in a policy, what it is asked about."""
+    for name, value in written.items():
+        monkeypatch.setattr(AdmissionTuner, name, value)
+    with pytest.raises(TypeError, match=told):
+        runpy.run_path(registry.__file__, run_name=registry.__name__)
 
 
 def lengths(index, short, long):

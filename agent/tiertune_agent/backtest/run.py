@@ -71,11 +71,8 @@ class Rehearsed:
     def __init__(self, tuning: Mapping[str, Json]) -> None:
         self.tuning = {store: dict(document) for store, document in tuning.items()}
 
-    def apply(self, decision: Decision) -> ChangeResult:
+    def apply(self, decision: Decision, *, late: str = "") -> ChangeResult:  # noqa: ARG002 (it is never away)
         return ChangeResult(State.APPLIED, version=self._set(decision, lambda part: part.after))
-
-    def resume(self, decision: Decision, *, late: str) -> ChangeResult:  # noqa: ARG002 (it is never away)
-        return self.apply(decision)
 
     def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:  # noqa: ARG002
         return ChangeResult(State.ROLLED_BACK, version=self._set(decision, lambda part: part.before))

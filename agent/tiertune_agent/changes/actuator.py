@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import httpx
@@ -35,20 +34,14 @@ class Tuned(Protocol):
 
 
 class Actuator(Protocol):
-    def apply(self, decision: Decision) -> ChangeResult:
-        """Make the change."""
-
-    def resume(self, decision: Decision, *, late: str) -> ChangeResult:
-        """Find out what became of an attempt; make the change if it did not arrive.
-
-        ``late``: why it is too late to make it; empty: it is not.
-        """
+    def apply(self, decision: Decision, *, late: str = "") -> ChangeResult:
+        """Make the change, unless an earlier attempt did. ``late``: why it is too late to make it; empty: it is not."""
 
     def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:
         """Set the field back if it still has the decision's value; rolled_back also if it was set back already.
 
         Approved: not known yet. Anything else: it is not rolled back. A part of a split that has a different value by
-        now stays; the others are set back, and the reason says so. ``late`` as in ``resume``.
+        now stays; the others are set back, and the reason says so. ``late`` as in ``apply``.
         """
 
 
@@ -72,12 +65,9 @@ class HttpActuator:
         self._unknown = unknown
         self._fence = fence
 
-    def apply(self, decision: Decision) -> ChangeResult:
-        return self.resume(decision, late="")
-
-    def resume(self, decision: Decision, *, late: str) -> ChangeResult:
+    def apply(self, decision: Decision, *, late: str = "") -> ChangeResult:
         for part in parts(decision):
-            outcome = self._told(part, partial(self._apply, late=late))
+            outcome = self._told(part, State.APPLIED, late)
             if outcome.state != State.APPLIED:
                 return _named(outcome, part, decision)
         return outcome
@@ -85,7 +75,7 @@ class HttpActuator:
     def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:
         stuck, outcomes = [], []
         for part in reversed(parts(decision)):  # what grew shrinks first
-            outcome = self._told(part, partial(self._undo, late=late))
+            outcome = self._told(part, State.ROLLED_BACK, late)
             if outcome.state == State.APPROVED:
                 return _named(outcome, part, decision)
             outcomes.append(outcome)
@@ -93,21 +83,18 @@ class HttpActuator:
                 stuck.append(f"{part.target}: {outcome.reason}")
         if len(outcomes) == 1 or not stuck:
             return outcomes[-1]
-        back = len(stuck) < len(outcomes)
-        return ChangeResult(
-            State.ROLLED_BACK if back else State.EXPIRED, f"{'but not ' if back else ''}{'; '.join(stuck)}"
-        )
+        if len(stuck) == len(outcomes):
+            return ChangeResult(State.EXPIRED, "; ".join(stuck))
+        return ChangeResult(State.ROLLED_BACK, f"but not {'; '.join(stuck)}")
 
-    def _told(self, decision: Decision, act: Callable[[Tuned, Decision], ChangeResult]) -> ChangeResult:
+    def _told(self, decision: Decision, state: State, late: str) -> ChangeResult:
         client = self._client_of(decision.target.store)
-        if client is None and (unknown := self._unknown()):
-            return ChangeResult(
-                State.APPROVED, f"where the store is is not known yet: {', '.join(unknown)} is not resolved"
-            )
         if client is None:
+            if unknown := ", ".join(self._unknown()):
+                return ChangeResult(State.APPROVED, f"where the store is is not known yet: {unknown} is not resolved")
             return ChangeResult(State.EXPIRED, "the store is not among those that the agent knows")
         try:
-            return act(client, decision)
+            return self._set(client, decision, state, late)
         except httpx.HTTPStatusError as error:
             return ChangeResult(State.APPROVED, f"the store answers {_message(error.response)}")
         except httpx.HTTPError as error:
@@ -115,38 +102,29 @@ class HttpActuator:
         except (KeyError, TypeError, ValueError) as error:
             return ChangeResult(State.APPROVED, f"the store answers what no store answers: {error!r}")
 
-    def _apply(self, client: Tuned, decision: Decision, *, late: str) -> ChangeResult:
-        tuning = client.tuning()
+    def _set(self, client: Tuned, decision: Decision, state: State, late: str) -> ChangeResult:
+        """Set the field to its value in ``state``, unless it has it."""
+        tuning, making = client.tuning(), state == State.APPLIED
         version, found, expected = tuning["version"], in_force(tuning, decision.field), decision.expected_version
-        if found == decision.after:
-            return ChangeResult(State.APPLIED, version=version)
-        if late:
-            return ChangeResult(State.EXPIRED, late, version)
-        if found != decision.before if expected is None else version != expected:
-            return _meanwhile(decision, tuning)
-        return self._put(client, decision, tuning, State.APPLIED)
-
-    def _undo(self, client: Tuned, decision: Decision, *, late: str) -> ChangeResult:
-        tuning = client.tuning()
-        version, found = tuning["version"], in_force(tuning, decision.field)
-        if found == decision.before:
-            return ChangeResult(State.ROLLED_BACK, version=version)
-        if found != decision.after:
+        if found == (decision.after if making else decision.before):
+            return ChangeResult(state, version=version)
+        if not making and found != decision.after:
             return ChangeResult(State.EXPIRED, f"{decision.field} has changed since: it is {found}", version)
         if late:
             return ChangeResult(State.EXPIRED, late, version)
-        return self._put(client, decision, tuning, State.ROLLED_BACK)
+        if making and (found != decision.before if expected is None else version != expected):
+            return _meanwhile(decision, tuning)
+        return self._put(client, decision, tuning, state)
 
     def _put(self, client: Tuned, decision: Decision, tuning: Json, state: State) -> ChangeResult:
         """Change what was just read; ``state`` if it reads back so, failed if it was accepted, but reads otherwise."""
-        if state == State.APPLIED:
-            wanted, key = decision.after, decision.key
-        else:
-            wanted, key = decision.before, (decision.undo or {}).get("key", f"{decision.key}-undo")
+        making, wanted, key = state == State.APPLIED, decision.after, decision.key
+        if not making:
+            wanted, key = decision.before, (decision.undo or {}).get("key", f"{key}-undo")
         self._fence()
         answer = client.put_tuning(replaced(tuning, decision.field, wanted), expected=tuning["version"], key=key)
         stale = answer.status_code == httpx.codes.PRECONDITION_FAILED
-        if stale and state == State.APPLIED and decision.expected_version is not None:
+        if stale and making and decision.expected_version is not None:
             return _meanwhile(decision, client.tuning())
         if stale:
             return ChangeResult(State.APPROVED, "the tuning changed meanwhile")
@@ -156,9 +134,8 @@ class HttpActuator:
         tuning = client.tuning()
         version, found = tuning["version"], in_force(tuning, decision.field)
         if found != wanted:
-            return ChangeResult(
-                State.FAILED, f"accepted without effect: {decision.field} reads back as {found}", version
-            )
+            told = f"accepted without effect: {decision.field} reads back as {found}"
+            return ChangeResult(State.FAILED, told, version)
         return ChangeResult(state, version=version)
 
 

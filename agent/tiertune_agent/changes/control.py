@@ -111,32 +111,40 @@ class ChangeControl:
         unsettled = [*self._decisions.in_state(State.APPROVED), *self._decisions.undoing()]
         for decision in unsettled:
             making = decision.state == State.APPROVED
-            by_itself = _by(decision) == (POLICY if making else VERDICT)
-            if why := _held_up(decision, frozen if by_itself else lambda _: "", silent):
-                self._decisions.wait(decision, why)
+            by = (decision.undo or {}).get("by", decision.approved_by)
+            by_itself = by == (POLICY if making else VERDICT)
+            if by_itself and (why := frozen(decision.target)):
+                self._decisions.wait(decision, f"{FROZEN}{why}")
+                continue
+            if any(part.target.store in silent for part in parts(decision)):
+                known = "" if FROZEN in decision.waits else decision.waits  # an earlier reason says more
+                self._decisions.wait(decision, known or "the store did not answer")
                 continue
             went_on.append(decision)
-            if not making:
-                self._undo(decision, disallowed(decision) if by_itself else "")
-            elif decision.undo:
-                self._given_up(decision)
+            if decision.undo:
+                self._undo(decision, disallowed(decision) if by_itself and not making else "")
             else:
                 in_time = decision.approved_at is not None and abs(self._now() - decision.approved_at) <= LATE
                 late = (disallowed(decision) if by_itself else "") if in_time else TOO_LATE
-                self._end(decision, self._actuator.resume(decision, late=late))
+                self._end(decision, self._actuator.apply(decision, late=late))
         return unsettled, went_on
 
     def _undo(self, decision: Decision, late: str = "") -> tuple[Decision, str]:
+        """Set it back, as its wish says. Returns the decision then, and why it stands if it does."""
         wish, outcome, now = decision.undo or {}, self._actuator.undo(decision, late=late), self._now()
         if outcome.state == State.APPROVED:
             return self._decisions.wait(decision, outcome.reason), ""
+        if ends := wish.get("ends"):
+            reason = f"{wish['reason']}; what was made of it was set back"
+            reason += f", {outcome.reason}" if outcome.reason else ""
+            return self._decisions.move(decision, State(ends), now=now, reason=reason, undo=None) or decision, ""
         if outcome.state == State.ROLLED_BACK:
             reason = f"{wish['reason']}; {outcome.reason}" if outcome.reason else wish["reason"]
             done = self._decisions.judge(decision, State.ROLLED_BACK, reason, wish["evidence"], now)
             return done or decision, ""
         told = f"{wish['reason']}; it is not rolled back: {outcome.reason}"
-        ends = State.INCONCLUSIVE if decision.state in UNJUDGED else decision.state
-        done = self._decisions.judge(decision, ends, told, wish["evidence"], now, undo=None)
+        stands = State.INCONCLUSIVE if decision.state in UNJUDGED else decision.state
+        done = self._decisions.judge(decision, stands, told, wish["evidence"], now, undo=None)
         return done or decision, outcome.reason
 
     def _known(self, number: int) -> Decision:
@@ -177,26 +185,7 @@ class ChangeControl:
         """Set back the parts that were made, as another could not be. This wish is also written first."""
         wish = {"key": uuid.uuid4().hex, "by": POLICY, "at": self._now().isoformat(), "reason": reason, "ends": ends}
         wished = self._decisions.undo(decision, wish)
-        return self._given_up(wished) if wished else decision
-
-    def _given_up(self, decision: Decision) -> Decision:
-        wish, outcome = decision.undo or {}, self._actuator.undo(decision)
-        if outcome.state == State.APPROVED:
-            return self._decisions.wait(decision, outcome.reason)
-        reason = f"{wish['reason']}; what was made of it was set back"
-        if outcome.reason:
-            reason += f", {outcome.reason}"
-        moved = self._decisions.move(decision, State(wish["ends"]), now=self._now(), reason=reason, undo=None)
-        return moved or decision
-
-
-def _held_up(decision: Decision, frozen: Callable[[Target], str], silent: Container[str]) -> str:
-    """Why it cannot go on now; empty: it can. For a silent store, an earlier reason is kept, as it says more."""
-    if why := frozen(decision.target):
-        return f"{FROZEN}{why}"
-    away = any(part.target.store in silent for part in parts(decision))
-    known = "" if FROZEN in decision.waits else decision.waits
-    return (known or "the store did not answer") if away else ""
+        return self._undo(wished)[0] if wished else decision
 
 
 def unmakeable(decision: Decision) -> str:
@@ -207,8 +196,3 @@ def unmakeable(decision: Decision) -> str:
         what = decision.field.removeprefix(ADVICE)
         return f"is advice: {what} is not TierTune's to change; follow it by hand, or reject it"
     return ""
-
-
-def _by(decision: Decision) -> str:
-    """Who asked for the change or undo that is under way."""
-    return str((decision.undo or {}).get("by", decision.approved_by))

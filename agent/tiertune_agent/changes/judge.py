@@ -14,8 +14,9 @@ from tiertune_agent.policy.document import frozen_by, mode_of, rates
 from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target
 from tiertune_agent.remote.split import SPLIT
 from tiertune_agent.tuners import remote_fetch
+from tiertune_agent.tuners.base import pools
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
-from tiertune_agent.verdicts.soak import chunk_sizes, fill_seconds, slowest, soak_seconds
+from tiertune_agent.verdicts.soak import fill_seconds, slowest, soak_seconds
 from tiertune_agent.verdicts.trials import (
     NO_PRICES,
     admission_trial,
@@ -58,13 +59,13 @@ class Judge:
     def run(self, this: Round) -> None:
         """Begin soaks and end those that are over."""
         for decision in self._decisions.in_state(State.APPLIED):
-            self._begin(decision, this, this.snapshot_of(decision.target))
+            self._begin(decision, this)
         superseded = self._history.changed.superseded()
         for decision in self._decisions.in_state(State.SOAKING):
             if decision.undo is None and not self._begun_anew(decision):
-                verdict = _superseded(decision) if decision.id in superseded else None
-                snapshot = this.snapshot_of(decision.target)
-                self._end(decision, verdict or self._verdict(decision, this, snapshot), this)
+                verdict = _superseded(decision) if decision.id in superseded else self._verdict(decision, this)
+                if verdict:
+                    self._end(decision, verdict, this)
 
     def _begun_anew(self, decision: Decision) -> bool:
         """Begin a soak again that began at an hour that lies ahead: nobody knows how much of it is over."""
@@ -82,34 +83,29 @@ class Judge:
         for decision in self._history.changed.standing(since, [one.store for one in this.fleet]):
             snapshot = this.snapshot_of(decision.target)
             if measure(decision) and snapshot and in_force(snapshot.tuning, decision.field) == decision.after:
-                verdict = self._reviewed(decision, since, this, snapshot)
+                told = f"the week has nothing to weigh {decision.field} by: what was before it is too long ago"
+                verdict, weighable = Verdict(State.INCONCLUSIVE, told, {}), measure(decision) != "admission"
+                if weighable and isinstance(trial := self._trial(decision, since, this, snapshot), Trial):
+                    verdict = self._weighed(decision, coarse(trial, PARTS), this)
                 self._decisions.review(decision, STANDS[verdict.state], verdict, self._now())
                 return
         self._none_until = self._now() + RARELY
 
-    def _reviewed(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Verdict:
-        if measure(decision) == "admission":
-            told = f"the week has nothing to weigh {decision.field} by: what was before it is too long ago"
-            return Verdict(State.INCONCLUSIVE, told, {})
-        trial = self._trial(decision, since, this, snapshot)
-        return self._weighed(decision, coarse(trial, PARTS) if isinstance(trial, Trial) else trial, this)
-
-    def _begin(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> None:
+    def _begin(self, decision: Decision, this: Round) -> None:
         if not measure(decision):
             verdict = unweighed(decision)
             self._decisions.judge(decision, verdict.state, verdict.reason, {}, self._now())
             return
-        shortest = this.rule(decision.target).guard.soak
-        seconds = soak_seconds(shortest, self._fill_s(decision, this, snapshot))
+        seconds = soak_seconds(this.rule(decision.target).guard.soak, self._fill_s(decision, this))
         until = (decision.applied_at or self._now()) + timedelta(seconds=seconds)
         self._decisions.move(decision, State.SOAKING, now=self._now(), soak_until=until)
 
-    def _fill_s(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> float | None:
+    def _fill_s(self, decision: Decision, this: Round) -> float | None:
         """Seconds that the tier needs to fill; None if unknown, or the change does not affect what it holds."""
-        kind = measure(decision)
+        kind, target = measure(decision), decision.target
+        snapshot = this.snapshot_of(target)
         if snapshot is None or kind in {"fetch", "floor"}:
             return None
-        target = decision.target
         capacity = decision.after if kind == "size" else _capacity(decision, snapshot)
         stores = this.fleet if target.store == FLEET else [snapshot]
         fill_s = slowest([self._store_fill_s(each, target, capacity or 0.0) for each in stores], target.tier)
@@ -121,11 +117,10 @@ class Judge:
             for window in self._history.measured.store_windows(snapshot.store, self._now() - HOUR, self._now())
             if window.tier == target.tier and target.namespace in ("", window.namespace)
         ]
-        return fill_seconds(windows, capacity, chunk_sizes(snapshot.status))
+        chunk_bytes = {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools(snapshot.status).items()}
+        return fill_seconds(windows, capacity, chunk_bytes)
 
-    def _end(self, decision: Decision, verdict: Verdict | None, this: Round) -> None:
-        if verdict is None:
-            return
+    def _end(self, decision: Decision, verdict: Verdict, this: Round) -> None:
         state, reason = verdict.state, verdict.reason
         if state == State.ROLLED_BACK:
             rule = this.rule(decision.target)
@@ -155,13 +150,14 @@ class Judge:
         on = (made for made in same if remote_fetch.protects(made.field, made.before))
         return DOUBTED if any(on) else ""
 
-    def _verdict(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> Verdict | None:
+    def _verdict(self, decision: Decision, this: Round) -> Verdict | None:
         """The verdict; None while the change soaks."""
         if not measure(decision):  # it began to soak under another version, which had something to weigh it by
             return unweighed(decision)
         now, until = self._now(), decision.soak_until or self._now()
         if now < until:
             return None
+        snapshot = this.snapshot_of(decision.target)
         if snapshot is None:
             why = self._gone(decision.target, this)
             if not why and now >= until + PATIENCE:
@@ -194,8 +190,11 @@ class Judge:
             told = concerning(measured.prospects(target.namespace, *spell), target, snapshot)
             prices = NO_PRICES if target == SPLIT else rates(this.rule(target).prices)  # as `tier_size` weighs them
             return size_trial(told, *shapes(decision), rates=prices, hosts=this.hosts(target, snapshot))
-        if kind == "admission":
-            return self._admission_trial(decision, since, this)
+        if kind == "admission":  # the later half of the time since, full of the new setting's writes, and one before
+            half = (self._now() - since) / FILLS
+            windows = measured.store_windows(target.store, since - half, self._now())
+            prices, filled_at = rates(this.rule(target).prices), since + half
+            return admission_trial(windows, target.tier, prices, changed_at=since, filled_at=filled_at)
         if kind == "fetch":
             windows = measured.windows_since(target.store, *spell, tier=target.tier)
             candidates = measured.candidates([target.store]).get(target.store, ())
@@ -204,17 +203,6 @@ class Judge:
             return floor_trial(before, after, measured.windows_since(target.store, *spell, tier=target.tier))
         windows = measured.pool_windows(target.store, *spell, tier=target.tier, namespace=target.namespace)
         return eviction_trial(windows, before, after, _capacity(decision, snapshot))
-
-    def _admission_trial(self, decision: Decision, began: datetime, this: Round) -> Spells:
-        """The later half of the time since, when the tier holds the new setting's writes, against as long before."""
-        spell, target = (self._now() - began) / FILLS, decision.target
-        return admission_trial(
-            self._history.measured.store_windows(target.store, began - spell, self._now()),
-            target.tier,
-            rates(this.rule(target).prices),
-            changed_at=began,
-            filled_at=began + spell,
-        )
 
 
 def _superseded(decision: Decision) -> Verdict:
@@ -227,5 +215,5 @@ def _capacity(decision: Decision, snapshot: Snapshot) -> float | None:
     """Bytes that the pool, or without one its tier, may hold now."""
     tier, pool = decision.target.tier, decision.target.namespace
     place = f"pools.{pool}.{tier}.effective" if pool else f"tiers.{tier}"
-    found = read(snapshot.status, f"{place}.capacity_bytes")
-    return float(found) if found is not None else None
+    found: float | None = read(snapshot.status, f"{place}.capacity_bytes")
+    return found

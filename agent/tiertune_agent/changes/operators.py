@@ -102,28 +102,27 @@ class Operators:
         One delivery at a time, so that an earlier wish never arrives after a later one.
         """
         with self._delivering:
-            return self._deliver(names)
-
-    def _deliver(self, names: Container[str] | None) -> dict[str, str]:
-        stores = self._history.stores()
-        fleet = self._fleet(stores)
-        pending = {one.url: one.pending_bypass for one in stores if fleet.get(one.name) == one.url}
-        wished = self._history.wishes.of(fleet.values())
-        due = [
-            (name, url, on)
-            for name, url in fleet.items()
-            for on in {pending.get(url), wished.get(url)}
-            if on is not None and (names is None or name in names)
-        ]
-        if due:
-            self._history.fence()  # what was read may be outdated: another agent may have sent something else since
-        told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
-        for (name, url, on), (outcome, _) in zip(due, told, strict=True):
-            if outcome == "ok" and url in pending:
-                self._history.acknowledge_bypass(name, on=on)
-            if outcome == "ok" and url in wished:
-                self._history.wishes.heard(url, on=on)
-        return {name: outcome for (name, *_), (outcome, _) in zip(due, told, strict=True)}
+            stores = self._history.stores()
+            fleet = self._fleet(stores)
+            pending = {one.url: one.pending_bypass for one in stores if fleet.get(one.name) == one.url}
+            wished = self._history.wishes.of(fleet.values())
+            due = [
+                (name, url, on)
+                for name, url in fleet.items()
+                for on in {pending.get(url), wished.get(url)}
+                if on is not None and (names is None or name in names)
+            ]
+            if due:
+                self._history.fence()  # what was read may be outdated: another agent may have sent another since
+            told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
+            outcomes = {}
+            for (name, url, on), (outcome, _) in zip(due, told, strict=True):
+                if outcome == "ok" and url in pending:
+                    self._history.acknowledge_bypass(name, on=on)
+                if outcome == "ok" and url in wished:
+                    self._history.wishes.heard(url, on=on)
+                outcomes[name] = outcome
+        return outcomes
 
     def flush(self, caller: Caller, which: Json, *, engines: bool = False) -> JsonDict:
         """Drop chunks in all stores; per store how many from which tier. ``complete`` only if none can be left.

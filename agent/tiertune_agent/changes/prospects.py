@@ -12,7 +12,7 @@ class Prospects:
         self._history = history
         self._whatif = whatif
         self._now = now
-        self._slack_s = window_s / 2  # rounds are not punctual
+        self._window_s = window_s
         self._last: Split | None = None
 
     def forget(self) -> None:
@@ -21,11 +21,10 @@ class Prospects:
 
     def run(self, this: Round) -> None:
         """Read the fleet's samples, and remember the prospects that are due."""
-        policy = this.policy
         told = self._whatif.round(
             this.fleet,
             self._now(),
-            every_s=policy.tuners.tier_size.look_s - self._slack_s,
+            every_s=this.policy.tuners.tier_size.look_s - self._window_s / 2,  # rounds are not punctual
             managed=this.managed,
             split=self._split(this),
         )

@@ -13,7 +13,7 @@ from tiertune_agent.policy.document import Rule, frozen_by, mode_of, rates, rule
 from tiertune_agent.policy.guard import Recent, Rules, forbidden, guard
 from tiertune_agent.records import FLEET, Made, Now, Snapshot, Target, Windows
 from tiertune_agent.remote.split import NO_LIMIT, SPLIT, Managed, host
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner, TypicalCandidate
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
 from tiertune_agent.tuners.remote_fetch import RemoteFetch
 from tiertune_agent.tuners.tier_size import horizon_s
@@ -122,12 +122,16 @@ class Question:
         off = isinstance(tuner, RemoteFetch) and read(snapshot.tuning, FETCH) != "on"
         split = this.shared.budget if this.shared and target == SPLIT else None
         told = self.survey.prospects(target.namespace, horizon_s(tuner.settings.period)) if wide else ()
+        typical = self.survey.typical(target) if off else None
+        if off and typical is None:  # there never was one, and while off there is none: a recent mean prompt
+            lately = POOL_PERIODS * timedelta(seconds=tuner.settings.period)
+            typical = mean_prompt(snapshot, self.survey.store_windows(target.store, lately))
         return Current(
             target,
             snapshot.tuning,
             snapshot.status,
             changed_at=self._last.at if self._last else None,
-            typical=self._typical() if off else None,
+            typical=typical,
             prospects=concerning(told, target, snapshot),
             hosts=this.hosts(target, snapshot),
             rates=rates(self._rule.prices),
@@ -137,13 +141,6 @@ class Question:
             least_bytes=self.rules.least,
             most_bytes=self.rules.most,
             stages=self.survey.stages if tuner.scope == "fleet" else (),
-        )
-
-    def _typical(self) -> TypicalCandidate | None:
-        """A typical candidate of the tier; if there never was one (while off there is none), a recent mean prompt."""
-        lately = POOL_PERIODS * timedelta(seconds=self.tuner.settings.period)
-        return self.survey.typical(self.target) or mean_prompt(
-            self.snapshot, self.survey.store_windows(self.target.store, lately)
         )
 
     def _recent(self) -> Recent:

@@ -7,7 +7,7 @@ from functools import cached_property
 from math import inf
 
 from tiertune_agent.policy.budgets import Budgeted, Capacities
-from tiertune_agent.policy.document import Policy, Rule, Rulings, mode_of, rules_for
+from tiertune_agent.policy.document import Policy, Rule, mode_of, rules_for
 from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, parts
 from tiertune_agent.remote.split import REMOTE, SPLIT, Managed
 from tiertune_agent.tuners.base import Answer, served
@@ -32,7 +32,7 @@ class Round:
 
     def rule(self, target: Target) -> Rule:
         """The policy's rules for a target."""
-        return self._rulings.for_target(target)
+        return self.policy.for_target(target)
 
     def snapshot_of(self, target: Target) -> Snapshot | None:
         """Of the store that has the target; of a split only if the whole fleet answered, as it is of all hosts."""
@@ -51,11 +51,12 @@ class Round:
         return (self.shared.capacity or 0) if self.shared else remote_bytes(self.fleet)
 
     def hosts(self, target: Target, snapshot: Snapshot) -> int:
-        """Number of stores that a target's sizes are simulated for."""
-        return len(self.fleet) if target.store == FLEET else self.sharing(snapshot)
+        """Number of stores that a target's sizes are simulated for: of a store, those that serve any namespace of its.
 
-    def sharing(self, snapshot: Snapshot) -> int:
-        """Number of stores that serve any of this one's namespaces; at least one, itself."""
+        At least one, itself.
+        """
+        if target.store == FLEET:
+            return len(self.fleet)
         mine = served(snapshot.status).keys()
         return max(1, sum(count for theirs, count in self._served.items() if not theirs.isdisjoint(mine)))
 
@@ -86,8 +87,8 @@ class Round:
         """Why bounds and budgets forbid what it sets, or with ``back`` what its undo sets; empty: they do not."""
         if decision.tuner != TierSize.name:
             return ""
-        moves = [(part.target, part.before, part.after) for part in parts(decision)]
-        moves = [(target, after, before) for target, before, after in moves] if back else moves
+        made = [(part.target, part.before, part.after) for part in parts(decision)]
+        moves = [(target, after, before) for target, before, after in made] if back else made
         if self.shared and self.shared.budget and decision.target == SPLIT:
             spent = self.shared.spent({target: to for target, _, to in moves}) - len(moves)  # each is rounded to bytes
             sizes: list[tuple[float, float]] = [(spent, max(self.shared.budget.budget, self.shared.spent({})))]
@@ -136,7 +137,3 @@ class Round:
     @cached_property
     def _wished(self) -> Capacities:
         return Capacities(self.fleet)
-
-    @cached_property
-    def _rulings(self) -> Rulings:
-        return Rulings(self.policy)

@@ -16,9 +16,11 @@ from tiertune_agent.policy.document import made
 from tiertune_agent.records import Now, Snapshot, State, Target
 from tiertune_agent.remote.split import REMOTE, SPLIT
 from tiertune_agent.tuners.base import NoChange, Proposal, Tuner
-from tiertune_agent.tuners.registry import OF_REMOTE, OF_SOURCES, OF_STORES, check
+from tiertune_agent.tuners.registry import OF_REMOTE, OF_SOURCES, OF_STORES
 from tiertune_agent.tuners.tier_size import TierSize
 from tiertune_connector.units import Clock
+
+Asked = tuple[Tuner, Target]
 
 
 class Rounds:
@@ -32,15 +34,13 @@ class Rounds:
         window_s: float,
         timer: Clock = time.perf_counter,
     ) -> None:
-        """``timer`` counts seconds: a round asks for at most half a window. Raises TunerError like ``check``."""
-        check()
+        """``timer`` counts seconds: a round asks for at most half a window."""
         self._history = history
         self._changes = changes
         self._frozen = frozen
         self._now = now
         self._timer = timer
-        self._half_s = window_s / 2
-        self._slack = timedelta(seconds=window_s / 2)
+        self._half = timedelta(seconds=window_s / 2)
         self._asked: dict[Place, tuple[datetime | None, datetime]] = {}
         """When each was asked (None: its answer was lost), and when it is due again."""
         self._led: tuple[datetime, datetime] | None = None
@@ -68,26 +68,18 @@ class Rounds:
             started = self._timer()
             first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
             for snapshot in (*snapshots[first:], *snapshots[:first]):
-                if self._timer() - started > self._half_s:
+                if self._timer() - started > self._half.total_seconds():
                     self._next = snapshot.store
                     break
-                self._tune(snapshot, this, survey)
+                self._ask(_asked(OF_STORES, snapshot, this), snapshot, this, survey)
             if now - began > HOUR:
                 survey.withdraw_all_but(self._asked)
-
-    def _tune(self, snapshot: Snapshot, this: Round, survey: Survey) -> None:
-        """Ask about every target of a store. After a change the other tuners wait for the next window."""
-        for tuner, target in _asked(OF_STORES, snapshot, this):
-            if self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey):
-                return
 
     def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
         """Ask about sources that are only observed: nothing there can be set, so they only get advice."""
         with self._survey(sources) as survey:
             for snapshot in sources:
-                for tuner, target in _asked(OF_SOURCES, snapshot, this):
-                    if self._due(tuner, target):
-                        self._taken(tuner, target, snapshot, this, survey)
+                self._ask(_asked(OF_SOURCES, snapshot, this), snapshot, this, survey)
 
     def tune_remote(self, this: Round) -> bool:
         """Ask about the remote and the split of one budget. Returns whether anything was, or may have been, changed."""
@@ -100,19 +92,22 @@ class Rounds:
             if shared.complete:
                 other = SPLIT if shared.target == REMOTE else REMOTE
                 survey.withdraw(TierSize.name, other, f"{shared.target} is sized now")
-            return any(
-                self._due(tuner, target) and self._taken(tuner, target, shared.snapshot, this, survey)
-                for tuner, target in asked
-            )
+            return self._ask(asked, shared.snapshot, this, survey)
 
     def leave_remote(self, why: str) -> None:
         """``why`` becomes the answer of all that is asked about the remote."""
         asked = [(TierSize.name, SPLIT), *((kind.name, REMOTE) for kind in OF_REMOTE)]
         self._history.answers.remember(((tuner, target, NoChange(why)) for tuner, target in asked), self._now())
 
+    def _ask(self, those: Iterable[Asked], snapshot: Snapshot, this: Round, survey: Survey) -> bool:
+        """Ask those that are due, up to one that changed, or may have changed, something: the rest wait a window."""
+        return any(
+            self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey) for tuner, target in those
+        )
+
     def _due(self, tuner: Tuner, target: Target) -> bool:
         now, (last, _) = self._now(), self._asked.get(place(tuner.name, target), (None, None))
-        waits = timedelta(seconds=tuner.settings.look_s) - self._slack
+        waits = timedelta(seconds=tuner.settings.look_s) - self._half
         if last is not None and now < last + waits:
             return False
         self._asked[place(tuner.name, target)] = now, now + waits
@@ -152,7 +147,7 @@ class Rounds:
         return made.state != State.PROPOSED
 
 
-def _asked(kinds: Iterable[type[Tuner]], snapshot: Snapshot, this: Round) -> Iterator[tuple[Tuner, Target]]:
+def _asked(kinds: Iterable[type[Tuner]], snapshot: Snapshot, this: Round) -> Iterator[Asked]:
     """Each kind of tuner with each of its targets there, as the policy sets it for the target."""
     for kind in kinds:
         for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):

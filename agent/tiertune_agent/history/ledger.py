@@ -8,21 +8,11 @@ from operator import itemgetter
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
-from tiertune_agent.fields import JsonDict
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.history.models import LedgerRow, cut
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Rates, Window, sum_known
-from tiertune_agent.verdicts.holdout import (
-    COUNTER,
-    GROUPS,
-    UNKNOWN_SHARE,
-    Groups,
-    added,
-    document,
-    measured,
-    parse,
-    sums,
-)
+from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, UNKNOWN_SHARE, added, measured, stratified, sums
 from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
@@ -95,7 +85,7 @@ def fold_ledger(session: Session, store: str, start: datetime, end: datetime) ->
         for row in others:
             _add(whole, row)
             if row.holdout:
-                _hold(whole, parse(row.holdout))
+                _hold(whole, stratified(row.holdout))
             session.delete(row)
 
 
@@ -121,13 +111,12 @@ def _mean(one: float | None, one_s: float, other: float | None, other_s: float) 
 def _measure(row: LedgerRow, window: Window, share: str) -> None:
     if not window.matching(COUNTER):
         return
-    counted = {group: sums(window, group) for group in GROUPS}
-    if any(group.requests for group in counted.values()):
+    counted = {group: vars(sums(window, group)) for group in GROUPS}
+    if any(group["requests"] for group in counted.values()):
         _hold(row, {share: counted})
 
 
-def _hold(row: LedgerRow, counted: Mapping[str, Groups]) -> None:
-    strata = added(parse(row.holdout), counted)
-    row.holdout = document(strata)
-    if told := measured(strata.values()):
-        row.measured, row.measured_low, row.measured_high = told.saved, told.low, told.high
+def _hold(row: LedgerRow, counted: Json) -> None:
+    row.holdout = added(stratified(row.holdout), counted)
+    if told := measured(row.holdout.values()):
+        row.measured, row.measured_low, row.measured_high = told

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from tiertune_agent.collector.adapters.mapped import CHUNKS
-from tiertune_agent.fields import Json, capacity_field, read
+from tiertune_agent.fields import capacity_field, read
 from tiertune_agent.records import (
     CHANGED,
     OBSERVED,
@@ -68,10 +68,6 @@ class Sight:
     served: bool = False
     """Whether another store found chunks in the remote in the last hour: it reads what this one writes."""
 
-    @property
-    def tuning(self) -> Json:
-        return self.snapshot.tuning
-
     def of(self, tier: str) -> list[Window]:
         return [window for window in self.windows if window.tier == tier]
 
@@ -87,8 +83,8 @@ def unused_tiers(sight: Sight) -> Iterator[str]:
         if present(sight.snapshot.status, tier):
             field, here = capacity_field(tier), [] if tier == "remote" and sight.served else sight.of(tier)
             if (sight.snapshot.store, field) not in sight.emptied:
-                yield from without_capacity(tier, read(sight.tuning, field))
-            off = tier == "remote" and read(sight.tuning, "tiers.remote.fetch") == "off"
+                yield from without_capacity(tier, read(sight.snapshot.tuning, field))
+            off = tier == "remote" and read(sight.snapshot.tuning, "tiers.remote.fetch") == "off"
             yield from (f"{told}, fetch is off" if off else told for told in never_read(tier, here))
     yield from _never_long_enough(sight)
 
@@ -127,7 +123,7 @@ def _never_long_enough(sight: Sight) -> Iterator[str]:
     if found < FEW or short < found:
         return
     tokens = total(here, "gate_candidate_tokens_total") / found
-    floor = read(sight.tuning, "tiers.remote.min_fetch_tokens")
+    floor = read(sight.snapshot.tuning, "tiers.remote.min_fetch_tokens")
     within = format_duration(covered_s(here))
     yield (
         f"remote is dead weight: all {found:.0f} requests that found chunks there in {within} were under "
@@ -142,7 +138,7 @@ def vain_knobs(sight: Sight) -> Iterator[str]:
         when = decision.applied_at or decision.updated_at
         if decision.state == State.FAILED and "without effect" in decision.reason:
             yield f"decision {decision.id}: {decision.reason}"
-        stands = decision.state in STANDING and read(sight.tuning, decision.field) == decision.after
+        stands = decision.state in STANDING and read(sight.snapshot.tuning, decision.field) == decision.after
         if stands and when + GRACE <= sight.now:
             yield from _unfollowed(sight, decision, when)
 
@@ -208,7 +204,7 @@ def median(windows: Iterable[Window], name: str) -> float | None:
 
 def unsalted(sight: Sight) -> Iterator[str]:
     bare, salted = (total(sight.windows, "requests_total", salted=text) for text in ("no", "yes"))
-    yield from among_tenants(bare, salted, len(sight.tuning.get("tenants") or {}))
+    yield from among_tenants(bare, salted, len(sight.snapshot.tuning.get("tenants") or {}))
 
 
 def among_tenants(bare: float, salted: float, quotas: int) -> Iterator[str]:

@@ -34,7 +34,11 @@ def stores_nothing(snapshot: Snapshot, tier: str, windows: Windows) -> Iterator[
     tried = stored = 0.0
     looked: list[Window] = []
     for window in reversed(windows):
-        sent, arrived = _tried(window), _written(window)
+        sent, arrived = window.known(CHUNKS, operation="try"), window.known(CHUNKS, operation="write")
+        if sent is None:  # only failures are reported
+            sent = window.total("tier_errors_total", operation="write")
+        if arrived is None:
+            arrived = window.known("tier_transfer_bytes_total", operation="write")
         if not sent:
             continue
         if arrived is None:
@@ -50,15 +54,3 @@ def stores_nothing(snapshot: Snapshot, tier: str, windows: Windows) -> Iterator[
         f"{tier} ({own}) is dead: the last {tried:.0f} chunks or jobs that were sent there in "
         f"{format_duration(covered_s(looked))} failed or were never reported as stored"
     )
-
-
-def _tried(window: Window) -> float:
-    """Chunks that were to be stored; if only failures are reported, these."""
-    sent = window.known(CHUNKS, operation="try")
-    return sent if sent is not None else window.total("tier_errors_total", operation="write")
-
-
-def _written(window: Window) -> float | None:
-    """Chunks stored, or bytes; None: not reported."""
-    stored = window.known(CHUNKS, operation="write")
-    return stored if stored is not None else window.known("tier_transfer_bytes_total", operation="write")

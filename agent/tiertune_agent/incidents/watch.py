@@ -1,17 +1,17 @@
 """Opens and closes incidents: trouble that the collector met, and what detectors find in stores that answer."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import chain
 
 from tiertune_agent.collector.stores import Trouble
-from tiertune_agent.fields import Json, capacity_field, read
+from tiertune_agent.fields import capacity_field, read
 from tiertune_agent.history.decisions import MOST_MOVED
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.detectors import Sight, incidents
 from tiertune_agent.incidents.drift import compared
 from tiertune_agent.incidents.seen import SeenWindows
-from tiertune_agent.records import CHANGED, Decision, Now, Snapshot, State, Window, grouped, parts, total
+from tiertune_agent.records import CHANGED, Decision, Now, Snapshot, State, grouped, parts, total
 from tiertune_agent.remote.managed import KIND
 from tiertune_agent.tuners.base import present
 from tiertune_connector.tuning import TIERS
@@ -36,12 +36,26 @@ class Watch:
         self._windows.forget()
 
     def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble] = ()) -> None:
-        """Close incidents that answers disprove, open those that they show, and those of stores without an answer."""
+        """Close incidents that answers disprove, open those that they show, and those of stores without an answer.
+
+        Of stores whose windows have not been read yet, what windows show is left as it is.
+        """
         found = {snapshot.store: {"tier_dead": _dead_tiers(snapshot)} for snapshot in snapshots}
         for store, told in self._drifts(snapshots).items():
             found[store]["tuning_drift"] = told
-        for sight in self._sights(snapshots):
-            found[sight.snapshot.store] |= incidents(sight)
+        now, windows = self._now(), self._windows.heard(snapshots)
+        decisions, emptied = self._lately(now), self._emptied(snapshots)
+        reading = {
+            store
+            for store, seen in windows.items()
+            if total((one for one in seen if one.tier == "remote"), "tier_lookup_tokens_total", result="hit") > 0
+        }
+        for snapshot in snapshots:
+            store = snapshot.store
+            if store in windows:
+                served = bool(reading - {store})
+                sight = Sight(snapshot, windows[store], decisions.get(store, ()), now, emptied, served)
+                found[store] |= incidents(sight)
         self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
 
     def _drifts(self, snapshots: Sequence[Snapshot]) -> dict[str, str]:
@@ -61,18 +75,6 @@ class Watch:
         self._history.expect(anew)
         return told
 
-    def _sights(self, snapshots: Sequence[Snapshot]) -> Iterator[Sight]:
-        """Without stores whose windows have not been read yet."""
-        now, windows = self._now(), self._windows.heard(snapshots)
-        decisions, emptied = self._lately(now), self._emptied(snapshots)
-        reading = {store for store, seen in windows.items() if _found_in_remote(seen)}
-        for snapshot in snapshots:
-            store = snapshot.store
-            if store in windows:
-                yield Sight(
-                    snapshot, windows[store], decisions.get(store, ()), now, emptied, served=bool(reading - {store})
-                )
-
     def _lately(self, now: datetime) -> dict[str, list[Decision]]:
         """What was, or was to be, changed lately by each store, oldest first."""
         found = self._history.decisions.find(states=MEANT, since=now - REMEMBERED, limit=MOST_MOVED)
@@ -80,7 +82,11 @@ class Watch:
 
     def _emptied(self, snapshots: Sequence[Snapshot]) -> set[tuple[str, str]]:
         """Stores and fields of their capacities that a decision set to zero, or is about to."""
-        stores = [one.store for one in snapshots if _without_capacity(one)]
+        stores = [
+            one.store
+            for one in snapshots
+            if any(present(one.status, tier) and read(one.tuning, capacity_field(tier)) == 0 for tier in TIERS)
+        ]
         if not stores:
             return set()
         last = self._history.changed.last(stores, splits=SPLITS)
@@ -106,25 +112,12 @@ def messages(
     return closed | opened | {(trouble.kind, trouble.store): trouble.message for trouble in troubles}
 
 
-def _without_capacity(snapshot: Snapshot) -> bool:
-    """Whether a configured tier has a capacity of 0."""
-    return any(present(snapshot.status, tier) and read(snapshot.tuning, capacity_field(tier)) == 0 for tier in TIERS)
-
-
-def _found_in_remote(windows: Iterable[Window]) -> bool:
-    remote = (window for window in windows if window.tier == "remote")
-    return total(remote, "tier_lookup_tokens_total", result="hit") > 0
-
-
 def _dead_tiers(snapshot: Snapshot) -> str:
-    tiers = (snapshot.status.get("tiers") or {}).items()
-    return "; ".join(f"{tier}: {why}" for tier, state in tiers if (why := _dead(state)))
-
-
-def _dead(state: Json) -> str:
-    """Why a tier is dead, or a part of it; empty: nothing is."""
-    dead = [one for one in state.get("servers") or () if one.get("health") == "dead"]
-    servers = [f"{one.get('server')} ({one.get('reason')})" for one in dead]
-    if state.get("health") == "dead" or servers:
-        return str(state.get("reason") or ", ".join(servers) or "dead")
-    return ""
+    """Which tiers are dead, or servers of one, and why; empty: none is."""
+    told = []
+    for tier, state in (snapshot.status.get("tiers") or {}).items():
+        dead = [one for one in state.get("servers") or () if one.get("health") == "dead"]
+        servers = ", ".join(f"{one.get('server')} ({one.get('reason')})" for one in dead)
+        if state.get("health") == "dead" or servers:
+            told.append(f"{tier}: {state.get('reason') or servers or 'dead'}")
+    return "; ".join(told)

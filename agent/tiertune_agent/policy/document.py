@@ -4,10 +4,11 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from time import sleep
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
@@ -23,6 +24,7 @@ from tiertune_agent.tuners.registry import TUNERS, Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
 from tiertune_connector.documents import Document, parse_yaml, read_text, validated
+from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import Duration
 
 HOURS_PER_MONTH = 730.0
@@ -123,23 +125,22 @@ class Policy(Rule):
 
     def for_target(self, target: Target) -> Rule:
         """The rules for one target: overrides that fit are laid over, in order, field by field."""
-        return _resolved(self, [override for override in self.overrides if override.match.fits(target)])
+        fitting = tuple(number for number, each in enumerate(self.overrides) if each.match.fits(target))
+        laid = self._laid
+        if fitting not in laid:
+            laid[fitting] = _resolved(self, [self.overrides[number] for number in fitting])
+        return laid[fitting]
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy that lays its own rules over: they may be others."""
+        copied = super().model_copy(update=update, deep=deep)
+        vars(copied).pop("_laid", None)
+        return copied
 
-class Rulings:
-    """The rules of one policy by target; targets with the same overrides share them."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._laid: dict[tuple[int, ...], Rule] = {}
-        """Rules by the numbers of the overrides that fit."""
-
-    def for_target(self, target: Target) -> Rule:
-        """As ``Policy.for_target``, which is slow; here each set of overrides is laid over once."""
-        fitting = tuple(number for number, each in enumerate(self._policy.overrides) if each.match.fits(target))
-        if fitting not in self._laid:
-            self._laid[fitting] = self._policy.for_target(target)
-        return self._laid[fitting]
+    @cached_property
+    def _laid(self) -> dict[tuple[int, ...], Rule]:
+        """Rules by the numbers of the overrides that fit: laying them over is slow, and every target asks."""
+        return {}
 
 
 def _resolved(base: Rule, overrides: Sequence[Override]) -> Rule:
@@ -165,8 +166,8 @@ def frozen_by(rule: Rule, now: datetime) -> str:
     return f"by the policy's calendar until {max(ends):%a %H:%M %Z}" if ends else ""
 
 
-SETTINGS = {**{key: key for key in Tuners.model_fields}, **{tuner.name: getattr(tuner, "key", "") for tuner in TUNERS}}
-"""The key of each tuner's settings, by tuner and by key. A tuner without one is refused at start."""
+SETTINGS = {**{key: key for key in Tuners.model_fields}, **{tuner.name: tuner.key for tuner in TUNERS}}
+"""The key of each tuner's settings, by tuner and by key."""
 
 
 def mode_of(rule: Rule, tuner: str) -> Mode:
@@ -237,8 +238,7 @@ def split_rules(rules: Rules, sizes: TierSizeSettings, budget: int, hosts: int) 
 
 def rates(prices: Prices) -> Rates:
     """The prices, with rents per GiB and hour."""
-    months = {"dram": prices.dram_gib_month, "disk": prices.disk_gib_month, "remote": prices.remote_gib_month}
-    per_hour = {tier: price / HOURS_PER_MONTH for tier, price in months.items()}
+    per_hour = {tier: getattr(prices, f"{tier}_gib_month") / HOURS_PER_MONTH for tier in TIERS}
     return Rates(prices.gpu_hour, per_hour, prices.network_gib)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import inf
 
 from tiertune_agent.fields import shown
 from tiertune_agent.records import Made, direction
@@ -141,8 +142,7 @@ def _further(proposal: Proposal, last: Made | None) -> bool:
 def _bounded(proposal: Proposal, rules: Rules, max_step: float) -> Answer:
     """Limit it to the bounds, and to one step from the present value (which may itself lie outside the bounds)."""
     before, wish = proposal.before, proposal.after
-    goal = max(wish, rules.least) if rules.least is not None else wish
-    goal = min(goal, rules.most) if rules.most is not None else goal
+    goal = min(max(wish, rules.least or 0), inf if rules.most is None else rules.most)
     after = int(_stepped(before, goal, max_step, rules.most))
     if (after - before) * (wish - before) <= 0:
         bounds = f"{_size(rules.least)} to {_size(rules.most)}"

@@ -27,7 +27,7 @@ from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
 from tiertune_agent.verdicts.soak import soak_seconds
 from tiertune_agent.verdicts.trials import eviction_trial, fetch_trial, floor_trial, measure, size_trial, unweighed
-from tiertune_agent.verdicts.verdict import Trial, compare
+from tiertune_agent.verdicts.verdict import Trial, weigh
 from tiertune_agent.whatif.shapes import SHARES
 from tiertune_connector.cost import GateSettings
 from tiertune_connector.tuning import TIERS
@@ -276,7 +276,7 @@ class ReplayAgent:
         """End soaks that are over."""
         over = [change for change in self._soaking(tier) if self._at_s >= change.until_s]
         for change in over:
-            verdict = compare(self._trial(change), worse_by=self._rule.guard.roll_back_if_worse_by)
+            verdict = weigh(self._trial(change), worse_by=self._rule.guard.roll_back_if_worse_by)
             undone = verdict.state is State.ROLLED_BACK
             self._end(change, verdict.state, f"; rolled back: {verdict.reason}" if undone else "")
             if undone:

@@ -15,19 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-from tiertune_agent.fields import Json, JsonDict, read
-from tiertune_agent.records import GIB, Histogram, Rates, Target, Windows, grouped, total
-from tiertune_agent.tuners.base import (
-    Answer,
-    Current,
-    NoChange,
-    Period,
-    Proposal,
-    Tuner,
-    TunerSettings,
-    since_change,
-    tier_targets,
-)
+from tiertune_agent.fields import JsonDict, read
+from tiertune_agent.records import GIB, Histogram, Rates, Windows, grouped, total
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Tuner, TunerSettings, since_change
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summand, ratio
 from tiertune_connector.tuning import SLOWER
 from tiertune_connector.units import Duration, format_count, format_size
@@ -94,19 +84,18 @@ class AdmissionEvidence:
     full: bool
 
     def document(self) -> JsonDict:
-        ratios = (("spare", self.spare), ("dropped", self.dropped), ("reused", self.reused), ("saved_s", self.saved_s))
-        told = {"once": self.once, "written_bytes": self.written_bytes, "busy": self.busy, "full": self.full}
-        return told | {key: value for name, each in ratios for key, value in each.document(name).items()}
+        told: JsonDict = {}
+        for name, value in vars(self).items():
+            told |= value.document(name) if isinstance(value, Ratio) else {name: value}
+        return told
 
 
 class AdmissionTuner(Tuner):
     name = "admission"
     key = "admission"
     scope = "store"
+    tiers = SLOWER
     settings: AdmissionSettings
-
-    def targets(self, store: str, status: Json) -> list[Target]:
-        return tier_targets(store, SLOWER, status)
 
     def evaluate(self, history: Windows, current: Current) -> Answer:
         tier = current.target.tier

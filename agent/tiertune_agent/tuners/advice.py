@@ -1,12 +1,11 @@
 """Advice on what no knob of ours sets: routing, sharing as such, prefill against decode. It only ever recommends."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import Field
 
-from tiertune_agent.fields import Json, JsonDict
+from tiertune_agent.fields import Json
 from tiertune_agent.records import FLEET, Prospect, Target, Windows
 from tiertune_agent.tuners.balance import Demand, demand, evened
 from tiertune_agent.tuners.base import (
@@ -41,32 +40,6 @@ class AdviceSettings(TunerSettings):
     """Least share of the mean time to the first token that following it must save."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The present way against another one, on the same requests."""
-
-    now_s: float
-    """Mean seconds to the first token."""
-    gain: Ratio
-    """Share of those seconds that the other way saves; negative if it costs."""
-    requests: int
-
-    @property
-    def told(self) -> str:
-        change, after_s = "cut" if self.gain.value > 0 else "raise", self.now_s * (1 - self.gain.value)
-        return (
-            f"would {change} the mean time to the first token by {abs(self.gain.value):.1%} (standard error "
-            f"{self.gain.error:.1%}), from {1000 * self.now_s:.4g} to {1000 * after_s:.4g} ms, {self.requests} requests"
-        )
-
-    @property
-    def evidence(self) -> JsonDict:
-        return {"now_s": self.now_s, "requests": self.requests, **self.gain.document("gain")}
-
-    def pays(self, least: float) -> bool:
-        return self.gain.above and self.gain.value >= least
-
-
 class Advice(Tuner):
     """What all advice has in common. Unless it says otherwise, it is for the fleet, or for each of its namespaces."""
 
@@ -81,10 +54,17 @@ class Advice(Tuner):
         found, least = compared(current, self.settings.period, other), self.settings.min_gain
         if found is None:
             return NoChange(f"{self.name} stays, not enough data: no samples tell yet what {unknown}")
-        told = f"{way} {found.told}"
-        if not found.pays(least):
-            return NoChange(f"{self.name} stays: {told}; advice takes {least:.1%}", found.evidence)
-        return Proposal(f"{ADVICE}{self.name}", now, after, told, found.evidence, found.requests)
+        now_s, gain, requests = found
+        change = "cut" if gain.value > 0 else "raise"
+        told = (
+            f"{way} would {change} the mean time to the first token by {abs(gain.value):.1%} (standard error "
+            f"{gain.error:.1%}), from {1000 * now_s:.4g} to {1000 * now_s * (1 - gain.value):.4g} ms, "
+            f"{requests} requests"
+        )
+        evidence = {"now_s": now_s, "requests": requests, **gain.document("gain")}
+        if not gain.above or gain.value < least:
+            return NoChange(f"{self.name} stays: {told}; advice takes {least:.1%}", evidence)
+        return Proposal(f"{ADVICE}{self.name}", now, after, told, evidence, requests)
 
 
 class Routing(Advice):
@@ -140,7 +120,7 @@ class Balance(Advice):
             return NoChange(f"the stages stay as they are: {_apart(stages)}")
         prefill, decode = stages["prefill"], stages["decode"]
         told = f"prefill GPUs are busy {prefill.busy:.0%} ({prefill.gpus}), decode {decode.busy:.0%} ({decode.gpus})"
-        evidence = {name: each.document() for name, each in stages.items()}
+        evidence = {name: vars(each) for name, each in stages.items()}
         after = evened(prefill, decode, self.settings.min_gain)
         if after is None:
             return NoChange(f"the stages stay as they are: {told}", evidence)
@@ -150,8 +130,11 @@ class Balance(Advice):
         return Proposal(f"{ADVICE}balance", before, after, reason, evidence)
 
 
-def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -> Comparison | None:
-    """The present shape against the one that ``other`` names; None if too few prospects have costs of both."""
+def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -> tuple[float, Ratio, int] | None:
+    """The present shape against the one that ``other`` names; None if too few prospects have costs of both.
+
+    Mean seconds to the first token now, the share of them that the other saves (negative if it costs), and requests.
+    """
     pairs = [
         (prospect, pair)
         for prospect in current.prospects
@@ -167,7 +150,7 @@ def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -
         parts.append(Summand(prospect.requests * (now_s - other_s), prospect.requests * now_s, weight))
     requests = sum(part.weight * prospect.requests for part, (prospect, _) in zip(parts, pairs, strict=True))
     now_s = sum(part.weight * part.per for part in parts) / requests
-    return Comparison(now_s, ratio(parts), sum(prospect.requests for prospect, _ in pairs)) if now_s > 0 else None
+    return (now_s, ratio(parts), sum(prospect.requests for prospect, _ in pairs)) if now_s > 0 else None
 
 
 def _pair(prospect: Prospect, now: Shape, other: Callable[[Shape], str]) -> tuple[float, float] | None:

@@ -1,9 +1,8 @@
 """How busy the GPUs of each stage are, and whether moving one to the other stage would help."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from tiertune_agent.fields import JsonDict
 from tiertune_agent.records import StageWindow, grouped
 
 COMPUTES = ("prefill", "decode")
@@ -24,9 +23,6 @@ class Demand:
     def share(self, gpus: int) -> float:
         """How busy ``gpus`` GPUs would be with the same work."""
         return self.busy * self.gpus / gpus
-
-    def document(self) -> JsonDict:
-        return asdict(self)
 
 
 def demand(windows: Sequence[StageWindow]) -> dict[str, Demand]:

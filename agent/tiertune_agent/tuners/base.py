@@ -1,7 +1,7 @@
 """What every tuner is asked, and what it may answer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
 from datetime import datetime
@@ -99,7 +99,7 @@ class Current:
     holdout: float = 0.0
     """Share of requests that the policy holds out from remote fetches."""
     budget_bytes: int | None = None
-    """For DRAM of all hosts and the remote tier together, if one budget is split between them; None: none is."""
+    """If DRAM and the remote share one budget, that of all hosts' DRAM and the remote; None: they do not."""
     remote_bytes: int = 0
     """Capacity of the remote tier."""
     least_bytes: float | None = None
@@ -120,15 +120,18 @@ class Tuner(ABC):
     """What it reads. ``tier``: windows of the target's tier; ``pool``: of its pool, with ghosts; ``store``: of the
     whole store, with prospects; ``fleet``: prospects and stages; ``size``: prospects (budgets pay for what it sets)."""
 
+    tiers: ClassVar[Sequence[str]] = ()
+    """Tiers of a store that it is asked about, unless ``targets`` says otherwise."""
+
     settings: TunerSettings
     """What the policy has under ``key``."""
 
     def __init__(self, settings: TunerSettings) -> None:
         self.settings = settings
 
-    @abstractmethod
     def targets(self, store: str, status: Json) -> list[Target]:
-        """What there is to tune in a store with this status."""
+        """What there is to tune in a store with this status: by default those of ``tiers`` that it is set up with."""
+        return [Target(store, tier, models=models(status)) for tier in self.tiers if present(status, tier)]
 
     @abstractmethod
     def evaluate(self, history: Windows, current: Current) -> Answer:
@@ -150,11 +153,6 @@ def pools(status: Json) -> Mapping[str, Json]:
 def pool_targets(store: str, tier: str, status: Json) -> list[Target]:
     """A store's pools, each with the model that it serves."""
     return [Target(store, tier, digest, (pool.get("model", ""),)) for digest, pool in sorted(served(status).items())]
-
-
-def tier_targets(store: str, tiers: Iterable[str], status: Json) -> list[Target]:
-    """A target for each of the tiers that the store is configured with."""
-    return [Target(store, tier, models=models(status)) for tier in tiers if present(status, tier)]
 
 
 def since_change(history: Windows, current: Current) -> list[Window]:

@@ -62,10 +62,8 @@ class Rival:
     """A candidate beside the present algorithm, on the same windows."""
 
     name: str
-    hits: float
-    """Share of the tokens."""
     present: float
-    """The present algorithm's share."""
+    """Share of the tokens that the present algorithm hits."""
     gain: Ratio
     lately: float
     """Gain within the newest period."""
@@ -105,7 +103,8 @@ class EvictionTuner(Tuner):
         if here and not evicted:
             span = format_count(len(here), "window")
             return NoChange(f"{algorithm} stays: nothing was evicted in {span}, so any algorithm is right")
-        size, seen = ghosts(history, capacity_bytes(current), self.settings.period)
+        capacity = read(current.status, f"pools.{current.target.namespace}.dram.effective.capacity_bytes")
+        size, seen = ghosts(history, capacity, self.settings.period)
         if len(seen) < ENOUGH_WINDOWS:
             told = f"{format_count(evicted, 'chunk')} left, but " if here else ""
             return NoChange(
@@ -114,15 +113,12 @@ class EvictionTuner(Tuner):
             )
         if not any(algorithm in each.tokens for each in seen):
             return self._without_ghost(field, algorithm, size, seen)
-        return self._best(field, algorithm, size, self._rivals(seen, algorithm))
+        return self._best(field, algorithm, size, seen)
 
-    def _rivals(self, seen: Sequence[GhostWindow], algorithm: str) -> list[Rival]:
-        """Best first."""
+    def _best(self, field: str, algorithm: str, size: int, seen: Sequence[GhostWindow]) -> Answer:
         names = [name for name in self.settings.candidates if name != algorithm]
         found = [rival for name in names if (rival := compared(seen, algorithm, name))]
-        return sorted(found, key=lambda rival: -rival.gain.value)
-
-    def _best(self, field: str, algorithm: str, size: int, rivals: Sequence[Rival]) -> Answer:
+        rivals = sorted(found, key=lambda rival: -rival.gain.value)
         if not rivals:
             return NoChange(f"{algorithm} stays: no ghost of another candidate is there to compare it with")
         at = f"at {format_size(size)}"
@@ -140,25 +136,25 @@ class EvictionTuner(Tuner):
 
     def _against(self, rival: Rival) -> str:
         """Why it is not chosen; empty: it is. LRU only has to lead, as it is never far from the best."""
-        gain = rival.gain.value
-        if gain <= 0:
-            return "no candidate would hit more"
-        if gain < LEAST_GAIN:
-            return f"a switch takes {LEAST_GAIN * 100:g} points"
-        if rival.lately <= 0:
-            return "but it does not lead in the last period"
-        return "" if rival.name == "lru" else self._against_another(rival)
-
-    def _against_another(self, rival: Rival) -> str:
-        """The same for an algorithm other than LRU."""
-        if rival.relative < self.settings.min_gain:
-            few = _fewer(rival.present)
-            return f"that is {rival.relative:.1%} of the {few}, a switch takes {self.settings.min_gain:.1%}"
-        if rival.relative_lately < LATELY and rival.summed < LATELY:
-            lately = f"in the last period that is {rival.relative_lately:.1%} of the {_fewer(rival.present_lately)}"
-            summed = f"in all {rival.summed:.1%} of a period's {_fewer(rival.present)}"
-            return f"{lately}, {summed}, a switch takes {LATELY:.0%} of either"
-        return "" if rival.gain.value > SURE * rival.gain.error else f"not more than {SURE:g} standard error"
+        gain, few = rival.gain.value, _fewer(rival.present)
+        lately = f"in the last period that is {rival.relative_lately:.1%} of the {_fewer(rival.present_lately)}"
+        summed = f"in all {rival.summed:.1%} of a period's {few}"
+        doubts = (
+            (gain <= 0, "no candidate would hit more"),
+            (gain < LEAST_GAIN, f"a switch takes {LEAST_GAIN * 100:g} points"),
+            (rival.lately <= 0, "but it does not lead in the last period"),
+            (rival.name == "lru", ""),
+            (
+                rival.relative < self.settings.min_gain,
+                f"that is {rival.relative:.1%} of the {few}, a switch takes {self.settings.min_gain:.1%}",
+            ),
+            (
+                rival.relative_lately < LATELY and rival.summed < LATELY,
+                f"{lately}, {summed}, a switch takes {LATELY:.0%} of either",
+            ),
+            (gain <= SURE * rival.gain.error, f"not more than {SURE:g} standard error"),
+        )
+        return next((why for holds, why in doubts if holds), "")
 
     def _without_ghost(self, field: str, algorithm: str, size: int, seen: Sequence[GhostWindow]) -> Answer:
         """Replace FIFO, which needs no ghost: it never measured above LRU (and is no candidate). Others stay."""
@@ -201,13 +197,7 @@ def compared(seen: Sequence[GhostWindow], present: str, name: str) -> Rival | No
     mine, gain = _share(both, present) or 0.0, _gain(both, present, name)
     lately = _gain(newest, present, name)
     remembered = sum(DECAY**each.age * each.periods for each in both)
-    return Rival(name, mine + gain.value, mine, gain, lately.value, _share(newest, present) or 0.0, remembered)
-
-
-def capacity_bytes(current: Current) -> float | None:
-    """Capacity of the target's pool; None if the store's status does not have it."""
-    found = read(current.status, f"pools.{current.target.namespace}.dram.effective.capacity_bytes")
-    return float(found) if found else None
+    return Rival(name, mine, gain, lately.value, _share(newest, present) or 0.0, remembered)
 
 
 def _gain(seen: Sequence[GhostWindow], present: str, name: str) -> Ratio:
@@ -252,16 +242,17 @@ def _same(sizes: Mapping[int, Any], size: int) -> int | None:
 
 
 def _told(rival: Rival, present: str) -> str:
-    points = rival.gain.value * 100
+    gain = rival.gain
     return (
-        f"{rival.name} would hit {rival.hits:.1%} of the tokens against {rival.present:.1%} of {present}, "
-        f"{points:+.2f} points (standard error {rival.gain.error * 100:.2f}, {rival.gain.windows} windows; "
+        f"{rival.name} would hit {rival.present + gain.value:.1%} of the tokens against {rival.present:.1%} of "
+        f"{present}, {gain.value * 100:+.2f} points (standard error {gain.error * 100:.2f}, {gain.windows} windows; "
         f"{rival.lately * 100:+.2f} in the last period)"
     )
 
 
 def _figures(rival: Rival) -> JsonDict:
     gain = rival.gain
-    told = {"hits": rival.hits, "present": rival.present, "gain": gain.value, "standard_error": gain.error}
+    hits = rival.present + gain.value
+    told = {"hits": hits, "present": rival.present, "gain": gain.value, "standard_error": gain.error}
     summed = rival.summed if isfinite(rival.summed) else None
     return {"algorithm": rival.name, **told, "windows": gain.windows, "gain_lately": rival.lately, "summed": summed}

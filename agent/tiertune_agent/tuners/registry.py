@@ -40,16 +40,16 @@ class Tuners(Document):
     """Routing, sharing as such, prefill against decode, loading at observed engines: only ever recommended."""
 
 
-class TunerError(ValueError):
-    """A tuner is not written as `Tuner` promises; the message says what to write."""
+def check(tuner: type[Tuner]) -> None:
+    """Raise TypeError if it is not written as `Tuner` promises; the message says what to write."""
+    if (key := getattr(tuner, "key", "")) not in Tuners.model_fields:
+        raise TypeError(
+            f"{tuner.__name__}: a policy has no settings for it under {key!r}: write a field of that name in "
+            f"{Tuners.__name__}, {__name__}, or give it the key of one whose settings it shares"
+        )
+    if tuner.targets is Tuner.targets and not tuner.tiers:
+        raise TypeError(f"{tuner.__name__}: nothing says what it is asked about: name its tiers, or write its targets")
 
 
-def check() -> None:
-    """Raise TunerError if a policy has no settings for one of the tuners."""
-    for tuner in TUNERS:
-        key = getattr(tuner, "key", "")
-        if key not in Tuners.model_fields:
-            raise TunerError(
-                f"tuner {tuner.name}: a policy has no settings for it under {key!r}: write a field of that "
-                f"name in {Tuners.__name__}, {Tuners.__module__}, or give it the key of one whose settings it shares"
-            )
+for _tuner in TUNERS:  # at start, as no round could ask it
+    check(_tuner)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from tiertune_agent.fields import Json, JsonDict, read
-from tiertune_agent.records import Target, Window, Windows
+from tiertune_agent.fields import JsonDict, read
+from tiertune_agent.records import Window, Windows
 from tiertune_agent.tuners.base import (
     MOST_OF_TIER,
     Answer,
@@ -18,9 +18,8 @@ from tiertune_agent.tuners.base import (
     TunerSettings,
     TypicalCandidate,
     since_change,
-    tier_targets,
 )
-from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Summand, ratio
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_connector.tuning import MOST_FETCH_TOKENS
 from tiertune_connector.units import format_count, format_duration, format_size
@@ -75,10 +74,8 @@ class OfRemote(Tuner):
 
     key = "remote_fetch"
     scope = "tier"
+    tiers = ("remote",)
     settings: RemoteFetchSettings
-
-    def targets(self, store: str, status: Json) -> list[Target]:
-        return tier_targets(store, ("remote",), status)
 
 
 class RemoteFetch(OfRemote):
@@ -99,7 +96,8 @@ class RemoteFetch(OfRemote):
         if streak:
             return self._ran(windows, streak, typical, on=on)
         if newest is None:
-            few = f"too few candidates: no request found chunks in remote in {_count(windows)}"
+            seen = format_count(len(windows), "window") if windows else "any window yet"
+            few = f"too few candidates: no request found chunks in remote in {seen}"
             return NoChange(few if on else f"stays off: {_why_unknown(windows, typical)}")
         told = (
             f"stays on, fetching pays: {_sums([newest])}"
@@ -114,19 +112,29 @@ class RemoteFetch(OfRemote):
         """Answer from a run of windows that speak for a switch; ``on``: for switching off."""
         margin, needed = self.settings.margin, self.settings.disable_after if on else self.settings.enable_after
         stays = "stays on: fetching cost more" if on else "stays off: fetching would pay"
-        told = _sums(streak) if on else _each(streak[-1], typical)
+        told, evidence = _sums(streak) if on else _each(streak[-1], typical), _table(streak)
         if len(streak) < needed:
             few = f"in {len(streak)} of the {needed} windows in a row that it takes"
-            return NoChange(f"{stays} {few}: {told}", _table(streak))
-        if doubt := _doubt(gains(streak, None if on else margin)):
-            return NoChange(f"{stays}, {doubt}: {told}", _table(streak))
+            return NoChange(f"{stays} {few}: {told}", evidence)
+        gain = ratio(
+            [
+                Summand(one.gain_s if on else one.recompute_s - margin * one.fetch_s, max(1, one.requests))
+                for one in streak
+            ]
+        )
+        if gain.windows >= ENOUGH_WINDOWS and not (gain.above or gain.below):  # of fewer, the policy's count must do
+            doubt = (
+                f"but {abs(gain.value):.2g} s per request is not more than two standard errors ({gain.error:.2g} s) "
+                f"over {gain.windows} windows"
+            )
+            return NoChange(f"{stays}, {doubt}: {told}", evidence)
         row = f"in {format_count(len(streak), 'window')} in a row fetching"
         if not on:
-            return Proposal(FIELD, "off", "on", f"{row} would pay (margin {margin:g}): {told}", _table(streak))
+            return Proposal(FIELD, "off", "on", f"{row} would pay (margin {margin:g}): {told}", evidence)
         if short := losing_lengths(windows, needed):
-            return NoChange(f"stays on, a floor is enough: {short.reason}", _table(streak))
-        requests = sum(evidence.requests for evidence in streak)
-        return Proposal(FIELD, "on", "off", f"{row} cost more than recomputing: {told}", _table(streak), requests)
+            return NoChange(f"stays on, a floor is enough: {short.reason}", evidence)
+        requests = sum(window.requests for window in streak)
+        return Proposal(FIELD, "on", "off", f"{row} cost more than recomputing: {told}", evidence, requests)
 
 
 _OUTCOMES = ("gate_candidate_requests_total", "saved_seconds_total", "lost_seconds_total")
@@ -163,16 +171,6 @@ def estimated(window: Window, typical: TypicalCandidate | None) -> Evidence | No
     return Evidence(window.start.isoformat(), 0, fetch_s, typical.recompute_s)
 
 
-def gains(evidence: Iterable[Evidence], margin: float | None) -> Ratio:
-    """Seconds that fetching gains per request; with a margin, as predicted with the fetch that much dearer."""
-    return ratio(
-        [
-            Summand(one.gain_s if margin is None else one.recompute_s - margin * one.fetch_s, max(1, one.requests))
-            for one in evidence
-        ]
-    )
-
-
 def candidates(before: Sequence[Candidates], windows: Iterable[Window]) -> list[Candidates]:
     """Add those of windows of the remote in which recomputing has a known cost; of all, the last are left."""
     found = list(before)
@@ -207,16 +205,6 @@ def _streak(
     return newest, streak[::-1]
 
 
-def _doubt(gain: Ratio) -> str:
-    """Why a streak may be chance; empty: no doubt. With very few windows, the policy's own count of them must do."""
-    if gain.windows < ENOUGH_WINDOWS or gain.above or gain.below:
-        return ""
-    return (
-        f"but {abs(gain.value):.2g} s per request is not more than two standard errors ({gain.error:.2g} s) "
-        f"over {gain.windows} windows"
-    )
-
-
 def _why_unknown(windows: Windows, typical: TypicalCandidate | None) -> str:
     if not windows:
         return "no window has passed since it was switched off"
@@ -226,17 +214,11 @@ def _why_unknown(windows: Windows, typical: TypicalCandidate | None) -> str:
         )
     age = windows[-1].gauge("fetch_estimate_age_seconds")
     newest = f"the newest measurement is {format_duration(age)} old" if age is not None else "nothing was measured"
-    return f"no probe has renewed the estimate in {_count(windows)}; {newest}"
+    return f"no probe has renewed the estimate in {format_count(len(windows), 'window')}; {newest}"
 
 
 def _table(evidence: Sequence[Evidence]) -> JsonDict:
     return {"windows": [dict(vars(window)) for window in evidence]}
-
-
-def _count(windows: Windows) -> str:
-    if not windows:
-        return "any window yet"
-    return "the last window" if len(windows) == 1 else f"the last {len(windows)} windows"
 
 
 def _sums(windows: Sequence[Evidence]) -> str:

@@ -3,25 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from math import ceil, floor, sqrt
+from math import ceil, floor, inf, sqrt
 from operator import mul
 from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from tiertune_agent.fields import REMOTE_CAPACITY, Json, capacity_field, capacity_of
-from tiertune_agent.records import GIB, Prospect, Rates, Target, Windows, ended
-from tiertune_agent.tuners.base import (
-    REMNANT,
-    Answer,
-    Current,
-    NoChange,
-    Period,
-    Proposal,
-    Tuner,
-    TunerSettings,
-    tier_targets,
-)
+from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field, capacity_of
+from tiertune_agent.records import GIB, Prospect, Rates, Windows, ended
+from tiertune_agent.tuners.base import REMNANT, Answer, Current, NoChange, Period, Proposal, Tuner, TunerSettings
 from tiertune_connector.documents import Document
 from tiertune_connector.tuning import LOCAL, TIERS
 from tiertune_connector.units import Size, format_size
@@ -90,24 +80,13 @@ class Choice:
         """Share of the present cost that is saved."""
         return 1 - self.after / self.before if self.before else 0.0
 
-    @property
-    def gain_error(self) -> float:
-        """Standard error of ``gain``, for messages, as a decision needs little certainty."""
-        return self.error / self.before if self.before else 0.0
-
-    @property
-    def certain(self) -> bool:
-        return self.spells > 1 and self.before - self.after > ERRORS * self.error
-
 
 class TierSize(Tuner):
     name = "tier_size"
     key = "tier_size"
     scope = "size"
+    tiers = LOCAL
     settings: TierSizeSettings
-
-    def targets(self, store: str, status: Json) -> list[Target]:
-        return tier_targets(store, LOCAL, status)
 
     def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
         tier, now, shapes = current.target.tier, present_shape(current), candidates(current)
@@ -115,13 +94,14 @@ class TierSize(Tuner):
         prospects, seconds = _telling(current.prospects, shapes)
         if len(shapes) < 2 or seconds < ENOUGH * self.settings.period - self.settings.look_s / 2:
             return NoChange(f"{stays}: no samples of half a period tell of another size yet")
-        splits = _splits(current)
+        splits = current.budget_bytes is not None
         rates = Rates() if splits else current.rates
         if not rates.gpu_hour and rates.gib_hour.get(tier):
             return NoChange(f"{stays}: prices.gpu_hour is 0, so its rent cannot be weighed against seconds of requests")
         prospects, shapes = _with_bounds(prospects, shapes, current)
         stands = standing(shapes, now, splits=splits)
-        allowed = [shape for shape in shapes if shape == stands or _within(size_of(shape, tier), current)]
+        least, most = current.least_bytes or 0, inf if current.most_bytes is None else current.most_bytes
+        allowed = [shape for shape in shapes if shape == stands or least <= size_of(shape, tier) <= most]
         best = choose(prospects, stands, allowed, period_s=self.settings.period, rates=rates, hosts=current.hosts)
         if best is None:
             return NoChange(f"{stays}: no request came")
@@ -134,16 +114,19 @@ class TierSize(Tuner):
 
     def _step(self, at: Shape, best: Choice, told: str, current: Current) -> Answer:
         """The step from the present shape, ``at``, towards the best one; none if it is not sure to pay."""
-        tier, splits, doubt = current.target.tier, _splits(current), self._doubt(best)
+        tier, budget, doubt = current.target.tier, current.budget_bytes, self._doubt(best)
         size, goal = size_of(at, tier), size_of(best.shape, tier)
-        unused = _unused(at, current) if splits else 0
-        spare = unused > REMNANT * (current.budget_bytes or 0) and goal > size
+        remnant = REMNANT * (budget or 0)
+        unused = max(0, (budget or 0) - current.hosts * at.dram - current.remote_bytes)  # paid for already
+        spare = unused > remnant and goal > size
         if doubt and not spare:
             return NoChange(f"{tier} stays: {doubt}; {told}")
         wanted, evidence = goal, {**asdict(best), "shape": str(at), "best": str(best.shape)}
-        if splits and goal > size:
-            given = 0 if doubt else self._given(current)
-            wanted = min(goal, size + (unused + given) // current.hosts)
+        if budget is not None and goal > size:
+            rest = current.remote_bytes
+            step = int(self.settings.max_step * rest)
+            given = rest if rest - step <= remnant else step  # of the remote: a step, or all if little would be left
+            wanted = min(goal, size + (unused + (0 if doubt else given)) // current.hosts)
         if wanted != goal:
             evidence["goal"] = goal
         if spare:
@@ -155,18 +138,8 @@ class TierSize(Tuner):
         """Why the change is not sure to pay; empty: it is."""
         if best.gain < self.settings.min_gain:
             return f"under {self.settings.min_gain:.1%}"
-        return "" if best.certain else "the samples do not tell it from chance"
-
-    def _given(self, current: Current) -> int:
-        """Bytes that the remote tier can give to DRAM: at most one step, or all of it if little would be left."""
-        rest = current.remote_bytes
-        step = int(self.settings.max_step * rest)
-        return rest if rest - step <= REMNANT * (current.budget_bytes or 0) else step
-
-
-def _unused(now: Shape, current: Current) -> int:
-    """Bytes of the split budget that neither DRAM nor the remote has: paid for already, so taking them is free."""
-    return max(0, (current.budget_bytes or 0) - current.hosts * now.dram - current.remote_bytes)
+        certain = best.spells > 1 and best.before - best.after > ERRORS * best.error
+        return "" if certain else "the samples do not tell it from chance"
 
 
 def present_shape(current: Current) -> Shape:
@@ -184,30 +157,18 @@ def candidates(current: Current) -> list[Shape]:
     known = sorted(Shape.parse(key) for key in newest if "@" not in key)
     if not known:
         return []
-    now = standing(known, present_shape(current), splits=_splits(current))
     tier, within = current.target.tier, current.budget_bytes
-    if within is not None and _splits(current):
+    now = standing(known, present_shape(current), splits=within is not None)
+    if within is not None:
         return [s for s in known if s.disk == now.disk and current.hosts * s.dram + s.remote <= within]
     return [shape for shape in known if replace(shape, **{tier: size_of(now, tier)}) == now]
-
-
-def _splits(current: Current) -> bool:
-    """Whether DRAM and the remote share one budget: what one gains, the other gives up."""
-    return current.target.tier == "dram" and current.budget_bytes is not None
-
-
-def _within(size: int, current: Current) -> bool:
-    """Whether the policy and its budgets allow this size, in bytes."""
-    least, most = current.least_bytes, current.most_bytes
-    return (least is None or size >= least) and (most is None or size <= most)
 
 
 def _with_bounds(
     prospects: Sequence[Prospect], shapes: list[Shape], current: Current
 ) -> tuple[Sequence[Prospect], list[Shape]]:
     """Add shapes at the target's bounds, with costs interpolated between the simulated shapes around them."""
-    tier = current.target.tier
-    spent = current.budget_bytes if _splits(current) else None
+    tier, spent = current.target.tier, current.budget_bytes
     for bound in (ceil(current.least_bytes or 0), floor(current.most_bytes or 0)):
         line = [s for s in shapes if spent is None or current.hosts * s.dram + s.remote == spent]
         below = [shape for shape in line if size_of(shape, tier) < bound]
@@ -371,10 +332,11 @@ def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> 
     if splits:
         what += f" per host, and {format_size(best.shape.remote)} instead of {format_size(now.remote)} of remote,"
     unit = "money per hour" if money else "engine seconds per hour"
+    error = best.error / best.before if best.before else 0.0
     return (
         f"{what} would take {1000 * best.seconds_after:.4g} ms to the first token instead of "
         f"{1000 * best.seconds_before:.4g}, and {best.after:.4g} instead of {best.before:.4g} {unit} "
-        f"({best.gain:.1%} less, standard error {best.gain_error:.1%}, {best.requests} requests)"
+        f"({best.gain:.1%} less, standard error {error:.1%}, {best.requests} requests)"
     )
 
 

@@ -11,6 +11,7 @@ since. So each share is a stratum of its own; what they saved adds up.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.records import Window
@@ -35,9 +36,6 @@ class GroupSums:
     tokens2: float = 0.0
     seconds_tokens: float = 0.0
 
-    def __add__(self, other: "GroupSums") -> "GroupSums":
-        return GroupSums(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(GroupSums)))
-
     @property
     def per_token(self) -> float:
         return self.seconds / self.tokens
@@ -50,12 +48,7 @@ class GroupSums:
         return max(0.0, spread) / self.tokens**2 * self.requests / (self.requests - 1)
 
 
-Groups = Mapping[str, GroupSums]
-"""Both groups, by name."""
-
-
-@dataclass(frozen=True)
-class MeasuredSaving:
+class MeasuredSaving(NamedTuple):
     """Seconds that all fetches of the group saved, and the bounds with 95 % confidence."""
 
     saved: float
@@ -68,37 +61,27 @@ def sums(window: Window, group: str) -> GroupSums:
     return GroupSums(**{each.name: window.total(COUNTER, group=group, sum=each.name) for each in fields(GroupSums)})
 
 
-def measured(strata: Iterable[Groups]) -> MeasuredSaving | None:
-    """The saving over all strata in which both groups are large enough; None: there is none."""
-    told = [groups for groups in strata if _tells(groups)]
-    if not told:
-        return None
-    saved = margin2 = 0.0
-    for held, fetched in ((groups["held"], groups["fetched"]) for groups in told):
-        saved += (held.per_token - fetched.per_token) * fetched.tokens
-        margin2 += (held.variance + fetched.variance) * (NORMAL_95 * fetched.tokens) ** 2
-    return MeasuredSaving(saved, saved - margin2**0.5, saved + margin2**0.5)
+def measured(strata: Iterable[Json]) -> MeasuredSaving | None:
+    """The saving over all strata, both groups' sums each, in which both are large enough; None: there is none."""
+    saved, margin2, told = 0.0, 0.0, False
+    for groups in strata:
+        held, fetched = both = [GroupSums(**groups.get(name, {})) for name in GROUPS]
+        if all(group.requests >= ENOUGH_REQUESTS and group.tokens > 0 for group in both):
+            saved += (held.per_token - fetched.per_token) * fetched.tokens
+            margin2 += (held.variance + fetched.variance) * (NORMAL_95 * fetched.tokens) ** 2
+            told = True
+    return MeasuredSaving(saved, saved - margin2**0.5, saved + margin2**0.5) if told else None
 
 
-def added(one: Mapping[str, Groups], other: Mapping[str, Groups]) -> dict[str, Groups]:
-    """The strata of both, by share."""
-    nothing = dict.fromkeys(GROUPS, GroupSums())
-    return {
-        share: {name: one.get(share, nothing)[name] + other.get(share, nothing)[name] for name in GROUPS}
-        for share in {**one, **other}
-    }
+def added(one: Json, other: Json) -> JsonDict:
+    """The sums of both documents, field by field: strata by share, their groups by name, or one group's sums."""
+    found = dict(one)
+    for name, value in other.items():
+        found[name] = added(found.get(name, {}), value) if isinstance(value, Mapping) else found.get(name, 0.0) + value
+    return found
 
 
-def document(strata: Mapping[str, Groups]) -> JsonDict:
-    return {share: {name: vars(group) for name, group in groups.items()} for share, groups in strata.items()}
-
-
-def parse(kept: Json | None) -> dict[str, Groups]:
-    """The strata, by share."""
+def stratified(kept: Json | None) -> Json:
+    """Strata by share, as they are kept in the ledger."""
     kept = kept or {}
-    strata = {UNKNOWN_SHARE: kept} if any(name in kept for name in GROUPS) else kept
-    return {share: {name: GroupSums(**groups.get(name, {})) for name in GROUPS} for share, groups in strata.items()}
-
-
-def _tells(groups: Groups) -> bool:
-    return all(group.requests >= ENOUGH_REQUESTS and group.tokens > 0 for group in groups.values())
+    return {UNKNOWN_SHARE: kept} if any(name in kept for name in GROUPS) else kept

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tiertune_agent.fields import Json
 from tiertune_agent.records import Windows, covered_s, grouped, total
-from tiertune_agent.tuners.base import pools
 
 LONGEST_S = 6 * 3600.0
 """A tier that fills more slowly is judged before it is full: its ghosts were warm all along."""
@@ -32,11 +30,6 @@ def slowest(fills: Sequence[float | None], tier: str) -> float | None:
 def soak_seconds(policy_s: float, fill_s: float | None) -> float:
     """The policy's soak, or one fill time of at most LONGEST_S if that is longer."""
     return max(policy_s, min(fill_s or 0.0, LONGEST_S))
-
-
-def chunk_sizes(status: Json) -> dict[str, float]:
-    """Bytes of one chunk by namespace, from a store's status."""
-    return {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools(status).items()}
 
 
 def _came(windows: Windows) -> float:

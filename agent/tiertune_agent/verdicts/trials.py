@@ -4,12 +4,11 @@ Nobody simulates what a tier would have held under another admission: there the 
 with those after it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from math import inf
 from statistics import fmean
 
-from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window, Windows
+from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window, Windows, ended
 from tiertune_agent.tuners import gate_settings, holdout, remote_fetch
 from tiertune_agent.tuners.admission import Passage, passed
 from tiertune_agent.tuners.base import Proposal, TypicalCandidate
@@ -17,8 +16,8 @@ from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Summand
 from tiertune_agent.tuners.ghosts import ghost_tokens, nearest
 from tiertune_agent.tuners.lengths import between
 from tiertune_agent.tuners.remote_fetch import asked, estimated
-from tiertune_agent.tuners.tier_size import rent_s
-from tiertune_agent.verdicts.holdout import sums
+from tiertune_agent.tuners.tier_size import rent_s, size_of
+from tiertune_agent.verdicts.holdout import GROUPS, sums
 from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict
 from tiertune_connector.whatif.chain import Shape
 
@@ -47,11 +46,11 @@ def unweighed(decision: Decision | Proposal) -> Verdict:
             f"an experiment, and no setting with a better value: {decision.after:.1%} of the requests are held out, as "
             "the policy says; what fetching saves by it is in the ledger"
         )
-        return Verdict(State.KEPT, told, {})
-    if decision.field == gate_settings.FLOOR:
+    elif decision.field == gate_settings.FLOOR:
         told = "what is not fetched cannot be seen to pay: unless the policy says so, it is tried again after a day"
-        return Verdict(State.KEPT, told, {})
-    return Verdict(State.INCONCLUSIVE, f"there is nothing to weigh {decision.field} by", {})
+    else:
+        return Verdict(State.INCONCLUSIVE, f"there is nothing to weigh {decision.field} by", {})
+    return Verdict(State.KEPT, told, {})
 
 
 def fetch_trial(after: str, windows: Windows, typical: TypicalCandidate | None) -> Trial:
@@ -60,17 +59,17 @@ def fetch_trial(after: str, windows: Windows, typical: TypicalCandidate | None) 
     Measured by a holdout if there is one, else by outcomes (what the gate refuses costs as much as recomputing), or by
     estimates while fetching is off.
     """
-    fetched, recomputed = _held_out(windows)
-    of = "seconds per token, measured by holdout"
-    if len(fetched) < ENOUGH_WINDOWS:
-        on = after == "on"
-        look = asked if on else lambda window: estimated(window, typical)
-        seen = [evidence for window in windows if (evidence := look(window)) and evidence.recompute_s > 0]
-        gains = [evidence.saved_s - evidence.lost_s if on else evidence.gain_s for evidence in seen]
-        fetched = [1 - gain_s / evidence.recompute_s for gain_s, evidence in zip(gains, seen, strict=True)]
-        recomputed, of = [1.0] * len(fetched), "cost of what could be fetched, recomputing being 1"
-    old, new = (recomputed, fetched) if after == "on" else (fetched, recomputed)
-    return Trial(tuple(old), tuple(new), of)
+    groups = ([sums(window, group) for group in GROUPS] for window in windows)
+    both = [(held, fetched) for held, fetched in groups if held.tokens > 0 and fetched.tokens > 0]
+    pairs = [(held.per_token, fetched.per_token) for held, fetched in both]
+    of, on = "seconds per token, measured by holdout", after == "on"
+    if len(pairs) < ENOUGH_WINDOWS:
+        seen = (asked(window) if on else estimated(window, typical) for window in windows)
+        told = [evidence for evidence in seen if evidence and evidence.recompute_s > 0]
+        gains = [evidence.saved_s - evidence.lost_s if on else evidence.gain_s for evidence in told]
+        pairs = [(1.0, 1 - gain_s / evidence.recompute_s) for gain_s, evidence in zip(gains, told, strict=True)]
+        of = "cost of what could be fetched, recomputing being 1"
+    return Trial(pairs if on else [(fetched, recomputed) for recomputed, fetched in pairs], of)
 
 
 def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
@@ -78,13 +77,12 @@ def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
 
     A length class counts if it begins between the floors.
     """
-    costs = []
+    pairs = []
     for window in windows:
         evidence, (fetches, gained_s) = asked(window), between(window, after, before)
         if evidence and evidence.recompute_s > 0 and fetches:
-            costs.append(1 - gained_s / evidence.recompute_s)
-    of = f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1"
-    return Trial((1.0,) * len(costs), tuple(costs), of)
+            pairs.append((1.0, 1 - gained_s / evidence.recompute_s))
+    return Trial(pairs, f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1")
 
 
 def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: datetime, filled_at: datetime) -> Spells:
@@ -102,27 +100,22 @@ def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: da
     byte_s = sum(seen.saved_s for seen in both) / nbytes if nbytes else 0.0
     gib_s = rates.network_gib * 3600 / rates.gpu_hour if tier == "remote" and rates.gpu_hour else 0.0
 
-    def parts(spell: Sequence[Passage]) -> tuple[Summand, ...]:
+    def parts(spell: Sequence[Passage]) -> list[Summand]:
         found = []
         for seen in spell:
             prompts_s = seen.prompt_tokens * token_s
             network_s = gib_s * seen.written_bytes / GIB
             if prompts_s > 0:
                 found.append(Summand(prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
-        return tuple(found)
+        return found
 
-    return Spells(
-        parts(before),
-        parts(after),
-        f"cost of the prompts, without {tier} being 1",
-        {"passed_before": _sum(before), "passed_after": _sum(after)},
-    )
+    return Spells(parts(before), parts(after), f"cost of the prompts, without {tier} being 1")
 
 
 def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity: float | None) -> Trial:
     """Ghosts of two algorithms at about the pool's size (``capacity`` in bytes)."""
     pairs = [pair for window in windows if (pair := _missed(window, before, after, capacity))]
-    return Trial(tuple(old for old, _ in pairs), tuple(new for _, new in pairs), "missed share of the prompts")
+    return Trial(pairs, "missed share of the prompts")
 
 
 def size_trial(
@@ -133,20 +126,24 @@ def size_trial(
     A size that was taken for its rent may lose seconds that are worth less: each request bears as much of what the new
     shape's rent is more or less, in seconds, so that this adds nothing to the doubt.
     """
-    sums: dict[int, tuple[int, float, float]] = {}
-    began, ended, every = inf, -inf, 0
-    for part, prospect in _parts([prospect for prospect in prospects if prospect.requests]):
+    told = sorted((prospect for prospect in prospects if prospect.requests), key=lambda prospect: prospect.start)
+    part_s = min((prospect.seconds for prospect in told), default=0.0) or 1.0  # namespaces report at different times
+    parts: dict[int, list[tuple[int, float, float]]] = {}
+    weighed = []
+    for prospect in told:
         old, new = cost_of(prospect, before), cost_of(prospect, after)
         if old is not None and new is not None:
-            requests, old_s, new_s = sums.get(part, (0, 0.0, 0.0))
-            more, start = prospect.requests, prospect.start.timestamp()
-            sums[part] = requests + more, old_s + more * old, new_s + more * new
-            began, ended, every = min(began, start), max(ended, start + prospect.seconds), every + more
-    hourly_s = rent_s(after, rates, hosts) - rent_s(before, rates, hosts)
-    rent = hourly_s * (ended - began) / 3600 / every if every else 0.0
-    windows = [(old_s / requests, new_s / requests + rent, float(requests)) for requests, old_s, new_s in sums.values()]
-    before_s, after_s, weights = zip(*windows, strict=True) if windows else ((), (), ())
-    return Trial(before_s, after_s, "seconds to the first token per request", weights)
+            part = int((prospect.start - told[0].start).total_seconds() / part_s + 0.5)
+            parts.setdefault(part, []).append((prospect.requests, prospect.requests * old, prospect.requests * new))
+            weighed.append(prospect)
+    rent_each_s = 0.0
+    if weighed:
+        hours = (max(map(ended, weighed)) - min(one.start for one in weighed)).total_seconds() / 3600
+        more_s = rent_s(after, rates, hosts) - rent_s(before, rates, hosts)
+        rent_each_s = more_s * hours / sum(one.requests for one in weighed)
+    summed = [[sum(column) for column in zip(*rows, strict=True)] for rows in parts.values()]
+    pairs = [(old_s / requests, new_s / requests + rent_each_s) for requests, old_s, new_s in summed]
+    return Trial(pairs, "seconds to the first token per request", [float(requests) for requests, *_ in summed])
 
 
 def shapes(decision: Decision) -> tuple[Shape, Shape]:
@@ -155,12 +152,12 @@ def shapes(decision: Decision) -> tuple[Shape, Shape]:
     In the decision's evidence, ``shape`` is what stood when it was decided, ``best`` where it was to go. A step of the
     way there goes the same part of the way in every tier.
     """
-    before, tier = Shape.parse(decision.evidence["shape"]), decision.target.tier
-    best = Shape.parse(decision.evidence["best"]) if "best" in decision.evidence else before
-    way = vars(best)[tier] - vars(before)[tier]
-    part = (decision.after - vars(before)[tier]) / way if way else 0.0
-    part = min(1.0, max(0.0, part))  # the host may be unlike the others
-    sizes = {name: round(size + part * (vars(best)[name] - size)) for name, size in vars(before).items()}
+    told, tier = decision.evidence, decision.target.tier
+    before, best = Shape.parse(told["shape"]), vars(Shape.parse(told.get("best", told["shape"])))
+    began = size_of(before, tier)
+    way = best[tier] - began
+    part = min(1.0, max(0.0, (decision.after - began) / way)) if way else 0.0  # the host may be unlike the others
+    sizes = {name: round(size + part * (best[name] - size)) for name, size in vars(before).items()}
     return before, Shape(**{**sizes, tier: int(decision.after)})
 
 
@@ -179,34 +176,12 @@ def cost_of(prospect: Prospect, shape: Shape) -> float | None:
 
 def coarse(trial: Trial, parts: int) -> Trial:
     """The trial as at most ``parts`` means of neighbouring windows, which depend less on each other."""
-    size = -(-len(trial.before) // parts) or 1
-    cuts = [slice(start, start + size) for start in range(0, len(trial.before), size)]
-    weights = trial.weights or (1.0,) * len(trial.before)
-    before, after = (tuple(fmean(side[cut], weights[cut]) for cut in cuts) for side in (trial.before, trial.after))
-    return Trial(before, after, trial.of, tuple(sum(weights[cut]) for cut in cuts) if trial.weights else ())
-
-
-def _parts(prospects: Sequence[Prospect]) -> Iterator[tuple[int, Prospect]]:
-    """Prospects, oldest first, with the number of their part of the time: namespaces report at different times."""
-    part_s = min((prospect.seconds for prospect in prospects), default=0.0) or 1.0
-    told = sorted(prospects, key=lambda prospect: prospect.start)
-    return ((int((prospect.start - told[0].start).total_seconds() / part_s + 0.5), prospect) for prospect in told)
-
-
-def _sum(passages: Sequence[Passage]) -> dict[str, float]:
-    """What was written to a tier and read from it, for the evidence."""
-    names = ("prompt_tokens", "asked_bytes", "saved_s", "writes", "written_bytes", "write_s", "dropped", "evicted")
-    return {name: sum(getattr(seen, name) for seen in passages) for name in names}
-
-
-def _held_out(windows: Iterable[Window]) -> tuple[list[float], list[float]]:
-    fetched, held = [], []
-    for window in windows:
-        groups = [sums(window, group) for group in ("fetched", "held")]
-        if all(group.tokens > 0 for group in groups):
-            fetched.append(groups[0].per_token)
-            held.append(groups[1].per_token)
-    return fetched, held
+    size = -(-trial.windows // parts) or 1
+    weights = trial.weights or (1.0,) * trial.windows
+    cuts = [slice(start, start + size) for start in range(0, trial.windows, size)]
+    sides = ([fmean(side, weights[cut]) for side in zip(*trial.pairs[cut], strict=True)] for cut in cuts)
+    pairs = [(before, after) for before, after in sides]
+    return Trial(pairs, trial.of, [sum(weights[cut]) for cut in cuts] if trial.weights else ())
 
 
 def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float] | None:

@@ -1,9 +1,10 @@
 """Was a change right? Pure: the old and the new setting on the same samples, or the windows before and after it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import hypot, sqrt
 from statistics import fmean
+from typing import ClassVar, NamedTuple
 
 from tiertune_agent.fields import Json
 from tiertune_agent.records import State
@@ -22,95 +23,86 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Trial:
-    """The old and the new setting on the same samples, one value per window; lower is better."""
+    """The old and the new setting on the same samples, a pair of values per window; lower is better."""
 
-    before: tuple[float, ...]
-    after: tuple[float, ...]
+    pairs: Sequence[tuple[float, float]]
     of: str = "cost"
     """What the values are, such as ``seconds per request``."""
-    weights: tuple[float, ...] = ()
+    weights: Sequence[float] = ()
     """Weights of the windows, such as their requests; empty: all count alike."""
+    few: ClassVar = "told anything"
+    """What is told of its windows if they are too few."""
 
     @property
     def windows(self) -> int:
-        return len(self.before)
+        return len(self.pairs)
+
+    def compared(self) -> "Compared":
+        """The means, the mean of the paired differences, and its error; that grows if few windows have most weight."""
+        weights = self.weights or (1.0,) * self.windows
+        before, after = zip(*self.pairs, strict=True)
+        differences = [new - old for old, new in self.pairs]
+        change, total, squares = fmean(differences, weights), sum(weights), sum(weight**2 for weight in weights)
+        spread = sum(weight * (each - change) ** 2 for each, weight in zip(differences, weights, strict=True))
+        error = sqrt(spread * squares / (total**2 - squares) / total)
+        told = f"{self.windows} windows"
+        return Compared(fmean(before, weights), fmean(after, weights), change, error, "with the old setting", told)
 
 
 @dataclass(frozen=True)
 class Spells:
     """The windows before and after a change, with different requests; ratios of sums, lower is better."""
 
-    before: tuple[Summand, ...]
-    after: tuple[Summand, ...]
+    before: Sequence[Summand]
+    after: Sequence[Summand]
     of: str
-    evidence: Json = field(default_factory=dict)
-    """What else to put into the verdict's evidence."""
+    few: ClassVar = "of the shorter spell, before or after the change, told anything"
 
     @property
     def windows(self) -> int:
         """Windows of the shorter spell."""
         return min(len(self.before), len(self.after))
 
+    def compared(self) -> "Compared":
+        """Both ratios, each with its own error; changes of the traffic between them are not separated."""
+        old, new = ratio(self.before), ratio(self.after)
+        told = f"{new.windows} windows against {old.windows}, not of the same requests"
+        change, error = new.value - old.value, hypot(old.error, new.error)
+        return Compared(old.value, new.value, change, error, "before the change", told)
+
+
+class Compared(NamedTuple):
+    """What a trial tells; the error is one standard error of the change."""
+
+    before: float
+    after: float
+    change: float
+    error: float
+    against: str
+    """What ``before`` is of, in words."""
+    windows: str
+    """In words."""
+
 
 def weigh(trial: Trial | Spells, *, worse_by: float) -> Verdict:
-    """The verdict on a trial; paired if the samples are the same."""
-    return compare(trial, worse_by=worse_by) if isinstance(trial, Trial) else contrast(trial, worse_by=worse_by)
-
-
-def compare(trial: Trial, *, worse_by: float) -> Verdict:
-    """Judge by the mean of the paired differences and its standard error, windows by their weights.
+    """The verdict on a trial.
 
     Kept: better by two standard errors. Rolled back: worse by two standard errors and by more than ``worse_by``, a
     share of what the old setting costs. Everything else is inconclusive, and that is an answer.
     """
-    pairs = list(zip(trial.before, trial.after, strict=True))
-    if len(pairs) < ENOUGH_WINDOWS:
-        return _too_few(len(pairs), "told anything")
-    weights = trial.weights or (1.0,) * len(pairs)
-    old, new = fmean(trial.before, weights), fmean(trial.after, weights)
-    differences = [after - before for before, after in pairs]
-    change, error = fmean(differences, weights), _error(differences, weights)
-    evidence = {"windows": len(pairs), "of": trial.of, "before": old, "after": new, "standard_error": error}
-    told = f"{trial.of}: {new:.4g} against {old:.4g} with the old setting, {_change(old, new, error)}"
-    return Verdict(_state(change, error, worse_by * old), f"{told}, {len(pairs)} windows", evidence)
-
-
-def contrast(spells: Spells, *, worse_by: float) -> Verdict:
-    """``compare`` for two spells, each with its own error; changes of the traffic between them are not separated."""
-    if spells.windows < ENOUGH_WINDOWS:
-        return _too_few(spells.windows, "of the shorter spell, before or after the change, told anything")
-    old, new = ratio(spells.before), ratio(spells.after)
-    error = hypot(old.error, new.error)
-    told = (
-        f"{spells.of}: {new.value:.4g} against {old.value:.4g} before the change, "
-        f"{_change(old.value, new.value, error)}, {new.windows} windows against {old.windows}, not of the same requests"
-    )
-    figures = {"of": spells.of, "before": old.value, "after": new.value, "standard_error": error}
-    evidence = {"windows": spells.windows, **figures, **spells.evidence}
-    return Verdict(_state(new.value - old.value, error, worse_by * abs(old.value)), told, evidence)
-
-
-def _error(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Standard error of a weighted mean; it grows if few windows have most of the weight."""
-    mean, total, squares = fmean(values, weights), sum(weights), sum(weight**2 for weight in weights)
-    spread = sum(weight * (value - mean) ** 2 for value, weight in zip(values, weights, strict=True))
-    return sqrt(spread * squares / (total**2 - squares) / total)
-
-
-def _too_few(windows: int, of: str) -> Verdict:
-    few = f"{format_count(windows, 'window')} {of}, {ENOUGH_WINDOWS} are needed"
-    return Verdict(State.INCONCLUSIVE, few, {"windows": windows})
-
-
-def _state(change: float, error: float, allowed: float) -> State:
+    if trial.windows < ENOUGH_WINDOWS:
+        few = f"{format_count(trial.windows, 'window')} {trial.few}, {ENOUGH_WINDOWS} are needed"
+        return Verdict(State.INCONCLUSIVE, few, {"windows": trial.windows})
+    before, after, change, error, against, windows = trial.compared()
+    state = State.INCONCLUSIVE
     if change + ERRORS * error < 0:
-        return State.KEPT
-    if change - ERRORS * error > 0 and change > allowed:
-        return State.ROLLED_BACK
-    return State.INCONCLUSIVE
-
-
-def _change(old: float, new: float, error: float) -> str:
-    if old > 0:
-        return f"{abs(new / old - 1):.1%} {'more' if new > old else 'less'} (standard error {error / old:.1%})"
-    return f"standard error {error:.3g}"
+        state = State.KEPT
+    elif change - ERRORS * error > 0 and change > worse_by * abs(before):
+        state = State.ROLLED_BACK
+    figures = {"of": trial.of, "before": before, "after": after, "standard_error": error}
+    moved = f"standard error {error:.3g}"
+    if before > 0:
+        more = "more" if after > before else "less"
+        moved = f"{abs(after / before - 1):.1%} {more} (standard error {error / before:.1%})"
+    told = f"{trial.of}: {after:.4g} against {before:.4g} {against}, {moved}, {windows}"
+    return Verdict(state, told, {"windows": trial.windows, **figures})
