@@ -31,7 +31,7 @@ from tiertune_connector.vllm.facts import Facts, Group, Prompt
 from tiertune_connector.vllm.lora import AdapterDigests
 from tiertune_connector.vllm.probes import UnsupportedError
 from tiertune_connector.vllm.settings import for_vllm, parse
-from tiertune_connector.vllm.sizes import SizeError, SizePlan, plan
+from tiertune_connector.vllm.sizes import SizePlan, plan
 from tiertune_connector.vllm.tenants import Tenants
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -50,7 +50,6 @@ class Engine:
         check_hosts(vllm_config)
         check_model(vllm_config, kv_cache_config)
         self._vllm_config, self._kv_cache_config = vllm_config, kv_cache_config
-        translate(vllm_config)
         self._plan = self._planned()
         translate(vllm_config, plan=self._plan)
         self.config = build_offloading_config(vllm_config, kv_cache_config)
@@ -66,12 +65,24 @@ class Engine:
         self.exchanges_weights = identity.exchanges_weights(vllm_config)
         self.drafts = vllm_config.num_speculative_tokens or 0
         """Tokens that it speculates."""
-        self._epoch = 0
+        self.epoch = 0
+        """Exchanges of the weights so far: what was stored before is no longer found, if weights are exchanged."""
 
     def tell_tier(self) -> None:
-        """Call before vLLM's own constructor on the scheduler's side, which makes the tier."""
-        self._tell_sizes()
-        translate(self._vllm_config, self.facts(), self._plan)
+        """Call before vLLM's own constructor on the scheduler's side, which makes the tier; the log gets the sizes."""
+        own, planned = self.settings.staging, self._plan
+        if own is not None and own < planned.prompt_bytes:
+            logger.warning(
+                "TierTune: staging of %s holds less than the longest prompt, which takes %s; the formula gives %s",
+                *map(format_size, (own, planned.prompt_bytes, planned.staging_bytes)),
+            )
+        logger.info(
+            "TierTune: chunks of %s tokens, %s; staging of %s",
+            planned.chunk_tokens[0],
+            format_size(planned.row_bytes),
+            format_size(own or planned.staging_bytes),
+        )
+        translate(self._vllm_config, self.facts(), planned)
 
     def facts(self) -> Facts:
         """What the tier must know about the engine."""
@@ -92,7 +103,7 @@ class Engine:
         media = request.mm_features and (self._numbers_media or (request.lora_request and self._adapters_encode))
         known = adapter is not None and not media
         allowed = known and self._tenants.allowed(request.cache_salt)
-        epoch = self._epoch.to_bytes(EPOCH_BYTES, "big") if self.exchanges_weights else b""
+        epoch = self.epoch.to_bytes(EPOCH_BYTES, "big") if self.exchanges_weights else b""
         return Prompt(
             tokens=request.num_prompt_tokens,
             keys=[keys[place] for place in self._order],
@@ -104,22 +115,15 @@ class Engine:
             headers=request.trace_headers,
         )
 
-    def new_weights(self) -> None:
-        """What was stored before is no longer found, if weights are exchanged."""
-        self._epoch += 1
-
     def _planned(self) -> SizePlan:
         config = build_offloading_config(self._vllm_config, self._kv_cache_config)
-        try:
-            planned = plan(
-                [group.tokens_per_block for group in config.groups],
-                config.worker_kv_bytes_per_block * (1 if config.replicated_layout else config.parallel.world_size),
-                batched_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
-                prompt_tokens=self._vllm_config.model_config.max_model_len,
-                chunk_tokens=self.settings.chunk_tokens,
-            )
-        except SizeError as error:
-            raise UnsupportedError(f"kv_connector_extra_config.{error}") from error
+        planned = plan(
+            [group.tokens_per_block for group in config.groups],
+            config.worker_kv_bytes_per_block * (1 if config.replicated_layout else config.parallel.world_size),
+            batched_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
+            prompt_tokens=self._vllm_config.model_config.max_model_len,
+            chunk_tokens=self.settings.chunk_tokens,
+        )
         own = self.settings.staging
         if own is not None and own < planned.row_bytes:
             raise UnsupportedError(
@@ -128,20 +132,6 @@ class Engine:
                 f" {format_size(planned.staging_bytes)}"
             )
         return planned
-
-    def _tell_sizes(self) -> None:
-        own, planned = self.settings.staging, self._plan
-        if own is not None and own < planned.prompt_bytes:
-            logger.warning(
-                "TierTune: staging of %s holds less than the longest prompt, which takes %s; the formula gives %s",
-                *map(format_size, (own, planned.prompt_bytes, planned.staging_bytes)),
-            )
-        logger.info(
-            "TierTune: chunks of %s tokens, %s; staging of %s",
-            planned.chunk_tokens[0],
-            format_size(planned.row_bytes),
-            format_size(own or planned.staging_bytes),
-        )
 
 
 def translate(vllm_config: VllmConfig, facts: Facts | None = None, plan: SizePlan | None = None) -> None:
