@@ -22,7 +22,7 @@ NEEDS = {
     "v1/kv_offload/tiering/base.py": {
         "SecondaryTierManager.__init__": "offloading_spec primary_kv_view tier_type backpressure_detector",
         "SecondaryTierManager": (
-            "block_size_bytes serve_external_requests on_schedule_end on_request_finished touch shutdown"
+            "block_size_bytes serve_external_requests on_schedule_end on_request_finished shutdown"
         ),
         "JobResult": "job_id success successful_keys transfer_time transfer_bytes",
         "TransferJob": "job_id keys chunk_ids req_context",

@@ -31,10 +31,6 @@ class Telemetry:
         self._stats = EngineStats(self.chunk_tokens)
         self._reporter = Reporter(self.steps.totals, self.client)
 
-    def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
-        """A request has come, and its lookup goes out."""
-        self.tracing.arrived(request, headers, prompt_tokens, chunks)
-
     def answered(self, ask: Ask) -> None:
         """The store has answered, at the latest during the step that ends now."""
         reply = ask.reply.result()
@@ -86,12 +82,8 @@ class Telemetry:
             used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
             self._report(ask, ask.decision, used=used)
         if ask is not None:  # even if it ended without a token, it counts in its group
-            self._first_token(ask)
+            self.first_token(ask)
         self.tracing.finished(request)
-
-    def first_token(self, ask: Ask) -> None:
-        """The output of the step that computed the prompt's end has come."""
-        self._first_token(ask)
 
     def changes(self) -> dict[Key, float]:
         """What vLLM's metrics have not been given yet."""
@@ -146,9 +138,10 @@ class Telemetry:
         if asked.fetches:
             self._report(ask, asked, job, used)
 
-    def _first_token(self, ask: Ask) -> None:
-        """Report once how long a request of a holdout took, if it found chunks in the remote tier.
+    def first_token(self, ask: Ask) -> None:
+        """The output of the step that computed the prompt's end has come, or the request has ended without one.
 
+        Report once how long a request of a holdout took, if it found chunks in the remote tier.
         A request that ended without a first token waited at least so long. If left out, such requests would be missing
         from one group alone: a fetch can fail, and what is not fetched cannot.
         """
