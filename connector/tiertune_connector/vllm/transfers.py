@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -128,9 +129,8 @@ class Transfers:
 
     def take(self) -> list[Job]:
         """Jobs that are over and were not taken yet; waiting ones whose deadline has passed are over now."""
-        now = self._clock()
         with self._changed:
-            self._expire(lambda job: now >= job.deadline)
+            self._expire(self._clock())
             over = [job for job in self._jobs.values() if job.over]
             for job in over:
                 del self._jobs[job.id]
@@ -161,19 +161,14 @@ class Transfers:
 
     def _ended(self) -> bool:
         """End jobs that wait, as some do again after a copy; returns whether none copies."""
-        self._expire(lambda _: True)
+        self._expire(inf)
         return self._all_over()
 
-    def _expire(self, ended: Callable[[Job], bool]) -> None:
+    def _expire(self, now: float) -> None:
         for job in self._jobs.values():
-            if not (job.over or job.copying) and ended(job):
+            if not (job.over or job.copying) and now >= job.deadline:
                 job.late = True
-                self._over(job, [])
-
-    def _over(self, job: Job, done: list[bytes]) -> None:
-        """Call with the lock held."""
-        job.over, job.done, job.seconds = True, done, self._clock() - job.started
-        self._changed.notify_all()
+                self._finish(job, [])
 
     def _move(self, job: Job, *, copying: bool) -> bool:
         """A waiting job begins to copy, or a copying one waits again; returns whether it did: not one that is over."""
@@ -185,9 +180,10 @@ class Transfers:
             return True
 
     def _finish(self, job: Job, done: list[bytes]) -> None:
-        with self._changed:
+        with self._changed:  # a caller may hold it
             if not job.over:
-                self._over(job, done)
+                job.over, job.done, job.seconds = True, done, self._clock() - job.started
+                self._changed.notify_all()
 
     def _offer(self, job: Job) -> None:
         if not job.over:  # it cannot be copying yet
