@@ -18,7 +18,6 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, iter_layer_specs
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
-from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
@@ -53,15 +52,21 @@ class Engine:
         self._plan = self._planned()
         translate(vllm_config, plan=self._plan)
         self.config = build_offloading_config(vllm_config, kv_cache_config)
-        found = groups(kv_cache_config, self.config)
+        found = [
+            Group(group.group_id, tokens, _window_chunks(identity.layer_spec(kv_cache_config, group.group_id), tokens))
+            for group in self.config.groups
+            for tokens in [group.tokens_per_block * self.config.cache.blocks_per_chunk]
+        ]
         # The store follows one chain of chunks: that of a group whose hits are prefixes, if there is one.
-        self._order = sorted(range(len(found)), key=lambda place: (found[place].window_chunks is not None, place))
+        self._order = sorted(range(len(found)), key=lambda place: found[place].window_chunks is not None)
         self.groups = tuple(found[place] for place in self._order)
         """First the group whose chunks make the chain."""
         self._tenants = Tenants(self.settings.isolation, os.environ)
         self._adapters = AdapterDigests(identity.adapters(vllm_config))
         self._adapters_encode = identity.adapters_encode(vllm_config)
-        self._numbers_media = numbers_media(vllm_config)
+        media, cached = vllm_config.model_config.multimodal_config, vllm_config.cache_config.enable_prefix_caching
+        self._numbers_media = media is not None and media.mm_processor_cache_gb == 0 and not cached
+        """Whether images and the like are not hashed: keys then hold a number with another meaning in each process."""
         self.exchanges_weights = identity.exchanges_weights(vllm_config)
         self.drafts = vllm_config.num_speculative_tokens or 0
         """Tokens that it speculates."""
@@ -141,13 +146,6 @@ def translate(vllm_config: VllmConfig, facts: Facts | None = None, plan: SizePla
     transfer.kv_load_failure_policy = "recompute"
 
 
-def numbers_media(vllm_config: VllmConfig) -> bool:
-    """Whether images and the like are not hashed: keys then hold a number with another meaning in each process."""
-    multimodal = vllm_config.model_config.multimodal_config
-    cached = vllm_config.cache_config.enable_prefix_caching
-    return multimodal is not None and multimodal.mm_processor_cache_gb == 0 and not cached
-
-
 @cache
 def check_version(*, allow_untested: bool = False) -> None:
     """Raises UnsupportedError for a vLLM that is too new, too old, or lacks what the adapter counts on."""
@@ -202,19 +200,6 @@ def check_model(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None
         )
     for group in kv_cache_config.prefix_cacheable_groups:
         _window_chunks(next(iter(iter_layer_specs(group.kv_cache_spec))), 1)
-
-
-def groups(kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> tuple[Group, ...]:
-    """The offloaded groups in vLLM's order."""
-    return tuple(
-        Group(
-            index=group.group_id,
-            chunk_tokens=tokens,
-            window_chunks=_window_chunks(identity.layer_spec(kv_cache_config, group.group_id), tokens),
-        )
-        for group in config.groups
-        for tokens in [group.tokens_per_block * config.cache.blocks_per_chunk]
-    )
 
 
 def model_shape(vllm_config: VllmConfig) -> ModelShape:

@@ -75,14 +75,14 @@ class Telemetry:
 
     def finished(self, request: str, ask: Ask | None) -> None:
         """The request has ended."""
-        if ask is not None and ask.load is not None:
-            self._report_load(ask, ask.load, ask.had)
-        if ask is not None and ask.decision is not None:  # what was chosen and not begun, or came by others' loads
-            every, tiers = range(len(ask.chain)), ask.reply.result().tiers
-            used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
-            self._report(ask, ask.decision, used=used)
-        if ask is not None:  # even if it ended without a token, it counts in its group
-            self.first_token(ask)
+        if ask is not None:
+            if ask.load is not None:
+                self._report_load(ask, ask.load, ask.had)
+            if ask.decision is not None:  # what was chosen and not begun, or came by others' loads
+                every, tiers = range(len(ask.chain)), ask.reply.result().tiers
+                used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
+                self._report(ask, ask.decision, used=used)
+            self.first_token(ask)  # even if it ended without a token, it counts in its group
         self.tracing.finished(request)
 
     def changes(self) -> dict[Key, float]:
