@@ -16,6 +16,7 @@ WHY = "no source of vLLM 0.33: make setup-engine has not fetched it"
 SOURCE = """
 class Tier(ABC):
     medium: str = "x"
+    SIZES = [color for color in "rgb"]
     if True:
         @property
         def size(self): ...
@@ -27,7 +28,7 @@ class Tier(ABC):
     def lookup(self, key): ...
 
 
-def build(config): ...
+def build(config, *parts, **more): ...
 """
 
 
@@ -50,11 +51,12 @@ def vllm(tmp_path):
         ("build", "config", []),
         ("Tier", "color", ["tier.py: Tier has no color"]),
         ("Tier.__init__", "spec", ["tier.py: Tier.__init__ has no parameter spec"]),
+        ("build", "parts more", ["tier.py: build has no parameter parts", "tier.py: build has no parameter more"]),
         ("Tier.load", "", ["tier.py: no Tier.load"]),
     ],
 )
 def test_a_need_is_met_or_named(vllm, monkeypatch, name, has, problems):
-    """Fields, properties, what a constructor sets, parameters."""
+    """Fields, properties, what a constructor sets, parameters; not what takes the rest, or is gone behind its line."""
     monkeypatch.setattr(probes, "NEEDS", {"tier.py": {name: has}})
     assert check_source(vllm) == problems
 

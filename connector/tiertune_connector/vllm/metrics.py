@@ -28,9 +28,9 @@ def unregister() -> None:
 def connector_stats(changes: Mapping[Key, float]) -> OffloadingConnectorStats | None:
     """``changes`` for vLLM to carry to its API server; None if there are none."""
     stats = OffloadingConnectorStats()
-    for key, value in changes.items():
-        change = stats.set_gauge if key == CONNECTED else stats.increase_counter
-        change(vllm_name(key[0]), value, key[1])
+    for (name, labels), value in changes.items():
+        change = stats.set_gauge if (name, labels) == CONNECTED else stats.increase_counter
+        change(vllm_name(name), value, labels)
     return None if stats.is_empty() else stats
 
 

@@ -232,20 +232,22 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _parameters(node: ast.FunctionDef) -> set[str]:
-    return {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+    """Those that have a place of their own; `*args` and `**kwargs` take anything."""
+    return {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
 
 
 def _members(node: ast.ClassDef) -> set[str]:
     members = set[str]()
     for part in _statements(node.body):
-        stored = [each for each in ast.walk(part) if isinstance(getattr(each, "ctx", None), ast.Store)]
         if isinstance(part, ast.FunctionDef):
+            attributes = [each for each in ast.walk(part) if isinstance(each, ast.Attribute)]
             members.add(part.name)
             members.update(
-                each.attr for each in stored if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name)
+                each.attr for each in attributes if isinstance(each.ctx, ast.Store) and isinstance(each.value, ast.Name)
             )
         elif isinstance(part, ast.AnnAssign | ast.Assign):
-            members.update(each.id for each in stored if isinstance(each, ast.Name))
+            targets = part.targets if isinstance(part, ast.Assign) else [part.target]
+            members.update(each.id for each in targets if isinstance(each, ast.Name))
     return members
 
 

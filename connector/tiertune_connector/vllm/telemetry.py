@@ -85,6 +85,22 @@ class Telemetry:
             self.first_token(ask)  # even if it ended without a token, it counts in its group
         self.tracing.finished(request)
 
+    def first_token(self, ask: Ask) -> None:
+        """The output of the step that computed the prompt's end has come, or the request has ended without one.
+
+        Report once how long a request of a holdout took, if it found chunks in the remote tier.
+        A request that ended without a first token waited at least so long. If left out, such requests would be missing
+        from one group alone: a fetch can fail, and what is not fetched cannot.
+        """
+        if ask.timed:
+            return
+        ask.timed = True
+        if ask.decision is None or not (group := ask.reply.result().group):
+            return
+        tokens = sum(each.chunks for each in ask.decision.candidates if each.tier == REMOTE) * self.chunk_tokens
+        if tokens:
+            self.client.first_token(tokens, monotonic() - ask.sent_at, group)
+
     def changes(self) -> dict[Key, float]:
         """What vLLM's metrics have not been given yet."""
         return self._stats.take(connected=self.client.connected)
@@ -137,22 +153,6 @@ class Telemetry:
         asked, used = (ask.decision.cut_to(until, set(loaded), tiers) for until in (end, came))
         if asked.fetches:
             self._report(ask, asked, job, used)
-
-    def first_token(self, ask: Ask) -> None:
-        """The output of the step that computed the prompt's end has come, or the request has ended without one.
-
-        Report once how long a request of a holdout took, if it found chunks in the remote tier.
-        A request that ended without a first token waited at least so long. If left out, such requests would be missing
-        from one group alone: a fetch can fail, and what is not fetched cannot.
-        """
-        if ask.timed:
-            return
-        ask.timed = True
-        if ask.decision is None or not (group := ask.reply.result().group):
-            return
-        tokens = sum(each.chunks for each in ask.decision.candidates if each.tier == REMOTE) * self.chunk_tokens
-        if tokens:
-            self.client.first_token(tokens, monotonic() - ask.sent_at, group)
 
     def _waited(self, ask: Ask, chunks: int) -> None:
         """Count once how long the scheduler wanted the request and could not have it."""

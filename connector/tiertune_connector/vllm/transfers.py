@@ -47,7 +47,7 @@ class Job:
     tenant: bytes = b""
     started: float = 0.0
     copying: bool = False
-    """A thread is using its rows; else it waits, unless it is over."""
+    """A thread is using its rows; else it waits. Of a job that is over it says nothing."""
     over: bool = False
     parts: dict[int, ArrivedPart] = field(default_factory=dict)
     """Parts of a load that have arrived and are not copied yet, by position."""
