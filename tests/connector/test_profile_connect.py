@@ -37,7 +37,7 @@ def test_stages_of_a_plain_process_are_counted(store, client, count):
         module := FakeModule(lambda: time.sleep(0.001) or "audio"), tokens=lambda *_: count
     )
     module()
-    profiler.report_to(client, every_s=3600)
+    profiler.report_to(client)
     profiler.close()
     eventually(lambda: tokens(store) == {("code2wav", "mixed"): 5.0})
     assert counted(store.counters, "stage_gpu_seconds_total")["code2wav", "mixed"] >= 0.001

@@ -237,7 +237,7 @@ class TestReporting:
         sink = Taking()
         profiler.stage("talker").attach(module := FakeModule(work), tokens=one_token)
         module(0.5)
-        profiler.report_to(sink, every_s=3600)
+        profiler.report_to(sink)
         module(0.25)
         profiler.close()
         assert sum(report.gpu_seconds for report in sink.taken) == pytest.approx(0.75)

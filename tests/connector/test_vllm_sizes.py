@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.vllm.sizes import PAGE_BYTES, SizeError, plan
+from tiertune_connector.vllm.probes import UnsupportedError
+from tiertune_connector.vllm.sizes import PAGE_BYTES, plan
 
 LLAMA_8B = {"block_tokens": (16,), "block_bytes": 16 * 131_072, "batched_tokens": 8192, "prompt_tokens": 32_768}
 """128 KiB of KV per token."""
@@ -27,7 +28,8 @@ def test_a_chunk_has_about_256_tokens_where_nobody_says(block, blocks):
 @pytest.mark.parametrize(("wanted", "near"), [(100, "96 or 112"), (8, ": 16")])
 def test_a_chunk_that_is_no_whole_blocks_is_refused(wanted, near):
     """The message names the sizes beside it."""
-    with pytest.raises(SizeError, match=f"chunk_tokens: {wanted} is no multiple of the engine's block of 16") as error:
+    message = rf"kv_connector_extra_config\.chunk_tokens: {wanted} is no multiple of the engine's block of 16"
+    with pytest.raises(UnsupportedError, match=message) as error:
         plan(**LLAMA_8B, chunk_tokens=wanted)
     assert near in str(error.value)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tiertune_connector.cost import Reason
 from tiertune_connector.protocol.messages import TierReport
-from tiertune_connector.vllm.stats import BY_NAME, CONNECTED, NONE, OTHER, RESULTS, TIERS, EngineStats
+from tiertune_connector.vllm.stats import CONNECTED, METRICS, NONE, OTHER, RESULTS, TIERS, EngineStats
 
 
 def report(tier="dram", outcome="won", *, fetched=2, actual_s=0.1, recompute_s=0.4, reason="cheaper"):
@@ -133,7 +133,7 @@ def test_what_is_taken_adds_up(happened):
 
     def take(stats, connected):
         for (name, labels), value in stats.take(connected=connected).items():
-            metric = BY_NAME[name]
+            metric = next(metric for metric in METRICS if metric.name == name)
             assert len(labels) == len(metric.labels)
             if metric.kind == "counter":
                 assert value > 0

@@ -7,14 +7,14 @@ from typing import Any
 
 from tiertune_connector.cost import PrefillCost
 from tiertune_connector.profile.steps import Steps
+from tiertune_connector.tracing import Tracing
 from tiertune_connector.vllm.telemetry import Telemetry
 
 TIMED = {
     Steps: ("given", "output", "measured"),
-    Telemetry: (
-        "arrived", "answered", "decided", "settled", "begun", "loaded", "stored", "finished", "first_token", "changes",
-    ),
-}  # fmt: skip
+    Tracing: ("arrived",),
+    Telemetry: ("answered", "decided", "settled", "begun", "loaded", "stored", "finished", "first_token", "changes"),
+}
 
 
 class Accounting:

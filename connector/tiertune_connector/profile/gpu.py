@@ -6,8 +6,8 @@ A host without GPUs, without a driver or without the package ``nvidia-ml-py`` (e
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -86,28 +86,23 @@ class GpuSampler:
 
     def _ask(self, handle: Any, stages: Mapping[str, str]) -> list[Gauge]:  # noqa: ANN401 (pynvml's)
         """One GPU's gauges; what it cannot tell is left out. Its joules since the first sample are counted."""
-        nvml, told = self.nvml, partial(self._told, handle)
+        nvml = self.nvml
+        untold = suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission)
         gpu = str(nvml.nvmlDeviceGetUUID(handle))
         labels, gauges = (gpu, stages.get(gpu, "")), list[Gauge]()
-        if (rates := told(nvml.nvmlDeviceGetUtilizationRates)) is not None:
-            gauges.append(("gpu_utilization_ratio", labels, rates.gpu / 100))
-        if (memory := told(nvml.nvmlDeviceGetMemoryInfo)) is not None:
+        with untold:
+            gauges.append(("gpu_utilization_ratio", labels, nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100))
+        with untold:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             gauges += [("gpu_memory_bytes", (*labels, state), float(getattr(memory, state))) for state in _STATES]
-        if (milliwatts := told(nvml.nvmlDeviceGetPowerUsage)) is not None:
-            gauges.append(("gpu_power_watts", labels, milliwatts / 1e3))
-        if (millijoules := told(nvml.nvmlDeviceGetTotalEnergyConsumption)) is not None:
-            joules = millijoules / 1e3
+        with untold:
+            gauges.append(("gpu_power_watts", labels, nvml.nvmlDeviceGetPowerUsage(handle) / 1e3))
+        with untold:
+            joules = nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
             grown = joules - self._energy.get(gpu, joules)
             self._energy[gpu] = joules
             self.counters.add("gpu_energy_joules_total", labels, max(0.0, grown))
         return gauges
-
-    def _told(self, handle: Any, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 (pynvml's)
-        nvml = self.nvml
-        try:
-            return ask(handle)
-        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
-            return None
 
     def _tell(self, state: str) -> None:
         if state != self.state:

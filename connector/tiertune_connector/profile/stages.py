@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiertune_connector.client.store_client import StoreClient
-from tiertune_connector.profile.reports import REPORT_EVERY_S, Reporter, Totals
+from tiertune_connector.profile.reports import Reporter, Totals
 from tiertune_connector.profile.timers import Mark, Timer, cuda_timer, wall_timer
 from tiertune_connector.protocol.messages import LABEL_CHARS
 from tiertune_connector.units import Clock
@@ -55,10 +55,10 @@ class Profiler:
             raise ValueError(f"the name of a stage has 1 to {LABEL_CHARS} characters: {name!r}")
         return Stage(self, name)
 
-    def report_to(self, client: StoreClient, *, every_s: float = REPORT_EVERY_S) -> None:
+    def report_to(self, client: StoreClient) -> None:
         """Report to this client's store, no longer to the one before: also what is not sent yet."""
         self.close()
-        self._reporter = Reporter(self.totals, client, every_s=every_s, before=self._harvest_if_idle)
+        self._reporter = Reporter(self.totals, client, before=self._harvest_if_idle)
 
     def close(self) -> None:
         """Report once more, and end reporting; measuring goes on."""

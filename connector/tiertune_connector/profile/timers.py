@@ -9,7 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tiertune_connector.units import Clock
 
@@ -18,12 +19,8 @@ PENDING = 256
 """Measurements that the device has not passed yet, at most; beyond that, new ones are left out."""
 
 
-class Event(Protocol):
-    """The part of ``torch.cuda.Event`` that is used."""
-
-    def record(self, stream: Any = None) -> None: ...  # noqa: ANN401 (torch's)
-    def query(self) -> bool: ...
-    def elapsed_time(self, end: Any) -> float: ...  # noqa: ANN401 (another event)
+Event = Any
+"""A ``torch.cuda.Event``, or what has as much of it as `_Reading`: this module imports no torch at its start."""
 
 
 class Mark(NamedTuple, Generic[Key]):
@@ -109,14 +106,11 @@ def cuda_timer(device: object = None) -> Timer[Any]:
     """For a CUDA device (``torch.device``, number or name); None: the current one. ImportError without torch."""
     import torch  # noqa: PLC0415 (seconds to import; only where there is a device to time)
 
-    def stream() -> Any:  # noqa: ANN401 (torch's)
-        return torch.cuda.current_stream(device)
-
-    def event() -> Event:
-        timed: Event = torch.cuda.Event(enable_timing=True)
-        return timed
-
-    return Timer(event, capturing=torch.cuda.is_current_stream_capturing, stream=stream)
+    return Timer(
+        partial(torch.cuda.Event, enable_timing=True),
+        capturing=torch.cuda.is_current_stream_capturing,
+        stream=partial(torch.cuda.current_stream, device),
+    )
 
 
 def gpu_uuid(device: object = None) -> str:

@@ -113,22 +113,19 @@ def _loads(trace: RequestTrace, chunk_bytes: int) -> Iterator[Span]:
         for report in fetched:
             in_dram_ns = end_ns if report.tier == "dram" else end_ns - int(copy_s * 1e9)
             start_ns = max(trace.arrived_ns, in_dram_ns - int((report.actual_s or 0.0) * 1e9))
+            chunks = report.chunks * report.fetched_tokens // max(1, report.tokens)
+            attributes: Attributes = {
+                "tiertune.tier": report.tier,
+                "tiertune.chunks": chunks,
+                "tiertune.tokens": report.fetched_tokens,
+                "tiertune.bytes": chunks * chunk_bytes,
+                "tiertune.outcome": report.outcome,
+                "tiertune.predicted.fetch_seconds": report.fetch_s,
+                "tiertune.predicted.recompute_seconds": report.recompute_s,
+                "tiertune.actual_seconds": report.actual_s,
+            }
             failure = report.outcome if report.outcome in FAILURES else ""
-            yield _span("tiertune.load", start_ns, in_dram_ns, _load(report, chunk_bytes), failure)
-
-
-def _load(report: TierReport, chunk_bytes: int) -> Attributes:
-    chunks = report.chunks * report.fetched_tokens // max(1, report.tokens)
-    return {
-        "tiertune.tier": report.tier,
-        "tiertune.chunks": chunks,
-        "tiertune.tokens": report.fetched_tokens,
-        "tiertune.bytes": chunks * chunk_bytes,
-        "tiertune.outcome": report.outcome,
-        "tiertune.predicted.fetch_seconds": report.fetch_s,
-        "tiertune.predicted.recompute_seconds": report.recompute_s,
-        "tiertune.actual_seconds": report.actual_s,
-    }
+            yield _span("tiertune.load", start_ns, in_dram_ns, attributes, failure)
 
 
 def _span(name: str, start_ns: int, end_ns: int, attributes: Attributes, failure: str = "") -> Span:

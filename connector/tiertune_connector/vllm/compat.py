@@ -18,7 +18,6 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, iter_layer_specs
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
-from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
@@ -31,7 +30,7 @@ from tiertune_connector.vllm.facts import Facts, Group, Prompt
 from tiertune_connector.vllm.lora import AdapterDigests
 from tiertune_connector.vllm.probes import UnsupportedError
 from tiertune_connector.vllm.settings import for_vllm, parse
-from tiertune_connector.vllm.sizes import SizeError, SizePlan, plan
+from tiertune_connector.vllm.sizes import SizePlan, plan
 from tiertune_connector.vllm.tenants import Tenants
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -50,28 +49,45 @@ class Engine:
         check_hosts(vllm_config)
         check_model(vllm_config, kv_cache_config)
         self._vllm_config, self._kv_cache_config = vllm_config, kv_cache_config
-        translate(vllm_config)
         self._plan = self._planned()
         translate(vllm_config, plan=self._plan)
         self.config = build_offloading_config(vllm_config, kv_cache_config)
-        found = groups(kv_cache_config, self.config)
+        found = [
+            Group(group.group_id, tokens, _window_chunks(identity.layer_spec(kv_cache_config, group.group_id), tokens))
+            for group in self.config.groups
+            for tokens in [group.tokens_per_block * self.config.cache.blocks_per_chunk]
+        ]
         # The store follows one chain of chunks: that of a group whose hits are prefixes, if there is one.
-        self._order = sorted(range(len(found)), key=lambda place: (found[place].window_chunks is not None, place))
+        self._order = sorted(range(len(found)), key=lambda place: found[place].window_chunks is not None)
         self.groups = tuple(found[place] for place in self._order)
         """First the group whose chunks make the chain."""
         self._tenants = Tenants(self.settings.isolation, os.environ)
         self._adapters = AdapterDigests(identity.adapters(vllm_config))
         self._adapters_encode = identity.adapters_encode(vllm_config)
-        self._numbers_media = numbers_media(vllm_config)
+        media, cached = vllm_config.model_config.multimodal_config, vllm_config.cache_config.enable_prefix_caching
+        self._numbers_media = media is not None and media.mm_processor_cache_gb == 0 and not cached
+        """Whether images and the like are not hashed: keys then hold a number with another meaning in each process."""
         self.exchanges_weights = identity.exchanges_weights(vllm_config)
         self.drafts = vllm_config.num_speculative_tokens or 0
         """Tokens that it speculates."""
-        self._epoch = 0
+        self.epoch = 0
+        """Exchanges of the weights so far: what was stored before is no longer found, if weights are exchanged."""
 
     def tell_tier(self) -> None:
-        """Call before vLLM's own constructor on the scheduler's side, which makes the tier."""
-        self._tell_sizes()
-        translate(self._vllm_config, self.facts(), self._plan)
+        """Call before vLLM's own constructor on the scheduler's side, which makes the tier; the log gets the sizes."""
+        own, planned = self.settings.staging, self._plan
+        if own is not None and own < planned.prompt_bytes:
+            logger.warning(
+                "TierTune: staging of %s holds less than the longest prompt, which takes %s; the formula gives %s",
+                *map(format_size, (own, planned.prompt_bytes, planned.staging_bytes)),
+            )
+        logger.info(
+            "TierTune: chunks of %s tokens, %s; staging of %s",
+            planned.chunk_tokens[0],
+            format_size(planned.row_bytes),
+            format_size(own or planned.staging_bytes),
+        )
+        translate(self._vllm_config, self.facts(), planned)
 
     def facts(self) -> Facts:
         """What the tier must know about the engine."""
@@ -92,7 +108,7 @@ class Engine:
         media = request.mm_features and (self._numbers_media or (request.lora_request and self._adapters_encode))
         known = adapter is not None and not media
         allowed = known and self._tenants.allowed(request.cache_salt)
-        epoch = self._epoch.to_bytes(EPOCH_BYTES, "big") if self.exchanges_weights else b""
+        epoch = self.epoch.to_bytes(EPOCH_BYTES, "big") if self.exchanges_weights else b""
         return Prompt(
             tokens=request.num_prompt_tokens,
             keys=[keys[place] for place in self._order],
@@ -104,22 +120,15 @@ class Engine:
             headers=request.trace_headers,
         )
 
-    def new_weights(self) -> None:
-        """What was stored before is no longer found, if weights are exchanged."""
-        self._epoch += 1
-
     def _planned(self) -> SizePlan:
         config = build_offloading_config(self._vllm_config, self._kv_cache_config)
-        try:
-            planned = plan(
-                [group.tokens_per_block for group in config.groups],
-                config.worker_kv_bytes_per_block * (1 if config.replicated_layout else config.parallel.world_size),
-                batched_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
-                prompt_tokens=self._vllm_config.model_config.max_model_len,
-                chunk_tokens=self.settings.chunk_tokens,
-            )
-        except SizeError as error:
-            raise UnsupportedError(f"kv_connector_extra_config.{error}") from error
+        planned = plan(
+            [group.tokens_per_block for group in config.groups],
+            config.worker_kv_bytes_per_block * (1 if config.replicated_layout else config.parallel.world_size),
+            batched_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
+            prompt_tokens=self._vllm_config.model_config.max_model_len,
+            chunk_tokens=self.settings.chunk_tokens,
+        )
         own = self.settings.staging
         if own is not None and own < planned.row_bytes:
             raise UnsupportedError(
@@ -129,33 +138,12 @@ class Engine:
             )
         return planned
 
-    def _tell_sizes(self) -> None:
-        own, planned = self.settings.staging, self._plan
-        if own is not None and own < planned.prompt_bytes:
-            logger.warning(
-                "TierTune: staging of %s holds less than the longest prompt, which takes %s; the formula gives %s",
-                *map(format_size, (own, planned.prompt_bytes, planned.staging_bytes)),
-            )
-        logger.info(
-            "TierTune: chunks of %s tokens, %s; staging of %s",
-            planned.chunk_tokens[0],
-            format_size(planned.row_bytes),
-            format_size(own or planned.staging_bytes),
-        )
-
 
 def translate(vllm_config: VllmConfig, facts: Facts | None = None, plan: SizePlan | None = None) -> None:
     """Write into vLLM's configuration what follows from ours; without ``plan``, enough for its metrics."""
     transfer = vllm_config.kv_transfer_config
     transfer.kv_connector_extra_config = for_vllm(transfer.kv_connector_extra_config, facts, plan)
     transfer.kv_load_failure_policy = "recompute"
-
-
-def numbers_media(vllm_config: VllmConfig) -> bool:
-    """Whether images and the like are not hashed: keys then hold a number with another meaning in each process."""
-    multimodal = vllm_config.model_config.multimodal_config
-    cached = vllm_config.cache_config.enable_prefix_caching
-    return multimodal is not None and multimodal.mm_processor_cache_gb == 0 and not cached
 
 
 @cache
@@ -212,19 +200,6 @@ def check_model(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None
         )
     for group in kv_cache_config.prefix_cacheable_groups:
         _window_chunks(next(iter(iter_layer_specs(group.kv_cache_spec))), 1)
-
-
-def groups(kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> tuple[Group, ...]:
-    """The offloaded groups in vLLM's order."""
-    return tuple(
-        Group(
-            index=group.group_id,
-            chunk_tokens=tokens,
-            window_chunks=_window_chunks(identity.layer_spec(kv_cache_config, group.group_id), tokens),
-        )
-        for group in config.groups
-        for tokens in [group.tokens_per_block * config.cache.blocks_per_chunk]
-    )
 
 
 def model_shape(vllm_config: VllmConfig) -> ModelShape:

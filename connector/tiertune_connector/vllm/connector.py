@@ -4,7 +4,8 @@
 # Where mypy runs, vLLM is not installed.
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from vllm.config import VllmConfig
@@ -39,19 +40,21 @@ class TierTuneConnector(OffloadingConnector):
     and says so in the log.
     """
 
+    tier: TierTuneTier
+    """The scheduler's side has it; a worker has none."""
+
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         neighbours.check()
         self._engine = compat.Engine(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self._engine.tell_tier()
         super().__init__(vllm_config, role, kv_cache_config)
-        self._tier: TierTuneTier | None = None
         self._announced = events.Announced()
         self._timing = WorkerTiming(())
         if self.connector_scheduler is not None:
             manager = self.connector_scheduler.manager
-            (self._tier,) = manager.secondary_tiers
-            self._tier.bind(compat.Staging(manager.primary_tier))
+            (self.tier,) = manager.secondary_tiers
+            self.tier.bind(compat.Staging(manager.primary_tier))
             self._offloading = Offloading(self.connector_scheduler, drafts=self._engine.drafts)
             prompts_alone = str(self.connector_scheduler.config.offload_prompt_only).lower()
             logger.info(
@@ -59,18 +62,13 @@ class TierTuneConnector(OffloadingConnector):
                 prompts_alone,
             )
 
-    @property
-    def tier(self) -> TierTuneTier:
-        """The scheduler's side has it; a worker has none."""
-        assert self._tier is not None
-        return self._tier
-
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._engine.drafts:
             turns.guard(kv_cache_manager.coordinator)
         if self._engine.exchanges_weights:
-            self._follow_resets(kv_cache_manager)
+            # Whoever empties the device's cache alone, for new weights, does not want the old ones' chunks from here.
+            kv_cache_manager.reset_prefix_cache = partial(self._reset, kv_cache_manager.reset_prefix_cache)
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
@@ -117,7 +115,7 @@ class TierTuneConnector(OffloadingConnector):
         if self._offloading.under_way:
             self.tier.hold()
         if self._engine.exchanges_weights:
-            self._engine.new_weights()
+            self._engine.epoch += 1
             self.tier.part()
         with self._offloading.emptied():
             done = super().reset_cache()
@@ -127,8 +125,8 @@ class TierTuneConnector(OffloadingConnector):
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Ends a step: vLLM calls this for every output, but `update_connector_output` not for empty ones."""
-        if self._tier is not None:
-            self._tier.output()
+        if self.connector_scheduler is not None:
+            self.tier.output()
         return super().get_kv_connector_stats()
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -152,15 +150,8 @@ class TierTuneConnector(OffloadingConnector):
             events.describe(self.connector_scheduler, request, keys)
         return self._announced.told(super().take_events())
 
-    def _follow_resets(self, kv_cache_manager: KVCacheManager) -> None:
-        """Whoever empties the device's cache alone, for new weights, does not want the old ones' chunks from here."""
-        empty = kv_cache_manager.reset_prefix_cache
-
-        def reset_prefix_cache() -> bool:
-            emptied = empty()
-            return emptied and self.reset_cache() is not False
-
-        kv_cache_manager.reset_prefix_cache = reset_prefix_cache
+    def _reset(self, empty: Callable[[], bool]) -> bool:
+        return empty() and self.reset_cache() is not False
 
     @classmethod
     def build_prom_metrics(

@@ -15,7 +15,6 @@ import torch
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     GPULoadStoreSpec,
-    LoadStoreSpec,
     OffloadingWorker,
     TransferResult,
 )
@@ -27,7 +26,7 @@ class CPUWorker(OffloadingWorker):
     """Synchronous copies; results wait for `get_finished`."""
 
     def __init__(self, kv_caches: CanonicalKVCaches, region: SharedOffloadRegion, blocks_per_chunk: int) -> None:
-        self._region: SharedOffloadRegion | None = region
+        self._region = region
         self._blocks_per_chunk = blocks_per_chunk
         self._refs = kv_caches.group_data_refs
         self._page_bytes = [tensor.page_size_bytes for tensor in kv_caches.tensors]
@@ -38,13 +37,13 @@ class CPUWorker(OffloadingWorker):
         self._staging = [region.create_next_worker_view(page * blocks_per_chunk) for page in self._page_bytes]
         self._finished: list[TransferResult] = []
 
-    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
+    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: CPULoadStoreSpec) -> bool:
         return self._copy(job_id, src_spec, dst_spec, to_staging=True)
 
     def submit_load(
         self,
         job_id: int,
-        src_spec: LoadStoreSpec,
+        src_spec: CPULoadStoreSpec,
         dst_spec: GPULoadStoreSpec,
         expedited: bool = False,  # noqa: ARG002 (0.33 asks; a copy at once is as quick as it gets)
     ) -> bool:
@@ -60,13 +59,9 @@ class CPUWorker(OffloadingWorker):
     def shutdown(self) -> None:
         self._staging.clear()
         self._engine.clear()
-        if self._region is not None:
-            self._region.cleanup()
-            self._region = None
+        self._region.cleanup()
 
-    def _copy(self, job_id: int, engine: GPULoadStoreSpec, staging: LoadStoreSpec, *, to_staging: bool) -> bool:
-        if not isinstance(staging, CPULoadStoreSpec):
-            raise TypeError(f"staging blocks expected, got {type(staging).__name__}")
+    def _copy(self, job_id: int, engine: GPULoadStoreSpec, staging: CPULoadStoreSpec, *, to_staging: bool) -> bool:
         started, copied = time.perf_counter(), 0
         for group, block, chunk, sub_slot in self._pairs(engine, staging):
             for ref in self._refs[group]:

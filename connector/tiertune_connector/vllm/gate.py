@@ -139,7 +139,10 @@ class EngineGate:
 
         At most the ``room`` chunks for which staging has room.
         """
-        self._forget_done()
+        for other in [other for other in self._prefetching if other.prefetch is None or other.prefetch.done()]:
+            self._prefetching.remove(other)
+            if other.cut_tokens is None:  # else it was chosen since, and its loads still count
+                self.ended(other)
         if ask.cut_tokens is not None or len(self._prefetching) >= PREFETCHES:
             return
         decision, tiers = self.decide(ask, 0), ask.reply.result().tiers
@@ -194,14 +197,6 @@ class EngineGate:
         """Seconds that the load may take: one of unknown cost has `load_deadline`, none less than its floor."""
         own, tuned = self.settings, ask.reply.result().gate
         return deadline_s(decision, tuned, unknown_s=own.load_deadline, floor_s=own.load_deadline_floor)
-
-    def _forget_done(self) -> None:
-        """Forget prefetches that are over; if a request was chosen since, its loads still count."""
-        done = [ask for ask in self._prefetching if ask.prefetch is None or ask.prefetch.done()]
-        for ask in done:
-            self._prefetching.remove(ask)
-            if ask.cut_tokens is None:
-                self.ended(ask)
 
     def _begin(self, ask: Ask, parts: Mapping[str, float]) -> None:
         """Count loads from tiers, with predicted seconds."""

@@ -18,7 +18,7 @@ from vllm.platforms import current_platform
 from vllm.transformers_utils.config import iter_rope_parameters
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
-from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, iter_layer_specs
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from tiertune_connector.keys import Namespace
@@ -62,10 +62,17 @@ def namespace(
     ``chunk_tokens`` of the leading group; ``epoch``: the operator's. An adapter's contents are part of requests' keys.
     """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, config.parallel
+    ranks, served = vllm_config.parallel_config, model.served_model_name
+    # How a sequence's tokens are dealt to ranks, if they are; which layers each stage has, if somebody set that.
+    dealt, stages = parallel.pcp_size * parallel.dcp_size > 1, parallel.pp_size > 1 and envs.VLLM_PP_LAYER_PARTITION
     algorithm, measured = str(cache.prefix_caching_hash_algo), getattr(cache, "calculate_kv_scales", False)
     return Namespace(
-        model=_served_name(model),
-        weights=_weights_told(vllm_config, config),
+        model=str(served[0] if isinstance(served, list) else served or model.model),
+        weights=(
+            _only(config, "a trainer exchanges its weights, or it invents them")
+            if exchanges_weights(vllm_config)
+            else _known_weights(vllm_config) or _only(config, "its weights are not known")
+        ),
         dtype=_text(
             model.dtype,
             config.model.dtype,
@@ -79,8 +86,8 @@ def namespace(
         parallel=_text(
             *(parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.world_size),
             config.replicated_layout,
-            *_interleaving(vllm_config.parallel_config),
-            *_stages(vllm_config.parallel_config),
+            *([ranks.cp_kv_cache_interleave_size] if dealt else []),
+            *([stages] if stages else []),
         ),
         chunk_tokens=chunk_tokens,
         hash_algorithm=algorithm,
@@ -91,13 +98,7 @@ def namespace(
 
 def layer_spec(kv_cache_config: KVCacheConfig, group: int) -> Any:  # noqa: ANN401 (vLLM's KVCacheSpec)
     """The spec of one layer of a group; layers that are wrapped together, as on workers, are of one kind."""
-    spec = kv_cache_config.kv_cache_groups[group].kv_cache_spec
-    return next(iter(spec.kv_cache_specs.values())) if isinstance(spec, UniformTypeKVCacheSpecs) else spec
-
-
-def _served_name(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
-    name = model.served_model_name
-    return str(name[0] if isinstance(name, list) else name or model.model)
+    return next(iter(iter_layer_specs(kv_cache_config.kv_cache_groups[group].kv_cache_spec)))
 
 
 def exchanges_weights(vllm_config: VllmConfig) -> bool:
@@ -119,12 +120,6 @@ def adapters(vllm_config: VllmConfig) -> str:
 def adapters_encode(vllm_config: VllmConfig) -> bool:
     """Whether adapters also compute how images and the like are encoded."""
     return vllm_config.lora_config is not None and vllm_config.lora_config.enable_tower_connector_lora
-
-
-def _weights_told(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
-    if exchanges_weights(vllm_config):
-        return _only(config, "a trainer exchanges its weights, or it invents them")
-    return _known_weights(vllm_config) or _only(config, "its weights are not known")
 
 
 def _known_weights(vllm_config: VllmConfig) -> str:
@@ -194,18 +189,6 @@ def _weights(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
     return f"{own} {config}" if own and config else ""
 
 
-def _interleaving(parallel: Any) -> list[int]:  # noqa: ANN401 (vLLM's ParallelConfig)
-    """How a sequence's tokens are distributed over ranks, if they are."""
-    dealt = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size > 1
-    return [parallel.cp_kv_cache_interleave_size] if dealt else []
-
-
-def _stages(parallel: Any) -> list[str]:  # noqa: ANN401 (vLLM's ParallelConfig)
-    """Which layers each pipeline stage has, if somebody set that."""
-    decided = envs.VLLM_PP_LAYER_PARTITION
-    return [decided] if decided and parallel.pipeline_parallel_size > 1 else []
-
-
 def _only(config: OffloadingConfig, reason: str) -> str:
     """Identity of this run of the engine: an operator may give its id to the next run, or to one on another host."""
     logger.warning("TierTune: this engine shares chunks with no other, nor with its own next run: %s", reason)
@@ -213,6 +196,7 @@ def _only(config: OffloadingConfig, reason: str) -> str:
 
 
 def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> str:
+    attention = vllm_config.attention_config
     layers = [
         [
             group.group_id,
@@ -234,16 +218,11 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
         "v2" if vllm_config.use_v2_model_runner else "v1",
         current_platform.device_type,
         _device(),
-        *_backends(vllm_config.attention_config),
+        str(attention.backend),  # those that are set, because each may fill a page in another way
+        *([_text(attention.backend_per_kind)] if attention.backend_per_kind else []),
         ".".join(str(vllm.__version__).split(".")[:2]),  # its kernels decide how a page is filled, and say so nowhere
         f"keys {KEYS}",  # here, as every store knows this field
     )
-
-
-def _backends(attention: Any) -> list[str]:  # noqa: ANN401 (vLLM's AttentionConfig)
-    """The attention backends that are set, because each may fill a page in another way."""
-    per_kind = attention.backend_per_kind
-    return [str(attention.backend), *([_text(per_kind)] if per_kind else [])]
 
 
 def _device() -> str:

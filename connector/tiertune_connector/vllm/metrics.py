@@ -6,17 +6,15 @@ from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingGaugeMetadata, OffloadingMetricMetadata
 
-from tiertune_connector.catalogue import PREFIX, Metric
-from tiertune_connector.vllm.stats import BY_NAME, METRICS, Key
+from tiertune_connector.catalogue import PREFIX
+from tiertune_connector.vllm.stats import CONNECTED, METRICS, Key
 
 KINDS = {"counter": OffloadingCounterMetadata, "gauge": OffloadingGaugeMetadata}
 
 
 def definitions() -> dict[str, OffloadingMetricMetadata]:
     """All that EngineStats can count; vLLM puts its labels `model_name` and `engine` before each one's own."""
-    return {
-        vllm_name(metric): KINDS[metric.kind](documentation=metric.help, labelnames=metric.labels) for metric in METRICS
-    }
+    return {vllm_name(each.name): KINDS[each.kind](documentation=each.help, labelnames=each.labels) for each in METRICS}
 
 
 def unregister() -> None:
@@ -31,12 +29,11 @@ def connector_stats(changes: Mapping[Key, float]) -> OffloadingConnectorStats | 
     """``changes`` for vLLM to carry to its API server; None if there are none."""
     stats = OffloadingConnectorStats()
     for (name, labels), value in changes.items():
-        metric = BY_NAME[name]
-        change = stats.set_gauge if metric.kind == "gauge" else stats.increase_counter
-        change(vllm_name(metric), value, labels)
+        change = stats.set_gauge if (name, labels) == CONNECTED else stats.increase_counter
+        change(vllm_name(name), value, labels)
     return None if stats.is_empty() else stats
 
 
-def vllm_name(metric: Metric) -> str:
+def vllm_name(name: str) -> str:
     """Names are taken as they are; the Prometheus client puts `_total` behind a counter's."""
-    return PREFIX + metric.name.removesuffix("_total")
+    return PREFIX + name.removesuffix("_total")

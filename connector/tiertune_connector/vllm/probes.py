@@ -5,8 +5,7 @@ installed.
 """
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 TESTED = ("0.32",)
@@ -15,60 +14,42 @@ PROBED = ("0.33",)
 """Releases of a vLLM whose source has all that is named here; tests run their code, but not their kernels."""
 
 
-_Named = ast.FunctionDef | ast.ClassDef
-
-
 class UnsupportedError(RuntimeError):
     """This engine cannot be served; the message says why."""
 
 
-@dataclass(frozen=True)
-class Need:
-    """A class or function in a file of vLLM's."""
-
-    path: str
-    name: str
-    """`Class`, `function` or `Class.method`."""
-    has: tuple[str, ...] = ()
-    """Parameters of a function; fields and methods of a class, and what its methods set on `self`."""
-    abstract: tuple[str, ...] | None = None
-    """All abstract methods that the class may have: those that our subclass has."""
-
-
-OFFLOAD = "v1/kv_offload"
-CONNECTOR = "distributed/kv_transfer/kv_connector/v1"
-_HAS = {
-    f"{OFFLOAD}/tiering/base.py": {
+NEEDS = {
+    "v1/kv_offload/tiering/base.py": {
         "SecondaryTierManager.__init__": "offloading_spec primary_kv_view tier_type backpressure_detector",
         "SecondaryTierManager": (
-            "block_size_bytes serve_external_requests on_schedule_end on_request_finished touch shutdown"
+            "block_size_bytes serve_external_requests on_schedule_end on_request_finished shutdown"
         ),
         "JobResult": "job_id success successful_keys transfer_time transfer_bytes",
         "TransferJob": "job_id keys chunk_ids req_context",
         "ParentManager.create_store_job": "keys req_context",
         "ParentManager.lookup": "key req_context",
     },
-    f"{OFFLOAD}/tiering/manager.py": {
+    "v1/kv_offload/tiering/manager.py": {
         "TieringOffloadingManager": "primary_tier secondary_tiers take_events",
         "TieringOffloadingManager.prepare_store": "keys req_context",
         "TieringOffloadingManager.complete_store": "keys req_context success",
     },
-    f"{OFFLOAD}/tiering/spec.py": {
+    "v1/kv_offload/tiering/spec.py": {
         "TieringOffloadingSpec": "get_manager create_worker secondary_tier_configs _scheduler_mmap _engine_id",
     },
-    f"{OFFLOAD}/cpu/spec.py": {
+    "v1/kv_offload/cpu/spec.py": {
         "CPUOffloadingSpec": "get_worker num_chunks kv_bytes_per_chunk cpu_page_size_per_worker replicated_layout",
     },
-    f"{OFFLOAD}/cpu/gpu_worker.py": {"CPUOffloadingWorker": "_mmap_region"},
-    f"{OFFLOAD}/cpu/manager.py": {
+    "v1/kv_offload/cpu/gpu_worker.py": {"CPUOffloadingWorker": "_mmap_region"},
+    "v1/kv_offload/cpu/manager.py": {
         "CPUOffloadingManager": "lookup touch _get_num_free_chunks _num_evictable_cache_chunks"
     },
-    f"{OFFLOAD}/cpu/shared_offload_region.py": {
+    "v1/kv_offload/cpu/shared_offload_region.py": {
         "SharedOffloadRegion.__init__": "engine_id num_chunks rank kv_bytes_per_chunk cpu_page_size",
         "SharedOffloadRegion": "mmap_path fd _creator create_next_worker_view cleanup",
     },
-    f"{OFFLOAD}/cpu/common.py": {"CPULoadStoreSpec": "chunk_ids"},
-    f"{OFFLOAD}/base.py": {
+    "v1/kv_offload/cpu/common.py": {"CPULoadStoreSpec": "chunk_ids"},
+    "v1/kv_offload/base.py": {
         "OffloadingWorker": "",
         "OffloadingSpec": "config extra_config blocks_per_chunk get_worker",
         "CanonicalKVCaches": "tensors group_data_refs",
@@ -81,7 +62,7 @@ _HAS = {
         "LookupResult": "HIT MISS RETRY",
         "OffloadingMetricMetadata": "documentation labelnames",
     },
-    f"{OFFLOAD}/config.py": {
+    "v1/kv_offload/config.py": {
         "OffloadingConfig": (
             "groups worker_kv_bytes_per_block engine_id model cache parallel extra_config replicated_layout "
             "canonical_layout kv_cache_layout"
@@ -90,8 +71,10 @@ _HAS = {
         "OffloadingCacheConfig": "blocks_per_chunk",
         "OffloadingParallelConfig": "rank world_size tp_size pp_size pcp_size dcp_size",
     },
-    f"{CONNECTOR}/offloading/config.py": {"build_offloading_config": "vllm_config kv_cache_config"},
-    f"{CONNECTOR}/offloading_connector.py": {
+    "distributed/kv_transfer/kv_connector/v1/offloading/config.py": {
+        "build_offloading_config": "vllm_config kv_cache_config"
+    },
+    "distributed/kv_transfer/kv_connector/v1/offloading_connector.py": {
         "OffloadingConnector.__init__": "vllm_config role kv_cache_config",
         "OffloadingConnector": (
             "connector_scheduler on_new_request get_num_new_matched_tokens build_connector_meta get_kv_connector_stats "
@@ -99,8 +82,10 @@ _HAS = {
             "build_connector_worker_meta update_connector_output"
         ),
     },
-    f"{CONNECTOR}/base.py": {"KVConnectorBase_V1": "bind_connector_metadata bind_kv_cache_manager"},
-    f"{CONNECTOR}/offloading/scheduler.py": {
+    "distributed/kv_transfer/kv_connector/v1/base.py": {
+        "KVConnectorBase_V1": "bind_connector_metadata bind_kv_cache_manager"
+    },
+    "distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py": {
         "OffloadingConnectorScheduler": (
             "_req_status _jobs _events_tracker manager config _current_batch_load_jobs _current_batch_jobs_to_flush "
             "_current_batch_allocated_block_ids"
@@ -113,12 +98,16 @@ _HAS = {
         "GroupOffloadConfig": "group_idx tokens_per_block tokens_per_chunk sliding_window_size_in_chunks kv_cache_spec",
         "TransferJobStatus": "keys is_store",
     },
-    f"{CONNECTOR}/offloading/events.py": {"OffloadingEventsTracker": "record_lookup self_describing_enabled"},
-    f"{CONNECTOR}/offloading/common.py": {
+    "distributed/kv_transfer/kv_connector/v1/offloading/events.py": {
+        "OffloadingEventsTracker": "record_lookup self_describing_enabled"
+    },
+    "distributed/kv_transfer/kv_connector/v1/offloading/common.py": {
         "TransferJob": "req_id",
         "OffloadingWorkerMetadata": "completed_jobs transfer_stats aggregate",
     },
-    f"{CONNECTOR}/offloading/metrics.py": {"OffloadingConnectorStats": "increase_counter set_gauge is_empty aggregate"},
+    "distributed/kv_transfer/kv_connector/v1/offloading/metrics.py": {
+        "OffloadingConnectorStats": "increase_counter set_gauge is_empty aggregate"
+    },
     "distributed/kv_events.py": {
         "BlockStored": "block_hashes group_idx",
         "BlockRemoved": "block_hashes medium group_idx",
@@ -176,22 +165,20 @@ _HAS = {
         "ExecutionContext.from_single_request": "",
     },
 }
-"""`Need.has`, by file and name."""
-_ABSTRACT = {
+"""By file: its classes and functions (`Class`, `function` or `Class.method`), with what each must have.
+
+A function parameters; a class fields and methods, and what its methods set on `self`.
+"""
+ABSTRACT = {
     "SecondaryTierManager": "lookup submit_store submit_load get_finished_jobs on_new_request drain_jobs",
     "OffloadingWorker": "submit_store submit_load get_finished wait shutdown",
 }
-NEEDS = tuple(
-    Need(path, name, tuple(has.split()), tuple(_ABSTRACT[name].split()) if name in _ABSTRACT else None)
-    for path, named in _HAS.items()
-    for name, has in named.items()
-)
+"""All abstract methods that a class may have: those that our subclass has."""
 
 
 def check_source(root: Path) -> list[str]:
     """What the vLLM package in ``root`` lacks, one line each; empty if nothing."""
-    files = {path: _read(root / path) for path in {need.path for need in NEEDS}}
-    return [f"{need.path}: {problem}" for need in NEEDS for problem in _problems(need, files[need.path])]
+    return [f"{path}: {problem}" for path, needed in NEEDS.items() for problem in _problems(root / path, needed)]
 
 
 def check(version: str, root: Path, *, allow_untested: bool) -> str:
@@ -209,37 +196,31 @@ def check(version: str, root: Path, *, allow_untested: bool) -> str:
     return "" if release in TESTED else says
 
 
-def _read(path: Path) -> dict[str, _Named] | None:
-    """A file's functions, classes and their methods, by name; None: there is no such file."""
+def _problems(path: Path, needed: Mapping[str, str]) -> Iterator[str]:
     try:
-        return dict(_named(ast.parse(path.read_text(encoding="utf-8")).body))
+        source = dict(_named(ast.parse(path.read_text(encoding="utf-8")).body))
     except (OSError, SyntaxError):
-        return None
+        yield from (f"no such file, for {name}" for name in needed)
+        return
+    for name, has in needed.items():
+        node = source.get(name)
+        if node is None:
+            yield f"no {name}"
+            continue
+        kind, there = ("parameter ", _parameters(node)) if isinstance(node, ast.FunctionDef) else ("", _members(node))
+        yield from (f"{name} has no {kind}{one}" for one in has.split() if one not in there)
+        if name in ABSTRACT:
+            unknown = _abstract(node).difference(ABSTRACT[name].split())
+            yield from (f"{name}.{method} is abstract, which TierTune does not know" for method in sorted(unknown))
 
 
-def _named(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, _Named]]:
+def _named(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
+    """Functions, classes and their methods, by name."""
     for node in _statements(body):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield prefix + node.name, node
         if isinstance(node, ast.ClassDef):
             yield from _named(node.body, f"{prefix}{node.name}.")
-
-
-def _problems(need: Need, source: dict[str, _Named] | None) -> Iterator[str]:
-    if source is None:
-        yield f"no such file, for {need.name}"
-        return
-    node = source.get(need.name)
-    if isinstance(node, ast.FunctionDef):
-        parameters = {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-        yield from (f"{need.name} has no parameter {name}" for name in need.has if name not in parameters)
-    elif node is not None:
-        members = set(_members(node))
-        yield from (f"{need.name} has no {name}" for name in need.has if name not in members)
-        unknown = set() if need.abstract is None else set(_abstract(node)).difference(need.abstract)
-        yield from (f"{need.name}.{name} is abstract, which TierTune does not know" for name in sorted(unknown))
-    else:
-        yield f"no {need.name}"
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -250,25 +231,30 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements([*node.body, *node.orelse, *getattr(node, "finalbody", [])])
 
 
-def _members(node: ast.ClassDef) -> Iterator[str]:
+def _parameters(node: ast.FunctionDef) -> set[str]:
+    """Those that have a place of their own; `*args` and `**kwargs` take anything."""
+    return {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+
+
+def _members(node: ast.ClassDef) -> set[str]:
+    members = set[str]()
     for part in _statements(node.body):
         if isinstance(part, ast.FunctionDef):
-            yield part.name
-            yield from _set_on_self(part)
+            attributes = [each for each in ast.walk(part) if isinstance(each, ast.Attribute)]
+            members.add(part.name)
+            members.update(
+                each.attr for each in attributes if isinstance(each.ctx, ast.Store) and isinstance(each.value, ast.Name)
+            )
         elif isinstance(part, ast.AnnAssign | ast.Assign):
             targets = part.targets if isinstance(part, ast.Assign) else [part.target]
-            yield from (target.id for target in targets if isinstance(target, ast.Name))
+            members.update(each.id for each in targets if isinstance(each, ast.Name))
+    return members
 
 
-def _set_on_self(method: ast.FunctionDef) -> Iterator[str]:
-    for node in ast.walk(method):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
-            yield node.attr
-
-
-def _abstract(node: ast.ClassDef) -> Iterator[str]:
-    for part in node.body:
-        if isinstance(part, ast.FunctionDef):
-            decorators = [getattr(decorator, "attr", getattr(decorator, "id", "")) for decorator in part.decorator_list]
-            if "abstractmethod" in decorators:
-                yield part.name
+def _abstract(node: ast.AST) -> set[str]:
+    return {
+        part.name
+        for part in ast.iter_child_nodes(node)
+        if isinstance(part, ast.FunctionDef)
+        and any("abstractmethod" in ast.unparse(decorator) for decorator in part.decorator_list)
+    }

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tiertune_connector.vllm.probes import UnsupportedError
+
 USUAL_CHUNK_TOKENS = 256
 """If an operator sets none."""
 PAGE_BYTES = 4096
-
-
-class SizeError(ValueError):
-    """A size that this engine cannot have."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +32,19 @@ def plan(
 
     ``block_tokens`` are those of a block, for every group; ``block_bytes`` the bytes of a block of any group, all ranks
     together. A step has at most ``batched_tokens``, a request at most ``prompt_tokens``. ``chunk_tokens`` holds for the
-    group with the largest block; SizeError if it is no multiple of that block.
+    group with the largest block; UnsupportedError if it is no multiple of that block.
 
     The formula for staging: bytes of KV per token x (2 x tokens of a step + 2 x tokens of the longest prompt), so that
     two steps' stores and two long prompts' loads fit at a time. With several groups a token's bytes are their sum.
     """
-    blocks_per_chunk = _blocks_per_chunk(max(block_tokens), chunk_tokens)
+    block = max(block_tokens)
+    blocks_per_chunk, rest = divmod(chunk_tokens or max(block, USUAL_CHUNK_TOKENS // block * block), block)
+    if rest or not blocks_per_chunk:
+        near = " or ".join(str(block * count) for count in (blocks_per_chunk, blocks_per_chunk + 1) if count)
+        raise UnsupportedError(
+            f"kv_connector_extra_config.chunk_tokens: {chunk_tokens} is no multiple of the engine's block of"
+            f" {block} tokens: {near}"
+        )
     row_bytes = -(-block_bytes * blocks_per_chunk // PAGE_BYTES) * PAGE_BYTES
     tokens = tuple(blocks_per_chunk * block for block in block_tokens)
     in_flight = 2 * batched_tokens + 2 * prompt_tokens
@@ -50,16 +55,6 @@ def plan(
         staging_bytes=row_bytes * _chunks(tokens, in_flight),
         prompt_bytes=row_bytes * _chunks(tokens, prompt_tokens),
     )
-
-
-def _blocks_per_chunk(block: int, chunk_tokens: int | None) -> int:
-    if chunk_tokens is None:
-        return max(1, USUAL_CHUNK_TOKENS // block)
-    blocks, rest = divmod(chunk_tokens, block)
-    if rest or not blocks:
-        near = " or ".join(str(block * count) for count in (blocks, blocks + 1) if count)
-        raise SizeError(f"chunk_tokens: {chunk_tokens} is no multiple of the engine's block of {block} tokens: {near}")
-    return blocks
 
 
 def _chunks(chunk_tokens: Sequence[int], tokens: int) -> int:

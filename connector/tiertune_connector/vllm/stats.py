@@ -38,7 +38,6 @@ METRICS = (
 )
 CONNECTED: Key = ("engine_store_connected", ())
 """The only gauge."""
-BY_NAME = {metric.name: metric for metric in METRICS}
 _WORDS = frozenset(
     (*TIERS, NONE, *RESULTS, *Reason, "hit", "miss", "fetch", "recompute", "won", "lost", "late", "failed", "unknown")
 )

@@ -31,10 +31,6 @@ class Telemetry:
         self._stats = EngineStats(self.chunk_tokens)
         self._reporter = Reporter(self.steps.totals, self.client)
 
-    def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
-        """A request has come, and its lookup goes out."""
-        self.tracing.arrived(request, headers, prompt_tokens, chunks)
-
     def answered(self, ask: Ask) -> None:
         """The store has answered, at the latest during the step that ends now."""
         reply = ask.reply.result()
@@ -79,19 +75,31 @@ class Telemetry:
 
     def finished(self, request: str, ask: Ask | None) -> None:
         """The request has ended."""
-        if ask is not None and ask.load is not None:
-            self._report_load(ask, ask.load, ask.had)
-        if ask is not None and ask.decision is not None:  # what was chosen and not begun, or came by others' loads
-            every, tiers = range(len(ask.chain)), ask.reply.result().tiers
-            used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
-            self._report(ask, ask.decision, used=used)
-        if ask is not None:  # even if it ended without a token, it counts in its group
-            self._first_token(ask)
+        if ask is not None:
+            if ask.load is not None:
+                self._report_load(ask, ask.load, ask.had)
+            if ask.decision is not None:  # what was chosen and not begun, or came by others' loads
+                every, tiers = range(len(ask.chain)), ask.reply.result().tiers
+                used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
+                self._report(ask, ask.decision, used=used)
+            self.first_token(ask)  # even if it ended without a token, it counts in its group
         self.tracing.finished(request)
 
     def first_token(self, ask: Ask) -> None:
-        """The output of the step that computed the prompt's end has come."""
-        self._first_token(ask)
+        """The output of the step that computed the prompt's end has come, or the request has ended without one.
+
+        Report once how long a request of a holdout took, if it found chunks in the remote tier.
+        A request that ended without a first token waited at least so long. If left out, such requests would be missing
+        from one group alone: a fetch can fail, and what is not fetched cannot.
+        """
+        if ask.timed:
+            return
+        ask.timed = True
+        if ask.decision is None or not (group := ask.reply.result().group):
+            return
+        tokens = sum(each.chunks for each in ask.decision.candidates if each.tier == REMOTE) * self.chunk_tokens
+        if tokens:
+            self.client.first_token(tokens, monotonic() - ask.sent_at, group)
 
     def changes(self) -> dict[Key, float]:
         """What vLLM's metrics have not been given yet."""
@@ -145,21 +153,6 @@ class Telemetry:
         asked, used = (ask.decision.cut_to(until, set(loaded), tiers) for until in (end, came))
         if asked.fetches:
             self._report(ask, asked, job, used)
-
-    def _first_token(self, ask: Ask) -> None:
-        """Report once how long a request of a holdout took, if it found chunks in the remote tier.
-
-        A request that ended without a first token waited at least so long. If left out, such requests would be missing
-        from one group alone: a fetch can fail, and what is not fetched cannot.
-        """
-        if ask.timed:
-            return
-        ask.timed = True
-        if ask.decision is None or not (group := ask.reply.result().group):
-            return
-        tokens = sum(each.chunks for each in ask.decision.candidates if each.tier == REMOTE) * self.chunk_tokens
-        if tokens:
-            self.client.first_token(tokens, monotonic() - ask.sent_at, group)
 
     def _waited(self, ask: Ask, chunks: int) -> None:
         """Count once how long the scheduler wanted the request and could not have it."""

@@ -4,7 +4,7 @@
 # Where mypy runs, vLLM is not installed.
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,8 @@ _ENDED = _Known(None, prefilling=False)
 class TierTuneTier(SecondaryTierManager):
     """Answers as the gate decided, and moves chunks on other threads. Runs on the scheduler thread.
 
-    No method waits for the store, except at the start, in drains and at the end.
+    No method waits for the store, except at the start, in drains and at the end. vLLM's touches are not heeded: lookups
+    name the whole prompt, and so touch what the engine has itself.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class TierTuneTier(SecondaryTierManager):
         known = self._requests[request]
         known.prompt = prompt
         self.gate.backlog.arrived(request, prompt.tokens)
-        self.telemetry.arrived(request, prompt.headers, prompt.tokens, len(prompt.keys[0]))
+        self.telemetry.tracing.arrived(request, prompt.headers, prompt.tokens, len(prompt.keys[0]))
         if prompt.reads and known.context.load_tier_filter.allows(self.medium, self.locality):
             chain, *others = ([bytes(key) + prompt.suffix for key in keys] for keys in prompt.keys)
             sides = [
@@ -311,9 +312,6 @@ class TierTuneTier(SecondaryTierManager):
         if known.ask is not None and (known.load is None or known.load.over):  # else its load still goes on
             self.gate.ended(known.ask)
         self.telemetry.finished(request, known.ask)
-
-    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Nothing to do: lookups name the whole prompt, and so touch what the engine has itself."""
 
     def drain_jobs(self) -> None:
         self._transfers.drain(DRAIN_S)

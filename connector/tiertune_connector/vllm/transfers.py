@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,12 +30,6 @@ logger = logging.getLogger(f"vllm.{__name__}")
 Staging = NDArray[np.uint8]
 
 
-class JobState(Enum):
-    WAITING = auto()
-    COPYING = auto()
-    OVER = auto()
-
-
 @dataclass(slots=True)
 class Job:
     """One job of vLLM's. After it is over the last five fields say what became of it."""
@@ -52,7 +46,9 @@ class Job:
     """What all ``keys`` have behind vLLM's own."""
     tenant: bytes = b""
     started: float = 0.0
-    state: JobState = JobState.WAITING
+    copying: bool = False
+    """A thread is using its rows; else it waits. Of a job that is over it says nothing."""
+    over: bool = False
     parts: dict[int, ArrivedPart] = field(default_factory=dict)
     """Parts of a load that have arrived and are not copied yet, by position."""
     answer: Loaded | None = None
@@ -70,10 +66,6 @@ class Job:
     @property
     def deadline(self) -> float:
         return self.started + self.deadline_s
-
-    @property
-    def over(self) -> bool:
-        return self.state is JobState.OVER
 
     @property
     def succeeded(self) -> bool:
@@ -137,9 +129,8 @@ class Transfers:
 
     def take(self) -> list[Job]:
         """Jobs that are over and were not taken yet; waiting ones whose deadline has passed are over now."""
-        now = self._clock()
         with self._changed:
-            self._expire(lambda job: now >= job.deadline)
+            self._expire(self._clock())
             over = [job for job in self._jobs.values() if job.over]
             for job in over:
                 del self._jobs[job.id]
@@ -170,35 +161,32 @@ class Transfers:
 
     def _ended(self) -> bool:
         """End jobs that wait, as some do again after a copy; returns whether none copies."""
-        self._expire(lambda _: True)
+        self._expire(inf)
         return self._all_over()
 
-    def _expire(self, ended: Callable[[Job], bool]) -> None:
+    def _expire(self, now: float) -> None:
         for job in self._jobs.values():
-            if job.state is JobState.WAITING and ended(job):
+            if not (job.over or job.copying) and now >= job.deadline:
                 job.late = True
-                self._over(job, [])
+                self._finish(job, [])
 
-    def _over(self, job: Job, done: list[bytes]) -> None:
-        """Call with the lock held."""
-        job.state, job.done, job.seconds = JobState.OVER, done, self._clock() - job.started
-        self._changed.notify_all()
-
-    def _move(self, job: Job, before: JobState, after: JobState) -> bool:
+    def _move(self, job: Job, *, copying: bool) -> bool:
+        """A waiting job begins to copy, or a copying one waits again; returns whether it did: not one that is over."""
         with self._changed:
-            if job.state is not before:
+            if job.over or job.copying is copying:
                 return False
-            job.state = after
+            job.copying = copying
             self._changed.notify_all()
             return True
 
     def _finish(self, job: Job, done: list[bytes]) -> None:
-        with self._changed:
+        with self._changed:  # a caller may hold it
             if not job.over:
-                self._over(job, done)
+                job.over, job.done, job.seconds = True, done, self._clock() - job.started
+                self._changed.notify_all()
 
     def _offer(self, job: Job) -> None:
-        if job.state is JobState.WAITING:
+        if not job.over:  # it cannot be copying yet
             self._client.reserve(job.keys, request=job.request, tenant=job.tenant).add_done_callback(
                 partial(self._on_reserved, job)
             )
@@ -255,13 +243,13 @@ class Transfers:
 
     def _copy_parts(self, job: Job, parts: Sequence[ArrivedPart]) -> None:
         """Copy parts; afterwards the job waits again, so that its deadline can end it."""
-        if self._move(job, JobState.WAITING, JobState.COPYING):
+        if self._move(job, copying=True):
             self._crew.each(
                 lambda part: self._client.read_part(part, self._staging[job.chunks[part.position]]),
                 parts,
                 goes_on=lambda: self._clock() < job.deadline,
             )
-            self._move(job, JobState.COPYING, JobState.WAITING)
+            self._move(job, copying=False)
 
     def _guarded(self, job: Job, work: Callable[[], None]) -> None:
         """Runs on a copying thread. If ``work`` raises, the job has failed, and is counted so."""
@@ -276,7 +264,7 @@ class Transfers:
 
         Only leading keys have slots; those that no thread has begun to copy by the deadline are left out.
         """
-        if not self._move(job, JobState.WAITING, JobState.COPYING):
+        if not self._move(job, copying=True):
             self._client.release(reply)
             return
         job.reply = reply
@@ -293,7 +281,7 @@ class Transfers:
 
     def _copy_out(self, job: Job, reply: Reserved) -> None:
         """As `_copy_in`."""
-        if not self._move(job, JobState.WAITING, JobState.COPYING):
+        if not self._move(job, copying=True):
             self._client.abort(_given(reply))
             return
         wanted = [(slot, chunk) for slot, chunk in zip(reply.slots, job.chunks, strict=True) if slot is not None]
@@ -308,7 +296,7 @@ class Transfers:
             self._finish(job, [])
         elif not slots:
             self._finish(job, job.keys)
-        elif self._move(job, JobState.COPYING, JobState.WAITING):
+        elif self._move(job, copying=False):
             self._client.commit(slots).add_done_callback(partial(self._on_commit, job, slots))
 
     def _on_commit(self, job: Job, slots: list[ClientSlot], future: "Future[list[bool]]") -> None:

@@ -5,7 +5,6 @@ import threading
 from connector.stores import eventually
 from connector.transfers.fake_client import ROW, drained, load
 from tiertune_connector.client.store_client import ArrivedPart
-from tiertune_connector.vllm.transfers import JobState
 
 
 def test_what_comes_is_copied_before_all_has_come(transfers, client, staging):
@@ -29,7 +28,7 @@ def test_a_deadline_ends_a_load_between_two_parts(transfers, client, clock, stag
     found = client.holds()
     load(transfers)
     client.arriving([ArrivedPart(0, found[0], 1000)])
-    eventually(lambda: client.parts and all(job.state is JobState.WAITING for job in transfers._jobs.values()))
+    eventually(lambda: client.parts and all(not job.copying and not job.over for job in transfers._jobs.values()))
     clock.now += 1.0
     (job,) = transfers.take()
     assert (job.late, job.done) == (True, [])
@@ -95,8 +94,8 @@ def test_the_parts_of_one_load_do_not_hold_up_another(transfers, client, staging
 def test_a_reply_that_meets_the_end_of_its_load_gives_back(transfers, client, monkeypatch):
     """It came while a part was copied, and the load is ended before its thread looks again: released, once."""
     move = transfers._move
-    ended = lambda job, _, after: after is JobState.COPYING or eventually(lambda: job.over)  # noqa: E731
-    monkeypatch.setattr(transfers, "_move", lambda *args: move(*args) and ended(*args))
+    ended = lambda job, copying: copying or eventually(lambda: job.over)  # noqa: E731
+    monkeypatch.setattr(transfers, "_move", lambda job, copying: move(job, copying=copying) and ended(job, copying))
     client.hold_parts.clear()
     (found,) = client.holds(1)
     load(transfers)
