@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import add
 from typing import Any
 
@@ -24,8 +24,8 @@ from tiertune_connector.documents import Json
 log = logging.getLogger(__name__)
 Labels = tuple[str, ...]
 Gauge = tuple[str, Labels, float]
-Values = dict[Labels, Any]
-"""A number, or a histogram's cells, by labels."""
+Values = dict[Labels, Sequence[float]]
+"""Cells by labels: a number alone, or a histogram's count per bucket, the overflow's count, and the sum."""
 Tables = dict[str, Values]
 """By name of the metric."""
 _REMEMBERED_SNAPSHOTS = 8
@@ -38,11 +38,14 @@ class _Cells:
 
     def __init__(self) -> None:
         self.owner = threading.current_thread()
-        self.values: dict[str, dict[Labels, list[float]]] = {m.name: {} for m in METRICS if m.kind == "counter"}
-        self.histograms: dict[str, tuple[Sequence[float], dict[Labels, list[float]]]] = {
-            m.name: (m.buckets, {}) for m in METRICS if m.kind == "histogram"
-        }
-        """Bounds; by labels a count per bucket, the overflow's count, and the sum."""
+        self.counters, self.histograms = (
+            {m.name: dict[Labels, list[float]]() for m in METRICS if m.kind == kind}
+            for kind in ("counter", "histogram")
+        )
+
+    def tables(self) -> Iterator[tuple[str, dict[Labels, list[float]]]]:
+        """All of them by name."""
+        return chain(self.counters.items(), self.histograms.items())
 
 
 class _Mine(threading.local):
@@ -50,7 +53,7 @@ class _Mine(threading.local):
 
     def __init__(self, take: Callable[[], _Cells]) -> None:
         cells = take()
-        self.values, self.histograms = cells.values, cells.histograms
+        self.counters, self.histograms = cells.counters, cells.histograms
 
 
 class Counters:
@@ -66,7 +69,7 @@ class Counters:
 
     def add(self, name: str, labels: Labels, amount: float = 1.0) -> None:
         """Add ``amount`` to a counter; KeyError if it is not declared, ValueError if it has more or fewer labels."""
-        values = self._mine.values[name]
+        values = self._mine.counters[name]
         try:
             values[labels][0] += amount
         except KeyError:
@@ -77,11 +80,11 @@ class Counters:
 
         A reader may see the value's count a moment before its sum.
         """
-        buckets, cells = self._mine.histograms[name]
+        buckets, values = BY_NAME[name].buckets, self._mine.histograms[name]
         try:
-            cell = cells[labels]
+            cell = values[labels]
         except KeyError:
-            cell = cells[_fitting(name, labels)] = [0.0] * (len(buckets) + 2)
+            cell = values[_fitting(name, labels)] = [0.0] * (len(buckets) + 2)
         cell[bisect_left(buckets, value)] += 1
         cell[-1] += value
 
@@ -90,10 +93,10 @@ class Counters:
         with self._lock:
             all_cells = list(self._cells)
         for cells in all_cells:
-            tables: dict[str, Values] = {**cells.values, **{name: told for name, (_, told) in cells.histograms.items()}}
-            for name, place in _NAMESPACE.items():
-                for labels in [labels for labels in tables.get(name, {}).copy() if labels[place] == namespace]:
-                    tables[name].pop(labels, None)
+            for name, values in cells.tables():
+                if name in _NAMESPACE:
+                    for labels in [told for told in values.copy() if told[_NAMESPACE[name]] == namespace]:
+                        values.pop(labels, None)
 
     @contextmanager
     def surviving(self, place: str, failure: str) -> Iterator[None]:
@@ -137,7 +140,7 @@ class Counters:
         gauges: Tables = {}
         for source in self._gauge_sources:
             for name, labels, value in source():
-                gauges.setdefault(name, {})[labels] = value
+                gauges.setdefault(name, {})[labels] = (value,)
         return self._counted() | gauges
 
     def _counted(self) -> Tables:
@@ -145,13 +148,9 @@ class Counters:
             all_cells = list(self._cells)
         sums: Tables = {metric.name: {} for metric in METRICS if metric.kind != "gauge"}
         for cells in all_cells:
-            for name, values in cells.values.items():
+            for name, values in cells.tables():
                 total = sums[name]
-                for labels, (value,) in values.copy().items():
-                    total[labels] = total.get(labels, 0.0) + value
-            for name, (_, histograms) in cells.histograms.items():
-                total = sums[name]
-                for labels, cell in histograms.copy().items():
+                for labels, cell in values.copy().items():
                     known = total.get(labels)
                     total[labels] = tuple(map(add, known, cell)) if known else tuple(cell)
         return sums
@@ -174,11 +173,9 @@ def _fitting(name: str, labels: Labels) -> Labels:
     return labels
 
 
-def _row(labels: Labels, value: Any) -> list[Any]:  # noqa: ANN401 (a number, or a histogram's cells)
-    if isinstance(value, tuple):
-        *buckets, total = value
-        return [*labels, buckets, total, sum(buckets)]
-    return [*labels, value]
+def _row(labels: Labels, cells: Sequence[float]) -> list[Any]:
+    *counts, total = cells
+    return [*labels, counts, total, sum(counts)] if counts else [*labels, total]
 
 
 @dataclass(eq=False)
@@ -204,6 +201,6 @@ class PrometheusCollector(Collector):
             return histogram
         family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         rendered = family(name, metric.help, labels=labels)
-        for key, value in values.items():
+        for key, (value,) in values.items():
             rendered.add_metric([self.store, *key], value)
         return rendered
