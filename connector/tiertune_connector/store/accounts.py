@@ -9,7 +9,7 @@ from tiertune_connector.cost import Reason
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import FirstToken, Own, StepReport, TierReport
 from tiertune_connector.protocol.reporting import gained_s
-from tiertune_connector.sessions.session import Chain, LookupAnswer, Session
+from tiertune_connector.sessions.session import Prompt, Session
 from tiertune_connector.store.authors import Authors
 from tiertune_connector.tiers.base import FLUSHED, Evicted
 from tiertune_connector.tiers.dram import DramTier
@@ -50,7 +50,7 @@ class Accounts:
         self._add("prompt_tokens_total", (self.stage(session.stage), *labels), tokens)
         self._add("requests_total", ("yes" if salted else "no", *labels))
 
-    def lookup(self, session: Session, found: LookupAnswer, own: Own | None = None) -> None:
+    def lookup(self, session: Session, found: Prompt, own: Own | None = None) -> None:
         """Count hits and misses by tier, and in the engine's own memory if it said how many leading chunks it had.
 
         A slower tier is not asked for a chunk that a faster one has.
@@ -109,7 +109,7 @@ class Accounts:
         if tokens > 0:
             self._add("duplicate_prefill_tokens_total", self.pool_labels(session.digest), tokens)
 
-    def offered(self, session: Session, prompt: Chain, reasons: Mapping[bytes, str]) -> None:
+    def offered(self, session: Session, prompt: Prompt, reasons: Mapping[bytes, str]) -> None:
         """An engine offers chunks of a prompt; ``reasons`` say why DRAM does not want some.
 
         Chunks that no tier had at the lookup, but that another engine has stored or begun to store since, were computed
