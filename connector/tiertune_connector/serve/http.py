@@ -31,7 +31,6 @@ from tiertune_connector.serve.writes import Traced, Writes, changed
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.status import status
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tuning import TuningError
 from tiertune_connector.units import Clock
 
 MAX_BODY_BYTES = 1 << 20
@@ -40,7 +39,6 @@ HotKey = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2 * MAX_KE
 """A chunk's key in hexadecimal."""
 REFUSALS: dict[Any, int] = {
     FieldError: 422,
-    TuningError: 422,
     StaleError: 412,
     VersionConflictError: 412,
     KeyReusedError: 409,
@@ -115,9 +113,8 @@ class Http:
             Route("/v1/status", self.status),
             Route("/v1/counters", self.counters),
             Route("/v1/samples", self.samples),
-            Route("/v1/sampling", self.get_sampling, methods=["GET"]),
             Route("/v1/sampling", self.put_sampling, methods=["PUT"]),
-            Route("/v1/tuning", self.get_tuning, methods=["GET"]),
+            Route("/v1/tuning", self.get_tuning),
             Route("/v1/tuning", self.put_tuning, methods=["PUT"]),
             Route("/v1/flush", self.flush, methods=["POST"]),
             Route("/v1/bypass", self.bypass, methods=["POST"]),
@@ -171,9 +168,6 @@ class Http:
         lines = _LINES.encode_lines([{"boot_id": self.server.boot_id, **header}, *samples])
         return Response(lines, media_type="application/x-ndjson")
 
-    async def get_sampling(self, _: Request) -> Response:
-        return _sampling(self.server.store.observer.sampling)
-
     async def put_sampling(self, request: Request) -> Response:
         """Adopt how the whole fleet samples, as its agent says."""
         wanted = _parse(SamplingRequest, await _json(request))
@@ -181,7 +175,7 @@ class Http:
         hot = tuple(bytes.fromhex(key) for key in wanted.hot)
         sampling = Sampling(wanted.seed, wanted.rate, hot, wanted.version)
         await run_in_threadpool(self.server.store.observer.adopt, sampling)
-        return _sampling(sampling)
+        return JSONResponse({"version": wanted.version})
 
     async def get_tuning(self, _: Request) -> Response:
         return _tuning(self.control)
@@ -205,7 +199,7 @@ class Http:
         tenant = bytes.fromhex(what.tenant) if what.tenant else None
         told = await run_in_threadpool(self.server.store.flushes.drop, what.namespace, tenant, what.epoch)
         dropped = {tier: count for tier, (_, count) in told.items()}
-        failed = {tier: outcome.value for tier, (outcome, _) in told.items() if outcome is not Outcome.OK}
+        failed = {tier: outcome for tier, (outcome, _) in told.items() if outcome is not Outcome.OK}
         if failed:
             message = "; ".join(f"{tier}: {outcome}, some chunks may be left" for tier, outcome in failed.items())
             return JSONResponse({"message": message, "dropped": dropped}, status_code=503)
@@ -219,11 +213,6 @@ class Http:
         request.state.detail = {"on": wanted.on}
         tuning = await run_in_threadpool(self.control.bypass, on=wanted.on)
         return JSONResponse({"bypass": tuning.bypass, "version": tuning.version})
-
-
-def _sampling(sampling: Sampling) -> Response:
-    hot = [key.hex() for key in sampling.hot]
-    return JSONResponse({"version": sampling.version, "seed": sampling.seed, "rate": sampling.rate, "hot": hot})
 
 
 def _tuning(control: Control) -> Response:
