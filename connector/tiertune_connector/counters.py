@@ -16,6 +16,7 @@ from operator import add
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX, Metric
@@ -116,7 +117,7 @@ class Counters:
 
         With ``since``, a number returned lately, only rows that changed after it; with an unknown one, all.
         """
-        now = self._copy()
+        now = self.tables()
         with self._lock:
             self._sequence += 1
             sequence = self._sequence
@@ -131,19 +132,12 @@ class Counters:
                 told[name] = {"labels": BY_NAME[name].labels, "rows": rows}
         return sequence, told
 
-    def families(self) -> Iterator[tuple[Metric, Values]]:
-        """Every declared metric with its values, also those without any."""
-        values = self._copy()
-        return ((metric, values.get(metric.name, {})) for metric in METRICS)
-
-    def _copy(self) -> Tables:
+    def tables(self) -> Tables:
+        """All values: the sums over threads, and gauges as they are now."""
         gauges: Tables = {}
         for source in self._gauge_sources:
             for name, labels, value in source():
                 gauges.setdefault(name, {})[labels] = (value,)
-        return self._counted() | gauges
-
-    def _counted(self) -> Tables:
         with self._lock:
             all_cells = list(self._cells)
         sums: Tables = {metric.name: {} for metric in METRICS if metric.kind != "gauge"}
@@ -153,7 +147,7 @@ class Counters:
                 for labels, cell in values.copy().items():
                     known = total.get(labels)
                     total[labels] = tuple(map(add, known, cell)) if known else tuple(cell)
-        return sums
+        return sums | gauges
 
     def _take_cells(self) -> _Cells:
         """Cells for a thread's first event: those of a thread that has ended, or new ones."""
@@ -185,13 +179,11 @@ class PrometheusCollector(Collector):
     counters: Counters
     store: str
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
-        for metric, values in self.counters.families():
-            yield self._family(metric, values)
+    def collect(self) -> Iterator[Family]:
+        values = self.counters.tables()
+        return (self._family(metric, values.get(metric.name, {})) for metric in METRICS)
 
-    def _family(
-        self, metric: Metric, values: Values
-    ) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
+    def _family(self, metric: Metric, values: Values) -> Family:
         name, labels = PREFIX + metric.name, ["store", *metric.labels]
         if metric.kind == "histogram":
             histogram = HistogramMetricFamily(name, metric.help, labels=labels)
