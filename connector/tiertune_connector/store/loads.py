@@ -9,34 +9,16 @@ from tiertune_connector.chunk import Origin
 from tiertune_connector.eviction import Keys
 from tiertune_connector.protocol.messages import Load, LoadPart, LoadReply, Report, SlotRef
 from tiertune_connector.protocol.reporting import recomputed
-from tiertune_connector.sessions.holdings import Holdings
-from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.arrivals import Arrival, Arrivals
-from tiertune_connector.store.accounts import Accounts
-from tiertune_connector.store.flushes import Flushes
-from tiertune_connector.store.health import Health
+from tiertune_connector.store.parts import Parts
 from tiertune_connector.store.progress import Coming, told
-from tiertune_connector.store.residency import Residency
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import InForce
-from tiertune_connector.units import Clock
 
 
 @dataclass(eq=False)
-class Loads:
-    """Thread-safe. ``clock`` gives monotonic seconds, ``tuning`` what is in force."""
-
-    dram: DramTier
-    residency: Residency
-    health: Health
-    accounts: Accounts
-    holdings: Holdings
-    quotas: Quotas
-    flushes: Flushes
-    clock: Clock
-    tuning: InForce
+class Loads(Parts):
+    """Thread-safe."""
 
     def __post_init__(self) -> None:
         self.arrivals = Arrivals(self.dram, self.residency.lanes, self.clock, self._accept)

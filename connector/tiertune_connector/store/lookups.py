@@ -10,17 +10,10 @@ from xxhash import xxh3_64_intdigest
 from tiertune_connector.cost import GateSettings
 from tiertune_connector.protocol.messages import Lookup, LookupReply, Own
 from tiertune_connector.sampling.observer import Observer
-from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Prompt, Session
 from tiertune_connector.slower.arrivals import Arrivals
-from tiertune_connector.slower.behind import WriteBehind
-from tiertune_connector.store.accounts import Accounts
-from tiertune_connector.store.health import Health
-from tiertune_connector.store.residency import Residency
-from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.store.parts import Parts
 from tiertune_connector.tiers.steps import in_steps
-from tiertune_connector.tuning import InForce
-from tiertune_connector.units import Clock
 
 AT_ONCE = 1024
 """Chunks used or counted in one step: a third of a millisecond with the lock held."""
@@ -28,20 +21,12 @@ AT_ONCE = 1024
 HELD, FETCHED = "held", "fetched"
 
 
-@dataclass(frozen=True, eq=False)
-class Lookups:
-    """Thread-safe. ``clock`` gives monotonic seconds, ``tuning`` what is in force."""
+@dataclass(eq=False)
+class Lookups(Parts):
+    """Thread-safe."""
 
-    dram: DramTier
-    residency: Residency
-    health: Health
-    accounts: Accounts
     observer: Observer
-    quotas: Quotas
-    behind: WriteBehind
     arrivals: Arrivals
-    clock: Clock
-    tuning: InForce
 
     def lookup(self, session: Session, asked: Lookup, waited_s: float = 0.0, *, wait: bool) -> LookupReply:
         """Where a prompt's leading chunks are, and what they cost; call ``looked_up`` after the answer.
