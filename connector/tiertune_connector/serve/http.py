@@ -22,12 +22,12 @@ from tiertune_connector.counters import PrometheusCollector
 from tiertune_connector.documents import Document, FieldError, validated
 from tiertune_connector.httpd.guarded import READING, Guarded, bearer
 from tiertune_connector.httpd.listening import Listening
-from tiertune_connector.httpd.sites import REMARK, SameSite
+from tiertune_connector.httpd.sites import REMARK, same_site
 from tiertune_connector.httpd.tokens import Role
 from tiertune_connector.keys import MAX_KEY_BYTES
 from tiertune_connector.sampling.observer import Sampling, StaleError
 from tiertune_connector.serve.server import Server
-from tiertune_connector.serve.writes import Traced, Writes, changed
+from tiertune_connector.serve.writes import Writes, changed, traced
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.status import status
 from tiertune_connector.tiers.base import Outcome
@@ -69,7 +69,7 @@ class SamplingRequest(Document):
 
 def guarded(app: ASGIApp, listening: Listening, clock: Clock) -> ASGIApp:
     """The application guarded by the tokens that the settings name, if any. DocumentError if their file is bad."""
-    app = SameSite(app, listening)
+    app = same_site(app, listening)
     tokens = listening.tokens()
     if tokens is None:
         return app
@@ -120,7 +120,7 @@ class Http:
             Route("/v1/bypass", self.bypass, methods=["POST"]),
         ]
         handlers = dict.fromkeys(REFUSALS, _refused)
-        return Traced(Starlette(routes=routes, exception_handlers=handlers), self.writes)
+        return traced(Starlette(routes=routes, exception_handlers=handlers), self.writes)
 
     def metrics(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -134,15 +134,22 @@ class Http:
         return PlainTextResponse("".join(["ok\n", *unwell]))
 
     def status(self, _: Request) -> Response:
-        told, sessions = status(self.server.store), self.server.sessions()
+        sessions = self.server.sessions()
         clients = [
             {"client": s.client, "engine": s.engine, "stage": s.stage, "namespace": s.digest, "pid": s.pid or None}
             for s in sessions
         ]
         namespaces = {s.namespace.digest: s.namespace.parts for s in sessions if s.namespace is not None}
-        more = {"boot_id": self.server.boot_id, "version": __version__, "uptime_s": self.clock() - self._started}
-        more |= {"gpus": self.gpus(), "clients": clients, "namespaces": namespaces, "writes": self.writes.told()}
-        return JSONResponse(told | more)
+        more = {
+            "boot_id": self.server.boot_id,
+            "version": __version__,
+            "uptime_s": self.clock() - self._started,
+            "gpus": self.gpus(),
+            "clients": clients,
+            "namespaces": namespaces,
+            "writes": self.writes.told(),
+        }
+        return JSONResponse(status(self.server.store) | more)
 
     def counters(self, request: Request) -> Response:
         """Waits for what is being studied."""
