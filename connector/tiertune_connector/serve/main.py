@@ -1,14 +1,16 @@
 """``tiertune store serve``: builds a store from its settings, serves it, and ends cleanly."""
 
 import logging
+import os
 import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 import uvicorn
 
@@ -60,18 +62,24 @@ class StoreProcess:
     """A store with its socket, its HTTP and its state, from ``start`` to ``stop``."""
 
     def __init__(self, settings: StoreSettings, *, wrap_remote: Callable[[Tier], Tier] = lambda tier: tier) -> None:
-        """StartError, StateError, OSError if the store cannot be built; ``wrap_remote`` may wrap the remote."""
+        """StartError, StateError, OSError if the store cannot be built; ``wrap_remote`` may wrap the remote.
+
+        What is made on disk for a store that never serves is removed again.
+        """
         folder = settings.socket.parent  # the path may be mistyped, and engines look for it elsewhere
-        makes = (settings.state_dir, *((settings.disk.path,) if settings.disk else ()))
-        if not (folder.is_dir() or any(made.is_relative_to(folder) for made in makes)):
+        if not folder.is_dir() and folder not in _folders(settings):
             raise StartError(f"socket: there is no folder {folder}: make it, or mend the path")
         self.counters = Counters()
         self._clock = time.monotonic
         self.idle_exit_s = settings.idle_exit
         self._tiers = settings.slower
+        self._served = False
         with ExitStack() as undo:
+            undo.callback(self._unmake, _missing(*_folders(settings)))
+            files = _missing(*(settings.state_dir / name for name in ("name", "tuning.json", "http", "tiers", "lock")))
             self._state = StateDir(settings.state_dir)
             undo.callback(self._state.close)
+            undo.callback(self._unmake, files)
             self.name = self._state.name(settings.name)
             self._listener = settings.http.listen()
             self.address = settings.http.address(self._listener)
@@ -118,8 +126,10 @@ class StoreProcess:
         lanes: dict[str, Lane] = {}
         disk: DiskTier | None = None
         if settings.disk is not None:
+            lock = _missing(settings.disk.path / "lock")
             disk = DiskTier(settings.disk.path, self._clock)
             undo.callback(disk.close)
+            undo.callback(self._unmake, lock)
         asked = LOCAL if kept is None else [tier for tier in LOCAL if tier in new]
         if problems := [f"{tier}.capacity: {why}" for tier in asked if (why := too_large(tuning, tier, disk))]:
             raise DocumentError(problems)
@@ -170,6 +180,7 @@ class StoreProcess:
         self._thread.start()
         self._state.note("http", self.address + "\n")
         self._state.save_tiers(self._tiers)
+        self._served = True
         log.info("store %s serves on %s, HTTP on %s", self.name, self.server.path, self.address)
 
     def stop(self) -> None:
@@ -180,6 +191,23 @@ class StoreProcess:
         self._http.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(5)
+
+    def _unmake(self, made: Iterable[Path]) -> None:
+        """Remove what a store made that never served; folders that hold other things stay."""
+        for path in () if self._served else made:
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+
+
+def _missing(*paths: Path) -> list[Path]:
+    """The paths not there yet; a dangling link is there, as its disk may not be mounted yet."""
+    return [path for path in paths if not os.path.lexists(path)]
+
+
+def _folders(settings: StoreSettings) -> Iterator[Path]:
+    """The folders that a store makes, each before its parent."""
+    for folder in (settings.state_dir, *((settings.disk.path,) if settings.disk else ())):
+        yield from (folder, *folder.parents)
 
 
 def remote_tier(settings: RemoteSettings, writer: str, counters: Counters, codec: Codec | None = None) -> Tier:
