@@ -162,9 +162,11 @@ def _configure(path: Path, dram_bytes: int, state_dir: Path) -> Path:
         "idle_exit": IDLE_EXIT_S,
     }
     config = state_dir.absolute() / "store.yaml"
+    before = document["dram"]
     with suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or it is spoilt
-        if json.loads(config.read_text())["dram"] != document["dram"]:
-            (state_dir / "tuning.json").unlink(missing_ok=True)
+        before = json.loads(config.read_text())["dram"]
+    if before != document["dram"]:
+        (state_dir / "tuning.json").unlink(missing_ok=True)
     aside = config.with_suffix(".new")
     aside.write_text(json.dumps(document, indent=1))  # JSON is YAML too
     aside.replace(config)
