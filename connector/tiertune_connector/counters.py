@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import add
 from typing import Any
 
@@ -29,6 +29,7 @@ Values = dict[Labels, Sequence[float]]
 """Cells by labels: a number alone, or a histogram's count per bucket, the overflow's count, and the sum."""
 Tables = dict[str, Values]
 """By name of the metric."""
+_Table = dict[Labels, list[float]]
 _REMEMBERED_SNAPSHOTS = 8
 _NAMESPACE = {metric.name: metric.labels.index("namespace") for metric in METRICS if "namespace" in metric.labels}
 """Place of that label, where a metric has it."""
@@ -39,14 +40,16 @@ class _Cells:
 
     def __init__(self) -> None:
         self.owner = threading.current_thread()
-        self.counters, self.histograms = (
-            {m.name: dict[Labels, list[float]]() for m in METRICS if m.kind == kind}
-            for kind in ("counter", "histogram")
-        )
+        self.counters: dict[str, _Table] = {m.name: {} for m in METRICS if m.kind == "counter"}
+        self.histograms: dict[str, tuple[Sequence[float], _Table]] = {
+            m.name: (m.buckets, {}) for m in METRICS if m.kind == "histogram"
+        }
+        """With their bounds: ``observe`` needs both."""
 
-    def tables(self) -> Iterator[tuple[str, dict[Labels, list[float]]]]:
+    def tables(self) -> Iterator[tuple[str, _Table]]:
         """All of them by name."""
-        return chain(self.counters.items(), self.histograms.items())
+        yield from self.counters.items()
+        yield from ((name, values) for name, (_, values) in self.histograms.items())
 
 
 class _Mine(threading.local):
@@ -81,7 +84,7 @@ class Counters:
 
         A reader may see the value's count a moment before its sum.
         """
-        buckets, values = BY_NAME[name].buckets, self._mine.histograms[name]
+        buckets, values = self._mine.histograms[name]
         try:
             cell = values[labels]
         except KeyError:
