@@ -53,8 +53,8 @@ class Loads(Parts):
             for key in hits[leading:]:
                 self.dram.unpin(session.digest, key)
             lease = self.holdings.pinned(session, hits[:leading], started + asked.deadline_s)
-            refs = [SlotRef.of(slot) for slot, _ in coming[:leading]]
             seconds = self.arrivals.waited(arrivals, started)
+        refs = [SlotRef.of(slot) for slot, _ in coming[:leading]]
         outcomes += ["miss"] * (len(asked.keys) - len(outcomes))
         return LoadReply(asked.id, lease, refs, outcomes, seconds)
 
