@@ -4,6 +4,7 @@
 # ruff: noqa: PLR0917 (typer calls commands by keyword)
 
 import sys
+from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
@@ -156,14 +157,7 @@ def doctor(
         named = measure.storage(storage, like)
         with bar("measuring", measure.OPERATIONS) as progress:
             timed = measure.measure(named, step=progress.step)
-        facts = StorageFacts(
-            timed.storage,
-            problem=timed.problem,
-            latency_s=timed.latency_s,
-            bytes_per_s=timed.read_bytes_per_s,
-            write_bytes_per_s=timed.write_bytes_per_s,
-        )
-        measured = weighed(facts, model=model, gpu=gpu)
+        measured = weighed(StorageFacts(**asdict(timed)), model=model, gpu=gpu)
     elif not (agent or configs or engine):
         asked.agent = AGENT
     if not tell(examine(asked, measured), json_path):

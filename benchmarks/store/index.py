@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from benchmarks.store.world import CHUNK_TOKENS, keys
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
-from tiertune_connector.protocol.messages import Commit, Load, Lookup, Reserve
+from tiertune_connector.protocol.messages import Commit, Load, Lookup, Release, Reserve
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.dram import DramTier
@@ -44,7 +44,7 @@ class Index:
         loaded = self._store.loads.load(self._session, Load(3, prompt, 1.0))
         if len(found.tiers) != PROMPT or len(loaded.slots) != PROMPT:
             raise RuntimeError("a chunk was not there")
-        self._store.holdings.release(self._session, loaded.lease)
+        self._store.holdings.release(self._session, Release(loaded.lease))
         self._store.observer.settle()
 
 

@@ -16,6 +16,7 @@ from operator import add
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX, Metric
@@ -24,10 +25,11 @@ from tiertune_connector.documents import Json
 log = logging.getLogger(__name__)
 Labels = tuple[str, ...]
 Gauge = tuple[str, Labels, float]
-Values = dict[Labels, Any]
-"""A number, or a histogram's cells, by labels."""
+Values = dict[Labels, Sequence[float]]
+"""Cells by labels: a number alone, or a histogram's count per bucket, the overflow's count, and the sum."""
 Tables = dict[str, Values]
 """By name of the metric."""
+_Table = dict[Labels, list[float]]
 _REMEMBERED_SNAPSHOTS = 8
 _NAMESPACE = {metric.name: metric.labels.index("namespace") for metric in METRICS if "namespace" in metric.labels}
 """Place of that label, where a metric has it."""
@@ -38,11 +40,16 @@ class _Cells:
 
     def __init__(self) -> None:
         self.owner = threading.current_thread()
-        self.values: dict[str, dict[Labels, list[float]]] = {m.name: {} for m in METRICS if m.kind == "counter"}
-        self.histograms: dict[str, tuple[Sequence[float], dict[Labels, list[float]]]] = {
+        self.counters: dict[str, _Table] = {m.name: {} for m in METRICS if m.kind == "counter"}
+        self.histograms: dict[str, tuple[Sequence[float], _Table]] = {
             m.name: (m.buckets, {}) for m in METRICS if m.kind == "histogram"
         }
-        """Bounds; by labels a count per bucket, the overflow's count, and the sum."""
+        """With their bounds: ``observe`` needs both."""
+
+    def tables(self) -> Iterator[tuple[str, _Table]]:
+        """All of them by name."""
+        yield from self.counters.items()
+        yield from ((name, values) for name, (_, values) in self.histograms.items())
 
 
 class _Mine(threading.local):
@@ -50,7 +57,7 @@ class _Mine(threading.local):
 
     def __init__(self, take: Callable[[], _Cells]) -> None:
         cells = take()
-        self.values, self.histograms = cells.values, cells.histograms
+        self.counters, self.histograms = cells.counters, cells.histograms
 
 
 class Counters:
@@ -66,7 +73,7 @@ class Counters:
 
     def add(self, name: str, labels: Labels, amount: float = 1.0) -> None:
         """Add ``amount`` to a counter; KeyError if it is not declared, ValueError if it has more or fewer labels."""
-        values = self._mine.values[name]
+        values = self._mine.counters[name]
         try:
             values[labels][0] += amount
         except KeyError:
@@ -77,11 +84,11 @@ class Counters:
 
         A reader may see the value's count a moment before its sum.
         """
-        buckets, cells = self._mine.histograms[name]
+        buckets, values = self._mine.histograms[name]
         try:
-            cell = cells[labels]
+            cell = values[labels]
         except KeyError:
-            cell = cells[_fitting(name, labels)] = [0.0] * (len(buckets) + 2)
+            cell = values[_fitting(name, labels)] = [0.0] * (len(buckets) + 2)
         cell[bisect_left(buckets, value)] += 1
         cell[-1] += value
 
@@ -90,10 +97,10 @@ class Counters:
         with self._lock:
             all_cells = list(self._cells)
         for cells in all_cells:
-            tables: dict[str, Values] = {**cells.values, **{name: told for name, (_, told) in cells.histograms.items()}}
-            for name, place in _NAMESPACE.items():
-                for labels in [labels for labels in tables.get(name, {}).copy() if labels[place] == namespace]:
-                    tables[name].pop(labels, None)
+            for name, values in cells.tables():
+                if name in _NAMESPACE:
+                    for labels in [told for told in values.copy() if told[_NAMESPACE[name]] == namespace]:
+                        values.pop(labels, None)
 
     @contextmanager
     def surviving(self, place: str, failure: str) -> Iterator[None]:
@@ -113,7 +120,7 @@ class Counters:
 
         With ``since``, a number returned lately, only rows that changed after it; with an unknown one, all.
         """
-        now = self._copy()
+        now = self.tables()
         with self._lock:
             self._sequence += 1
             sequence = self._sequence
@@ -128,33 +135,22 @@ class Counters:
                 told[name] = {"labels": BY_NAME[name].labels, "rows": rows}
         return sequence, told
 
-    def families(self) -> Iterator[tuple[Metric, Values]]:
-        """Every declared metric with its values, also those without any."""
-        values = self._copy()
-        return ((metric, values.get(metric.name, {})) for metric in METRICS)
-
-    def _copy(self) -> Tables:
+    def tables(self) -> Tables:
+        """All values: the sums over threads, and gauges as they are now."""
         gauges: Tables = {}
         for source in self._gauge_sources:
             for name, labels, value in source():
-                gauges.setdefault(name, {})[labels] = value
-        return self._counted() | gauges
-
-    def _counted(self) -> Tables:
+                gauges.setdefault(name, {})[labels] = (value,)
         with self._lock:
             all_cells = list(self._cells)
         sums: Tables = {metric.name: {} for metric in METRICS if metric.kind != "gauge"}
         for cells in all_cells:
-            for name, values in cells.values.items():
+            for name, values in cells.tables():
                 total = sums[name]
-                for labels, (value,) in values.copy().items():
-                    total[labels] = total.get(labels, 0.0) + value
-            for name, (_, histograms) in cells.histograms.items():
-                total = sums[name]
-                for labels, cell in histograms.copy().items():
+                for labels, cell in values.copy().items():
                     known = total.get(labels)
                     total[labels] = tuple(map(add, known, cell)) if known else tuple(cell)
-        return sums
+        return sums | gauges
 
     def _take_cells(self) -> _Cells:
         """Cells for a thread's first event: those of a thread that has ended, or new ones."""
@@ -174,11 +170,9 @@ def _fitting(name: str, labels: Labels) -> Labels:
     return labels
 
 
-def _row(labels: Labels, value: Any) -> list[Any]:  # noqa: ANN401 (a number, or a histogram's cells)
-    if isinstance(value, tuple):
-        *buckets, total = value
-        return [*labels, buckets, total, sum(buckets)]
-    return [*labels, value]
+def _row(labels: Labels, cells: Sequence[float]) -> list[Any]:
+    *counts, total = cells
+    return [*labels, counts, total, sum(counts)] if counts else [*labels, total]
 
 
 @dataclass(eq=False)
@@ -188,13 +182,11 @@ class PrometheusCollector(Collector):
     counters: Counters
     store: str
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
-        for metric, values in self.counters.families():
-            yield self._family(metric, values)
+    def collect(self) -> Iterator[Family]:
+        values = self.counters.tables()
+        return (self._family(metric, values.get(metric.name, {})) for metric in METRICS)
 
-    def _family(
-        self, metric: Metric, values: Values
-    ) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
+    def _family(self, metric: Metric, values: Values) -> Family:
         name, labels = PREFIX + metric.name, ["store", *metric.labels]
         if metric.kind == "histogram":
             histogram = HistogramMetricFamily(name, metric.help, labels=labels)
@@ -204,6 +196,6 @@ class PrometheusCollector(Collector):
             return histogram
         family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         rendered = family(name, metric.help, labels=labels)
-        for key, value in values.items():
+        for key, (value,) in values.items():
             rendered.add_metric([self.store, *key], value)
         return rendered

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
 
 log = logging.getLogger(__name__)
 _REMEMBERED_CHANGES = 64
+Kept = TypeVar("Kept")
 
 
 class StateError(ValueError):
@@ -84,21 +85,14 @@ class StateDir:
 
     def writes(self) -> list[Json]:
         """The last writes that were saved; empty if they cannot be read, which must not keep a store from starting."""
-        try:
-            writes = json.loads((self._directory / "writes.json").read_text())
-        except (OSError, ValueError, RecursionError):
-            return []
-        return writes if isinstance(writes, list) else []
+        return self._kept("writes.json", list[Json])
 
     def save_writes(self, writes: Sequence[Mapping[str, Any]]) -> None:
         self.write("writes.json", json.dumps(writes))
 
     def namespaces(self) -> dict[str, Served]:
         """The namespaces that were saved, the latest last; empty if they cannot be read, as with writes."""
-        try:
-            return msgspec.json.decode((self._directory / "namespaces.json").read_bytes(), type=dict[str, Served])
-        except (OSError, ValueError, RecursionError):
-            return {}
+        return self._kept("namespaces.json", dict[str, Served])
 
     def save_namespaces(self, served: Mapping[str, Served]) -> None:
         self.write("namespaces.json", msgspec.json.encode(served).decode())
@@ -127,6 +121,12 @@ class StateDir:
                 os.close(directory)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
+
+    def _kept(self, name: str, kind: type[Kept]) -> Kept:
+        try:
+            return msgspec.json.decode((self._directory / name).read_bytes(), type=kind)
+        except (OSError, ValueError, RecursionError):
+            return kind()
 
     def close(self) -> None:
         self._lock.close()

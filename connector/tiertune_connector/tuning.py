@@ -136,7 +136,8 @@ class Tuning(Document):
 
     def capacity_bytes(self, tier: LocalTier) -> int:
         """Capacity of all of the tier's pools together."""
-        return self.tiers.dram.capacity_bytes if tier == "dram" else self.tiers.disk.capacity_bytes
+        held: DramTuning | DiskTuning = getattr(self.tiers, tier)
+        return held.capacity_bytes
 
     def without(self, tier: SlowerTier) -> "Tuning":
         """The same for a store that lacks the tier: it is off, and nothing else is said of it."""

@@ -6,7 +6,7 @@ from connector.stores import counted, running
 from tiertune_connector.catalogue import BY_NAME, OTHER
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
-from tiertune_connector.protocol.messages import StepReport, TierReport
+from tiertune_connector.protocol.messages import StepReport, Steps, TierReport
 from tiertune_connector.protocol.reporting import recomputed
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.store.accounts import STAGES, Accounts
@@ -146,9 +146,10 @@ def test_how_long_chunks_were_idle_is_told_up_to_days(accounts, counters, idle_s
 
 def test_labels_that_clients_choose_are_bounded(accounts, counters):
     """A reason that no gate has, and a stage beyond the first many, count as others."""
+    session = Session("client", "engine", "all", None, 0, 0)
     for number in range(3 * STAGES):
         accounts.gate(report("won", reason=f"because-{number}"), chunk_bytes=100)
-        accounts.steps([StepReport(f"stage-{number}", "prefill", 1.0, 1)])
+        accounts.steps(session, Steps([StepReport(f"stage-{number}", "prefill", 1.0, 1)]))
     assert counted(counters, "gate_requests_total") == {("remote", "fetch", OTHER): 3 * STAGES}
     seconds = {(f"stage-{number}", "prefill"): 1 for number in range(STAGES)}
     assert counted(counters, "stage_gpu_seconds_total") == seconds | {(OTHER, "prefill"): 2 * STAGES}

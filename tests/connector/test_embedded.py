@@ -283,6 +283,17 @@ def test_a_new_size_comes_before_what_was_tuned(home):
         assert json.loads(config.read_text())["dram"]["capacity"] == size
 
 
+def test_a_tuning_that_cannot_be_removed_is_told_of(path, caplog):
+    """No store starts with what was tuned for another size; the settings of the last time stay for the next try."""
+    state = path.with_name("s.sock.state")
+    state.mkdir(mode=0o700)
+    config = embedded._configure(path, DRAM, state)
+    (state / "tuning.json").mkdir()
+    assert not embedded.ensure(path, dram_bytes=2 * DRAM)
+    assert f"no store could be started at {path}: " in caplog.text
+    assert json.loads(config.read_text())["dram"]["capacity"] == DRAM
+
+
 def test_spoilt_settings_of_the_last_time_are_written_anew(home):
     """A full disk, or a kill in the midst of writing, keeps no engine from its store; what was tuned stays."""
     (home / "store.yaml").write_text("")

@@ -50,7 +50,7 @@ def test_latency_and_bandwidth_are_told_apart(tmp_path):
     told = run(tmp_path)
     assert told.problem == ""
     assert told.latency_s == pytest.approx(0.002)
-    assert told.read_bytes_per_s == pytest.approx(CHUNK_BYTES / 0.010)
+    assert told.bytes_per_s == pytest.approx(CHUNK_BYTES / 0.010)
     assert told.write_bytes_per_s == pytest.approx(CHUNK_BYTES / 0.012)
     assert CHUNK_BYTES > SMALL_BYTES
 
@@ -69,7 +69,7 @@ def test_what_fails_is_named_and_nothing_is_left(tmp_path, fail, problem):
     (tmp_path / "other").write_text("stays")
     told = run(tmp_path, fail)
     assert told.problem == problem
-    assert (told.read_bytes_per_s, told.write_bytes_per_s) == (0.0, 0.0)
+    assert (told.bytes_per_s, told.write_bytes_per_s) == (0.0, 0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 

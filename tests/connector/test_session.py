@@ -3,7 +3,7 @@
 import pytest
 
 from connector.stores import CHUNK_BYTES, CHUNK_TOKENS, NAMESPACE
-from tiertune_connector.sessions.session import Chain, LookupAnswer, Session
+from tiertune_connector.sessions.session import Prompt, Session
 
 LONG = 8192
 """Chunks of 16 tokens that a prompt of 128 Ki tokens has."""
@@ -18,8 +18,9 @@ def session():
 def look(session, request, chunks, found=0):
     """A prompt is looked up, and the engine has not told yet what it had itself."""
     keys = [b"k"] * chunks
-    session.chains.put(request, Chain(keys, found))
-    session.uncounted.put(request, LookupAnswer(keys, [], ["dram"]))
+    prompt = Prompt(keys, [], ["dram"], found)
+    session.chains.put(request, prompt)
+    session.uncounted.put(request, prompt)
 
 
 def known(session, names):

@@ -1,5 +1,7 @@
 """The configuration of a store: what is accepted, what is refused, and where."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from connector.volumes import mount
@@ -8,7 +10,8 @@ from tiertune_connector.documents import DocumentError, parse_yaml
 from tiertune_connector.httpd.tokens import TokenFile
 from tiertune_connector.serve.__main__ import main
 from tiertune_connector.settings import StoreSettings, load
-from tiertune_connector.tuning import parse_tuning
+from tiertune_connector.store.control import check
+from tiertune_connector.tuning import TuningError, parse_tuning
 
 WHOLE = """
 name: host-a
@@ -71,6 +74,33 @@ def test_of_a_tier_that_is_taken_away_nothing_else_is_said_either():
     pools = {"ab" * 16: {"dram": own}}
     assert alone == parse_tuning({"version": 2, "tiers": {"dram": {"capacity_bytes": 5}, **off}, "pools": pools})
     assert whole.fit(kept) is kept
+
+
+@pytest.mark.parametrize("away", [(), ("disk:",), ("remote:",), ("disk:", "remote:")])
+@pytest.mark.parametrize("place", ["redis://127.0.0.1:6379/0", "file:///srv/remote"])
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_kept_tuning_is_fitted_to_one_that_the_store_can_do(monkeypatch, away, place, installed):
+    """Whatever was on: the store starts with it, and looks no further."""
+    lz4, own = {"fetch": "on", "codec": "lz4", "margin": 2.0}, {"capacity_bytes": 1 << 20, "eviction": "s3fifo"}
+    said = {
+        "tiers": {"dram": {"capacity_bytes": 5}, "disk": {"capacity_bytes": 7, "write": "evict"}, "remote": lz4},
+        "pools": {"ab" * 16: {"dram": own, "disk": own}},
+        "admission": {"disk": "second_access", "remote": "second_access"},
+    }
+    text = WHOLE.replace("redis://127.0.0.1:6379/0", place)
+    for tier in away:
+        text = text.replace(tier, "#")
+    settings = parsed(text)
+    monkeypatch.setattr("tiertune_connector.codec._blosc", lambda: Mock() if installed else None)
+    lanes = {
+        tier: Mock(codec=None if tier == "disk" or place.startswith("file") else Mock()) for tier in settings.slower
+    }
+    store = Mock(lanes=lanes)
+    check(store, settings.fit(parse_tuning(said)))
+    check(store, settings.first_tuning())
+    if away or place.startswith("file") or not installed:
+        with pytest.raises(TuningError):
+            check(store, parse_tuning(said))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])

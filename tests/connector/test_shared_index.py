@@ -268,7 +268,7 @@ def test_a_lookup_that_is_only_told_asks_no_remote(home):
         Engine(store) as engine,
         Http(store.address) as http,
     ):
-        eventually(lambda: store.store.residency.readable)
+        eventually(lambda: store.store.loads.residency.readable)
         engine.client.tell(Lookup(0, "r", KEYS, 128, b""))
         engine.heard()
         missed = [http.total("tier_lookup_tokens_total", tier=tier, result="miss") for tier in ("dram", "remote")]

@@ -153,13 +153,15 @@ class StoreClient(StoreLink):
         mostly nobody is asked: the store hears of it later.
         """
         chain, others = list(keys), list(sides)
+
+        def asked(number: int) -> Lookup:
+            return Lookup(number, request, chain, prompt_tokens, tenant, others, defer, self.prefill(), deadline_s)
+
         if not others and chain and (cost := self.look(chain)):
-            self.tell(Lookup(0, request, chain, prompt_tokens, tenant, others, defer, self.prefill()))
+            self.tell(asked(0))
             return resolved(LookupReply(0, [DRAM] * len(chain), {DRAM: cost}, {}))
         return self.ask(
-            lambda number: Lookup(
-                number, request, chain, prompt_tokens, tenant, others, defer, self.prefill(), deadline_s
-            ),
+            asked,
             lambda reply, _: reply if isinstance(reply, LookupReply) else LookupReply(0, [], {}, {}, "unreachable"),
         )
 

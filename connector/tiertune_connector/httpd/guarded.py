@@ -27,12 +27,6 @@ Refuse = Callable[[Request, int, str], Response]
 """Makes the answer to a refused call, of status and message."""
 
 
-@dataclass
-class _Bucket:
-    left: float
-    at_s: float
-
-
 @dataclass(eq=False)
 class Limit:
     """Limits each caller to ``per_s`` calls a second, and ``at_once`` in a burst: a token bucket each.
@@ -45,25 +39,24 @@ class Limit:
     clock: Clock
 
     def __post_init__(self) -> None:
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """What was left to each caller, and when; the one that called longest ago comes first."""
 
     def exceeded(self, caller: str) -> bool:
         """Whether nothing is left for the caller."""
-        return self._bucket(caller).left < 1
+        return self._left(caller) < 1
 
     def take(self, caller: str) -> None:
         """Count one call."""
-        self._bucket(caller).left -= 1
-
-    def _bucket(self, caller: str) -> _Bucket:
-        now = self.clock()
-        bucket = self._buckets.pop(caller, None) or _Bucket(self.at_once, now)
-        bucket.left = min(self.at_once, bucket.left + (now - bucket.at_s) * self.per_s)
-        bucket.at_s = now
-        self._buckets[caller] = bucket  # at the end: the one that called longest ago is dropped first
+        left = self._left(caller) - 1
+        self._buckets.pop(caller, None)
+        self._buckets[caller] = left, self.clock()
         if len(self._buckets) > CALLERS:
             del self._buckets[next(iter(self._buckets))]
-        return bucket
+
+    def _left(self, caller: str) -> float:
+        left, at_s = self._buckets.get(caller, (self.at_once, self.clock()))
+        return min(self.at_once, left + (self.clock() - at_s) * self.per_s)
 
 
 class Guarded:

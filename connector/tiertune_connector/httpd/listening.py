@@ -59,17 +59,23 @@ class Listening(Document):
 
         The caller is who holds the connection: anybody could send a proxy's header.
         """
-        options = {"log_level": "warning", "access_log": False, "lifespan": "off", "proxy_headers": False}
-        options |= {"timeout_keep_alive": _KEPT_S}
-        if self.certificate_file is None or self.key_file is None:
-            return options
+        certificate, key = self.certificate_file, self.key_file
         try:
-            certificate, key = plain_file(self.certificate_file), plain_file(self.key_file)
-            ssl.create_default_context().load_cert_chain(certificate, key, password=lambda: "")
-        except (OSError, ssl.SSLError) as error:
-            told = f"{self.certificate_file} and {self.key_file} are no certificate and key: {error.strerror or error}"
+            if certificate and key:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(plain_file(certificate), plain_file(key), password=lambda: "")
+        except OSError as error:  # ssl.SSLError is one
+            told = f"{certificate} and {key} are no certificate and key: {error.strerror or error}"
             raise DocumentError([f"http.certificate_file: {told}"]) from None
-        return {**options, "ssl_certfile": self.certificate_file, "ssl_keyfile": self.key_file}
+        return {
+            "log_level": "warning",
+            "access_log": False,
+            "lifespan": "off",
+            "proxy_headers": False,
+            "timeout_keep_alive": _KEPT_S,
+            "ssl_certfile": certificate,
+            "ssl_keyfile": key,
+        }
 
     def listen(self) -> socket.socket:
         """Bind at once: of two processes on one port, the second fails here. OSError names the address."""

@@ -26,17 +26,13 @@ def called(listening: Listening) -> tuple[str, ...]:
     return (*LOOPBACK_NAMES, listening.host) if listening.loopback else ("*",)
 
 
-class SameSite:
+def same_site(app: ASGIApp, listening: Listening) -> ASGIApp:
     """Keeps other sites' pages from writing to an application and, on loopback, from calling it by their own names."""
+    app = TrustedHostMiddleware(app, allowed_hosts=list(called(listening)))
+    refused = JSONResponse({"message": FOREIGN}, status_code=403)
 
-    def __init__(self, app: ASGIApp, listening: Listening) -> None:
-        self._app = TrustedHostMiddleware(app, allowed_hosts=list(called(listening)))
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        writes = scope["type"] == "http" and scope["method"] not in READING
+        await (refused if writes and foreign(Request(scope)) else app)(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As every ASGI application."""
-        if scope["type"] == "http":
-            request = Request(scope)
-            if request.method not in READING and foreign(request):
-                await JSONResponse({"message": FOREIGN}, status_code=403)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    return checked

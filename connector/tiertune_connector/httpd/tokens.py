@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from tiertune_connector.documents import DocumentError, read_text, stamp
 
@@ -74,8 +74,7 @@ def parse(text: str, name: str) -> dict[bytes, Holder]:
         if problem or _digest(words[2]) in holders:
             problems.append(f"{name}:{number}:1: {problem or 'the token stands here a second time'}")
             continue
-        role = next(role for role in ROLES if role == words[0])
-        holders[_digest(words[2])] = Holder(words[1], role)
+        holders[_digest(words[2])] = Holder(words[1], cast("Role", words[0]))
     if not holders and not problems:
         problems.append(f"{name}:1:1: there is no token: write lines of: role name token")
     if problems:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tiertune_connector import locks
 from tiertune_connector.tiers.linux import most_memory
@@ -133,16 +133,18 @@ def _start(path: Path, dram_bytes: int) -> bool:
     _make_private(state_dir, ours=True)
     config = _configure(path, dram_bytes, state_dir)
     log = state_dir / "store.log"
-    if log.exists() and log.stat().st_size > MOST_LOG_BYTES:
+    log.touch()
+    if log.stat().st_size > MOST_LOG_BYTES:
         log.replace(log.with_name("store.log.old"))
-    said_before = log.stat().st_size if log.exists() else 0
+        log.touch()
+    said_before = log.stat().st_size
     logger.info("TierTune: no store listens on %s; one is started, with its log in %s", path, log)
     command = [sys.executable, "-m", "tiertune_connector.serve", str(config)]
     shell = ["/bin/sh", "-c", _DETACHED, "sh"]
     subprocess.run([*shell, *command], cwd=state_dir, check=True, start_new_session=True)  # noqa: S603
     deadline = time.monotonic() + START_S
     while not answers(path):
-        said = _since(log, said_before)
+        said = log.read_bytes()[said_before:][-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
         if time.monotonic() > deadline or "cannot start" in said:
             logger.warning("TierTune: the store that was started does not answer: %s", said or "it said nothing")
             return False
@@ -160,20 +162,15 @@ def _configure(path: Path, dram_bytes: int, state_dir: Path) -> Path:
         "idle_exit": IDLE_EXIT_S,
     }
     config = state_dir.absolute() / "store.yaml"
-    if _dram_of(config) not in (None, document["dram"]):
+    before = document["dram"]
+    with suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or it is spoilt
+        before = json.loads(config.read_text())["dram"]
+    if before != document["dram"]:
         (state_dir / "tuning.json").unlink(missing_ok=True)
     aside = config.with_suffix(".new")
     aside.write_text(json.dumps(document, indent=1))  # JSON is YAML too
     aside.replace(config)
     return config
-
-
-def _dram_of(config: Path) -> Any:  # noqa: ANN401 (JSON)
-    """What a configuration says of DRAM; None if it is missing or spoilt."""
-    try:
-        return json.loads(config.read_text())["dram"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _make_private(folder: Path, *, ours: bool) -> None:
@@ -182,9 +179,3 @@ def _make_private(folder: Path, *, ours: bool) -> None:
     found = folder.lstat()
     if ours and not (stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077):
         raise NotOursError(f"{folder} is not a directory of this user's alone: remove it, or name another socket")
-
-
-def _since(log: Path, start: int) -> str:
-    if not log.exists():
-        return ""
-    return log.read_bytes()[start:][-_LOG_TAIL_BYTES:].decode(errors="replace").strip()

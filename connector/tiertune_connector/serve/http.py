@@ -22,16 +22,15 @@ from tiertune_connector.counters import PrometheusCollector
 from tiertune_connector.documents import Document, FieldError, validated
 from tiertune_connector.httpd.guarded import READING, Guarded, bearer
 from tiertune_connector.httpd.listening import Listening
-from tiertune_connector.httpd.sites import REMARK, SameSite
+from tiertune_connector.httpd.sites import REMARK, same_site
 from tiertune_connector.httpd.tokens import Role
 from tiertune_connector.keys import MAX_KEY_BYTES
 from tiertune_connector.sampling.observer import Sampling, StaleError
 from tiertune_connector.serve.server import Server
-from tiertune_connector.serve.writes import Traced, Writes, changed
+from tiertune_connector.serve.writes import Writes, changed, traced
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.status import status
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tuning import TuningError
 from tiertune_connector.units import Clock
 
 MAX_BODY_BYTES = 1 << 20
@@ -40,7 +39,6 @@ HotKey = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2 * MAX_KE
 """A chunk's key in hexadecimal."""
 REFUSALS: dict[Any, int] = {
     FieldError: 422,
-    TuningError: 422,
     StaleError: 412,
     VersionConflictError: 412,
     KeyReusedError: 409,
@@ -71,7 +69,7 @@ class SamplingRequest(Document):
 
 def guarded(app: ASGIApp, listening: Listening, clock: Clock) -> ASGIApp:
     """The application guarded by the tokens that the settings name, if any. DocumentError if their file is bad."""
-    app = SameSite(app, listening)
+    app = same_site(app, listening)
     tokens = listening.tokens()
     if tokens is None:
         return app
@@ -115,15 +113,14 @@ class Http:
             Route("/v1/status", self.status),
             Route("/v1/counters", self.counters),
             Route("/v1/samples", self.samples),
-            Route("/v1/sampling", self.get_sampling, methods=["GET"]),
             Route("/v1/sampling", self.put_sampling, methods=["PUT"]),
-            Route("/v1/tuning", self.get_tuning, methods=["GET"]),
+            Route("/v1/tuning", self.get_tuning),
             Route("/v1/tuning", self.put_tuning, methods=["PUT"]),
             Route("/v1/flush", self.flush, methods=["POST"]),
             Route("/v1/bypass", self.bypass, methods=["POST"]),
         ]
         handlers = dict.fromkeys(REFUSALS, _refused)
-        return Traced(Starlette(routes=routes, exception_handlers=handlers), self.writes)
+        return traced(Starlette(routes=routes, exception_handlers=handlers), self.writes)
 
     def metrics(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -137,15 +134,22 @@ class Http:
         return PlainTextResponse("".join(["ok\n", *unwell]))
 
     def status(self, _: Request) -> Response:
-        told, sessions = status(self.server.store), self.server.sessions()
+        sessions = self.server.sessions()
         clients = [
             {"client": s.client, "engine": s.engine, "stage": s.stage, "namespace": s.digest, "pid": s.pid or None}
             for s in sessions
         ]
         namespaces = {s.namespace.digest: s.namespace.parts for s in sessions if s.namespace is not None}
-        more = {"boot_id": self.server.boot_id, "version": __version__, "uptime_s": self.clock() - self._started}
-        more |= {"gpus": self.gpus(), "clients": clients, "namespaces": namespaces, "writes": self.writes.told()}
-        return JSONResponse(told | more)
+        more = {
+            "boot_id": self.server.boot_id,
+            "version": __version__,
+            "uptime_s": self.clock() - self._started,
+            "gpus": self.gpus(),
+            "clients": clients,
+            "namespaces": namespaces,
+            "writes": self.writes.told(),
+        }
+        return JSONResponse(status(self.server.store) | more)
 
     def counters(self, request: Request) -> Response:
         """Waits for what is being studied."""
@@ -171,9 +175,6 @@ class Http:
         lines = _LINES.encode_lines([{"boot_id": self.server.boot_id, **header}, *samples])
         return Response(lines, media_type="application/x-ndjson")
 
-    async def get_sampling(self, _: Request) -> Response:
-        return _sampling(self.server.store.observer.sampling)
-
     async def put_sampling(self, request: Request) -> Response:
         """Adopt how the whole fleet samples, as its agent says."""
         wanted = _parse(SamplingRequest, await _json(request))
@@ -181,7 +182,7 @@ class Http:
         hot = tuple(bytes.fromhex(key) for key in wanted.hot)
         sampling = Sampling(wanted.seed, wanted.rate, hot, wanted.version)
         await run_in_threadpool(self.server.store.observer.adopt, sampling)
-        return _sampling(sampling)
+        return JSONResponse({"version": wanted.version})
 
     async def get_tuning(self, _: Request) -> Response:
         return _tuning(self.control)
@@ -205,7 +206,7 @@ class Http:
         tenant = bytes.fromhex(what.tenant) if what.tenant else None
         told = await run_in_threadpool(self.server.store.flushes.drop, what.namespace, tenant, what.epoch)
         dropped = {tier: count for tier, (_, count) in told.items()}
-        failed = {tier: outcome.value for tier, (outcome, _) in told.items() if outcome is not Outcome.OK}
+        failed = {tier: outcome for tier, (outcome, _) in told.items() if outcome is not Outcome.OK}
         if failed:
             message = "; ".join(f"{tier}: {outcome}, some chunks may be left" for tier, outcome in failed.items())
             return JSONResponse({"message": message, "dropped": dropped}, status_code=503)
@@ -219,11 +220,6 @@ class Http:
         request.state.detail = {"on": wanted.on}
         tuning = await run_in_threadpool(self.control.bypass, on=wanted.on)
         return JSONResponse({"bypass": tuning.bypass, "version": tuning.version})
-
-
-def _sampling(sampling: Sampling) -> Response:
-    hot = [key.hex() for key in sampling.hot]
-    return JSONResponse({"version": sampling.version, "seed": sampling.seed, "rate": sampling.rate, "hot": hot})
 
 
 def _tuning(control: Control) -> Response:

@@ -29,8 +29,8 @@ from tiertune_connector.serve.writes import Writes
 from tiertune_connector.settings import RemoteSettings, StoreSettings
 from tiertune_connector.slower.lane import HUNG_S, Lane
 from tiertune_connector.slower.scrub import Scrubber
-from tiertune_connector.state import StateDir, StateError
-from tiertune_connector.store.control import Control, check, too_large
+from tiertune_connector.state import StateDir
+from tiertune_connector.store.control import Control, too_large
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.base import Tier
 from tiertune_connector.tiers.directory import DirectoryTier
@@ -40,7 +40,7 @@ from tiertune_connector.tiers.linux import most_memory
 from tiertune_connector.tiers.media import MEDIA
 from tiertune_connector.tiers.redis import RedisTier
 from tiertune_connector.tiers.spread import SpreadTier
-from tiertune_connector.tuning import LOCAL, LocalTier, Tuning, TuningError
+from tiertune_connector.tuning import LOCAL
 from tiertune_connector.units import format_size
 
 log = logging.getLogger(__name__)
@@ -114,15 +114,15 @@ class StoreProcess:
         kept, changes = self._state.load()
         had = self._state.tiers()
         new = [tier for tier in settings.slower if had is not None and tier not in had]
-        tuning = settings.fit(kept, new) if kept else settings.first_tuning()
+        first = settings.first_tuning()
+        tuning = settings.fit(kept, new) if kept else first
         for tier in LOCAL:  # the settings count until the first change
-            keeps, asks = (each.capacity_bytes(tier) for each in (tuning, settings.first_tuning()))
-            if keeps != asks:
-                sizes = format_size(keeps), format_size(asks)
+            sizes = [format_size(each.capacity_bytes(tier)) for each in (tuning, first)]
+            if tuning.capacity_bytes(tier) != first.capacity_bytes(tier):
                 log.info("%s keeps the %s of its tuning, not the %s of the settings", tier, *sizes)
-        if (most := most_memory()) < (asked := tuning.tiers.dram.capacity_bytes):
+        if (most := most_memory()) < (wanted := tuning.tiers.dram.capacity_bytes):
             told = "dram is to have %s: this machine or container allows %s"
-            log.warning(told, format_size(asked), format_size(most))
+            log.warning(told, format_size(wanted), format_size(most))
         lanes: dict[str, Lane] = {}
         disk: DiskTier | None = None
         if settings.disk is not None:
@@ -130,7 +130,9 @@ class StoreProcess:
             disk = DiskTier(settings.disk.path, self._clock)
             undo.callback(disk.close)
             undo.callback(self._unmake, lock)
-        _check_sizes(tuning, disk, LOCAL if kept is None else [tier for tier in LOCAL if tier in new])
+        asked = LOCAL if kept is None else [tier for tier in LOCAL if tier in new]
+        if problems := [f"{tier}.capacity: {why}" for tier in asked if (why := too_large(tuning, tier, disk))]:
+            raise DocumentError(problems)
         if kept and tuning != kept:
             told = (
                 f"new here, and as in a first tuning: {', '.join(new)}"
@@ -161,10 +163,6 @@ class StoreProcess:
             lease_s=settings.lease,
             state=self._state,
         )
-        try:
-            check(store, tuning)
-        except TuningError as error:
-            raise StateError(f"{self._state.tuning_path}: {error}; mend it, or remove it to start anew") from error
         store.retune(tuning)
         return store
 
@@ -210,13 +208,6 @@ def _folders(settings: StoreSettings) -> Iterator[Path]:
     """The folders that a store makes, each before its parent."""
     for folder in (settings.state_dir, *((settings.disk.path,) if settings.disk else ())):
         yield from (folder, *folder.parents)
-
-
-def _check_sizes(first: Tuning, disk: DiskTier | None, tiers: Iterable[LocalTier]) -> None:
-    """DocumentError if the settings ask for more of these tiers than this machine could ever hold."""
-    told = ((tier, too_large(first.capacity_bytes(tier), disk if tier == "disk" else None)) for tier in tiers)
-    if problems := [f"{tier}.capacity: {why}" for tier, why in told if why]:
-        raise DocumentError(problems)
 
 
 def remote_tier(settings: RemoteSettings, writer: str, counters: Counters, codec: Codec | None = None) -> Tier:

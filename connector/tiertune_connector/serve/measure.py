@@ -43,17 +43,9 @@ class StorageTimes:
     """Which operation failed, and how; empty: none."""
     latency_s: float = 0.0
     """To read a small chunk."""
-    read_s: float = 0.0
-    write_s: float = 0.0
-
-    @property
-    def read_bytes_per_s(self) -> float:
-        """Beyond the latency."""
-        return CHUNK_BYTES / max(self.read_s - self.latency_s, 1e-9) if self.read_s else 0.0
-
-    @property
-    def write_bytes_per_s(self) -> float:
-        return CHUNK_BYTES / self.write_s if self.write_s else 0.0
+    bytes_per_s: float = 0.0
+    """Reading, beyond the latency."""
+    write_bytes_per_s: float = 0.0
 
 
 def storage(url: str, like: RemoteSettings | None) -> RemoteSettings:
@@ -85,8 +77,23 @@ def measure(
     name = ", ".join(listed(settings.url))
     namespace, tier = uuid.uuid4().hex, wrap(remote_tier(settings, "doctor", Counters()))
     folder = settings.path / namespace if settings.path is not None else None
+
+    def took(what: str, key: bytes, data: bytearray) -> float:
+        """Seconds of an operation; _FailedError if it did not do what it should."""
+        started = clock()
+        if what == "write":
+            outcome = tier.write(namespace, key, memoryview(data), NOBODY)
+        else:
+            outcome, _ = tier.read(namespace, key, memoryview(data))
+        seconds = clock() - started
+        step()
+        if not outcome.kept:
+            why = tier.why if outcome is Outcome.ERROR else ""
+            raise _FailedError(f"{what}: {outcome}" + (f": {why}" if why else ""))
+        return seconds
+
     try:
-        times = _Trial(tier, namespace, clock, step).run(folder)
+        latency_s, read_s, write_s = _medians(took, folder)
     except _FailedError as failed:
         return StorageTimes(name, str(failed))
     finally:
@@ -95,51 +102,23 @@ def measure(
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
     left = "" if outcome is Outcome.OK else f"remove: {outcome}, chunks of namespace {namespace} may be left"
-    return StorageTimes(name, left, **times)
+    return StorageTimes(name, left, latency_s, CHUNK_BYTES / max(read_s - latency_s, 1e-9), CHUNK_BYTES / write_s)
 
 
-@dataclass(eq=False)
-class _Trial:
-    """Operations on one namespace's chunks: seconds of each, _FailedError if one is not OK."""
-
-    tier: Tier
-    namespace: str
-    clock: Clock
-    step: Callable[[], object]
-
-    def run(self, folder: Path | None) -> dict[str, float]:
-        """``folder`` is where a directory keeps the chunks."""
-        large, small = bytearray(os.urandom(CHUNK_BYTES)), bytearray(os.urandom(SMALL_BYTES))
-        of_large, of_small = ([b"%s%d" % (name, number) for number in range(CHUNKS)] for name in (b"large", b"small"))
-        self._write(b"first", small)  # connects
-        written = [self._write(key, large) for key in of_large]
-        for key in of_small:
-            self._write(key, small)
-        if folder is not None:
-            _forget(folder)
-        both = [
-            (self._read(one, small), self._read(other, large)) for one, other in zip(of_small, of_large, strict=True)
-        ]
-        return {
-            "latency_s": median(latency_s for latency_s, _ in both),
-            "read_s": median(read_s for _, read_s in both),
-            "write_s": median(written),
-        }
-
-    def _write(self, key: bytes, payload: bytearray) -> float:
-        return self._took("write", lambda: self.tier.write(self.namespace, key, memoryview(payload), NOBODY))
-
-    def _read(self, key: bytes, out: bytearray) -> float:
-        return self._took("read", lambda: self.tier.read(self.namespace, key, memoryview(out))[0])
-
-    def _took(self, what: str, operation: Callable[[], Outcome]) -> float:
-        started, outcome = self.clock(), operation()
-        took = self.clock() - started
-        self.step()
-        if not outcome.kept:
-            why = self.tier.why if outcome is Outcome.ERROR else ""
-            raise _FailedError(f"{what}: {outcome}" + (f": {why}" if why else ""))
-        return took
+def _medians(took: Callable[[str, bytes, bytearray], float], folder: Path | None) -> tuple[float, float, float]:
+    """Seconds to read a small chunk, to read and to write a large one; a directory keeps them in ``folder``."""
+    large, small = bytearray(os.urandom(CHUNK_BYTES)), bytearray(os.urandom(SMALL_BYTES))
+    took("write", b"first", small)  # connects
+    written = [took("write", b"large%d" % number, large) for number in range(CHUNKS)]
+    for number in range(CHUNKS):
+        took("write", b"small%d" % number, small)
+    if folder is not None:
+        _forget(folder)
+    both = [
+        (took("read", b"small%d" % number, small), took("read", b"large%d" % number, large)) for number in range(CHUNKS)
+    ]
+    of_small, of_large = zip(*both, strict=True)
+    return median(of_small), median(of_large), median(written)
 
 
 def _forget(folder: Path) -> None:

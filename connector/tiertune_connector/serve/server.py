@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -77,6 +77,16 @@ class Server:
         self._socket_file: os.stat_result | None = None
         self._turns = Turns(self._handle, self._ended)
         self._waiters = Waiters(self.counters)
+        store = self.store
+        self._told: dict[type[Message], Callable[[Session, Any], None]] = {
+            Own: store.lookups.own,
+            Release: store.holdings.release,
+            Abort: store.storing.abort,
+            Report: store.loads.report,
+            FirstToken: store.accounts.first_token,
+            Steps: store.accounts.steps,
+        }
+        """What takes messages that need no reply."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._threads: list[threading.Thread] = []
         self._accepting: threading.Thread | None = None
@@ -242,35 +252,15 @@ class Server:
             case Reserve() | Commit():
                 kind = "store" if len(message.keys) > AT_ONCE else ""
                 serve = partial(self._store, connection, session, message)
-            case Release() if message.damaged:
-                kind, serve = "damage", partial(store.holdings.release, session, message.lease, message.damaged)
+            case _ if type(message) in self._told:
+                kind = "damage" if isinstance(message, Release) and message.damaged else ""
+                serve = partial(self._told[type(message)], session, message)
             case _:
-                kind, serve = "", partial(self._told, session, message)
+                raise msgspec.ValidationError(f"a client may not send {type(message).__name__} here")
         if kind:
             self._waiters.run(connection, serve, kind)
         else:
             serve()
-
-    def _told(self, session: Session, message: Message) -> None:
-        """Handle messages that need no reply."""
-        store = self.store
-        match message:
-            case Own():
-                store.lookups.own(session, message)
-            case Release():
-                store.holdings.release(session, message.lease)
-            case Abort():
-                store.storing.abort(session, message)
-            case Report():
-                store.loads.report(session, message)
-            case FirstToken():
-                store.accounts.first_token(message)
-            case Steps():
-                store.accounts.steps(message.steps)
-                if message.gpus:
-                    session.gpus = tuple(message.gpus)
-            case _:
-                raise msgspec.ValidationError(f"a client may not send {type(message).__name__} here")
 
     def _lookup(
         self, connection: Connection, session: Session, message: Lookup, received: float, *, wait: bool

@@ -68,23 +68,19 @@ class Writes:
                 log.error("the last writes are not kept: %s", error)  # noqa: TRY400 (its message says it all)
 
 
-@dataclass(eq=False)
-class Traced:
-    """ASGI middleware that leaves a trace of each writing call before it is answered."""
+def traced(app: ASGIApp, writes: Writes) -> ASGIApp:
+    """The same application; each writing call leaves a trace before it is answered."""
 
-    app: ASGIApp
-    writes: Writes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As every ASGI application."""
-
-        async def traced(message: Message) -> None:
+    async def tracing(scope: Scope, receive: Receive, send: Send) -> None:
+        async def noting(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] not in ELSEWHERE:
-                await run_in_threadpool(self.writes.add, HTTPConnection(scope), message["status"])
+                await run_in_threadpool(writes.add, HTTPConnection(scope), message["status"])
             await send(message)
 
-        writes = scope["type"] == "http" and scope["method"] not in READING
-        await self.app(scope, receive, traced if writes else send)
+        writing = scope["type"] == "http" and scope["method"] not in READING
+        await app(scope, receive, noting if writing else send)
+
+    return tracing
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:

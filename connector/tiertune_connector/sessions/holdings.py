@@ -1,11 +1,11 @@
 """What clients hold in DRAM: chunks pinned for them, slots for them to write, and how they lose both."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from tiertune_connector.counters import Counters
-from tiertune_connector.protocol.messages import SlotRef
+from tiertune_connector.protocol.messages import Release, SlotRef
 from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Latest, Lease, Reservation, Session
 from tiertune_connector.tiers.base import Outcome
@@ -31,14 +31,14 @@ class Holdings:
         session.leases[number] = Lease(tuple(keys), until + self.lease_s)
         return number
 
-    def release(self, session: Session, number: int, damaged: Collection[bytes] = ()) -> None:
+    def release(self, session: Session, told: Release) -> None:
         """A client no longer reads what a lease pinned. Drop what it found ``damaged``, if it is."""
-        lease = session.leases.get(number) if damaged else None
-        for key in {*damaged}.intersection(lease.keys if lease else ()):
+        lease = session.leases.get(told.lease) if told.damaged else None
+        for key in {*told.damaged}.intersection(lease.keys if lease else ()):
             if self.dram.verify(session.digest, key) is Outcome.CORRUPT:
                 self.counters.add("tier_errors_total", ("dram", "read", Outcome.CORRUPT.value))
         with self.dram.lock:
-            lease = session.leases.pop(number, None)
+            lease = session.leases.pop(told.lease, None)
             for key in lease.keys if lease else ():
                 self.dram.unpin(session.digest, key)
 
@@ -88,6 +88,6 @@ class Holdings:
         """Take what a client may hold until then at most: pins, and slots that it may still be writing."""
         with self.dram.lock:
             for number in [n for n, lease in session.leases.items() if lease.expires_at <= until]:
-                self.release(session, number)
+                self.release(session, Release(number))
             for key in [key for key, held in session.reservations.items() if held.expires_at <= until]:
                 self.give_up(session, key, quarantine=True)

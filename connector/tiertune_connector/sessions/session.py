@@ -2,13 +2,12 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
 
 from tiertune_connector.keys import Namespace
 from tiertune_connector.tiers.slots import Slot
 
 _REMEMBERED_KEYS = 1 << 19
-"""Keys of the latest prompts, some 45 MiB; even in chunks of 16 tokens, minutes of an engine's prefills."""
+"""Keys of the latest prompts, some 50 MiB; even in chunks of 16 tokens, minutes of an engine's prefills."""
 _PROMPT_KEYS = 8
 """A prompt's memory besides its keys, in keys."""
 
@@ -32,29 +31,24 @@ class Reservation:
 
 
 @dataclass(frozen=True)
-class Chain:
-    """A prompt's keys, as looked up."""
-
-    keys: list[bytes]
-    found: int
-    """How many of the first keys were in some tier, or the engine's own memory."""
-
-
-@dataclass(frozen=True)
-class LookupAnswer:
-    """The answer to a lookup."""
+class Prompt:
+    """A prompt's keys, and what its lookup found."""
 
     keys: list[bytes]
     tiers: list[str]
     """Tiers of the leading keys."""
     asked: list[str]
     """Tiers that were asked, fastest first."""
+    found: int = 0
+    """How many of the first keys were in some tier, or the engine's own memory."""
+
+    @property
+    def taken(self) -> int:
+        """Its memory, in keys."""
+        return _PROMPT_KEYS + len(self.keys)
 
 
-Prompt = TypeVar("Prompt", Chain, LookupAnswer)
-
-
-class Latest(Generic[Prompt]):
+class Latest:
     """What is known of the latest prompts, by request: few long ones, or many short ones."""
 
     def __init__(self) -> None:
@@ -68,15 +62,15 @@ class Latest(Generic[Prompt]):
         """Keep a prompt as the latest."""
         self.pop(request)
         self._kept[request] = value
-        self._taken += _taken(value)
+        self._taken += value.taken
         while self._taken > _REMEMBERED_KEYS and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
-            self._taken -= _taken(oldest)
+            self._taken -= oldest.taken
 
     def pop(self, request: str) -> Prompt | None:
         value = self._kept.pop(request, None)
         if value is not None:
-            self._taken -= _taken(value)
+            self._taken -= value.taken
         return value
 
 
@@ -95,9 +89,9 @@ class Session:
     reservations: dict[bytes, Reservation] = field(default_factory=dict)
     quarantined: list[tuple[bytes, Slot]] = field(default_factory=list)
     """Slots that the client lost but may still be writing."""
-    chains: Latest[Chain] = field(default_factory=Latest)
+    chains: Latest = field(default_factory=Latest)
     """Chains of the latest requests, to keep a chain's head younger than the tail stored after it."""
-    uncounted: Latest[LookupAnswer] = field(default_factory=Latest)
+    uncounted: Latest = field(default_factory=Latest)
     """Answers for requests whose engine has not yet said what it had itself."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that the engine computes on."""
@@ -116,7 +110,3 @@ class Session:
         chain = self.chains.get(request)
         if chain is not None and chain.found < chunks:
             self.chains.put(request, replace(chain, found=chunks))
-
-
-def _taken(prompt: Chain | LookupAnswer) -> int:
-    return _PROMPT_KEYS + len(prompt.keys)

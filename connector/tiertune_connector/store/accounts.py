@@ -7,9 +7,9 @@ from tiertune_connector.catalogue import OTHER
 from tiertune_connector.chunk import writer_id
 from tiertune_connector.cost import Reason
 from tiertune_connector.counters import Counters
-from tiertune_connector.protocol.messages import FirstToken, Own, StepReport, TierReport
+from tiertune_connector.protocol.messages import FirstToken, Own, Steps, TierReport
 from tiertune_connector.protocol.reporting import gained_s
-from tiertune_connector.sessions.session import Chain, LookupAnswer, Session
+from tiertune_connector.sessions.session import Prompt, Session
 from tiertune_connector.store.authors import Authors
 from tiertune_connector.tiers.base import FLUSHED, Evicted
 from tiertune_connector.tiers.dram import DramTier
@@ -50,7 +50,7 @@ class Accounts:
         self._add("prompt_tokens_total", (self.stage(session.stage), *labels), tokens)
         self._add("requests_total", ("yes" if salted else "no", *labels))
 
-    def lookup(self, session: Session, found: LookupAnswer, own: Own | None = None) -> None:
+    def lookup(self, session: Session, found: Prompt, own: Own | None = None) -> None:
         """Count hits and misses by tier, and in the engine's own memory if it said how many leading chunks it had.
 
         A slower tier is not asked for a chunk that a faster one has.
@@ -109,7 +109,7 @@ class Accounts:
         if tokens > 0:
             self._add("duplicate_prefill_tokens_total", self.pool_labels(session.digest), tokens)
 
-    def offered(self, session: Session, prompt: Chain, reasons: Mapping[bytes, str]) -> None:
+    def offered(self, session: Session, prompt: Prompt, reasons: Mapping[bytes, str]) -> None:
         """An engine offers chunks of a prompt; ``reasons`` say why DRAM does not want some.
 
         Chunks that no tier had at the lookup, but that another engine has stored or begun to store since, were computed
@@ -122,7 +122,7 @@ class Accounts:
         count = sum(key not in own if slot is None else slot.engine != session.engine for slot, key in slots)
         self.computed_again(session, count * session.chunk_tokens)
 
-    def first_token(self, told: FirstToken) -> None:
+    def first_token(self, _: Session, told: FirstToken) -> None:
         """Add a request's first token to the sums of the group, held out or not, that its lookup put it in."""
         if not told.group:
             return
@@ -138,8 +138,10 @@ class Accounts:
         for name, value in sums.items():
             self._add("holdout_sums_total", ("remote", told.group, name), value)
 
-    def steps(self, steps: Sequence[StepReport]) -> None:
-        for step in steps:
+    def steps(self, session: Session, told: Steps) -> None:
+        """Count what a client's steps took, and note on which GPUs it computes."""
+        session.gpus = tuple(told.gpus) or session.gpus
+        for step in told.steps:
             labels = (self.stage(step.stage), step.phase)
             self._add("stage_gpu_seconds_total", labels, step.gpu_seconds)
             self._add("stage_tokens_total", labels, step.tokens)

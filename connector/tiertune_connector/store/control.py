@@ -11,7 +11,7 @@ from tiertune_connector.state import StateDir, body_digest, latest
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.linux import memory_bytes, most_memory
-from tiertune_connector.tuning import LOCAL, SLOWER, Tuning, TuningError, parse_tuning
+from tiertune_connector.tuning import LOCAL, SLOWER, LocalTier, Tuning, TuningError, parse_tuning
 
 
 class VersionConflictError(Exception):
@@ -113,7 +113,7 @@ def check_sizes(store: TieredStore, tuning: Tuning, before: Tuning) -> None:
     """
     for tier in LOCAL:
         asked, field = tuning.capacity_bytes(tier), f"tiers.{tier}.capacity_bytes"
-        if asked > before.capacity_bytes(tier) and (why := too_large(asked, store.disk if tier == "disk" else None)):
+        if asked > before.capacity_bytes(tier) and (why := too_large(tuning, tier, store.disk)):
             raise TuningError(field, why)
         for digest in tuning.pools:
             own = tuning.pool(digest, tier).capacity_bytes
@@ -122,13 +122,18 @@ def check_sizes(store: TieredStore, tuning: Tuning, before: Tuning) -> None:
                 raise TuningError(f"pools.{digest}.{tier}.capacity_bytes", message)
 
 
-def too_large(asked: int, disk: DiskTier | None) -> str:
-    """Why this machine could never hold so many bytes on ``disk`` (None: in memory); empty if it could."""
-    place = "the machine" if disk is None else f"the file system of {disk.root}"
+def too_large(tuning: Tuning, tier: LocalTier, disk: DiskTier | None) -> str:
+    """Why this machine could never hold what is asked of a tier; empty if it could. ``disk`` is that tier, if any."""
+    asked, place = tuning.capacity_bytes(tier), "the machine"
     try:
-        room = memory_bytes() if disk is None else disk.room_bytes
+        if tier == "dram":
+            room, most = memory_bytes(), most_memory()
+        elif disk is None:
+            return ""
+        else:
+            place = f"the file system of {disk.root}"
+            room = most = disk.room_bytes
     except OSError as error:
         return f"nobody knows what {place} has: {error.strerror}"
-    most = most_memory() if disk is None else room
     told = f"{asked} bytes are asked, {place} has {room} in all: {most >> 20}MiB are the most that fit"
     return told if asked > room else ""

@@ -69,9 +69,10 @@ class Health:
 
     def costs(self, coming: Mapping[str, int] | None = None, chunk_bytes: int = 0) -> dict[str, FetchEstimate]:
         """Current fetch cost of each tier that has one; ``coming`` counts the chunks already coming, by tier."""
-        own = {name: (coming or {}).get(name, 0) for name in self.lanes}
-        estimates = {name: self.lanes[name].transit.estimate(count, count * chunk_bytes) for name, count in own.items()}
-        estimates["dram"] = self.dram_cost()
+        estimates = {"dram": self.dram_cost()}
+        for name, lane in self.lanes.items():
+            count = coming.get(name, 0) if coming else 0
+            estimates[name] = lane.transit.estimate(count, count * chunk_bytes)
         return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
     def told_costs(self) -> dict[str, FetchEstimate]:

@@ -9,35 +9,16 @@ from tiertune_connector.chunk import Origin
 from tiertune_connector.eviction import Keys
 from tiertune_connector.protocol.messages import Load, LoadPart, LoadReply, Report, SlotRef
 from tiertune_connector.protocol.reporting import recomputed
-from tiertune_connector.sessions.holdings import Holdings
-from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.arrivals import Arrival, Arrivals
-from tiertune_connector.store.accounts import Accounts
-from tiertune_connector.store.flushes import Flushes
-from tiertune_connector.store.health import Health
-from tiertune_connector.store.progress import told
-from tiertune_connector.store.residency import Residency
+from tiertune_connector.store.parts import Parts
+from tiertune_connector.store.progress import Coming, told
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tiers.slots import Slot
-from tiertune_connector.tuning import InForce
-from tiertune_connector.units import Clock
 
 
 @dataclass(eq=False)
-class Loads:
-    """Thread-safe. ``clock`` gives monotonic seconds, ``tuning`` what is in force."""
-
-    dram: DramTier
-    residency: Residency
-    health: Health
-    accounts: Accounts
-    holdings: Holdings
-    quotas: Quotas
-    flushes: Flushes
-    clock: Clock
-    tuning: InForce
+class Loads(Parts):
+    """Thread-safe."""
 
     def __post_init__(self) -> None:
         self.arrivals = Arrivals(self.dram, self.residency.lanes, self.clock, self._accept)
@@ -61,21 +42,21 @@ class Loads:
         started = self.clock()
         with self.dram.lock:
             coming = self._expect(session.digest, asked.keys, fetch=wait)
-        arrivals = [found for found in coming.values() if isinstance(found, Arrival)]
+        arrivals = [arrival for _, arrival in coming if arrival]
         if arrivals:
-            with self.arrivals.awaited(arrivals), told(asked, list(coming.values()), tell):
+            with self.arrivals.awaited(arrivals), told(asked, coming, tell):
                 futures.wait([arrival.done for arrival in arrivals], timeout=max(0.0, asked.deadline_s - waited_s))
         with self.dram.lock:
-            outcomes = [found.take() if isinstance(found, Arrival) else "hit" for found in coming.values()]
-            hits = [key for key, outcome in zip(coming, outcomes, strict=True) if outcome == "hit"]
+            outcomes = [arrival.take() if arrival else "hit" for _, arrival in coming]
+            hits = [key for key, outcome in zip(asked.keys, outcomes, strict=False) if outcome == "hit"]
             leading = 0 if session.ended else next((i for i, o in enumerate(outcomes) if o != "hit"), len(outcomes))
             for key in hits[leading:]:
                 self.dram.unpin(session.digest, key)
             lease = self.holdings.pinned(session, hits[:leading], started + asked.deadline_s)
-            slots = [found.slot if isinstance(found, Arrival) else found for found in list(coming.values())[:leading]]
             seconds = self.arrivals.waited(arrivals, started)
+        refs = [SlotRef.of(slot) for slot, _ in coming[:leading]]
         outcomes += ["miss"] * (len(asked.keys) - len(outcomes))
-        return LoadReply(asked.id, lease, [SlotRef.of(slot) for slot in slots], outcomes, seconds)
+        return LoadReply(asked.id, lease, refs, outcomes, seconds)
 
     def load_waits_for(self, session: Session, keys: Keys) -> Literal["disk", "remote", ""]:
         """The slowest tier that a load of these keys may wait for; empty: none."""
@@ -95,23 +76,24 @@ class Loads:
                 chunks = max(1, tier.fetched_tokens // max(1, session.chunk_tokens))
                 self.health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
 
-    def _expect(self, digest: str, keys: Keys, *, fetch: bool) -> dict[bytes, Slot | Arrival]:
+    def _expect(self, digest: str, keys: Keys, *, fetch: bool) -> list[Coming]:
         """Pin or fetch the leading chunks, up to the first that cannot come.
 
         What is in DRAM is pinned before anything is fetched, so that making room for the rest cannot evict it.
         """
         pins = {key: slot for key in keys if (slot := self.dram.pin(digest, key)) is not None}
-        coming: dict[bytes, Slot | Arrival] = {}
+        coming: list[Coming] = []
         for key in keys:
-            found: Slot | Arrival | None = pins.get(key)
-            if found is None and fetch:
-                (local,) = self.residency.local(digest, [key])
-                tier = local or ("remote" if self.residency.readable else "")
-                found = self.arrivals.fetch((digest, key), tier, self.flushes.era) if tier else None
-            if found is None:
+            if key in pins:
+                coming.append((pins[key], None))
+                continue
+            (local,) = self.residency.local(digest, [key])
+            tier = local or ("remote" if self.residency.readable else "")
+            arrival = self.arrivals.fetch((digest, key), tier, self.flushes.era) if tier and fetch else None
+            if arrival is None:
                 break
-            coming[key] = found
-        for key in pins.keys() - coming.keys():
+            coming.append((arrival.slot, arrival))
+        for key in pins.keys() - keys[: len(coming)]:
             self.dram.unpin(digest, key)
         return coming
 

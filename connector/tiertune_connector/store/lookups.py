@@ -10,17 +10,10 @@ from xxhash import xxh3_64_intdigest
 from tiertune_connector.cost import GateSettings
 from tiertune_connector.protocol.messages import Lookup, LookupReply, Own
 from tiertune_connector.sampling.observer import Observer
-from tiertune_connector.sessions.quotas import Quotas
-from tiertune_connector.sessions.session import Chain, LookupAnswer, Session
+from tiertune_connector.sessions.session import Prompt, Session
 from tiertune_connector.slower.arrivals import Arrivals
-from tiertune_connector.slower.behind import WriteBehind
-from tiertune_connector.store.accounts import Accounts
-from tiertune_connector.store.health import Health
-from tiertune_connector.store.residency import Residency
-from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.store.parts import Parts
 from tiertune_connector.tiers.steps import in_steps
-from tiertune_connector.tuning import InForce
-from tiertune_connector.units import Clock
 
 AT_ONCE = 1024
 """Chunks used or counted in one step: a third of a millisecond with the lock held."""
@@ -28,20 +21,12 @@ AT_ONCE = 1024
 HELD, FETCHED = "held", "fetched"
 
 
-@dataclass(frozen=True, eq=False)
-class Lookups:
-    """Thread-safe. ``clock`` gives monotonic seconds, ``tuning`` what is in force."""
+@dataclass(eq=False)
+class Lookups(Parts):
+    """Thread-safe."""
 
-    dram: DramTier
-    residency: Residency
-    health: Health
-    accounts: Accounts
     observer: Observer
-    quotas: Quotas
-    behind: WriteBehind
     arrivals: Arrivals
-    clock: Clock
-    tuning: InForce
 
     def lookup(self, session: Session, asked: Lookup, waited_s: float = 0.0, *, wait: bool) -> LookupReply:
         """Where a prompt's leading chunks are, and what they cost; call ``looked_up`` after the answer.
@@ -51,7 +36,7 @@ class Lookups:
         if self.tuning().bypass:
             with self.dram.lock:
                 if asked.defer and not session.ended:  # the engine's own chunks are still found
-                    session.uncounted.put(asked.request, LookupAnswer(asked.keys, [], []))
+                    session.uncounted.put(asked.request, Prompt(asked.keys, [], []))
             return LookupReply(asked.id, [], {}, {}, "bypassed")
         digest, keys = session.digest, asked.keys
         readable = wait and self.residency.readable
@@ -70,9 +55,10 @@ class Lookups:
             )
             room = self.arrivals.room(digest)
             if not session.ended:  # it waited for the remote: what the client asked went with it
-                session.chains.put(asked.request, Chain(keys, len(tiers)))
+                found = self._found(asked, tiers)
+                session.chains.put(asked.request, found)
                 if asked.defer:
-                    session.uncounted.put(asked.request, self._found(asked, tiers))
+                    session.uncounted.put(asked.request, found)
         remote = self.tuning().tiers.remote
         group = group_of(asked.request, remote.holdout)
         told = group if "remote" in tiers else ""
@@ -97,7 +83,7 @@ class Lookups:
         if not asked.defer:
             found = self._found(asked, reply.tiers)
             for some in in_steps(self.dram.lock, len(found.keys), AT_ONCE):
-                self.accounts.lookup(session, LookupAnswer(found.keys[some], found.tiers[some], found.asked))
+                self.accounts.lookup(session, Prompt(found.keys[some], found.tiers[some], found.asked))
 
     def own(self, session: Session, told: Own) -> None:
         """Count a deferred lookup: the engine had the first chunks itself, and needed only the rest."""
@@ -141,9 +127,10 @@ class Lookups:
             slot.used_at, slot.uses = now, slot.uses + 1
         self.behind.used(digest, used)
 
-    def _found(self, asked: Lookup, tiers: list[str]) -> LookupAnswer:
+    def _found(self, asked: Lookup, tiers: list[str]) -> Prompt:
         """What is counted. A client that looked itself (``id`` 0) asked no remote, whatever has left since."""
-        return LookupAnswer(asked.keys, tiers, self.residency.asked(remote=bool(asked.id) and self.residency.readable))
+        remote = bool(asked.id) and self.residency.readable
+        return Prompt(asked.keys, tiers, self.residency.asked(remote=remote), len(tiers))
 
 
 def group_of(request: str, share: float) -> str:

@@ -10,6 +10,8 @@ from tiertune_connector.protocol.messages import Load, LoadPart, SlotRef
 from tiertune_connector.slower.arrivals import Arrival
 from tiertune_connector.tiers.slots import Slot
 
+Coming = tuple[Slot, Arrival | None]
+"""A chunk's slot, and how it gets there; None: it is there."""
 STEP_BYTES = 4 << 20
 """Told together: a message costs store and client some 50 microseconds, copying this much a millisecond."""
 
@@ -52,16 +54,16 @@ class Progress:
 
 
 @contextmanager
-def told(asked: Load, coming: Sequence[Slot | Arrival], tell: Callable[[LoadPart], None]) -> Iterator[None]:
+def told(asked: Load, coming: Sequence[Coming], tell: Callable[[LoadPart], None]) -> Iterator[None]:
     """Tell what was here of a load's chunks, and what comes meanwhile, if the client wants to hear it."""
     if not asked.parts:
         yield
         return
-    progress = Progress(asked.id, [found.slot if isinstance(found, Arrival) else found for found in coming], tell)
-    for position, found in enumerate(coming):
-        if isinstance(found, Arrival):
-            found.heard.append(partial(progress.came, position))
-        progress.came(position, found.nbytes)
+    progress = Progress(asked.id, [slot for slot, _ in coming], tell)
+    for position, (slot, arrival) in enumerate(coming):
+        if arrival is not None:
+            arrival.heard.append(partial(progress.came, position))
+        progress.came(position, slot.nbytes if arrival is None else arrival.nbytes)
     try:
         yield
     finally:

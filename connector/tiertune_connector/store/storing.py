@@ -1,21 +1,14 @@
 """Taking chunks from clients: wanted chunks get slots, and are visible once they are written."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.protocol.messages import Abort, Commit, CommitReply, Reserve, ReserveReply, SlotRef
-from tiertune_connector.sessions.holdings import Holdings
-from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Session
-from tiertune_connector.slower.behind import WriteBehind
-from tiertune_connector.store.accounts import Accounts
-from tiertune_connector.store.flushes import Flushes
-from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.store.parts import Parts
 from tiertune_connector.tiers.steps import in_steps
-from tiertune_connector.tuning import InForce
 
 if TYPE_CHECKING:
     from tiertune_connector.tiers.slots import Slot
@@ -25,20 +18,8 @@ AT_ONCE = 64
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, eq=False)
-class Storing:
-    """Thread-safe; more than ``AT_ONCE`` chunks need a thread that may wait.
-
-    ``tuning`` returns what is in force.
-    """
-
-    dram: DramTier
-    accounts: Accounts
-    holdings: Holdings
-    quotas: Quotas
-    flushes: Flushes
-    behind: WriteBehind
-    tuning: InForce
+class Storing(Parts):
+    """Thread-safe; more than ``AT_ONCE`` chunks need a thread that may wait."""
 
     def reserve(self, session: Session, asked: Reserve) -> ReserveReply:
         """Slots for the wanted chunks of a chain, for the client to write and commit."""

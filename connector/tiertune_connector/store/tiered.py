@@ -83,12 +83,11 @@ class TieredStore:
         self.pools = Pools(dram, disk, lanes, self.namespaces, counters, self._in_force)
         self.quotas = quotas = Quotas(self._in_force)
         self.holdings = holdings = Holdings(dram, quotas, counters, clock, lease_s)
-        self.residency = residency = Residency(dram, disk, lanes, self._in_force)
-        self.loads = Loads(dram, residency, health, accounts, holdings, quotas, flushes, clock, self._in_force)
-        self.lookups = Lookups(
-            dram, residency, health, accounts, self.observer, quotas, behind, self.loads.arrivals, clock, self._in_force
-        )
-        self.storing = Storing(dram, accounts, holdings, quotas, flushes, behind, tuning=self._in_force)
+        residency = Residency(dram, disk, lanes, self._in_force)
+        parts = dram, residency, health, accounts, holdings, quotas, flushes, behind, clock, self._in_force
+        self.loads = Loads(*parts)
+        self.lookups = Lookups(*parts, self.observer, self.loads.arrivals)
+        self.storing = Storing(*parts)
         dram.on_evicted = partial(self._evicted, "dram")
         if disk is not None:
             disk.on_evicted = partial(self._evicted, "disk")

@@ -1,0 +1,30 @@
+"""What looking up, loading and storing have in common."""
+
+from dataclasses import dataclass
+
+from tiertune_connector.sessions.holdings import Holdings
+from tiertune_connector.sessions.quotas import Quotas
+from tiertune_connector.slower.behind import WriteBehind
+from tiertune_connector.store.accounts import Accounts
+from tiertune_connector.store.flushes import Flushes
+from tiertune_connector.store.health import Health
+from tiertune_connector.store.residency import Residency
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tuning import InForce
+from tiertune_connector.units import Clock
+
+
+@dataclass(eq=False)
+class Parts:
+    """The parts of a store that its operations work with. ``clock`` gives monotonic seconds, ``tuning`` is in force."""
+
+    dram: DramTier
+    residency: Residency
+    health: Health
+    accounts: Accounts
+    holdings: Holdings
+    quotas: Quotas
+    flushes: Flushes
+    behind: WriteBehind
+    clock: Clock
+    tuning: InForce
