@@ -49,7 +49,9 @@ class Decisions(OfHistory):
         told: dict[str, Any] = {"mode": mode, "reason": proposal.reason, "evidence": dict(proposal.evidence)}
         told |= {"expected_version": version, "policy_revision": policy, "updated_at": now}
         with self._session() as session:
-            row = session.scalars(_open_of(tuner, target).where(DecisionRow.field == proposal.field)).first()
+            where = {"store": target.store, "tier": target.tier, "namespace": target.namespace}
+            mine = select(DecisionRow).filter_by(tuner=tuner, **where, field=proposal.field, state=State.PROPOSED)
+            row = session.scalars(mine).first()
             before = decision_of(row) if row else None
             same = before is not None and (before.after, before.mode) == (proposal.after, mode)
             if before is not None and not _changed(session, before, told if same else _superseded(before, now)):
@@ -175,8 +177,7 @@ class Decisions(OfHistory):
 
     def verdicts_of(self, decision: int) -> list[JsonDict]:
         """All of its verdicts, oldest first."""
-        query = select(VerdictRow).where(VerdictRow.decision == decision).order_by(VerdictRow.id)
-        return self._told(query, *_VERDICT)
+        return self._told(select(VerdictRow).filter_by(decision=decision).order_by(VerdictRow.id), *_VERDICT)
 
     def review(self, decision: Decision, stands: str, verdict: Verdict, now: datetime) -> None:
         """Write a verdict that says whether it still pays, and moves nothing."""
@@ -216,7 +217,8 @@ def _changed(session: Session, decision: Decision, values: Mapping[str, Any], *f
     """Set the values if it is still in the state that ``decision`` shows; returns whether it was."""
     done = session.execute(
         update(DecisionRow)
-        .where(DecisionRow.id == decision.id, DecisionRow.state == decision.state, *further)
+        .filter_by(id=decision.id, state=decision.state)
+        .where(*further)
         .values(values)
         .execution_options(synchronize_session=False)
     )
@@ -225,13 +227,3 @@ def _changed(session: Session, decision: Decision, values: Mapping[str, Any], *f
 
 def _superseded(decision: Decision, now: datetime) -> dict[str, Any]:
     return {"state": State.EXPIRED, "reason": f"{decision.reason}; superseded by another wish", "updated_at": now}
-
-
-def _open_of(tuner: str, target: Target) -> Any:  # noqa: ANN401 (a Select)
-    return select(DecisionRow).where(
-        DecisionRow.tuner == tuner,
-        DecisionRow.store == target.store,
-        DecisionRow.tier == target.tier,
-        DecisionRow.namespace == target.namespace,
-        DecisionRow.state == State.PROPOSED,
-    )

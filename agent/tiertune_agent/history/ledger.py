@@ -84,7 +84,7 @@ def _rows(session: Session, entries: Iterable[tuple[Window, Entry]]) -> dict[Pla
 
 def fold_ledger(session: Session, store: str, start: datetime, end: datetime) -> None:
     """Add up the store's rows of this time into one per tier and pool, at ``start``."""
-    within = select(LedgerRow).where(LedgerRow.store == store, LedgerRow.hour >= start, LedgerRow.hour < end)
+    within = select(LedgerRow).filter_by(store=store).where(LedgerRow.hour >= start, LedgerRow.hour < end)
     rows = session.scalars(within.order_by(LedgerRow.tier, LedgerRow.namespace, LedgerRow.hour)).all()
     for _, group in groupby(rows, key=lambda row: (row.tier, row.namespace)):
         whole, *others = group

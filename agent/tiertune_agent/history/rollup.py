@@ -26,7 +26,7 @@ LATE = timedelta(minutes=5)
 
 def sum_up(session: Session, store: StoreRow, now: datetime) -> bool:
     """Write the rows of the store's next hour that has windows; False, and no change, if none is over."""
-    mine = select(WindowRow).where(WindowRow.store == store.name, WindowRow.start >= (store.summed_until or NEVER))
+    mine = select(WindowRow).filter_by(store=store.name).where(WindowRow.start >= (store.summed_until or NEVER))
     first = session.scalars(mine.order_by(WindowRow.start).limit(1)).first()
     if first is None or not over(first, now):
         return False
@@ -42,8 +42,8 @@ def add_late(session: Session, windows: Iterable[Window]) -> None:
     """Add windows to hours that are summed up already: those of a store that comes back began when last seen."""
     for window in windows:
         hour = hour_of(window.start)
-        place = (HourRow.store == window.store, HourRow.tier == window.tier, HourRow.namespace == window.namespace)
-        row = session.scalars(select(HourRow).where(*place, HourRow.start == hour)).first()
+        place = {"store": window.store, "tier": window.tier, "namespace": window.namespace}
+        row = session.scalars(select(HourRow).filter_by(**place, start=hour)).first()
         if row is None:
             session.add(hour_row(summed([window], hour)))
         else:

@@ -46,11 +46,11 @@ class Wishes(OfHistory):
 
     def heard(self, url: str, *, on: bool) -> None:
         """Drop a wish that the store has acknowledged; another one that came meanwhile stays."""
-        self._do(delete(WishRow).where(WishRow.url == cut(url), WishRow.bypass == on))
+        self._do(delete(WishRow).filter_by(url=cut(url), bypass=on))
 
     def drop(self, url: str) -> None:
         """Drop the wish: the store is known by now, and what it has not received is kept beside its name."""
-        self._do(delete(WishRow).where(WishRow.url == cut(url)))
+        self._do(delete(WishRow).filter_by(url=cut(url)))
 
 
 class History(OfHistory):
@@ -104,8 +104,7 @@ class History(OfHistory):
         with self._session() as session:
             for store, (known, then) in sorted(anew.items()):
                 values = {"expected": then.tuning, "expected_at": then.since, "differs_since": then.differs}
-                there = StoreRow.name == cut(store), StoreRow.expected_at == known
-                session.execute(update(StoreRow).where(*there).values(values))
+                session.execute(update(StoreRow).filter_by(name=cut(store), expected_at=known).values(values))
 
     def stores(self) -> Sequence[StoreRow]:
         """Stores at the addresses of ``named``, or all without it; former ones stay remembered."""
@@ -121,8 +120,8 @@ class History(OfHistory):
 
     def forget(self, store: str) -> None:
         """Delete a store's state, and close its incidents; its decisions stay."""
-        closed = update(IncidentRow).where(IncidentRow.store == store, IncidentRow.closed_at.is_(None))
-        self._do(delete(StoreRow).where(StoreRow.name == store), closed.values(closed_at=IncidentRow.last_seen))
+        closed = update(IncidentRow).filter_by(store=store, closed_at=None)
+        self._do(delete(StoreRow).filter_by(name=store), closed.values(closed_at=IncidentRow.last_seen))
 
     def leave_out(self, called: Collection[str]) -> None:
         """Close the incidents of what is at no address of ``named``, unless it is ``called`` so.
@@ -149,7 +148,7 @@ class History(OfHistory):
         Those that left hear it under their names: another store may have the address by then.
         """
         if store != FLEET:
-            self._do(update(StoreRow).where(StoreRow.name == store).values(pending_bypass=on))
+            self._do(update(StoreRow).filter_by(name=store).values(pending_bypass=on))
             return
         told = self._rows(select(StoreRow.name, StoreRow.status))  # PostgreSQL looks into no document with a zero byte
         ours = StoreRow.name.not_in([FLEET, *(name for name, status in told if status.get(OBSERVED))])
@@ -164,7 +163,7 @@ class History(OfHistory):
             tuning = session.get_one(StoreRow, store).tuning
             session.execute(
                 update(StoreRow)
-                .where(StoreRow.name == store, StoreRow.pending_bypass == on)
+                .filter_by(name=store, pending_bypass=on)
                 .values(pending_bypass=None, tuning={**tuning, "bypass": on})
                 .execution_options(synchronize_session=False)
             )
