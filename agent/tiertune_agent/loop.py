@@ -10,12 +10,12 @@ from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.collector.direct_commands import DirectCommands
+from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.stores import Collector, Heard, Trouble
 from tiertune_agent.fields import REMOTE_CAPACITY, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.store import History
-from tiertune_agent.incidents.watch import Watch
-from tiertune_agent.observing import Observing
+from tiertune_agent.incidents.watch import SourceWatch, Watch
 from tiertune_agent.policy.document import LoadedPolicy, Policy, Rulings, frozen_by, rates
 from tiertune_agent.published import Published
 from tiertune_agent.records import FLEET, Decision, Now, Rates, Snapshot, Target, parts
@@ -39,7 +39,8 @@ class Loop:
     watch: Watch
     prospects: Prospects
     now: Now
-    observing: Observing
+    observer: Observer
+    sources: SourceWatch
     direct: DirectCommands
     remote: Remote | None
     published: Published
@@ -55,16 +56,17 @@ class Loop:
         self.watch.forget()
         self.rounds.forget()
         self.prospects.forget()
-        self.observing.forget()
+        self.observer.forget()
+        self.sources.forget()
 
     def run_once(self) -> None:
         policy = self.file.look().policy
         self._anew = self.collector.look() or self._anew
         answers = self.collector.collect()  # first: if the database is away, windows are missed, but none gets too long
-        sources = self.observing.collect({answer.store for answer in answers})
+        sources = self.observer.collect({answer.store for answer in answers})
         told = self.remote.read(self.now()) if self.remote else None
         if self._anew and not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
-            called = {*self.collector.addresses.values(), *self.observing.addresses.values()}
+            called = {*self.collector.addresses.values(), *self.observer.addresses.values()}
             self.history.leave_out(called)
             self.published.leave_out({FLEET, *(answer.store for answer in (*answers, *sources))})
             self._anew = False
@@ -143,7 +145,7 @@ class Loop:
         snapshots, troubles = _apart(answers)
         if snapshots or troubles:
             self._keep(policy, snapshots)
-            self.observing.look(snapshots, troubles)
+            self.sources.look(snapshots, troubles)
         return snapshots
 
     def _keep(self, policy: Policy, snapshots: Sequence[Snapshot], remote: Snapshot | None = None) -> None:

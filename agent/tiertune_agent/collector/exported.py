@@ -1,6 +1,6 @@
 """Exports metrics for sources that do not export ours themselves, with the names that stores use, by source."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import Metric as Family
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -13,21 +13,16 @@ from tiertune_connector.catalogue import BY_NAME, PREFIX
 class ObservedRows(Collector):
     """The last rows of each source. A source that does not answer has none: an old value is worth nothing."""
 
+    rows: Mapping[str, Rows]
+    """By source; always replaced as a whole, as it may be collected at any time."""
+
     def __init__(self) -> None:
-        self._rows: dict[str, Rows] = {}
-
-    def tell(self, source: str, rows: Rows) -> None:
-        """Replace the rows of a source by what it just reported."""
-        self._rows = {**self._rows, source: rows}
-
-    def forget(self, source: str | None = None) -> None:
-        """Drop the rows of a source that reported nothing; None: of all sources."""
-        self._rows = {name: rows for name, rows in self._rows.items() if source not in (None, name)}
+        self.rows = {}
 
     def collect(self) -> Iterator[Family]:
         """One family per name, for prometheus_client."""
         families: dict[str, Family] = {}
-        for source, rows in self._rows.items():
+        for source, rows in self.rows.items():
             for (name, labels), value in rows.items():
                 if isinstance(value, float):
                     family = families.setdefault(name, _family(name))

@@ -8,10 +8,11 @@ import httpx
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import Hints, Mapped
-from tiertune_agent.collector.counters import Leapt, Reading, Rows, windows
+from tiertune_agent.collector.counters import Leapt, Reading, windows
+from tiertune_agent.collector.exported import ObservedRows
 from tiertune_agent.collector.stores import TIMEOUT_S, Heard, Trouble
 from tiertune_agent.collector.targets import ObservedSource
-from tiertune_agent.credentials import PLAIN, Access
+from tiertune_agent.credentials import Access
 from tiertune_agent.network import at_once, read_whole, said
 from tiertune_agent.records import OBSERVED, Now, Snapshot
 from tiertune_connector.units import Clock
@@ -27,14 +28,16 @@ class Observer:
         sources: Sequence[ObservedSource],
         now: Now,
         steady_s: Clock,
-        access: Access = PLAIN,
+        access: Access,
+        exported: ObservedRows,
     ) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets."""
+        """``steady_s`` counts seconds by a clock that nobody sets; ``exported`` gets what the sources report."""
         self._sources = sources
         self.addresses = {source.url: source.name for source in sources}
         self._now = now
         self._steady_s = steady_s
         self._http = access.client(timeout=TIMEOUT_S, headers=ACCEPT)
+        self._exported = exported
         self._known: dict[str, Reading] = {}
 
     def collect(self, taken: Collection[str] = ()) -> list[Heard]:
@@ -44,16 +47,14 @@ class Observer:
             if isinstance(answer, Snapshot) and answer.store in taken:
                 message = f"a store calls itself {answer.store} too; what is observed at {answer.url} is left out"
                 answers[place] = Trouble(answer.url, "duplicate_store", message)
+        here = [answer.store for answer in answers if isinstance(answer, Snapshot)]
+        self._exported.rows = {name: self._known[name].rows for name in here}
         return answers
-
-    def rows(self, name: str) -> Rows:
-        """What the source reported last, as counters since its boot; empty if nothing yet."""
-        known = self._known.get(name)
-        return known.rows if known else {}
 
     def forget(self) -> None:
         """Drop all readings, so that the next one of each source counts as its first."""
         self._known.clear()
+        self._exported.rows = {}
 
     def close(self) -> None:
         self._http.close()

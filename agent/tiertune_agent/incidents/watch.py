@@ -8,6 +8,7 @@ from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.fields import Json, capacity_field, read
 from tiertune_agent.history.decisions import MOST_MOVED
 from tiertune_agent.history.store import History
+from tiertune_agent.incidents import sources
 from tiertune_agent.incidents.detectors import Sight, incidents
 from tiertune_agent.incidents.drift import compared
 from tiertune_agent.incidents.seen import SeenWindows
@@ -19,6 +20,8 @@ from tiertune_connector.tuning import TIERS
 TROUBLES = ("store_unreachable", "store_nonsense", "stale_counters", "store_misnamed", "duplicate_store", KIND)
 REMEMBERED = timedelta(hours=6)
 """Decisions younger than this may still take effect."""
+LATELY = timedelta(minutes=10)
+"""Windows of observed sources younger than this are kept one by one."""
 MEANT = (*CHANGED, State.APPROVED, State.FAILED)
 """States of decisions that changed a store, or were to."""
 SPLITS = 100
@@ -87,6 +90,29 @@ class Watch:
         under_way = chain.from_iterable(map(parts, self._history.decisions.in_state(State.APPROVED)))
         emptied = {(store, made.field) for (_, store, _, _), made in last.items() if made.after == 0}
         return emptied | {(part.target.store, part.field) for part in under_way if part.after == 0}
+
+
+class SourceWatch:
+    """The same for observed sources, as far as they report."""
+
+    def __init__(self, history: History, now: Now) -> None:
+        self._history = history
+        self._now = now
+        self._hour = SeenWindows(history, now)
+        self._lately: dict[str, list[Window]] = {}
+
+    def forget(self) -> None:
+        self._hour.forget()
+        self._lately.clear()
+
+    def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble]) -> None:
+        """Open and close incidents; history must already have the snapshots."""
+        hours, since, found = self._hour.heard(snapshots), self._now() - LATELY, {}
+        for one in snapshots:
+            kept = (*self._lately.get(one.store, ()), *one.windows)
+            lately = self._lately[one.store] = [window for window in kept if window.start >= since]
+            found[one.store] = sources.incidents(one, hours.get(one.store, ()), lately)
+        self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
 
 
 def messages(
