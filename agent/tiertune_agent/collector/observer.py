@@ -8,7 +8,7 @@ import httpx
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import Hints, Mapped
-from tiertune_agent.collector.counters import Leapt, Reading, windows
+from tiertune_agent.collector.counters import Reading, windows
 from tiertune_agent.collector.exported import ObservedRows
 from tiertune_agent.collector.stores import TIMEOUT_S, Heard, Trouble
 from tiertune_agent.collector.targets import ObservedSource
@@ -65,29 +65,25 @@ class Observer:
             told = Exposition(text)
             started_s = told.total("process_start_time_seconds")
             made = ADAPTERS[source.kind](told, Hints(source.chunk_bytes, source.tier or ""))
+            return self._snapshot(source, started_s, made)
         except httpx.HTTPError as error:
             return Trouble(source.name, "store_unreachable", f"{source.url}: {said(error)}")
         except ValueError as error:
             return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
-        if not made.rows:
-            return Trouble(source.name, "store_nonsense", f"{source.url} answers, but with no metrics of {source.kind}")
-        try:
-            return self._snapshot(source, started_s, made)
-        except Leapt as error:  # the next answer says from where to count on
-            del self._known[source.name]
-            return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
 
     def _snapshot(self, source: ObservedSource, started_s: float | None, made: Mapped) -> Heard:
+        """ValueError for what is no answer of one process; the next one says from where to count on."""
+        if not made.rows:
+            raise ValueError(f"it answers, but with no metrics of {source.kind}")
         at, boot = self._now(), "" if started_s is None else f"{started_s:.2f}"
-        reading, before = Reading(source.name, boot, self._steady_s(), made.rows), self._known.get(source.name)
+        reading, before = Reading(source.name, boot, self._steady_s(), made.rows), self._known.pop(source.name, None)
         if before is not None and reading.time_s <= before.time_s:
             self._known[source.name] = replace(before, time_s=reading.time_s)  # counts go into the next window
             return Trouble(source.name, "stale_counters", f"{source.url}: the agent's clock stands still or went back")
         counted, stages = windows(before, reading, at, still=True) if before and before.boot_id == boot else ((), ())
         self._known[source.name] = reading
         if before and 0 < float(boot or 0) < float(before.boot_id or 0):
-            message = "an older process answers than before: several share the address; name each by its own"
-            return Trouble(source.name, "store_nonsense", f"{source.url}: {message}")
+            raise ValueError("an older process answers than before: several share the address; name each by its own")
         return Snapshot(
             store=source.name,
             url=source.url,
