@@ -83,7 +83,7 @@ class History(OfHistory):
 
         ``booked`` are windows of no store, which go into the ledger only.
         """
-        late = any(over(window, snapshot.at) for snapshot, _ in told for window in snapshot.windows)
+        late = any(over(window.start, snapshot.at) for snapshot, _ in told for window in snapshot.windows)
         if told or booked:
             with self._session.summing if late else nullcontext(), self._session() as session:
                 _remember(session, told, booked)
