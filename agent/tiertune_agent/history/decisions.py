@@ -46,16 +46,25 @@ class Decisions(OfHistory):
 
         None: somebody has just moved the open one.
         """
-        told: dict[str, Any] = {"mode": mode, "reason": proposal.reason, "evidence": dict(proposal.evidence)}
-        told |= {"expected_version": version, "policy_revision": policy, "updated_at": now}
+        told: dict[str, Any] = {
+            "mode": mode,
+            "reason": proposal.reason,
+            "evidence": dict(proposal.evidence),
+            "expected_version": version,
+            "policy_revision": policy,
+            "updated_at": now,
+        }
         with self._session() as session:
             where = {"store": target.store, "tier": target.tier, "namespace": target.namespace}
             mine = select(DecisionRow).filter_by(tuner=tuner, **where, field=proposal.field, state=State.PROPOSED)
             row = session.scalars(mine).first()
             before = decision_of(row) if row else None
             same = before is not None and (before.after, before.mode) == (proposal.after, mode)
-            if before is not None and not _changed(session, before, told if same else _superseded(before, now)):
-                return None
+            if before:
+                why = f"{before.reason}; superseded by another wish"
+                ended = {"state": State.EXPIRED, "reason": why, "updated_at": now}
+                if not _changed(session, before, told if same else ended):
+                    return None
             if before and same:
                 decision = replace(before, **told)
             else:
@@ -63,16 +72,19 @@ class Decisions(OfHistory):
                 session.add(row)
                 session.flush()
                 decision = decision_of(row)
-        superseded = before is not None and not same
-        for state, entered in ((State.EXPIRED, superseded), (State.PROPOSED, not same)):
-            if entered:
+        if not same:
+            for state in (State.EXPIRED, State.PROPOSED) if before else (State.PROPOSED,):
                 self.observer(tuner, state)
         return decision
 
     def move(self, decision: Decision, to: State, *, now: datetime, **changes: Any) -> Decision | None:  # noqa: ANN401
         """Move it to another state if it is still in the one that ``decision`` shows; else None, nothing changes."""
+        return self._move(decision, to, {"updated_at": now, **changes})
+
+    def _move(self, decision: Decision, to: State, values: Mapping[str, Any], *verdict: VerdictRow) -> Decision | None:
         with self._session() as session:
-            moved = _moved(session, decision, to, {"updated_at": now, **changes})
+            if moved := _moved(session, decision, to, values):
+                session.add_all(verdict)
         if moved and to != decision.state:
             self.observer(decision.tuner, to)
         return moved
@@ -91,22 +103,12 @@ class Decisions(OfHistory):
             row = session.get(DecisionRow, number)
             return decision_of(row) if row else None
 
-    def find(self, *, states: Collection[str] = (), limit: int = 200, since: datetime | None = None) -> list[Decision]:
-        """Decisions, newest first; without ``states``, in any; without ``since``, whenever they were updated."""
-        return self._newest(limit, since, states)
-
     def switched(self, since: datetime) -> dict[str, list[tuple[datetime, str]]]:
-        """By store, when remote fetch was switched and to what, oldest first; a rollback is a switch too.
-
-        By decisions updated since, and by those among the last of all.
-        """
-        last = select(DecisionRow.id).where(DecisionRow.state.in_(CHANGED)).order_by(DecisionRow.id.desc()).limit(200)
-        lately = select(DecisionRow.id).where(DecisionRow.updated_at >= since, LATELY_STATE.in_(CHANGED))
-        either = select(last.subquery().c.id).union(lately)
-        made = (DecisionRow.field == FIELD, DecisionRow.applied_at.is_not(None))
-        query = select(*(getattr(DecisionRow, name) for name in _SWITCH)).where(DecisionRow.id.in_(either), *made)
+        """By store, when decisions updated since switched remote fetch, and to what; a rollback is a switch too."""
+        made = (DecisionRow.updated_at >= since, LATELY_STATE.in_(CHANGED), DecisionRow.applied_at.is_not(None))
+        query = select(*(getattr(DecisionRow, name) for name in _SWITCH)).filter_by(field=FIELD).where(*made)
         found: dict[str, list[tuple[datetime, str]]] = {}
-        for row in self._rows(query.order_by(DecisionRow.id)):
+        for row in self._rows(query):
             mine = found.setdefault(row.store, [])
             mine.append((row.applied_at, str(row.after)))
             if row.state == State.ROLLED_BACK:
@@ -115,11 +117,16 @@ class Decisions(OfHistory):
 
     def waited(self, since: datetime) -> list[Decision]:
         """Wishes outside mode auto, which nobody may act on unasked, updated since; newest first."""
-        return self._newest(MOST_MOVED, since, (), DecisionRow.mode != "auto")
+        return self.find(DecisionRow.mode != "auto", limit=MOST_MOVED, since=since)
 
-    def _newest(
-        self, limit: int, since: datetime | None, states: Collection[str], *which: ColumnExpressionArgument[bool]
+    def find(
+        self,
+        *which: ColumnExpressionArgument[bool],
+        states: Collection[str] = (),
+        limit: int = 200,
+        since: datetime | None = None,
     ) -> list[Decision]:
+        """Decisions, newest first; without ``states``, in any; without ``since``, whenever they were updated."""
         query, state, newest = select(DecisionRow).where(*which), LATELY_STATE, LATELY_ID
         if since is None:
             state, newest = DecisionRow.state.expression, DecisionRow.id.expression
@@ -161,13 +168,8 @@ class Decisions(OfHistory):
         **changes: Any,  # noqa: ANN401
     ) -> Decision | None:
         """Write a verdict and move the decision to its state, both or neither."""
-        with self._session() as session:
-            moved = _moved(session, decision, verdict, {"updated_at": now, **changes})
-            if moved:
-                session.add(_verdict(decision, str(verdict), reason, evidence, now))
-        if moved and verdict != decision.state:
-            self.observer(decision.tuner, verdict)
-        return moved
+        told = _verdict(decision, verdict, reason, evidence, now)
+        return self._move(decision, verdict, {"updated_at": now, **changes}, told)
 
     def verdicts(self, decisions: Iterable[int]) -> dict[int, list[JsonDict]]:
         """Verdicts by decision, for those that were judged; without weekly ones."""
@@ -223,7 +225,3 @@ def _changed(session: Session, decision: Decision, values: Mapping[str, Any], *f
         .execution_options(synchronize_session=False)
     )
     return bool(getattr(done, "rowcount", 0))
-
-
-def _superseded(decision: Decision, now: datetime) -> dict[str, Any]:
-    return {"state": State.EXPIRED, "reason": f"{decision.reason}; superseded by another wish", "updated_at": now}
