@@ -26,23 +26,21 @@ class Journal(OfHistory):
         query = select(IncidentRow).where(
             IncidentRow.kind.in_(kinds), IncidentRow.store.in_(stores), IncidentRow.closed_at.is_(None)
         )
-        opened, closed = [], []
+        moved: list[tuple[Any, ...]] = []
         with self._session() as session:
             here = {(row.kind, row.store): row for row in session.scalars(query)}
             for (kind, store), message in messages.items():
                 row = here.get((kind, store))
-                if row is None and message:
-                    session.add(IncidentRow(kind=kind, store=store, message=message, opened_at=now, last_seen=now))
-                    opened.append((kind, store, message))
-                elif row is not None and message:
+                if row and message:
                     row.message, row.last_seen = message, now
-                elif row is not None:
+                elif row:
                     row.closed_at = now
-                    closed.append((kind, store))
-        for kind, store, message in opened:
-            log.warning("incident %s %r opened: %r", kind, store, message)
-        for kind, store in closed:
-            log.info("incident %s %r closed", kind, store)
+                    moved.append((logging.INFO, "incident %s %r closed", kind, store))
+                elif message:
+                    session.add(IncidentRow(kind=kind, store=store, message=message, opened_at=now, last_seen=now))
+                    moved.append((logging.WARNING, "incident %s %r opened: %r", kind, store, message))
+        for each in moved:
+            log.log(*each)
 
     def incidents(self) -> list[JsonDict]:
         """All open incidents, then others, newest first, up to 100 in all."""

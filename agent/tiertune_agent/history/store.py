@@ -46,11 +46,11 @@ class Wishes(OfHistory):
 
     def heard(self, url: str, *, on: bool) -> None:
         """Drop a wish that the store has acknowledged; another one that came meanwhile stays."""
-        self._do(delete(WishRow).filter_by(url=cut(url), bypass=on))
+        self._do(delete(WishRow).filter_by(url=url, bypass=on))
 
     def drop(self, url: str) -> None:
         """Drop the wish: the store is known by now, and what it has not received is kept beside its name."""
-        self._do(delete(WishRow).filter_by(url=cut(url)))
+        self._do(delete(WishRow).filter_by(url=url))
 
 
 class History(OfHistory):
@@ -104,7 +104,7 @@ class History(OfHistory):
         with self._session() as session:
             for store, (known, then) in sorted(anew.items()):
                 values = {"expected": then.tuning, "expected_at": then.since, "differs_since": then.differs}
-                session.execute(update(StoreRow).filter_by(name=cut(store), expected_at=known).values(values))
+                session.execute(update(StoreRow).filter_by(name=store, expected_at=known).values(values))
 
     def stores(self) -> Sequence[StoreRow]:
         """Stores at the addresses of ``named``, or all without it; former ones stay remembered."""
@@ -131,16 +131,12 @@ class History(OfHistory):
         assert self.named is not None
         named = self.named()
         with self._session() as session:
-            at = {row.name: row.url for row in session.execute(select(StoreRow.name, StoreRow.url))}
-            former = {name for name, url in at.items() if name != FLEET and url not in named}
-            names = {cut(name) for name in ("", FLEET, *called, *named, *(at.keys() - former))}
-            session.execute(
-                update(IncidentRow)
-                .where(IncidentRow.closed_at.is_(None), IncidentRow.store.not_in(names))
-                .values(closed_at=IncidentRow.last_seen)
-            )
+            present = session.scalars(select(StoreRow.name).where(StoreRow.url.in_(named)))
+            names = {"", FLEET, *called, *named, *present}
+            still = update(IncidentRow).filter_by(closed_at=None).where(IncidentRow.store.not_in(names))
+            session.execute(still.values(closed_at=IncidentRow.last_seen))
             session.execute(delete(AnswerRow).where(AnswerRow.store.not_in(names)))
-            session.execute(delete(WishRow).where(WishRow.url.not_in({FLEET, *(cut(url) for url in named)})))
+            session.execute(delete(WishRow).where(WishRow.url.not_in({FLEET, *named})))
 
     def wish_bypass(self, store: str, *, on: bool) -> None:
         """Remember what the store has not acknowledged yet; ``fleet``: all stores that were ever seen.
