@@ -69,7 +69,7 @@ class Roster:
     @property
     def unknown(self) -> list[str]:
         """Names that were never resolved: nobody knows which stores they have."""
-        return [name.host for name in self._names if not name.known]
+        return [name.host for name in self._names if name.found is None]
 
     def leave(self, url: str) -> None:
         """Drop a former address whose store is at another one by now."""
@@ -88,9 +88,8 @@ class _Name:
         parts = urlsplit(url)
         self.host, self._port = parts.hostname or "", parts.port or 0
         self._resolve = resolve
-        self.known = False
-        """Whether it has been resolved since the start."""
-        self._found: Collection[str] = ()
+        self.found: Collection[str] | None = None
+        """Addresses of its stores when it was last resolved; None: it never was."""
         self._asked: Future[Collection[str]] | None = None
         self.problem = ""
 
@@ -102,17 +101,17 @@ class _Name:
     def told(self) -> Collection[str]:
         """Addresses of its stores; those of the last time if there is no new answer."""
         asked = self.ask()
-        if not asked.done():
-            self.problem = f"{self.host}: no resolver answered within {LATE_S:.0f} s"
-            return self._found
-        self._asked = None
         try:
-            found, self.problem, self.known = asked.result(), "", True
+            addresses = asked.result(timeout=0)
+            self.found = [f"http://{f'[{one}]' if ':' in one else one}:{self._port}" for one in addresses]
+            self.problem = ""
+        except TimeoutError:
+            self.problem = f"{self.host}: no resolver answered within {LATE_S:.0f} s"
         except (OSError, ValueError) as error:
             self.problem = f"{self.host}: {getattr(error, 'strerror', None) or error}"
-        else:
-            self._found = [f"http://{f'[{one}]' if ':' in one else one}:{self._port}" for one in found]
-        return self._found
+        if asked.done():
+            self._asked = None
+        return self.found or ()
 
 
 def _beside(work: Callable[[], Collection[str]]) -> Future[Collection[str]]:
