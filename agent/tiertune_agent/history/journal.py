@@ -112,7 +112,7 @@ class Journal(OfHistory):
         with self._session() as session:
             for at, who, source, what in session.execute(query):
                 new.pop((at, who, source, what), None)
-            session.add_all(AuditRow(**{**vars(entry), "detail": dict(entry.detail)}) for entry in new.values())
+            session.add_all(AuditRow(**vars(entry)) for entry in new.values())
 
     def audited(self, limit: int = 100) -> list[JsonDict]:
         """Newest first."""
