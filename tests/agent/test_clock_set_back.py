@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
+from prometheus_client import CollectorRegistry
 
 from agent.agents import looks_of, pass_windows, survey_of, told, views_of
 from agent.fakes import DIGEST, FAST, SLOW, Clock, FakeStore, fetch, propose, transport
@@ -196,7 +197,7 @@ def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(clock, leap_s):
     sources = [ObservedSource.model_validate(source.settings)]
     to_store, to_source = (Access(transport=transport(one)) for one in (store, source))
     collector = Collector(roster, clock.now, steady.seconds, to_store)
-    observer = Observer(sources, clock.now, steady.seconds, to_source, ObservedRows())
+    observer = Observer(sources, clock.now, steady.seconds, to_source, ObservedRows(CollectorRegistry()))
 
     def passes(leap_s=0.0):
         clock.advance(15 + leap_s)

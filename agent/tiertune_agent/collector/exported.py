@@ -16,33 +16,20 @@ class ObservedRows(Collector):
     rows: Mapping[str, Rows]
     """By source; always replaced as a whole, as it may be collected at any time."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Collector) -> None:
+        """``own``: what else is exported; samples of one family stand together, as the format requires."""
         self.rows = {}
+        self._own = own
 
     def collect(self) -> Iterator[Family]:
         """One family per name, for prometheus_client."""
-        families: dict[str, Family] = {}
+        families = {family.name: family for family in self._own.collect()}
         for source, rows in self.rows.items():
             for (name, labels), value in rows.items():
                 if isinstance(value, float):
-                    family = families.setdefault(name, _family(name))
+                    made = f"{PREFIX}{name}".removesuffix("_total")
+                    family = families[made] = families.get(made) or _family(name)
                     family.add_sample(PREFIX + name, {**dict(labels), "store": source}, value)
-        yield from families.values()
-
-
-class Merged(Collector):
-    """Several collectors as one: samples of a family that several have stand together, as the format requires."""
-
-    def __init__(self, *collectors: Collector) -> None:
-        self._collectors = collectors
-
-    def collect(self) -> Iterator[Family]:
-        families: dict[str, Family] = {}
-        for collector in self._collectors:
-            for family in collector.collect():
-                known = families.setdefault(family.name, family)
-                if known is not family:
-                    known.samples.extend(family.samples)
         yield from families.values()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, insert, select, update
@@ -24,7 +24,7 @@ from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
-from tiertune_agent.tuners.remote_fetch import Candidates, candidates
+from tiertune_agent.tuners.remote_fetch import candidates
 
 _STATE = ("url", "boot_id", "version", "status", "tuning")
 NOWHERE = ""
@@ -186,19 +186,25 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
     columns = (StoreRow.name, StoreRow.summed_until, StoreRow.candidates)
     known = {row.name: row for row in session.execute(select(*columns).where(StoreRow.name.in_(names)))}
     bypassed = session.get(WishRow, FLEET) and True
-    new = [  # the tuning of one seen for the first time is taken as intended
-        {
-            **_state(one, ()),
-            "first_seen": one.at,
-            "expected": one.tuning,
-            "expected_at": one.at,
-            "pending_bypass": None if one.observed else bypassed,
-        }
-        for one in snapshots
-        if cut(one.store) not in known
-    ]
-    old = [_state(one, known[cut(one.store)].candidates or ()) for one in snapshots if cut(one.store) in known]
-    old.sort(key=itemgetter("name"))  # all who write several lock them in this order
+    new, old = list[dict[str, Any]](), list[dict[str, Any]]()
+    for one in sorted(snapshots, key=attrgetter("store")):  # all who write several lock them in this order
+        row = known.get(cut(one.store))
+        remote = (window for window in one.windows if window.tier == "remote")
+        state = {"name": one.store, "last_seen": one.at, **{name: getattr(one, name) for name in _STATE}}
+        state["candidates"] = candidates((row and row.candidates) or (), remote)
+        if row:
+            old.append(state)
+        else:  # the tuning of one seen for the first time is taken as intended
+            pending = None if one.observed else bypassed
+            new.append(
+                {
+                    **state,
+                    "first_seen": one.at,
+                    "expected": one.tuning,
+                    "expected_at": one.at,
+                    "pending_bypass": pending,
+                }
+            )
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
         if rows:
             session.execute(statement, rows)
@@ -208,9 +214,3 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
             session.merge(WishRow(url=former.url, bypass=former.pending_bypass))
         former.url, former.pending_bypass = NOWHERE, None
     return {name: row.summed_until for name, row in known.items()}
-
-
-def _state(snapshot: Snapshot, before: Sequence[Candidates]) -> dict[str, Any]:
-    """Columns that each answer renews; ``before``: its candidates up to now."""
-    told = {"name": snapshot.store, "last_seen": snapshot.at, **{name: getattr(snapshot, name) for name in _STATE}}
-    return {**told, "candidates": candidates(before, (one for one in snapshot.windows if one.tier == "remote"))}
