@@ -101,16 +101,15 @@ class _Name:
     def told(self) -> Collection[str]:
         """Addresses of its stores; those of the last time if there is no new answer."""
         asked = self.ask()
-        try:
-            addresses = asked.result(timeout=0)
-            self.found = [f"http://{f'[{one}]' if ':' in one else one}:{self._port}" for one in addresses]
-            self.problem = ""
-        except TimeoutError:
+        if not asked.done():
             self.problem = f"{self.host}: no resolver answered within {LATE_S:.0f} s"
+            return self.found or ()
+        self._asked = None
+        try:
+            hosts, self.problem = (f"[{one}]" if ":" in one else one for one in asked.result()), ""
+            self.found = [f"http://{host}:{self._port}" for host in hosts]
         except (OSError, ValueError) as error:
             self.problem = f"{self.host}: {getattr(error, 'strerror', None) or error}"
-        if asked.done():
-            self._asked = None
         return self.found or ()
 
 
