@@ -9,7 +9,7 @@ from tiertune_agent.records import CHANGED, Decision, Rates, Snapshot, State, Wi
 from tiertune_agent.verdicts.ledger import entry
 
 LATEST = 100
-"""Newest decisions that are looked through each round, beside those that moved since the last one."""
+"""Newest decisions that are looked through when this agent begins to lead; from then on those that move."""
 _CHANGED, _MONEY = "agent_change_timestamp_seconds", "agent_money_total"
 _CAPACITY, _RESIDENT, _EVICTIONS = "tier_capacity_bytes", "tier_resident_bytes", "tier_evictions_total"
 REMOTE = "remote"
@@ -23,6 +23,11 @@ class Published:
         self._metrics = metrics
         self._evicted: dict[str, tuple[str, int]] = {}
         """By server of the remote: its run id, and the keys evicted in that run."""
+
+    def moved(self, decision: Decision) -> None:
+        """A decision entered a state."""
+        self._metrics.count("agent_decisions_total", decision.tuner, decision.state)
+        self.changed([decision])
 
     def changed(self, decisions: Iterable[Decision]) -> None:
         told = self._metrics.told(_CHANGED)  # of changes with the same labels the newest may be long out of sight

@@ -29,7 +29,6 @@ from tiertune_agent.collector.stores import Collector
 from tiertune_agent.credentials import access
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.database import DatabaseError, open_current
-from tiertune_agent.history.decisions import MOST_MOVED
 from tiertune_agent.history.leader import leader_of
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import SourceWatch, Watch
@@ -95,15 +94,15 @@ class Agent:
         self._mutex = threading.Lock()
         self._led = self._stood_by = False
         """Whether this agent led when it last looked; whether it did not since its last round."""
-        self._looked: datetime | None = None
-        """When the last round that ended well began."""
+        self._told = False
+        """Whether what was changed before this agent led is exported."""
         self._away = ""
         """Why the database could not tell who leads, when it was last asked."""
         self._failing: dict[str, datetime] = {}
         """Jobs whose last run ended in an error, and since when."""
         self.metrics = AgentMetrics()
         self.published = Published(self.metrics)
-        self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
+        self.history.decisions.observer = self.published.moved
         to_stores = access(settings.stores_token_file, settings.stores_ca_file, transport)
         self.collector = Collector(settings.roster(now), now, steady, to_stores)
         self.observer = Observer(settings.observe, now, steady, to_stores.tokenless, self.metrics.observed)
@@ -184,7 +183,7 @@ class Agent:
             known, self._away = self._away, self.leader.away
         self.metrics.set("agent_leader", self._led)
         if not self._led:
-            self._stood_by = True
+            self._stood_by, self._told = True, False
             self.policy.look()  # the page shows what would be in force here
             self.published.forget()
             self.metrics.observed.rows = {}
@@ -212,11 +211,10 @@ class Agent:
         self.metrics.observe("agent_loop_seconds", time.perf_counter() - started)
 
     def _round(self) -> None:
-        now, decisions = self.now(), self.history.decisions
         self.loop.run_once()
-        lately = decisions.find(limit=MOST_MOVED, since=self._looked or now)
-        self.published.changed((*decisions.find(limit=LATEST), *lately))
-        self._looked = now
+        if not self._told:
+            self.published.changed(self.history.decisions.find(limit=LATEST))
+            self._told = True
 
     def sum_up(self) -> None:
         """Sum windows up into hours, if this agent leads."""

@@ -48,7 +48,7 @@ def journal(history):
 def heard(decisions):
     """What an observer of decisions is told from now on."""
     told = []
-    decisions.observer = lambda tuner, state: told.append((tuner, state))
+    decisions.observer = lambda one: told.append((one.tuner, one.state))
     return told
 
 

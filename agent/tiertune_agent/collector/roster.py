@@ -106,8 +106,8 @@ class _Name:
             return self.found or ()
         self._asked = None
         try:
-            hosts, self.problem = (f"[{one}]" if ":" in one else one for one in asked.result()), ""
-            self.found = [f"http://{host}:{self._port}" for host in hosts]
+            hosts = [f"[{one}]" if ":" in one else one for one in asked.result()]
+            self.found, self.problem = [f"http://{host}:{self._port}" for host in hosts], ""
         except (OSError, ValueError) as error:
             self.problem = f"{self.host}: {getattr(error, 'strerror', None) or error}"
         return self.found or ()

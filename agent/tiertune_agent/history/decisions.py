@@ -28,8 +28,8 @@ _SWITCH = ("store", "before", "after", "state", "applied_at", "updated_at")
 class Decisions(OfHistory):
     def __init__(self, session: Sessions) -> None:
         super().__init__(session)
-        self.observer: Callable[[str, State], None] = lambda _tuner, _state: None
-        """Called with each state that a decision enters."""
+        self.observer: Callable[[Decision], None] = lambda _: None
+        """Called with each decision that entered a state."""
 
     def propose(
         self,
@@ -72,9 +72,10 @@ class Decisions(OfHistory):
                 session.add(row)
                 session.flush()
                 decision = decision_of(row)
+        if before and not same:
+            self.observer(replace(before, state=State.EXPIRED))
         if not same:
-            for state in (State.EXPIRED, State.PROPOSED) if before else (State.PROPOSED,):
-                self.observer(tuner, state)
+            self.observer(decision)
         return decision
 
     def move(self, decision: Decision, to: State, *, now: datetime, **changes: Any) -> Decision | None:  # noqa: ANN401
@@ -86,7 +87,7 @@ class Decisions(OfHistory):
             if moved := _moved(session, decision, to, values):
                 session.add_all(verdict)
         if moved and to != decision.state:
-            self.observer(decision.tuner, to)
+            self.observer(moved)
         return moved
 
     def in_state(self, *states: State) -> list[Decision]:
