@@ -44,12 +44,12 @@ class Loop:
     direct: DirectCommands
     remote: Remote | None
     published: Published
-    _anew: bool = field(default=True, init=False)
-    """Whether the stores may have changed since an agent last led, or since the last round."""
+    _met: object = field(default=None, init=False)
+    """Whom the last round met, and where; None: there was none since this agent leads."""
 
     def begin(self) -> None:
         """Forget what was read when this agent led before: another one may have led since."""
-        self._anew = True
+        self._met = None
         self.collector.forget()
         if self.remote:
             self.remote.forget()
@@ -61,16 +61,16 @@ class Loop:
 
     def run_once(self) -> None:
         policy = self.file.look().policy
-        self._anew = self.collector.look() or self._anew
+        self.collector.look()
         answers = self.collector.collect()  # first: if the database is away, windows are missed, but none gets too long
         sources = self.observer.collect({answer.store for answer in answers})
         told = self.remote.read(self.now()) if self.remote else None
-        if self._anew and not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
-            called = {*self.collector.addresses.values(), *self.observer.addresses.values()}
-            self.history.leave_out(called)
-            self.published.leave_out({FLEET, *(answer.store for answer in (*answers, *sources))})
-            self._anew = False
         revision, fleet, missing = self._revision(), *self._remember(policy, answers, told)
+        met = self.collector.addresses, {answer.store for answer in (*answers, *sources)}
+        if met != self._met and not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
+            self.history.leave_out({*self.collector.addresses.values(), *self.observer.addresses.values()})
+            self.published.leave_out({FLEET, *met[1]})
+            self._met = met
         managed, remote = self._look(policy, told)
         shared = Managed(policy, remote, fleet, missing) if remote else None
         this = Round(policy, revision, fleet, managed, shared, missing)

@@ -110,16 +110,12 @@ class Collector:
         self._names: dict[str, str] = {}
         self._readings: dict[str, tuple[Reading, float]] = {}
         """The last reading of each store, and when it was asked for, in steady seconds."""
-        self._renamed = False
         self._meet()
 
-    def look(self) -> bool:
-        """Look up the stores; returns whether they have changed, or one answers where another did."""
-        others = self.roster.look()
-        renamed, self._renamed = self._renamed, False
-        if others:
+    def look(self) -> None:
+        """Look up the stores."""
+        if self.roster.look():
             self._meet()
-        return others or renamed
 
     def collect(self) -> list[Heard]:
         """One answer per store, in the order of the roster."""
@@ -190,11 +186,9 @@ class Collector:
         """What is wrong with the name that a store gives itself; empty: nothing, and it is called so from now on."""
         if name == FLEET:
             return f"{FLEET}, which stands for the whole fleet: give it another name"
-        known = self._names[url]
-        if self.roster.stores[url].name:
-            return "" if name == known else f"{known} where it is listed, and {name} by itself"
-        if known not in (name, self.addresses[url]):
-            self._renamed = True  # set, and never cleared here: others ask their stores at the same time
+        listed = self.roster.stores[url].name
+        if listed and name != listed:
+            return f"{listed} where it is listed, and {name} by itself"
         self._names[url] = name
         return ""
 
