@@ -91,13 +91,11 @@ class Agent:
         engine = open_current(settings.database, settings.database_password_file)
         self.leader = leader_of(engine)
         self.history = History(engine, self.leader.fence)
-        self._mutex = threading.Lock()
-        self._led = self._stood_by = False
-        """Whether this agent led when it last looked; whether it did not since its last round."""
+        self._stood_by = False
+        """Whether it did not lead at some time since its last round."""
         self._told = False
         """Whether what was changed before this agent led is exported."""
-        self._away = ""
-        """Why the database could not tell who leads, when it was last asked."""
+
         self._failing: dict[str, datetime] = {}
         """Jobs whose last run ended in an error, and since when."""
         self.metrics = AgentMetrics()
@@ -178,28 +176,27 @@ class Agent:
 
     def stand(self) -> bool:
         """Check who leads. Returns whether this agent has just begun to, so that its first round is due."""
-        with self._mutex:
-            led, self._led = self._led, self.leader.leads()
-            known, self._away = self._away, self.leader.away
-        self.metrics.set("agent_leader", self._led)
-        if not self._led:
+        led, away = self.leader.leading, self.leader.away
+        leads = self.leader.leads()
+        self.metrics.set("agent_leader", leads)
+        if not leads:
             self._stood_by, self._told = True, False
             self.policy.look()  # the page shows what would be in force here
             self.published.forget()
             self.metrics.observed.rows = {}
             self._failing.clear()
-        if led != self._led:
-            log.info("this agent leads" if self._led else "this agent stands by: it lost the lead, or the database")
-        if self._away and not known:
-            log.warning("this agent cannot lead while the database is away; it is tried again: %s", self._away)
-        return self._led and not led
+        if led != leads:
+            log.info("this agent leads" if leads else "this agent stands by: it lost the lead, or the database")
+        if self.leader.away and not away:
+            log.warning("this agent cannot lead while the database is away; it is tried again: %s", self.leader.away)
+        return leads and not led
 
     def tick(self) -> None:
         """Run one round, if this agent leads. No error in a round ends the process: they are caught here."""
         self.stand()
-        if not self._led:
+        if not self.leader.leading:
             self.collector.look()  # the page shows which stores there are, also here
-            if self._away:
+            if self.leader.away:
                 self.metrics.count("agent_job_errors_total", "lead")
             return
         if self._stood_by:
