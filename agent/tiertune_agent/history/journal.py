@@ -117,7 +117,7 @@ class Journal(OfHistory):
     def audited(self, limit: int = 100) -> list[JsonDict]:
         """Newest first."""
         query = select(AuditRow).order_by(AuditRow.at.desc(), AuditRow.id.desc()).limit(limit)
-        return [{**row.told("at", "who"), "from": row.source, **row.told("what", "detail")} for row in self._all(query)]
+        return [{"from": row.source, **row.told("at", "who", "what", "detail")} for row in self._all(query)]
 
 
 def _in_force(now: datetime) -> Any:  # noqa: ANN401 (a Select)
