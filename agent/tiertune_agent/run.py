@@ -315,23 +315,14 @@ def run(settings: AgentSettings) -> None:
     scheduler.add_job(agent.prune, "interval", id="pruning", hours=1)
     config = uvicorn.Config(agent.served, **serving)
     server = uvicorn.Server(renewing(config, settings.http.certificate_file, settings.http.key_file))
-    failed: list[str] = []
     with until_told() as ending:
-
-        def answer() -> None:
-            try:
-                server.run(sockets=[listener])
-            finally:
-                if not ending.is_set():
-                    failed.append("the HTTP server ended by itself")
-                ending.set()  # nobody could command an agent that does not answer
-
         scheduler.start()
-        http = threading.Thread(target=answer, name="http", daemon=True)
+        http = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
         http.start()
         log.info("agent serves on %s", settings.http.address(listener))
         try:
-            while not ending.wait(LOOK_S):  # not by the scheduler, which goes by the clock
+            # nobody could command an agent that does not answer; not by the scheduler, which goes by the clock
+            while http.is_alive() and not ending.wait(LOOK_S):
                 try:
                     begins, now = agent.stand(), utc_now()
                     for job in (*([rounds] if begins else ()), *held_up(scheduler.get_jobs(), now)):
@@ -340,11 +331,12 @@ def run(settings: AgentSettings) -> None:
                     log.exception("who leads could not be looked at; it is tried again")
                     agent.metrics.count("agent_job_errors_total", "lead")
         finally:
+            told = ending.is_set()
             server.should_exit = True
             http.join(ANSWERED_S)
             scheduler.shutdown(wait=True)
             agent.close()
             listener.close()
             log.info("agent ended")
-    if failed:
-        raise RuntimeError(*failed)
+    if not told:
+        raise RuntimeError("the HTTP server ended by itself")
