@@ -44,11 +44,8 @@ def decision_row(tuner: str, target: Target, proposal: Proposal, told: Mapping[s
     return DecisionRow(
         key=uuid.uuid4().hex,
         tuner=tuner,
-        store=target.store,
-        tier=target.tier,
-        namespace=target.namespace,
+        **vars(target),
         target=str(target),
-        models=list(target.models),
         field=proposal.field,
         before=proposal.before,
         after=proposal.after,
