@@ -15,7 +15,7 @@ from tiertune_agent.collector.stores import Collector, Heard, Trouble
 from tiertune_agent.fields import REMOTE_CAPACITY, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.store import History
-from tiertune_agent.incidents.watch import SourceWatch, Watch
+from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.policy.document import LoadedPolicy, Policy, Rulings, frozen_by, rates
 from tiertune_agent.published import Published
 from tiertune_agent.records import FLEET, Decision, Now, Rates, Snapshot, Target, parts
@@ -40,7 +40,6 @@ class Loop:
     prospects: Prospects
     now: Now
     observer: Observer
-    sources: SourceWatch
     direct: DirectCommands
     remote: Remote | None
     published: Published
@@ -57,7 +56,6 @@ class Loop:
         self.rounds.forget()
         self.prospects.forget()
         self.observer.forget()
-        self.sources.forget()
 
     def run_once(self) -> None:
         policy = self.file.look().policy
@@ -145,7 +143,7 @@ class Loop:
         snapshots, troubles = _apart(answers)
         if snapshots or troubles:
             self._keep(policy, snapshots)
-            self.sources.look(snapshots, troubles)
+            self.watch.look_at_sources(snapshots, troubles)
         return snapshots
 
     def _keep(self, policy: Policy, snapshots: Sequence[Snapshot], remote: Snapshot | None = None) -> None:

@@ -31,7 +31,7 @@ from tiertune_agent.engines import Engines
 from tiertune_agent.history.database import DatabaseError, open_current
 from tiertune_agent.history.leader import leader_of
 from tiertune_agent.history.store import History
-from tiertune_agent.incidents.watch import SourceWatch, Watch
+from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
 from tiertune_agent.policy.document import followed
 from tiertune_agent.policy.lint import manages
@@ -124,7 +124,6 @@ class Agent:
             prospects=Prospects(self.history, whatif, now, settings.window),
             now=now,
             observer=self.observer,
-            sources=SourceWatch(self.history, now),
             direct=DirectCommands(self.history.journal.audit_once),
             remote=self._remote,
             published=self.published,

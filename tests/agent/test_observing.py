@@ -90,7 +90,7 @@ def test_what_goes_wrong_with_a_source_stops_no_tuning(observing, vllm, store, m
     store.bandwidth = SLOW
     one = observing(vllm, stores=(store,))
     monkeypatch.setattr(
-        one.agent.loop.sources, "look", Mock(side_effect=RuntimeError("a source that nobody thought of"))
+        one.agent.loop.watch, "look_at_sources", Mock(side_effect=RuntimeError("a source that nobody thought of"))
     )
     for _ in range(4):
         with pytest.raises(RuntimeError):

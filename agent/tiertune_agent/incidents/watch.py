@@ -32,11 +32,15 @@ class Watch:
     def __init__(self, history: History, now: Now) -> None:
         self._history = history
         self._now = now
-        self._windows = SeenWindows(history, now)
+        self._windows, self._sources = SeenWindows(history, now), SeenWindows(history, now)
+        self._recent: dict[str, list[Window]] = {}
+        """The last windows of observed sources, one by one."""
 
     def forget(self) -> None:
         """Read the windows from history again."""
         self._windows.forget()
+        self._sources.forget()
+        self._recent.clear()
 
     def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble] = ()) -> None:
         """Close incidents that answers disprove, open those that they show, and those of stores without an answer."""
@@ -45,6 +49,15 @@ class Watch:
             found[store]["tuning_drift"] = told
         for sight in self._sights(snapshots):
             found[sight.snapshot.store] |= incidents(sight)
+        self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
+
+    def look_at_sources(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble]) -> None:
+        """The same for observed sources, as far as they report; history must already have the snapshots."""
+        hours, since, found = self._sources.heard(snapshots), self._now() - LATELY, {}
+        for one in snapshots:
+            kept = (*self._recent.get(one.store, ()), *one.windows)
+            lately = self._recent[one.store] = [window for window in kept if window.start >= since]
+            found[one.store] = sources.incidents(one, hours.get(one.store, ()), lately)
         self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
 
     def _drifts(self, snapshots: Sequence[Snapshot]) -> dict[str, str]:
@@ -90,29 +103,6 @@ class Watch:
         under_way = chain.from_iterable(map(parts, self._history.decisions.in_state(State.APPROVED)))
         emptied = {(store, made.field) for (_, store, _, _), made in last.items() if made.after == 0}
         return emptied | {(part.target.store, part.field) for part in under_way if part.after == 0}
-
-
-class SourceWatch:
-    """The same for observed sources, as far as they report."""
-
-    def __init__(self, history: History, now: Now) -> None:
-        self._history = history
-        self._now = now
-        self._hour = SeenWindows(history, now)
-        self._lately: dict[str, list[Window]] = {}
-
-    def forget(self) -> None:
-        self._hour.forget()
-        self._lately.clear()
-
-    def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble]) -> None:
-        """Open and close incidents; history must already have the snapshots."""
-        hours, since, found = self._hour.heard(snapshots), self._now() - LATELY, {}
-        for one in snapshots:
-            kept = (*self._lately.get(one.store, ()), *one.windows)
-            lately = self._lately[one.store] = [window for window in kept if window.start >= since]
-            found[one.store] = sources.incidents(one, hours.get(one.store, ()), lately)
-        self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
 
 
 def messages(
