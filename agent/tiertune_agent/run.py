@@ -228,9 +228,8 @@ class Agent:
             log.warning("nothing is pruned: the clock is %.0f s ahead of every store's", ahead_s)
             return
         soaking = self.history.decisions.in_state(State.SOAKING)
-        judged = (now - one.applied_at for one in soaking if one.applied_at)
         self.history.retention.fold(now)
-        keep = max((self._keep, *(2 * since for since in judged)))  # a spell as long before
+        keep = max((self._keep, *(2 * (now - one.made_at) for one in soaking)))  # a spell as long before
         if not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
             self.history.retention.forget(now, keep, {*self.collector.addresses, *self.observer.addresses})
         self.history.retention.prune(now, keep)

@@ -103,8 +103,7 @@ def _address(url: str | URL) -> URL:
 
 
 def _postgresql(url: URL, password_file: Path | None) -> Engine:
-    given = url.query.get("options", "")
-    options = " ".join((_SESSION, *((given,) if isinstance(given, str) else given))).strip()
+    options = " ".join((_SESSION, *url.normalized_query.get("options", ())))
     network = {name: value for name, value in _NETWORK.items() if name not in url.query}
     try:
         engine = create_engine(

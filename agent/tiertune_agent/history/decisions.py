@@ -100,9 +100,7 @@ class Decisions(OfHistory):
         self.move(decision, State.EXPIRED, now=now, reason=f"{decision.reason}; no longer wished: {why}")
 
     def get(self, number: int) -> Decision | None:
-        with self._session() as session:
-            row = session.get(DecisionRow, number)
-            return decision_of(row) if row else None
+        return next(iter(self._decided(select(DecisionRow).filter_by(id=number))), None)
 
     def switched(self, since: datetime) -> dict[str, list[tuple[datetime, str]]]:
         """By store, when decisions updated since switched remote fetch, and to what; a rollback is a switch too."""

@@ -4,6 +4,7 @@ So nobody has to read days of windows, and a year of many stores takes little ro
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -107,10 +108,8 @@ def summed(windows: Windows, start: datetime) -> Window:
     for window in windows:
         for name, value in window.values.items():
             told.setdefault(name, []).append((value, window.seconds))
-    last = windows[-1]
     values = {name: _sum(name, found) for name, found in told.items()}
-    seconds = sum(window.seconds for window in windows)
-    return Window(last.store, last.namespace, last.model, last.tier, start, seconds, values)
+    return replace(windows[-1], start=start, seconds=sum(window.seconds for window in windows), values=values)
 
 
 def _sum(name: str, told: Sequence[tuple[Value, float]]) -> Value:
