@@ -50,7 +50,7 @@ class Changed(OfHistory):
         for row in self._rows(query.where(told).order_by(DecisionRow.id)):
             found[row.tuner, row.store, row.tier, row.namespace] = made = _made(row)
             for step in row.split or ():
-                at = place(row.tuner, Target(step["store"], step["tier"]))
+                at = row.tuner, cut(step["store"]), step["tier"], ""
                 split[at] = Made(step["field"], step["from"], step["to"], made.at)
         later = {at: made for at, made in split.items() if at not in found or found[at].at < made.at}
         return found | later

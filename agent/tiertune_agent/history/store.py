@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
-from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -173,9 +172,8 @@ def _remember(session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: 
     if windows:
         session.execute(insert(WindowRow), [window_columns(window) for window, _ in windows])
         add_late(session, [window for window, _ in windows if window.start < (summed.get(cut(window.store)) or NEVER)])
-    stages = list(chain.from_iterable(snapshot.stages for snapshot in snapshots))
-    if stages:
-        session.execute(insert(StageWindowRow), [dict(vars(window)) for window in stages])
+    if stages := [dict(vars(stage)) for snapshot in snapshots for stage in snapshot.stages]:
+        session.execute(insert(StageWindowRow), stages)
     shares = {snapshot.store: str(read(snapshot.tuning, HELD_OUT) or 0.0) for snapshot in snapshots}
     book(session, [*windows, *booked], shares)
 
