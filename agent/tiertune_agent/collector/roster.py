@@ -55,8 +55,7 @@ class Roster:
     def look(self) -> bool:
         """Look the stores up; returns whether they, or their order, have changed."""
         now, before = self._now(), self.stores
-        listed = {store.url: store for store in self._file.look()}
-        fixed = {store.url: store for store in self._fixed} | listed
+        fixed = {store.url: store for store in (*self._fixed, *self._file.look())}
         wait([name.ask() for name in self._names], LATE_S)
         told = {url for name in self._names for url in name.told()}
         self._told |= dict.fromkeys(told, now)
