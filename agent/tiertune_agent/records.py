@@ -18,9 +18,6 @@ class Histogram:
     sum: float
     buckets: Mapping[int, float]
 
-    def document(self) -> JsonDict:
-        return {"count": self.count, "sum": self.sum, "buckets": {str(i): n for i, n in self.buckets.items()}}
-
     @classmethod
     def added(cls, parts: Sequence["Histogram"]) -> "Histogram":
         """All observations in one."""

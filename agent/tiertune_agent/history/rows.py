@@ -68,5 +68,5 @@ def decision_of(row: DecisionRow) -> Decision:
 def _told(name: str, value: Value) -> Any:  # noqa: ANN401 (JSON)
     """A value for JSON: bytes are whole, all else is as measured."""
     if isinstance(value, Histogram):
-        return value.document()
+        return {**vars(value)}
     return int(value) if _BYTES.search(name) and float(value).is_integer() else value
