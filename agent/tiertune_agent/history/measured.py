@@ -78,7 +78,7 @@ class Measured(OfHistory):
 
     def remember_prospects(self, prospects: Iterable[Prospect]) -> None:
         with self._session() as session:
-            session.add_all(ProspectRow(**{**vars(each), "costs": dict(each.costs)}) for each in prospects)
+            session.add_all(ProspectRow(**vars(each)) for each in prospects)
 
     def prospects(self, namespace: str, since: datetime, until: datetime = LAST) -> list[Prospect]:
         """Prospects of one namespace (empty: all), oldest first."""

@@ -96,7 +96,7 @@ class History(OfHistory):
             for row in session.scalars(select(StoreRow).where(there, StoreRow.expected_at.is_(None))):
                 row.expected, row.expected_at = row.tuning, row.last_seen  # as schemas before 0010 leave it
             found: Sequence[Any] = session.execute(select(*columns).where(there)).all()
-        return {names[name]: Expectation(dict(tuning), since, differs) for name, tuning, since, differs in found}
+        return {names[name]: Expectation(*told) for name, *told in found}
 
     def expect(self, anew: Mapping[str, tuple[datetime, Expectation]]) -> None:
         """Set what is expected of stores; not where another was set meanwhile than that known since then."""
