@@ -155,11 +155,9 @@ class Loop:
 
         priced = [(each, price(Target(each.store, "", models=models(each.status)))) for each in snapshots]
         held = remote.windows if remote else ()
-        self.history.remember(priced, [(window, price(REMOTE)) for window in held])
+        entries = self.history.remember(priced, [(window, price(REMOTE)) for window in held])
         self.rounds.heard(snapshots)
-        for snapshot, its in priced:
-            self.published.booked(snapshot.windows, its)
-        self.published.booked(held, price(REMOTE))
+        self.published.booked(entries)
 
 
 def _apart(answers: Sequence[Heard]) -> tuple[list[Snapshot], list[Trouble]]:

@@ -5,8 +5,8 @@ from datetime import datetime
 
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.fields import JsonDict, read
-from tiertune_agent.records import CHANGED, Decision, Rates, Snapshot, State, Window, direction, parts
-from tiertune_agent.verdicts.ledger import entry
+from tiertune_agent.records import CHANGED, Decision, Snapshot, State, Window, direction, parts
+from tiertune_agent.verdicts.ledger import Entry
 
 LATEST = 100
 """Newest decisions that are looked through when this agent begins to lead; from then on those that move."""
@@ -34,16 +34,13 @@ class Published:
         for labels, at in changes(decisions).items():
             self._metrics.set(_CHANGED, max(at.timestamp(), told.get(labels, 0.0)), *labels)
 
-    def booked(self, windows: Iterable[Window], rates: Rates) -> None:
-        """Add to counters what windows are worth: the same sums as the ledger's.
+    def booked(self, entries: Iterable[tuple[Window, Entry]]) -> None:
+        """Add to counters what the ledger booked.
 
         If it is not known what was saved, nothing is added: costs alone would look like a loss.
         """
-        for window in windows:
-            booked = entry(window, rates)
-            if booked is None or booked.money is None:
-                continue
-            for kind, amount in booked.amounts.items():
+        for window, booked in entries:
+            for kind, amount in booked.amounts.items() if booked.money is not None else ():
                 self._metrics.count(_MONEY, window.store, window.tier, kind, amount=max(0.0, amount or 0.0))
 
     def leave_out(self, stores: Container[str]) -> None:

@@ -12,6 +12,7 @@ from tiertune_agent import run
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.published import Published, changes
 from tiertune_agent.records import Rates, State, sum_known
+from tiertune_agent.verdicts.ledger import entry
 
 FETCH = replace(
     DECISION,
@@ -99,10 +100,14 @@ def test_money_is_counted_by_kind_and_never_falls():
     values = {"saved_seconds_total": 7200.0, "lost_seconds_total": 3600.0, "tier_transfer_bytes_total": 2 * gib}
     remote = window("remote", {**values, "tier_resident_bytes": 4 * gib}, seconds=1800.0)
     rates = Rates(gpu_hour=2.0, gib_hour={"remote": 0.5}, network_gib=0.25)
-    Published(metrics).booked([remote, replace(remote, tier="")], rates)
+
+    def entries(*windows):
+        return [(one, booked) for one in windows if (booked := entry(one, rates))]
+
+    Published(metrics).booked(entries(remote, replace(remote, tier="")))
     told = {labels["kind"]: value for labels, value in samples(metrics, "tiertune_agent_money_total")}
     assert told == {"saved": 4.0, "lost": 2.0, "rent": 1.0, "network": 0.5}
-    Published(metrics).booked([replace(remote, values={"saved_seconds_total": -1e9})], rates)
+    Published(metrics).booked(entries(replace(remote, values={"saved_seconds_total": -1e9})))
     assert dict(told) == {labels["kind"]: value for labels, value in samples(metrics, "tiertune_agent_money_total")}
 
 

@@ -14,7 +14,7 @@ from tiertune_agent.history.answers import Answers
 from tiertune_agent.history.changed import Changed
 from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.journal import Journal
-from tiertune_agent.history.ledger import Ledger, book
+from tiertune_agent.history.ledger import Booked, Ledger, book
 from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.models import AnswerRow, IncidentRow, StageWindowRow, StoreRow, WindowRow, WishRow, cut
 from tiertune_agent.history.retention import Retention
@@ -77,15 +77,16 @@ class History(OfHistory):
         """Call right before commanding a store. DatabaseError if this agent may not (any more)."""
         self._session.fence()
 
-    def remember(self, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]] = ()) -> None:
-        """Write the state and windows of different stores, and the windows' entries in the ledger.
+    def remember(self, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]] = ()) -> Booked:
+        """Write the state and windows of different stores, and the windows' entries in the ledger; returns these.
 
         ``booked`` are windows of no store, which go into the ledger only.
         """
         late = any(over(window.start, snapshot.at) for snapshot, _ in told for window in snapshot.windows)
-        if told or booked:
-            with self._session.summing if late else nullcontext(), self._session() as session:
-                _remember(session, told, booked)
+        if not told and not booked:
+            return ()
+        with self._session.summing if late else nullcontext(), self._session() as session:
+            return _remember(session, told, booked)
 
     def expectations(self, stores: Iterable[str]) -> dict[str, Expectation]:
         """The tuning expected of stores that were seen."""
@@ -164,7 +165,9 @@ class History(OfHistory):
             )
 
 
-def _remember(session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]]) -> None:
+def _remember(
+    session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]]
+) -> Booked:
     """Remember different stores, each with its rates. Takes as many statements for many stores as for one."""
     snapshots = [snapshot for snapshot, _ in told]
     summed = _write_stores(session, snapshots)
@@ -175,7 +178,7 @@ def _remember(session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: 
     if stages := [dict(vars(stage)) for snapshot in snapshots for stage in snapshot.stages]:
         session.execute(insert(StageWindowRow), stages)
     shares = {snapshot.store: str(read(snapshot.tuning, HELD_OUT) or 0.0) for snapshot in snapshots}
-    book(session, [*windows, *booked], shares)
+    return book(session, [*windows, *booked], shares)
 
 
 def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:
