@@ -1,7 +1,6 @@
 """Reads observed sources, read-only, by a GET of one address each. Problems are values, not exceptions."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import httpx
 
@@ -71,15 +70,12 @@ class Observer:
         except ValueError as error:
             return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
 
-    def _snapshot(self, source: ObservedSource, started_s: float | None, made: Mapped) -> Heard:
+    def _snapshot(self, source: ObservedSource, started_s: float | None, made: Mapped) -> Snapshot:
         """ValueError for what is no answer of one process; the next one says from where to count on."""
         if not made.rows:
             raise ValueError(f"it answers, but with no metrics of {source.kind}")
         at, boot = self._now(), "" if started_s is None else f"{started_s:.2f}"
         reading, before = Reading(source.name, boot, self._steady_s(), made.rows), self._known.pop(source.name, None)
-        if before is not None and reading.time_s <= before.time_s:
-            self._known[source.name] = replace(before, time_s=reading.time_s)  # counts go into the next window
-            return Trouble(source.name, "stale_counters", f"{source.url}: the agent's clock stands still or went back")
         counted, stages = windows(before, reading, at, still=True) if before and before.boot_id == boot else ((), ())
         self._known[source.name] = reading
         if before and 0 < float(boot or 0) < float(before.boot_id or 0):
