@@ -103,8 +103,9 @@ class Loop:
     def _look(self, policy: Policy, answer: Heard | None) -> tuple[bool, Snapshot | None]:
         """Whether the remote is managed, and its snapshot if it answers."""
         remote = answer if isinstance(answer, Snapshot) else None
-        if not policy.for_target(REMOTE).remote.manage or answer is None:
-            self._let_go(policy)
+        managed = policy.for_target(REMOTE).remote.manage
+        if not managed or answer is None:
+            self._let_go(UNNAMED if managed else "")
             self.published.remote(remote)
             return False, None
         if remote and self.remote and (refusal := self.remote.unmanaged()):
@@ -120,12 +121,11 @@ class Loop:
         self.published.remote(answer, read(expected, REMOTE_CAPACITY))
         return True, answer
 
-    def _let_go(self, policy: Policy) -> None:
-        """Forget the remote: it is not managed (any more), or it should be, but its address is not set."""
+    def _let_go(self, unnamed: str) -> None:
+        """Forget the remote: it is not managed (any more), or it should be, but is ``unnamed``."""
         if self.history.store(FLEET) is not None:
             self.rounds.leave_remote("remote.manage is off")
             self.history.forget(FLEET)
-        unnamed = UNNAMED if policy.for_target(REMOTE).remote.manage else ""
         self.history.journal.tell_incidents({(KIND, FLEET): unnamed}, self.now())
 
     def _remember(

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from math import floor, log2
+from math import floor, inf, log2
 from operator import attrgetter
 
 import httpx
@@ -79,9 +79,8 @@ class Handout:
         wanted = min(1.0, GHOST_KEYS / max(chunks, 1.0), SAMPLES_PER_S / max(chunks_per_s or 0.0, 1e-9))
         rate = max(LEAST_RATE, 2.0 ** floor(log2(wanted)))
         before = self.current.rate if self.current else told
-        if chunks_per_s is None and before and rate >= _SLACK * before:
-            return before
-        return before if before and 1 / _SLACK < rate / before < _SLACK else rate
+        most = inf if chunks_per_s is None else _SLACK
+        return before if before and 1 / _SLACK < rate / before < most else rate
 
     def _renewed(self, answers: Sequence[Answer], at: datetime, rate: float, told: int) -> FleetSampling:
         """The sampling from now on: the current one unless its rate or hot set changes, or a newer one was ``told``.
