@@ -293,13 +293,6 @@ class Target:
         return f"{self.store} {self.tier}{pool}"
 
 
-_AS_TOLD = (
-    *("id", "tuner", "field", "mode", "reason"),
-    *("expected_version", "applied_version", "policy_revision", "approved_by"),
-)
-"""Fields of a decision that are shown as they are."""
-
-
 @dataclass(frozen=True)
 class Decision:
     """One row of change control. ``before`` and ``after`` are values of ``field`` (dotted) in the tuning document."""
@@ -337,17 +330,23 @@ class Decision:
         return self.applied_at or self.created_at
 
     def document(self) -> JsonDict:
-        """The decision as the API and ``--json`` show it."""
+        """The decision as the API and ``--json`` show it, and ``decisions show`` in this order."""
         return {
-            **{name: getattr(self, name) for name in _AS_TOLD},
+            "id": self.id,
+            "tuner": self.tuner,
             "store": self.target.store,
             "tier": self.target.tier,
             "pool": self.target.namespace,
+            "field": self.field,
             "from": self.before,
             "to": self.after,
+            "mode": self.mode,
             "state": str(self.state),
+            "reason": self.reason,
             "waits": self.waits or None,
             "evidence": dict(self.evidence),
+            **{name: getattr(self, name) for name in ("expected_version", "applied_version", "policy_revision")},
+            "approved_by": self.approved_by,
             "rolled_back_by": self.undo["by"] if self.undo else None,
             **{
                 name: moment.isoformat() if (moment := getattr(self, name)) else None
