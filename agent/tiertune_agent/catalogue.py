@@ -74,6 +74,12 @@ class AgentMetrics:
             with suppress(KeyError):  # none was
                 self._families[name].remove(*labels)
 
+    def set_later(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge, unless it is higher already. Looks at no other sample of the metric."""
+        child = self._child(name, *labels)
+        known = (sample.value for one in child.collect() for sample in one.samples)
+        child.set(max(value, *known))
+
     def clear(self, name: str) -> None:
         """Remove all samples of a metric."""
         self._families[name].clear()

@@ -17,7 +17,7 @@ from tiertune_agent.followed import Followed
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.policy.document import LoadedPolicy, Policy, Rulings, frozen_by, rates
-from tiertune_agent.published import Published
+from tiertune_agent.published import LATEST, Published
 from tiertune_agent.records import FLEET, Decision, Now, Rates, Snapshot, Target, parts
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import REMOTE, Managed
@@ -65,10 +65,8 @@ class Loop:
         told = self.remote.read(self.now()) if self.remote else None
         revision, fleet, missing = self._revision(), *self._remember(policy, answers, told)
         met = self.collector.addresses, {answer.store for answer in (*answers, *sources)}
-        if met != self._met and not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
-            self.history.leave_out({*self.collector.addresses.values(), *self.observer.addresses.values()})
-            self.published.leave_out({FLEET, *met[1]})
-            self._met = met
+        if met != self._met:
+            self._meet(met)
         managed, remote = self._look(policy, told)
         shared = Managed(policy, remote, fleet, missing) if remote else None
         this = Round(policy, revision, fleet, managed, shared, missing)
@@ -91,6 +89,14 @@ class Loop:
         self.judge.review(this)
         self.prospects.run(this)  # from here on, errors stop no tuning
         self.rounds.advise(self._observe(policy, sources), this)
+
+    def _meet(self, met: tuple[object, set[str]]) -> None:
+        """Export what was changed, also of stores that came back, and leave out who has left the fleet."""
+        self.published.changed(self.history.decisions.find(limit=LATEST))
+        if not self.collector.roster.unknown:  # else it is not known yet which have
+            called = {*self.collector.addresses.values(), *self.observer.addresses.values()}
+            self.published.leave_out(met[1] | self.history.leave_out(called))
+            self._met = met
 
     def _revision(self) -> int:
         """Number of the policy in force. A bad edit of a file is an incident; the last good one stays in force."""

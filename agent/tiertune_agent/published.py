@@ -9,7 +9,7 @@ from tiertune_agent.records import CHANGED, Decision, Snapshot, State, Window, d
 from tiertune_agent.verdicts.ledger import Entry
 
 LATEST = 100
-"""Newest decisions that are looked through when this agent begins to lead; from then on those that move."""
+"""Newest decisions that are looked through when an agent begins to lead, or meets others; else those that move."""
 _CHANGED, _MONEY = "agent_change_timestamp_seconds", "agent_money_total"
 _CAPACITY, _RESIDENT, _EVICTIONS = "tier_capacity_bytes", "tier_resident_bytes", "tier_evictions_total"
 REMOTE = "remote"
@@ -30,9 +30,8 @@ class Published:
         self.changed([decision])
 
     def changed(self, decisions: Iterable[Decision]) -> None:
-        told = self._metrics.told(_CHANGED)  # of changes with the same labels the newest may be long out of sight
-        for labels, at in changes(decisions).items():
-            self._metrics.set(_CHANGED, max(at.timestamp(), told.get(labels, 0.0)), *labels)
+        for labels, at in changes(decisions).items():  # one with the same labels that is newer may be known already
+            self._metrics.set_later(_CHANGED, at.timestamp(), *labels)
 
     def booked(self, entries: Iterable[tuple[Window, Entry]]) -> None:
         """Add to counters what the ledger booked.

@@ -35,7 +35,7 @@ from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
 from tiertune_agent.policy.document import followed
 from tiertune_agent.policy.lint import manages
-from tiertune_agent.published import LATEST, Published
+from tiertune_agent.published import Published
 from tiertune_agent.records import FLEET, Now, State
 from tiertune_agent.remote.managed import remote_of
 from tiertune_agent.settings import AgentSettings
@@ -93,9 +93,7 @@ class Agent:
         self.history = History(engine, self.leader.fence)
         self._stood_by = False
         """Whether it did not lead at some time since its last round."""
-        self._told = False
-        """Whether what was changed before this agent led is exported."""
-
+        self._mutex = threading.Lock()
         self._failing: dict[str, datetime] = {}
         """Jobs whose last run ended in an error, and since when."""
         self.metrics = AgentMetrics()
@@ -175,11 +173,12 @@ class Agent:
 
     def stand(self) -> bool:
         """Check who leads. Returns whether this agent has just begun to, so that its first round is due."""
-        led, away = self.leader.leading, self.leader.away
-        leads = self.leader.leads()
+        with self._mutex:  # of all who look at the same time, one sees it begin
+            led, away = self.leader.leading, self.leader.away
+            leads = self.leader.leads()
         self.metrics.set("agent_leader", leads)
         if not leads:
-            self._stood_by, self._told = True, False
+            self._stood_by = True
             self.policy.look()  # the page shows what would be in force here
             self.published.forget()
             self.metrics.observed.rows = {}
@@ -202,15 +201,9 @@ class Agent:
             self._stood_by = False
             self.loop.begin()
         started = time.perf_counter()
-        self._job("loop", self._round)
+        self._job("loop", self.loop.run_once)
         self.metrics.set("agent_samples_missed", self.samples.missed)
         self.metrics.observe("agent_loop_seconds", time.perf_counter() - started)
-
-    def _round(self) -> None:
-        self.loop.run_once()
-        if not self._told:
-            self.published.changed(self.history.decisions.find(limit=LATEST))
-            self._told = True
 
     def sum_up(self) -> None:
         """Sum windows up into hours, if this agent leads."""

@@ -131,6 +131,15 @@ def test_a_store_that_left_leaves_nothing_in_memory(agent, stores, listed, round
     assert {"host-a", stores[0].digest} <= texts(agent)
 
 
+def test_a_store_that_came_back_has_its_changes_again(agent, listed, rounds):
+    """At once, without another change."""
+    rounds(12)
+    for here in (["host-a"], ["host-a", "host-b"]):
+        listed(*here)
+        rounds(1)
+        assert ("agent_change_timestamp_seconds" in exported(agent, "host-b")) == ("host-b" in here)
+
+
 def test_a_store_that_left_is_forgotten_a_fortnight_later(agent, listed, rounds, database, sql):
     """What tuners answered about it goes at once. Its decisions stay, and its account by the day."""
 

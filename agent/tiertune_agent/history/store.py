@@ -123,8 +123,8 @@ class History(OfHistory):
         closed = update(IncidentRow).filter_by(store=store, closed_at=None)
         self._do(delete(StoreRow).filter_by(name=store), closed.values(closed_at=IncidentRow.last_seen))
 
-    def leave_out(self, called: Collection[str]) -> None:
-        """Close the incidents of what is at no address of ``named``, unless it is ``called`` so.
+    def leave_out(self, called: Collection[str]) -> set[str]:
+        """Close the incidents of what is at no address of ``named``, unless it is ``called`` so; returns what stays.
 
         Drop its wishes, and what tuners answered about it.
         """
@@ -137,6 +137,7 @@ class History(OfHistory):
             session.execute(still.values(closed_at=IncidentRow.last_seen))
             session.execute(delete(AnswerRow).where(AnswerRow.store.not_in(names)))
             session.execute(delete(WishRow).where(WishRow.url.not_in({FLEET, *named})))
+        return names
 
     def wish_bypass(self, store: str, *, on: bool) -> None:
         """Remember what the store has not acknowledged yet; ``fleet``: all stores that were ever seen.
