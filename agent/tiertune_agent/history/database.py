@@ -230,11 +230,10 @@ def revisions(engine: Engine) -> tuple[str | None, str]:
 def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str]:
     """Migrate to the newest revision, wholly or not at all; returns the old and the new one."""
     from alembic import command  # noqa: PLC0415
+    from alembic.util import CommandError  # noqa: PLC0415
 
     _writable(engine)
     have, newest = revisions(engine)
-    if have and have > newest:
-        raise outdated(have, newest)
     config = _config()
     try:
         _write_ahead(engine)
@@ -242,6 +241,8 @@ def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str]:
             _alone(connection)
             config.attributes["connection"] = connection
             command.upgrade(config, to)
+    except CommandError as error:  # also if another version wrote it while this one waited
+        raise _newer(str(revisions(engine)[0]), newest) from error
     except SQLAlchemyError as error:
         raise _failed(engine, "upgraded", error) from error
     return have, newest
@@ -275,10 +276,15 @@ def open_current(url: str, password_file: Path | None = None) -> Engine:
 
 def outdated(have: str, newest: str) -> DatabaseError:
     """What is wrong with a database of another revision than the newest, and what to do."""
-    newer = f"revision {have} is unknown to this version ({newest}): it is newer; run the TierTune that wrote it"
+    if have > newest:
+        return _newer(have, newest)
     mend = "run `tiertune db upgrade --config FILE` with the agent's settings"
-    older = f"it is at revision {have}, this version needs {newest}: {mend}"
-    return DatabaseError(f"database: {newer if have > newest else older}")
+    return DatabaseError(f"database: it is at revision {have}, this version needs {newest}: {mend}")
+
+
+def _newer(have: str, newest: str) -> DatabaseError:
+    told = f"revision {have} is unknown to this version ({newest}): it is newer; run the TierTune that wrote it"
+    return DatabaseError(f"database: {told}")
 
 
 def cause(error: Exception) -> str:
