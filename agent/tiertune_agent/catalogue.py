@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tiertune_agent.collector.exported import Merged, ObservedRows
+from tiertune_agent.collector.exported import ObservedRows
 from tiertune_connector.catalogue import PREFIX, SECONDS_BUCKETS, Metric
 
 METRICS: tuple[Metric, ...] = (
@@ -59,8 +59,8 @@ class AgentMetrics:
     """One process's values. A name that is not in the catalogue is a KeyError."""
 
     def __init__(self) -> None:
-        self.observed = ObservedRows()
         self._registry = CollectorRegistry()
+        self.observed = ObservedRows(self._registry)
         self._families = {metric.name: self._register(metric) for metric in METRICS}
 
     def count(self, name: str, *labels: str, amount: float = 1.0) -> None:
@@ -68,15 +68,17 @@ class AgentMetrics:
 
     def set(self, name: str, value: float | None, *labels: str) -> None:
         """None: the value is not known, and not exported."""
-        if value is None:
-            self.unset(name, *labels)
-            return
-        self._child(name, *labels).set(value)
+        if value is not None:
+            self._child(name, *labels).set(value)
+        else:
+            with suppress(KeyError):  # none was
+                self._families[name].remove(*labels)
 
-    def unset(self, name: str, *labels: str) -> None:
-        """Remove the metric's sample with these labels."""
-        with suppress(KeyError):  # none was
-            self._families[name].remove(*labels)
+    def set_later(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge, unless it is higher already. Looks at no other sample of the metric."""
+        child = self._child(name, *labels)
+        known = (sample.value for one in child.collect() for sample in one.samples)
+        child.set(max(value, *known))
 
     def clear(self, name: str) -> None:
         """Remove all samples of a metric."""
@@ -87,7 +89,7 @@ class AgentMetrics:
         place = _LABELS[name].index(label)
         for labels in self.told(name):
             if labels[place] not in values:
-                self.unset(name, *labels)
+                self.set(name, None, *labels)
 
     def told(self, name: str) -> dict[tuple[str, ...], float]:
         """Values of a gauge by its labels, in their order; of a counter those of any of its samples."""
@@ -100,7 +102,7 @@ class AgentMetrics:
 
     def render(self) -> bytes:
         """Prometheus text."""
-        return generate_latest(Merged(self._registry, self.observed))
+        return generate_latest(self.observed)
 
     def _child(self, name: str, *labels: str) -> Any:  # noqa: ANN401 (a Counter, Gauge or Histogram, as declared)
         family = self._families[name]

@@ -9,7 +9,7 @@ import httpx
 from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.network import CallError, asked_whole, at_once, calling, json_of, web_address
-from tiertune_agent.terminal.options import InputError
+from tiertune_agent.terminal.options import parsed
 from tiertune_connector.units import Clock
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
@@ -30,10 +30,7 @@ def address(url: str) -> str:
 
 def addresses(urls: Iterable[str]) -> tuple[str, ...]:
     """The addresses given to a command; InputError says what is wrong with one."""
-    try:
-        return tuple(map(address, urls))
-    except ValueError as error:
-        raise InputError(f"--engine: {error}") from None
+    return tuple(parsed("--engine", address, url) for url in urls)
 
 
 def shown(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -10,14 +10,14 @@ from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.collector.direct_commands import DirectCommands
+from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.stores import Collector, Heard, Trouble
 from tiertune_agent.fields import REMOTE_CAPACITY, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
-from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import LoadedPolicy, Policy, frozen_by, rates
-from tiertune_agent.published import Published
+from tiertune_agent.published import LATEST, Published
 from tiertune_agent.records import FLEET, Decision, Now, Rates, Snapshot, Target, parts
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import REMOTE, Managed
@@ -39,36 +39,34 @@ class Loop:
     watch: Watch
     prospects: Prospects
     now: Now
-    observing: Observing
+    observer: Observer
     direct: DirectCommands
     remote: Remote | None
     published: Published
-    _anew: bool = field(default=True, init=False)
-    """Whether the stores may have changed since an agent last led, or since the last round."""
+    _met: object = field(default=None, init=False)
+    """Whom the last round met, and where; None: there was none since this agent leads."""
 
     def begin(self) -> None:
         """Forget what was read when this agent led before: another one may have led since."""
-        self._anew = True
+        self._met = None
         self.collector.forget()
         if self.remote:
             self.remote.forget()
         self.watch.forget()
         self.rounds.forget()
         self.prospects.forget()
-        self.observing.forget()
+        self.observer.forget()
 
     def run_once(self) -> None:
         policy = self.file.look().policy
-        self._anew = self.collector.look() or self._anew
+        self.collector.look()
         answers = self.collector.collect()  # first: if the database is away, windows are missed, but none gets too long
-        sources = self.observing.collect({answer.store for answer in answers})
+        sources = self.observer.collect({answer.store for answer in answers})
         told = self.remote.read(self.now()) if self.remote else None
-        if self._anew and not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
-            called = {*self.collector.addresses.values(), *self.observing.addresses.values()}
-            self.history.leave_out(called)
-            self.published.leave_out({FLEET, *(answer.store for answer in (*answers, *sources))})
-            self._anew = False
         revision, fleet, missing = self._revision(), *self._remember(policy, answers, told)
+        met = self.collector.addresses, {answer.store for answer in (*answers, *sources)}
+        if met != self._met:
+            self._meet(met)
         managed, remote = self._look(policy, told)
         shared = Managed(policy, remote, fleet, missing) if remote else None
         this = Round(policy, revision, fleet, managed, shared, missing)
@@ -92,6 +90,14 @@ class Loop:
         self.prospects.run(this)  # from here on, errors stop no tuning
         self.rounds.advise(self._observe(policy, sources), this)
 
+    def _meet(self, met: tuple[object, set[str]]) -> None:
+        """Export what was changed, also of stores that came back, and leave out who has left the fleet."""
+        self.published.changed(self.history.decisions.find(limit=LATEST))
+        if not self.collector.roster.unknown:  # else it is not known yet which have
+            called = {*self.collector.addresses.values(), *self.observer.addresses.values()}
+            self.published.leave_out(met[1] | self.history.leave_out(called))
+            self._met = met
+
     def _revision(self) -> int:
         """Number of the policy in force. A bad edit of a file is an incident; the last good one stays in force."""
         loaded = self.file.content
@@ -103,8 +109,9 @@ class Loop:
     def _look(self, policy: Policy, answer: Heard | None) -> tuple[bool, Snapshot | None]:
         """Whether the remote is managed, and its snapshot if it answers."""
         remote = answer if isinstance(answer, Snapshot) else None
-        if not policy.for_target(REMOTE).remote.manage or answer is None:
-            self._let_go(policy)
+        managed = policy.for_target(REMOTE).remote.manage
+        if not managed or answer is None:
+            self._let_go(UNNAMED if managed else "")
             self.published.remote(remote)
             return False, None
         if remote and self.remote and (refusal := self.remote.unmanaged()):
@@ -120,12 +127,11 @@ class Loop:
         self.published.remote(answer, read(expected, REMOTE_CAPACITY))
         return True, answer
 
-    def _let_go(self, policy: Policy) -> None:
-        """Forget the remote: it is not managed (any more), or it should be, but its address is not set."""
+    def _let_go(self, unnamed: str) -> None:
+        """Forget the remote: it is not managed (any more), or it should be, but is ``unnamed``."""
         if self.history.store(FLEET) is not None:
             self.rounds.leave_remote("remote.manage is off")
             self.history.forget(FLEET)
-        unnamed = UNNAMED if policy.for_target(REMOTE).remote.manage else ""
         self.history.journal.tell_incidents({(KIND, FLEET): unnamed}, self.now())
 
     def _remember(
@@ -143,7 +149,7 @@ class Loop:
         snapshots, troubles = _apart(answers)
         if snapshots or troubles:
             self._keep(policy, snapshots)
-            self.observing.look(snapshots, troubles)
+            self.watch.look_at_sources(snapshots, troubles)
         return snapshots
 
     def _keep(self, policy: Policy, snapshots: Sequence[Snapshot], remote: Snapshot | None = None) -> None:
@@ -154,11 +160,9 @@ class Loop:
 
         priced = [(each, price(Target(each.store, "", models=models(each.status)))) for each in snapshots]
         held = remote.windows if remote else ()
-        self.history.remember(priced, [(window, price(REMOTE)) for window in held])
+        entries = self.history.remember(priced, [(window, price(REMOTE)) for window in held])
         self.rounds.heard(snapshots)
-        for snapshot, its in priced:
-            self.published.booked(snapshot.windows, its)
-        self.published.booked(held, price(REMOTE))
+        self.published.booked(entries)
 
 
 def _apart(answers: Sequence[Heard]) -> tuple[list[Snapshot], list[Trouble]]:

@@ -52,16 +52,17 @@ def web_address(url: str, such_as: str, *, login: str | None, path: bool | None 
     ``path``: whether a path must or must not follow; None: it may. ``query``: whether one may. Everybody sees
     addresses, so none may hold a password: ``login`` says where that belongs, or why not; None: this one may.
     """
+    wrong = ValueError(f"write {such_as}")
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna")
     except ValueError:  # half an IPv6 address, or a name that nobody can look up
-        raise ValueError(f"write {such_as}") from None
+        raise wrong from None
     named = parts.scheme in ("http", "https") and host and not _NO_NAME.search(host)
     clean = url.isprintable() and not url.startswith(" ")
     wanted = path in (None, bool(parts.path.strip("/"))) and (query or not (parts.query or parts.fragment))
     if not (named and clean and wanted):
-        raise ValueError(f"write {such_as}")
+        raise wrong
     if login is not None and "@" in parts.netloc:
         raise ValueError(f"no user and no password in an address: {login}")
     try:
@@ -73,7 +74,7 @@ def web_address(url: str, such_as: str, *, login: str | None, path: bool | None 
     try:
         httpx.URL(url)
     except httpx.InvalidURL:  # it understands fewer hosts
-        raise ValueError(f"write {such_as}") from None
+        raise wrong from None
     return url
 
 

@@ -5,11 +5,11 @@ from datetime import datetime
 
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.fields import JsonDict, read
-from tiertune_agent.records import CHANGED, Decision, Rates, Snapshot, State, Window, direction, parts
-from tiertune_agent.verdicts.ledger import entry
+from tiertune_agent.records import CHANGED, Decision, Snapshot, State, Window, direction, parts
+from tiertune_agent.verdicts.ledger import Entry
 
 LATEST = 100
-"""Newest decisions that are looked through each round, beside those that moved since the last one."""
+"""Newest decisions that are looked through when an agent begins to lead, or meets others; else those that move."""
 _CHANGED, _MONEY = "agent_change_timestamp_seconds", "agent_money_total"
 _CAPACITY, _RESIDENT, _EVICTIONS = "tier_capacity_bytes", "tier_resident_bytes", "tier_evictions_total"
 REMOTE = "remote"
@@ -24,21 +24,22 @@ class Published:
         self._evicted: dict[str, tuple[str, int]] = {}
         """By server of the remote: its run id, and the keys evicted in that run."""
 
-    def changed(self, decisions: Iterable[Decision]) -> None:
-        told = self._metrics.told(_CHANGED)  # of changes with the same labels the newest may be long out of sight
-        for labels, at in changes(decisions).items():
-            self._metrics.set(_CHANGED, max(at.timestamp(), told.get(labels, 0.0)), *labels)
+    def moved(self, decision: Decision) -> None:
+        """A decision entered a state."""
+        self._metrics.count("agent_decisions_total", decision.tuner, decision.state)
+        self.changed([decision])
 
-    def booked(self, windows: Iterable[Window], rates: Rates) -> None:
-        """Add to counters what windows are worth: the same sums as the ledger's.
+    def changed(self, decisions: Iterable[Decision]) -> None:
+        for labels, at in changes(decisions).items():  # one with the same labels that is newer may be known already
+            self._metrics.set_later(_CHANGED, at.timestamp(), *labels)
+
+    def booked(self, entries: Iterable[tuple[Window, Entry]]) -> None:
+        """Add to counters what the ledger booked.
 
         If it is not known what was saved, nothing is added: costs alone would look like a loss.
         """
-        for window in windows:
-            booked = entry(window, rates)
-            if booked is None or booked.money is None:
-                continue
-            for kind, amount in booked.amounts.items():
+        for window, booked in entries:
+            for kind, amount in booked.amounts.items() if booked.money is not None else ():
                 self._metrics.count(_MONEY, window.store, window.tier, kind, amount=max(0.0, amount or 0.0))
 
     def leave_out(self, stores: Container[str]) -> None:

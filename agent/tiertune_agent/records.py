@@ -18,9 +18,6 @@ class Histogram:
     sum: float
     buckets: Mapping[int, float]
 
-    def document(self) -> JsonDict:
-        return {"count": self.count, "sum": self.sum, "buckets": {str(i): n for i, n in self.buckets.items()}}
-
     @classmethod
     def added(cls, parts: Sequence["Histogram"]) -> "Histogram":
         """All observations in one."""
@@ -113,7 +110,7 @@ class Window:
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of ``matching`` numbers; 0 if nothing was counted."""
-        return sum(value for value in self.matching(name, **labels) if not isinstance(value, Histogram))
+        return self.gauge(name, **labels) or 0.0
 
     def gauge(self, name: str, **labels: str) -> float | None:
         """The sum of ``matching`` numbers; None if the store does not report any."""
@@ -141,13 +138,6 @@ def total(windows: Iterable[Window], name: str, **labels: str) -> float:
 def sum_known(values: Iterable[float | None]) -> float | None:
     """The sum of known values; None if there are none."""
     return sum(told) if (told := [value for value in values if value is not None]) else None
-
-
-def sum_of(values: Sequence[Value]) -> Value:
-    """Values of one series as one: all observations together, or the sum of its numbers."""
-    if histograms := [value for value in values if isinstance(value, Histogram)]:
-        return Histogram.added(histograms)
-    return sum(value for value in values if not isinstance(value, Histogram))
 
 
 def added_up(numbers: Iterable[tuple[Kind, float]]) -> dict[Kind, float]:
@@ -340,7 +330,7 @@ class Decision:
         return self.applied_at or self.created_at
 
     def document(self) -> JsonDict:
-        """The decision as the API and ``--json`` show it."""
+        """The decision as the API and ``--json`` show it, and ``decisions show`` in this order."""
         return {
             "id": self.id,
             "tuner": self.tuner,

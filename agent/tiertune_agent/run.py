@@ -3,12 +3,13 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 
 import httpx
 import uvicorn
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES, JobSubmissionEvent
+from apscheduler.job import Job
 from apscheduler.schedulers.background import BackgroundScheduler
 from fastapi import FastAPI
 from starlette.types import ASGIApp
@@ -28,15 +29,13 @@ from tiertune_agent.collector.stores import Collector
 from tiertune_agent.credentials import access
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.database import DatabaseError, open_current
-from tiertune_agent.history.decisions import MOST_MOVED
 from tiertune_agent.history.leader import leader_of
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
-from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import followed
 from tiertune_agent.policy.lint import manages
-from tiertune_agent.published import LATEST, Published
+from tiertune_agent.published import Published
 from tiertune_agent.records import FLEET, Now, State
 from tiertune_agent.remote.managed import remote_of
 from tiertune_agent.settings import AgentSettings
@@ -92,22 +91,18 @@ class Agent:
         engine = open_current(settings.database, settings.database_password_file)
         self.leader = leader_of(engine)
         self.history = History(engine, self.leader.fence)
+        self._stood_by = False
+        """Whether it did not lead at some time since its last round."""
         self._mutex = threading.Lock()
-        self._led = self._lost = False
-        self._looked: datetime | None = None
-        """When the last round that ended well began."""
-        self._away = ""
-        """Why the database could not tell who leads, when it was last asked."""
         self._failing: dict[str, datetime] = {}
         """Jobs whose last run ended in an error, and since when."""
         self.metrics = AgentMetrics()
         self.published = Published(self.metrics)
-        self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
+        self.history.decisions.observer = self.published.moved
         to_stores = access(settings.stores_token_file, settings.stores_ca_file, transport)
         self.collector = Collector(settings.roster(now), now, steady, to_stores)
-        observer = Observer(settings.observe, now, steady, to_stores.tokenless)
-        self.observing = Observing(observer, self.history, self.metrics.observed, now)
-        self.history.named = lambda: {*self.collector.addresses, *self.observing.addresses}
+        self.observer = Observer(settings.observe, now, steady, to_stores.tokenless, self.metrics.observed)
+        self.history.named = lambda: {*self.collector.addresses, *self.observer.addresses}
         actuator = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
         self.samples = SampleReader(self.collector.client)
         whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady)
@@ -126,7 +121,7 @@ class Agent:
             watch=Watch(self.history, now),
             prospects=Prospects(self.history, whatif, now, settings.window),
             now=now,
-            observing=self.observing,
+            observer=self.observer,
             direct=DirectCommands(self.history.journal.audit_once),
             remote=self._remote,
             published=self.published,
@@ -147,7 +142,7 @@ class Agent:
             now=self.now,
             window_s=settings.window,
             stores=lambda: self.collector.addresses,
-            sources=self.observing.addresses,
+            sources=self.observer.addresses,
         )
         looks = Looks(views, self.history, now=self.now, window_s=settings.window)
         told, hosts = self.unwell, called(settings.http)
@@ -178,45 +173,37 @@ class Agent:
 
     def stand(self) -> bool:
         """Check who leads. Returns whether this agent has just begun to, so that its first round is due."""
-        with self._mutex:
-            led, self._led = self._led, self.leader.leads()
-            begins, lost = self._led and not led, led and not self._led
-            self._lost = self._lost or lost
-            known, self._away = self._away, self.leader.away
-        self.metrics.set("agent_leader", self._led)
-        if not self._led:
+        with self._mutex:  # of all who look at the same time, one sees it begin
+            led, away = self.leader.leading, self.leader.away
+            leads = self.leader.leads()
+        self.metrics.set("agent_leader", leads)
+        if not leads:
+            self._stood_by = True
             self.policy.look()  # the page shows what would be in force here
             self.published.forget()
-            self.metrics.observed.forget()
+            self.metrics.observed.rows = {}
             self._failing.clear()
-        if led != self._led:
-            log.info("this agent leads" if self._led else "this agent stands by: it lost the lead, or the database")
-        if self._away and not known:
-            log.warning("this agent cannot lead while the database is away; it is tried again: %s", self._away)
-        return begins
+        if led != leads:
+            log.info("this agent leads" if leads else "this agent stands by: it lost the lead, or the database")
+        if self.leader.away and not away:
+            log.warning("this agent cannot lead while the database is away; it is tried again: %s", self.leader.away)
+        return leads and not led
 
     def tick(self) -> None:
         """Run one round, if this agent leads. No error in a round ends the process: they are caught here."""
         self.stand()
-        if not self._led:
+        if not self.leader.leading:
             self.collector.look()  # the page shows which stores there are, also here
-            if self._away:
+            if self.leader.away:
                 self.metrics.count("agent_job_errors_total", "lead")
             return
-        if self._lost:
-            self._lost = False
+        if self._stood_by:
+            self._stood_by = False
             self.loop.begin()
         started = time.perf_counter()
-        self._job("loop", self._round)
+        self._job("loop", self.loop.run_once)
         self.metrics.set("agent_samples_missed", self.samples.missed)
         self.metrics.observe("agent_loop_seconds", time.perf_counter() - started)
-
-    def _round(self) -> None:
-        now, decisions = self.now(), self.history.decisions
-        self.loop.run_once()
-        lately = decisions.find(limit=MOST_MOVED, since=self._looked or now)
-        self.published.changed((*decisions.find(limit=LATEST), *lately))
-        self._looked = now
 
     def sum_up(self) -> None:
         """Sum windows up into hours, if this agent leads."""
@@ -234,16 +221,15 @@ class Agent:
             log.warning("nothing is pruned: the clock is %.0f s ahead of every store's", ahead_s)
             return
         soaking = self.history.decisions.in_state(State.SOAKING)
-        judged = (now - one.applied_at for one in soaking if one.applied_at)
         self.history.retention.fold(now)
-        keep = max((self._keep, *(2 * since for since in judged)))  # a spell as long before
+        keep = max((self._keep, *(2 * (now - one.made_at) for one in soaking)))  # a spell as long before
         if not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
-            self.history.retention.forget(now, keep, {*self.collector.addresses, *self.observing.addresses})
+            self.history.retention.forget(now, keep, {*self.collector.addresses, *self.observer.addresses})
         self.history.retention.prune(now, keep)
 
     def close(self) -> None:
         self.collector.close()
-        self.observing.close()
+        self.observer.close()
         if self._remote:
             self._remote.close()
         self.leader.resign()
@@ -254,19 +240,14 @@ class Agent:
             job()
             for kind, count in self.history.journal.open_incidents().items():
                 self.metrics.set("agent_incidents", count, kind)
-        except DatabaseError as error:
-            log.error("%s failed; it is tried again: %s", name, error)  # noqa: TRY400 (its message says it all)
-            self._failed(name)
-        except Exception:
-            log.exception("%s failed; it is tried again", name)
-            self._failed(name)
+        except Exception as error:
+            told = isinstance(error, DatabaseError)  # its message says it all
+            log.error("%s failed; it is tried again: %s", name, error, exc_info=not told)  # noqa: TRY400
+            self._failing.setdefault(name, self.now())
+            self.metrics.count("agent_job_errors_total", name)
         else:
             self._failing.pop(name, None)
             self.metrics.set("agent_last_success_timestamp_seconds", self.now().timestamp(), name)
-
-    def _failed(self, name: str) -> None:
-        self._failing.setdefault(name, self.now())
-        self.metrics.count("agent_job_errors_total", name)
 
     def _client(self, store: str) -> Tuned | None:
         if store == FLEET:
@@ -291,22 +272,9 @@ class Forward:
         return now
 
 
-class SetBack:
-    """Notices when the clock was set back: scheduled jobs would wait until their time comes again."""
-
-    def __init__(self, now: Now, steady_s: Clock) -> None:
-        """``steady_s`` never goes back."""
-        self._now, self._steady_s = now, steady_s
-        self._began = self._begun()
-
-    def noticed(self) -> bool:
-        """Whether the clock was set back since the last call."""
-        before, self._began = self._began, self._begun()
-        return self._began < before - timedelta(seconds=LOOK_S)
-
-    def _begun(self) -> datetime:
-        """When the steady clock began, by the other one; gets earlier when that is set back."""
-        return self._now() - timedelta(seconds=self._steady_s())
+def held_up(jobs: Iterable[Job], now: datetime) -> list[Job]:
+    """Jobs that would wait for longer than from one run to the next: the scheduler's clock was set back."""
+    return [job for job in jobs if job.next_run_time - now > job.trigger.interval + timedelta(seconds=LOOK_S)]
 
 
 def _left_out(event: JobSubmissionEvent) -> None:
@@ -336,39 +304,30 @@ def run(settings: AgentSettings) -> None:
     rounds = scheduler.add_job(agent.tick, "interval", id="round", seconds=settings.window, next_run_time=utc_now())
     scheduler.add_job(agent.sum_up, "interval", id="sum-up", minutes=5)
     scheduler.add_job(agent.prune, "interval", id="pruning", hours=1)
-    clock = SetBack(utc_now, steady_s)
     config = uvicorn.Config(agent.served, **serving)
     server = uvicorn.Server(renewing(config, settings.http.certificate_file, settings.http.key_file))
-    failed: list[str] = []
     with until_told() as ending:
-
-        def answer() -> None:
-            try:
-                server.run(sockets=[listener])
-            finally:
-                if not ending.is_set():
-                    failed.append("the HTTP server ended by itself")
-                ending.set()  # nobody could command an agent that does not answer
-
         scheduler.start()
-        http = threading.Thread(target=answer, name="http", daemon=True)
+        http = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
         http.start()
         log.info("agent serves on %s", settings.http.address(listener))
         try:
-            while not ending.wait(LOOK_S):  # not by the scheduler, which goes by the clock
+            # nobody could command an agent that does not answer; not by the scheduler, which goes by the clock
+            while http.is_alive() and not ending.wait(LOOK_S):
                 try:
-                    begins, back = agent.stand(), clock.noticed()
-                    for job in scheduler.get_jobs() if back else [rounds] if begins else []:
-                        job.modify(next_run_time=utc_now())
+                    begins, now = agent.stand(), utc_now()
+                    for job in (*([rounds] if begins else ()), *held_up(scheduler.get_jobs(), now)):
+                        job.modify(next_run_time=now)
                 except Exception:
                     log.exception("who leads could not be looked at; it is tried again")
                     agent.metrics.count("agent_job_errors_total", "lead")
         finally:
+            told = ending.is_set()
             server.should_exit = True
             http.join(ANSWERED_S)
             scheduler.shutdown(wait=True)
             agent.close()
             listener.close()
             log.info("agent ended")
-    if failed:
-        raise RuntimeError(*failed)
+    if not told:
+        raise RuntimeError("the HTTP server ended by itself")

@@ -18,7 +18,7 @@ class World:
             observe=[source.settings for source in sources],
             network=httpx.MockTransport(self.answer),
         )
-        assert self.agent.stand()
+        assert self.agent.leader.leading
 
     def answer(self, request):
         self.sent.append((request.method, request.url.host))

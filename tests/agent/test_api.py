@@ -155,9 +155,14 @@ def test_alive_is_not_well(agent, http, clock, monkeypatch):
 
 def test_who_leads_no_more_fails_no_more(agent, http, monkeypatch):
     """What failed while it led says nothing of the time in which it leads again."""
+
+    def lost():
+        agent.leader.leading = False
+        return False
+
     monkeypatch.setattr(agent.loop, "run_once", lambda: 1 / 0)
     agent.tick()
-    monkeypatch.setattr(agent.leader, "leads", lambda: False)
+    monkeypatch.setattr(agent.leader, "leads", lost)
     agent.tick()
     monkeypatch.undo()
     agent.stand()

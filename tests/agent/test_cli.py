@@ -54,13 +54,15 @@ class TestDecisions:
         assert (status, out, err.startswith("state: Input should be 'proposed'")) == (2, "", True), err
 
     def test_they_are_listed_and_shown(self, proposed, tiertune):
-        """A table for people, the documents by --json."""
+        """A table for people, what is changed before why; the documents by --json."""
         done, document = tiertune.json("decisions", "list")
         assert (done.returncode, document["decisions"][0]["to"]) == (0, "off")
         assert "remote_fetch" in done.stdout
         done, document = tiertune.json("decisions", "show", 1)
         assert done.returncode == 0
         assert "fetching cost more than recomputing" in " ".join(done.stdout.split())
+        first = ["id", "tuner", "store", "tier", "field", "from", "to", "mode", "state", "reason"]
+        assert [line.split()[0] for line in done.stdout.splitlines()][: len(first)] == first
         assert len(document["evidence"]["windows"]) >= 2
 
     def test_what_others_wrote_commands_no_terminal(self, served, proposed, tiertune):

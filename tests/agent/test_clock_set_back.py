@@ -3,17 +3,20 @@
 from datetime import timedelta
 
 import pytest
+from apscheduler.schedulers.background import BackgroundScheduler
+from prometheus_client import CollectorRegistry
 
 from agent.agents import looks_of, pass_windows, survey_of, told, views_of
 from agent.fakes import DIGEST, FAST, SLOW, Clock, FakeStore, fetch, propose, transport
 from agent.sources import VLLM, FakeSource
+from tiertune_agent.collector.exported import ObservedRows
 from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.stores import Collector
 from tiertune_agent.collector.targets import ObservedSource, StoreAddress
 from tiertune_agent.credentials import Access
 from tiertune_agent.records import State, Target
-from tiertune_agent.run import Forward, SetBack
+from tiertune_agent.run import Forward, held_up
 from tiertune_agent.tuners.base import Proposal
 
 pytestmark = pytest.mark.slow
@@ -141,20 +144,18 @@ def test_time_never_goes_back_and_is_caught_up_with():
     assert [passes(7170, 7170), passes(10, 10), passes(10, 10)] == [7205, 7210, 7220]
 
 
-def test_a_clock_that_was_set_back_is_noticed_once():
-    """By more than a second; slow or quick, or set ahead, it is none of that."""
-    steady = [100.0]
+def test_a_job_that_would_wait_for_a_clock_that_was_set_back_is_found():
+    """For over a second longer than from one run to the next; by a slow, quick or later clock none does."""
     clock = Clock()
-    watch = SetBack(clock.now, lambda: steady[0])
+    due = clock.now() + timedelta(seconds=15)
+    job = BackgroundScheduler(timezone="UTC").add_job(print, "interval", seconds=15, next_run_time=due)
 
-    def passes(wall_s, seconds=1.0):
+    def passes(wall_s):
         clock.advance(wall_s)
-        steady[0] += seconds
-        return watch.noticed()
+        return held_up([job], clock.now())
 
-    assert not any(passes(wall_s) for wall_s in (1.0, 0.6, 1.4, 3600.0, 1.0))
-    assert passes(-3600.0)
-    assert not passes(1.0)
+    assert not any(passes(wall_s) for wall_s in (0.0, 1.0, 0.6, -2.4, 3600.0))
+    assert passes(-3601.0) == [job]
 
 
 def test_nothing_is_dropped_by_a_clock_that_is_ahead(agents, store, clock, caplog):
@@ -194,10 +195,9 @@ def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(clock, leap_s):
     store, source, steady = FakeStore(clock), FakeSource("engine-a", "vllm", VLLM), Clock()
     roster = Roster([StoreAddress(url="http://host-a:7410")], now=clock.now)
     sources = [ObservedSource.model_validate(source.settings)]
-    collector, observer = (
-        kind(of, clock.now, steady.seconds, Access(transport=transport(one)))
-        for kind, of, one in ((Collector, roster, store), (Observer, sources, source))
-    )
+    to_store, to_source = (Access(transport=transport(one)) for one in (store, source))
+    collector = Collector(roster, clock.now, steady.seconds, to_store)
+    observer = Observer(sources, clock.now, steady.seconds, to_source, ObservedRows(CollectorRegistry()))
 
     def passes(leap_s=0.0):
         clock.advance(15 + leap_s)

@@ -117,6 +117,13 @@ class TestMigrations:
             with pytest.raises(DatabaseError, match=r"revision 9999 is unknown .* run the TierTune that wrote it"):
                 use(database)
 
+    def test_who_waited_while_a_newer_version_upgraded_is_told(self, database, sql, monkeypatch):
+        """By which revision is there by then."""
+        newer = "update alembic_version set version_num = '9999'"
+        monkeypatch.setattr("tiertune_agent.history.database._write_ahead", lambda _: sql(database, newer))
+        with pytest.raises(DatabaseError, match=r"revision 9999 is unknown .* run the TierTune that wrote it"):
+            upgrade(connect(database))
+
     def test_a_foreign_database_is_left_alone(self, bare, sql):
         """A database with somebody else's tables is not touched."""
         sql(bare, "create table orders (id integer)")

@@ -124,11 +124,20 @@ def test_a_store_that_left_leaves_nothing_in_memory(agent, stores, listed, round
     listed("host-a")
     rounds(2)
     assert "agent_money_total" in exported(agent, "host-a")
-    assert exported(agent, "host-b") == {"agent_change_timestamp_seconds"}  # of the last changes, whoever's
+    assert exported(agent, "host-b") == set()
     rounds(5, timedelta(days=1, hours=7))
     left = texts(agent) & {"host-b", "http://host-b:7410", "host-b:7410", stores[1].digest}
     assert left == set()
     assert {"host-a", stores[0].digest} <= texts(agent)
+
+
+def test_a_store_that_came_back_has_its_changes_again(agent, listed, rounds):
+    """At once, without another change."""
+    rounds(12)
+    for here in (["host-a"], ["host-a", "host-b"]):
+        listed(*here)
+        rounds(1)
+        assert ("agent_change_timestamp_seconds" in exported(agent, "host-b")) == ("host-b" in here)
 
 
 def test_a_store_that_left_is_forgotten_a_fortnight_later(agent, listed, rounds, database, sql):

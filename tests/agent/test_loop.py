@@ -1,5 +1,7 @@
 """The whole loop over a fake store: off when slow, on when fast, stopped by a freeze, whole after a crash."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from unittest.mock import Mock
 
@@ -259,6 +261,21 @@ def test_windows_before_a_change_are_kept_until_it_is_judged(agents, clock, stor
     assert left()
     agent.history.decisions.judge(soaking, State.KEPT, "better", {}, clock.now())
     assert not left()
+
+
+def test_of_all_who_look_at_the_same_time_one_sees_the_lead_begin(agent, monkeypatch):
+    """The round and the process look: two would tell it twice, and want a round while the first is under way."""
+    agent.leader.resign()
+    leads = agent.leader.leads
+
+    def slowly():
+        time.sleep(0.2)
+        return leads()
+
+    monkeypatch.setattr(agent.leader, "leads", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        looks = [threads.submit(agent.stand) for _ in range(2)]
+    assert sorted(look.result() for look in looks) == [False, True]
 
 
 def test_an_agent_that_stands_by_shows_the_policy_as_it_is(agents, policy_file):

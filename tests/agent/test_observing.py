@@ -89,7 +89,9 @@ def test_what_goes_wrong_with_a_source_stops_no_tuning(observing, vllm, store, m
     """Its part of a round comes last: a store whose fetches lose is switched off all the same."""
     store.bandwidth = SLOW
     one = observing(vllm, stores=(store,))
-    monkeypatch.setattr(one.agent.observing, "look", Mock(side_effect=RuntimeError("a source that nobody thought of")))
+    monkeypatch.setattr(
+        one.agent.loop.watch, "look_at_sources", Mock(side_effect=RuntimeError("a source that nobody thought of"))
+    )
     for _ in range(4):
         with pytest.raises(RuntimeError):
             one.pass_windows(1, store.traffic)

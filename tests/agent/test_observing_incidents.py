@@ -73,23 +73,6 @@ def test_a_silent_source_is_an_incident_and_has_no_old_figures(observing, vllm):
     assert one.agent.history.measured.windows("engine-a", tier="disk")[-1].seconds == 30
 
 
-def test_a_source_is_observed_on_after_the_agents_clock_was_set_back(observing, vllm):
-    """An incident for a window; what was counted meanwhile is in the next one."""
-    one = observing(vllm)
-
-    def traffic():
-        grow(vllm, "process_cpu_seconds_total", 0.1)
-        grow(vllm, "vllm:prompt_tokens_total", 1024)
-
-    one.pass_windows(1, traffic)
-    one.pass_windows(1, traffic, seconds=-3600)
-    assert "clock stands still or went back" in one.open()["stale_counters", "engine-a"]
-    one.pass_windows(1, traffic)
-    assert one.open() == {}
-    last = one.agent.history.measured.windows("engine-a", tier="")[-1]
-    assert (last.seconds, last.total("prompt_tokens_total")) == (15, 2048)
-
-
 @pytest.mark.parametrize("text", ["<html>welcome</html>", LMCACHE_MP, 'vllm:prompt_tokens_total{engine="0" x\n'])
 def test_what_is_not_such_metrics_is_told(observing, vllm, text):
     """A page, another program's metrics, half a line: an incident, and no figures."""

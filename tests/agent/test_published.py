@@ -8,10 +8,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.agents import client_of, pass_windows
 from agent.fakes import SLOW, START, after, window
 from agent.test_actuator import DECISION
-from tiertune_agent import run
+from tiertune_agent import loop
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.published import Published, changes
 from tiertune_agent.records import Rates, State, sum_known
+from tiertune_agent.verdicts.ledger import entry
 
 FETCH = replace(
     DECISION,
@@ -82,6 +83,15 @@ def test_what_was_told_of_a_newer_change_stands():
     assert at == FETCH.applied_at.timestamp()
 
 
+def test_a_move_looks_at_no_other_change(monkeypatch):
+    """There are as many as stores and settings, and a round may move as many decisions."""
+    metrics = AgentMetrics()
+    monkeypatch.setattr(metrics, "told", lambda _: pytest.fail("all of them were looked at"))
+    Published(metrics).moved(FETCH)
+    ((_, at),) = samples(metrics, "tiertune_agent_change_timestamp_seconds")
+    assert at == FETCH.applied_at.timestamp()
+
+
 def test_a_split_is_a_change_of_each_store_that_it_sets():
     """One decision of the fleet, told where it took effect."""
     step = {"store": "host-b", "tier": "dram", "field": "tiers.dram.capacity_bytes", "from": 2, "to": 1}
@@ -99,10 +109,14 @@ def test_money_is_counted_by_kind_and_never_falls():
     values = {"saved_seconds_total": 7200.0, "lost_seconds_total": 3600.0, "tier_transfer_bytes_total": 2 * gib}
     remote = window("remote", {**values, "tier_resident_bytes": 4 * gib}, seconds=1800.0)
     rates = Rates(gpu_hour=2.0, gib_hour={"remote": 0.5}, network_gib=0.25)
-    Published(metrics).booked([remote, replace(remote, tier="")], rates)
+
+    def entries(*windows):
+        return [(one, booked) for one in windows if (booked := entry(one, rates))]
+
+    Published(metrics).booked(entries(remote, replace(remote, tier="")))
     told = {labels["kind"]: value for labels, value in samples(metrics, "tiertune_agent_money_total")}
     assert told == {"saved": 4.0, "lost": 2.0, "rent": 1.0, "network": 0.5}
-    Published(metrics).booked([replace(remote, values={"saved_seconds_total": -1e9})], rates)
+    Published(metrics).booked(entries(replace(remote, values={"saved_seconds_total": -1e9})))
     assert dict(told) == {labels["kind"]: value for labels, value in samples(metrics, "tiertune_agent_money_total")}
 
 
@@ -127,7 +141,7 @@ def test_a_running_agent_tells_its_change_and_the_ledgers_money(agent, store, ro
 
 def test_a_round_that_changes_many_stores_tells_each(agents, store, other, clock, monkeypatch):
     """A fleet makes more changes in a round, after an edit of the policy, than are looked through again and again."""
-    monkeypatch.setattr(run, "LATEST", 1)
+    monkeypatch.setattr(loop, "LATEST", 1)
     agent = agents(store, other)
     agent.tick()
     store.bandwidth = other.bandwidth = SLOW
@@ -152,6 +166,26 @@ def test_the_leader_alone_tells_changes(agents, store, clock):
     leader.stand()
     assert samples(second.metrics, "tiertune_agent_change_timestamp_seconds") == told
     assert samples(leader.metrics, "tiertune_agent_change_timestamp_seconds") == []
+
+
+def test_a_store_that_is_silent_when_the_agent_starts_has_its_changes(agents, store, other, clock):
+    """Before it has told its name, too, and though others answer first."""
+    agent = agents(store, other)
+    store.bandwidth = other.bandwidth = SLOW
+    pass_windows(agent, [store, other], clock, 4, tick=True)
+    agents.end()
+    agent = agents(store, other)
+
+    def told():
+        clock.advance(15)
+        agent.tick()
+        return {labels["store"] for labels, _ in samples(agent.metrics, "tiertune_agent_change_timestamp_seconds")}
+
+    store.up = other.up = False
+    assert told() == {"host-a", "host-b"}
+    for one in (store, other):
+        one.up = True
+        assert told() == {"host-a", "host-b"}
 
 
 def test_an_incident_is_over_for_whom_it_was_open_when_it_lost_the_lead(agents, store, clock):

@@ -341,5 +341,5 @@ def test_an_agent_trusts_sources_as_stores_but_shows_them_no_token(agents, token
     """Who signed stores' certificates may have signed a source's; the token is for stores alone."""
     source = {"name": "engine-a", "url": f"{encrypted.url}/metrics", "kind": "vllm"}
     agent = agents(real=True, now=utc_now, observe=[source], stores_token_file=token, stores_ca_file=encrypted.files.ca)
-    (trouble,) = agent.observing.collect(())
+    (trouble,) = agent.observer.collect(())
     assert trouble.message.endswith("it answers 401 Unauthorized")

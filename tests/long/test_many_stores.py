@@ -43,7 +43,7 @@ def clock():
 @pytest.fixture
 def agent(ports, tmp_path, clock):
     stores = [{"url": f"http://127.0.0.1:{port}"} for port in ports]
-    made = Agent(AgentSettings(database=f"sqlite:///{tmp_path}/many.sqlite", stores=stores), now=lambda: clock[0])
+    made = Agent(AgentSettings(database=f"sqlite:///{tmp_path}/many.sqlite", stores=stores), wall=lambda: clock[0])
     with made.history._engine.begin() as connection:
         for number in range(STORES):
             connection.execute(insert(WindowRow), list(_before(f"host-{number:03}", clock[0])))

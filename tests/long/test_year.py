@@ -19,7 +19,6 @@ from tiertune_agent.history.retention import YEAR
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import MEANT, REMEMBERED
 from tiertune_agent.policy.document import followed
-from tiertune_agent.published import LATEST
 from tiertune_agent.records import State
 from tiertune_agent.web import page
 from tiertune_agent.web.look import Looks
@@ -93,7 +92,6 @@ def _of_a_round(history):
     decisions.undoing()
     changed.count(NOW - timedelta(hours=1), NOW)
     changed.undone(NOW - MEMORY, NOW, stores)
-    decisions.find(limit=LATEST)
 
 
 def test_a_year_takes_less_than_two_gigabytes(filled):

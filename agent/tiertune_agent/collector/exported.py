@@ -1,6 +1,6 @@
 """Exports metrics for sources that do not export ours themselves, with the names that stores use, by source."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import Metric as Family
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -13,41 +13,23 @@ from tiertune_connector.catalogue import BY_NAME, PREFIX
 class ObservedRows(Collector):
     """The last rows of each source. A source that does not answer has none: an old value is worth nothing."""
 
-    def __init__(self) -> None:
-        self._rows: dict[str, Rows] = {}
+    rows: Mapping[str, Rows]
+    """By source; always replaced as a whole, as it may be collected at any time."""
 
-    def tell(self, source: str, rows: Rows) -> None:
-        """Replace the rows of a source by what it just reported."""
-        self._rows = {**self._rows, source: rows}
-
-    def forget(self, source: str | None = None) -> None:
-        """Drop the rows of a source that reported nothing; None: of all sources."""
-        self._rows = {name: rows for name, rows in self._rows.items() if source not in (None, name)}
+    def __init__(self, own: Collector) -> None:
+        """``own``: what else is exported; samples of one family stand together, as the format requires."""
+        self.rows = {}
+        self._own = own
 
     def collect(self) -> Iterator[Family]:
         """One family per name, for prometheus_client."""
-        families: dict[str, Family] = {}
-        for source, rows in self._rows.items():
+        families = {family.name: family for family in self._own.collect()}
+        for source, rows in self.rows.items():
             for (name, labels), value in rows.items():
                 if isinstance(value, float):
-                    family = families.setdefault(name, _family(name))
+                    made = f"{PREFIX}{name}".removesuffix("_total")
+                    family = families[made] = families.get(made) or _family(name)
                     family.add_sample(PREFIX + name, {**dict(labels), "store": source}, value)
-        yield from families.values()
-
-
-class Merged(Collector):
-    """Several collectors as one: samples of a family that several have stand together, as the format requires."""
-
-    def __init__(self, *collectors: Collector) -> None:
-        self._collectors = collectors
-
-    def collect(self) -> Iterator[Family]:
-        families: dict[str, Family] = {}
-        for collector in self._collectors:
-            for family in collector.collect():
-                known = families.setdefault(family.name, family)
-                if known is not family:
-                    known.samples.extend(family.samples)
         yield from families.values()
 
 

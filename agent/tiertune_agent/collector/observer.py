@@ -1,17 +1,17 @@
 """Reads observed sources, read-only, by a GET of one address each. Problems are values, not exceptions."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import httpx
 
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import Hints, Mapped
-from tiertune_agent.collector.counters import Leapt, Reading, Rows, windows
+from tiertune_agent.collector.counters import Reading, windows
+from tiertune_agent.collector.exported import ObservedRows
 from tiertune_agent.collector.stores import TIMEOUT_S, Heard, Trouble
 from tiertune_agent.collector.targets import ObservedSource
-from tiertune_agent.credentials import PLAIN, Access
+from tiertune_agent.credentials import Access
 from tiertune_agent.network import at_once, read_whole, said
 from tiertune_agent.records import OBSERVED, Now, Snapshot
 from tiertune_connector.units import Clock
@@ -27,14 +27,16 @@ class Observer:
         sources: Sequence[ObservedSource],
         now: Now,
         steady_s: Clock,
-        access: Access = PLAIN,
+        access: Access,
+        exported: ObservedRows,
     ) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets."""
+        """``steady_s`` counts seconds by a clock that nobody sets; ``exported`` gets what the sources report."""
         self._sources = sources
         self.addresses = {source.url: source.name for source in sources}
         self._now = now
         self._steady_s = steady_s
         self._http = access.client(timeout=TIMEOUT_S, headers=ACCEPT)
+        self._exported = exported
         self._known: dict[str, Reading] = {}
 
     def collect(self, taken: Collection[str] = ()) -> list[Heard]:
@@ -44,16 +46,14 @@ class Observer:
             if isinstance(answer, Snapshot) and answer.store in taken:
                 message = f"a store calls itself {answer.store} too; what is observed at {answer.url} is left out"
                 answers[place] = Trouble(answer.url, "duplicate_store", message)
+        here = [answer.store for answer in answers if isinstance(answer, Snapshot)]
+        self._exported.rows = {name: self._known[name].rows for name in here}
         return answers
-
-    def rows(self, name: str) -> Rows:
-        """What the source reported last, as counters since its boot; empty if nothing yet."""
-        known = self._known.get(name)
-        return known.rows if known else {}
 
     def forget(self) -> None:
         """Drop all readings, so that the next one of each source counts as its first."""
         self._known.clear()
+        self._exported.rows = {}
 
     def close(self) -> None:
         self._http.close()
@@ -64,29 +64,22 @@ class Observer:
             told = Exposition(text)
             started_s = told.total("process_start_time_seconds")
             made = ADAPTERS[source.kind](told, Hints(source.chunk_bytes, source.tier or ""))
+            return self._snapshot(source, started_s, made)
         except httpx.HTTPError as error:
             return Trouble(source.name, "store_unreachable", f"{source.url}: {said(error)}")
         except ValueError as error:
             return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
-        if not made.rows:
-            return Trouble(source.name, "store_nonsense", f"{source.url} answers, but with no metrics of {source.kind}")
-        try:
-            return self._snapshot(source, started_s, made)
-        except Leapt as error:  # the next answer says from where to count on
-            del self._known[source.name]
-            return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
 
-    def _snapshot(self, source: ObservedSource, started_s: float | None, made: Mapped) -> Heard:
+    def _snapshot(self, source: ObservedSource, started_s: float | None, made: Mapped) -> Snapshot:
+        """ValueError for what is no answer of one process; the next one says from where to count on."""
+        if not made.rows:
+            raise ValueError(f"it answers, but with no metrics of {source.kind}")
         at, boot = self._now(), "" if started_s is None else f"{started_s:.2f}"
-        reading, before = Reading(source.name, boot, self._steady_s(), made.rows), self._known.get(source.name)
-        if before is not None and reading.time_s <= before.time_s:
-            self._known[source.name] = replace(before, time_s=reading.time_s)  # counts go into the next window
-            return Trouble(source.name, "stale_counters", f"{source.url}: the agent's clock stands still or went back")
+        reading, before = Reading(source.name, boot, self._steady_s(), made.rows), self._known.pop(source.name, None)
         counted, stages = windows(before, reading, at, still=True) if before and before.boot_id == boot else ((), ())
         self._known[source.name] = reading
         if before and 0 < float(boot or 0) < float(before.boot_id or 0):
-            message = "an older process answers than before: several share the address; name each by its own"
-            return Trouble(source.name, "store_nonsense", f"{source.url}: {message}")
+            raise ValueError("an older process answers than before: several share the address; name each by its own")
         return Snapshot(
             store=source.name,
             url=source.url,

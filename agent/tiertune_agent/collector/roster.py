@@ -55,8 +55,7 @@ class Roster:
     def look(self) -> bool:
         """Look the stores up; returns whether they, or their order, have changed."""
         now, before = self._now(), self.stores
-        listed = {store.url: store for store in self._file.look()}
-        fixed = {store.url: store for store in self._fixed} | listed
+        fixed = {store.url: store for store in (*self._fixed, *self._file.look())}
         wait([name.ask() for name in self._names], LATE_S)
         told = {url for name in self._names for url in name.told()}
         self._told |= dict.fromkeys(told, now)
@@ -69,7 +68,7 @@ class Roster:
     @property
     def unknown(self) -> list[str]:
         """Names that were never resolved: nobody knows which stores they have."""
-        return [name.host for name in self._names if not name.known]
+        return [name.host for name in self._names if name.found is None]
 
     def leave(self, url: str) -> None:
         """Drop a former address whose store is at another one by now."""
@@ -88,9 +87,8 @@ class _Name:
         parts = urlsplit(url)
         self.host, self._port = parts.hostname or "", parts.port or 0
         self._resolve = resolve
-        self.known = False
-        """Whether it has been resolved since the start."""
-        self._found: Collection[str] = ()
+        self.found: Collection[str] | None = None
+        """Addresses of its stores when it was last resolved; None: it never was."""
         self._asked: Future[Collection[str]] | None = None
         self.problem = ""
 
@@ -104,15 +102,14 @@ class _Name:
         asked = self.ask()
         if not asked.done():
             self.problem = f"{self.host}: no resolver answered within {LATE_S:.0f} s"
-            return self._found
+            return self.found or ()
         self._asked = None
         try:
-            found, self.problem, self.known = asked.result(), "", True
+            hosts = [f"[{one}]" if ":" in one else one for one in asked.result()]
+            self.found, self.problem = [f"http://{host}:{self._port}" for host in hosts], ""
         except (OSError, ValueError) as error:
             self.problem = f"{self.host}: {getattr(error, 'strerror', None) or error}"
-        else:
-            self._found = [f"http://{f'[{one}]' if ':' in one else one}:{self._port}" for one in found]
-        return self._found
+        return self.found or ()
 
 
 def _beside(work: Callable[[], Collection[str]]) -> Future[Collection[str]]:

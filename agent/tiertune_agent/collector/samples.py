@@ -87,7 +87,7 @@ class SampleReader:
 
     def read(self, urls: Mapping[str, str]) -> list[Answer]:
         """Answers of the stores that give one; ``urls``: addresses by the stores' names."""
-        told = [answer for answer in at_once(lambda one: self._read(*one), urls.items()) if answer is not None]
+        told = list(filter(None, at_once(lambda one: self._read(*one), urls.items())))
         self._known = {url: known for url, known in self._known.items() if self._client(url)}
         self._nonsense = {url for url in self._nonsense if self._client(url)}
         self.missed += sum(answer.missed for answer in told)
@@ -162,10 +162,10 @@ def _requests(lines: Sequence[Json], now_s: float) -> Iterator[SampledRequest]:
 
 
 def _grown(before: Totals, now: Totals) -> dict[str, dict[str, int]]:
-    nothing, grown = dict.fromkeys(COUNTED, 0), dict[str, dict[str, int]]()
+    grown = {}
     for digest, totals in now.items():
-        known = before.get(digest, nothing)
-        if totals["requests"] < known["requests"]:  # the store forgot the namespace meanwhile
-            known = nothing
+        known = before.get(digest)
+        if known is None or totals["requests"] < known["requests"]:  # the store forgot the namespace meanwhile
+            known = dict.fromkeys(COUNTED, 0)
         grown[digest] = {name: count - known[name] for name, count in totals.items()}
     return grown

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from math import floor, log2
+from math import floor, inf, log2
 from operator import attrgetter
 
 import httpx
@@ -51,7 +51,7 @@ class Handout:
         self.current: FleetSampling | None = None
         """None: nothing was handed out yet."""
         self._client = client
-        self._refreshed: datetime | None = None
+        self._refreshed = datetime.min.replace(tzinfo=UTC)
 
     def round(self, answers: Sequence[Answer], at: datetime, *, chunks: float, chunks_per_s: float | None) -> None:
         """Hand out what is due, given the stores' answers.
@@ -61,13 +61,10 @@ class Handout:
         if not answers:
             return
         newest = max((answer.header for answer in answers), key=attrgetter("hot_version"))
-        told = newest.hot_version
-        rate = self._rate(chunks, chunks_per_s, newest.rate if told else None)
-        if self._due(at, rate, told):
-            self._renew(answers, at, rate, told)
-        assert self.current is not None
-        tell, version = partial(self._tell, sampling=self.current), self.current.version
-        at_once(tell, [answer.url for answer in answers if answer.header.hot_version != version])
+        rate = self._rate(chunks, chunks_per_s, newest.rate if newest.hot_version else None)
+        sampling = self.current = self._renewed(answers, at, rate, newest.hot_version)
+        behind = [answer.url for answer in answers if answer.header.hot_version != sampling.version]
+        at_once(partial(self._tell, sampling=sampling), behind)
 
     def agrees(self, answer: Answer) -> bool:
         """Whether a store's samples are of the fleet's rate and seed."""
@@ -82,25 +79,24 @@ class Handout:
         wanted = min(1.0, GHOST_KEYS / max(chunks, 1.0), SAMPLES_PER_S / max(chunks_per_s or 0.0, 1e-9))
         rate = max(LEAST_RATE, 2.0 ** floor(log2(wanted)))
         before = self.current.rate if self.current else told
-        if chunks_per_s is None and before and rate >= _SLACK * before:
-            return before
-        return before if before and 1 / _SLACK < rate / before < _SLACK else rate
+        most = inf if chunks_per_s is None else _SLACK
+        return before if before and 1 / _SLACK < rate / before < most else rate
 
-    def _due(self, at: datetime, rate: float, told: int) -> bool:
-        """Whether to renew; also if another agent, or this one before a restart, handed out something newer."""
-        now = self.current
-        if now is None or self._refreshed is None or rate != now.rate or told > now.version:
-            return True
-        return rate < 1 and not (now.hot and at < self._refreshed + REFRESH)
+    def _renewed(self, answers: Sequence[Answer], at: datetime, rate: float, told: int) -> FleetSampling:
+        """The sampling from now on: the current one unless its rate or hot set changes, or a newer one was ``told``.
 
-    def _renew(self, answers: Sequence[Answer], at: datetime, rate: float, told: int) -> None:
-        before = self.current
-        hot = (
-            hot_set([answer.header.candidates for answer in answers], before.hot if before else ()) if rate < 1 else ()
-        )
+        That was handed out by another agent, or by this one before a restart.
+        """
+        now = self.current if self.current and told <= self.current.version else None
+        fresh = rate == 1 or (now and now.hot and at < self._refreshed + REFRESH)
+        if now and rate == now.rate and fresh:
+            return now
+        before = self.current.hot if self.current else ()
+        hot = hot_set([answer.header.candidates for answer in answers] if rate < 1 else (), before)
         self._refreshed = at
-        if before is None or (rate, set(hot)) != (before.rate, set(before.hot)) or told > before.version:
-            self.current = FleetSampling(rate, SEED, hot, max(told, before.version if before else 0) + 1)
+        if now and (rate, set(hot)) == (now.rate, set(now.hot)):
+            return now
+        return FleetSampling(rate, SEED, hot, max(told, self.current.version if self.current else 0) + 1)
 
     def _tell(self, url: str, sampling: FleetSampling) -> None:
         client = self._client(url)

@@ -1,6 +1,5 @@
 """The shape of a store's answers, as far as the agent reads them; other versions may send more."""
 
-from collections.abc import Mapping
 from typing import Any
 
 EACH = "*"
@@ -45,8 +44,11 @@ SAMPLES = {
 
 def check(told: Any, shape: Any, place: str) -> None:  # noqa: ANN401 (JSON)
     """Raise TypeError naming the first place of another shape. What is missing or null is not checked."""
-    kind: Any = Mapping if isinstance(shape, dict) else list if isinstance(shape, list) else shape
-    if not (_number(told) if shape is NUMBER else isinstance(told, kind)):
+    if shape is NUMBER:
+        fits = isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < MOST
+    else:
+        fits = isinstance(told, type(shape) if isinstance(shape, dict | list) else shape)
+    if not fits:
         raise TypeError(f"{place} is {told!r:.50}")
     if isinstance(shape, list):
         for one in told:
@@ -57,7 +59,3 @@ def check(told: Any, shape: Any, place: str) -> None:  # noqa: ANN401 (JSON)
                 check(value, shape[EACH], f"{place}.{name}")
             elif value is not None and (inner := shape.get(name, shape.get(EACH))) is not None:
                 check(value, inner, f"{place}.{name}")
-
-
-def _number(told: Any) -> bool:  # noqa: ANN401 (JSON)
-    return isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < MOST

@@ -110,16 +110,12 @@ class Collector:
         self._names: dict[str, str] = {}
         self._readings: dict[str, tuple[Reading, float]] = {}
         """The last reading of each store, and when it was asked for, in steady seconds."""
-        self._renamed = False
         self._meet()
 
-    def look(self) -> bool:
-        """Look up the stores; returns whether they have changed, or one answers where another did."""
-        others = self.roster.look()
-        renamed, self._renamed = self._renamed, False
-        if others:
+    def look(self) -> None:
+        """Look up the stores."""
+        if self.roster.look():
             self._meet()
-        return others or renamed
 
     def collect(self) -> list[Heard]:
         """One answer per store, in the order of the roster."""
@@ -135,15 +131,10 @@ class Collector:
                 self.roster.leave(url)
             elif isinstance(answer, Trouble) and answer.kind != "stale_counters":  # such a store does answer
                 told.append(replace(answer, store=url))
-            elif isinstance(answers[first], Trouble):
-                message = (
-                    f"{url} calls itself {answer.store}, as {first} did, which comes first and gives no usable answer"
-                    f" now: it is not tuned until {first} is taken out, or it has another name"
-                )
-                told.append(Trouble(url, "duplicate_store", message))
             else:
-                message = f"{url} and {first} both call themselves {answer.store}; only the first is tuned"
-                told.append(Trouble(url, "duplicate_store", message))
+                message = f"{url} calls itself {answer.store}, as {first} did, which comes first"
+                mend = f"it is not tuned until {first} is taken out, or it has another name"
+                told.append(Trouble(url, "duplicate_store", f"{message}: {mend}"))
         return told
 
     def ahead_s(self) -> float:
@@ -181,28 +172,25 @@ class Collector:
             reading, status = parse(client.get("/v1/counters")), client.get("/v1/status")
             check(status, STATUS, "status")
             tuning = client.tuning_of(status)
+            if misnamed := self._misnamed(url, reading.store):
+                return Trouble(self._names[url], "store_misnamed", f"{url} is called {misnamed}")
+            return self._snapshot(url, reading, status, tuning)
         except httpx.HTTPError as error:
             return Trouble(self._names[url], "store_unreachable", f"{url}: {said(error)}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return self._nonsense(url, error)
-        if reading.store == FLEET:
-            message = f"{url} calls itself {FLEET}, which stands for the whole fleet: give it another name"
-            return Trouble(self._names[url], "store_misnamed", message)
-        if not self.roster.stores[url].name:
-            if self._names[url] not in (reading.store, self.addresses[url]):
-                self._renamed = True  # set, and never cleared here: others ask their stores at the same time
-            self._names[url] = reading.store
-        elif reading.store != self._names[url]:
-            message = f"{url} is called {self._names[url]} where it is listed, and {reading.store} by itself"
-            return Trouble(self._names[url], "store_misnamed", message)
-        try:
-            return self._snapshot(url, reading, status, tuning)
-        except Leapt as error:  # the next answer says from where to count on
-            self._readings.pop(url)
-            return self._nonsense(url, error)
+            if isinstance(error, Leapt):
+                del self._readings[url]  # the next answer says from where to count on
+            return Trouble(self._names[url], "store_nonsense", f"{url} answers what no store answers: {error!r}")
 
-    def _nonsense(self, url: str, error: Exception) -> Trouble:
-        return Trouble(self._names[url], "store_nonsense", f"{url} answers what no store answers: {error!r}")
+    def _misnamed(self, url: str, name: str) -> str:
+        """What is wrong with the name that a store gives itself; empty: nothing, and it is called so from now on."""
+        if name == FLEET:
+            return f"{FLEET}, which stands for the whole fleet: give it another name"
+        listed = self.roster.stores[url].name
+        if listed and name != listed:
+            return f"{listed} where it is listed, and {name} by itself"
+        self._names[url] = name
+        return ""
 
     def _snapshot(self, url: str, reading: Reading, status: Json, tuning: Json) -> Heard:
         at, asked_s = self._now(), self._steady_s()

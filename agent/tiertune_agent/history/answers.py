@@ -40,7 +40,5 @@ class Answers(OfHistory):
 
     def newest(self) -> list[JsonDict]:
         query = select(AnswerRow).order_by(AnswerRow.store, AnswerRow.tuner, AnswerRow.tier, AnswerRow.namespace)
-        return [
-            {**row.told("tuner", "store", "tier"), "pool": row.namespace, **row.told("at", "change", "reason")}
-            for row in self._all(query)
-        ]
+        columns = ("tuner", "store", "tier", "at", "change", "reason")
+        return [{"pool": row.namespace, **row.told(*columns)} for row in self._all(query)]

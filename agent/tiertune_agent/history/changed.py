@@ -41,7 +41,7 @@ class Changed(OfHistory):
         """
         changed = DecisionRow.state.in_(CHANGED)
         newest = select(func.max(DecisionRow.id)).where(_of(stores), changed).group_by(*_PLACE)
-        split_up = select(DecisionRow.id).where(DecisionRow.store == FLEET, changed)
+        split_up = select(DecisionRow.id).filter_by(store=FLEET).where(changed)
         split_up = split_up.order_by(DecisionRow.id.desc()).limit(splits)
         query = select(*_PLACE, *_CHANGE, DecisionRow.evidence["split"].label("split"))
         found: dict[Place, Made] = {}
@@ -50,7 +50,7 @@ class Changed(OfHistory):
         for row in self._rows(query.where(told).order_by(DecisionRow.id)):
             found[row.tuner, row.store, row.tier, row.namespace] = made = _made(row)
             for step in row.split or ():
-                at = place(row.tuner, Target(step["store"], step["tier"]))
+                at = row.tuner, cut(step["store"]), step["tier"], ""
                 split[at] = Made(step["field"], step["from"], step["to"], made.at)
         later = {at: made for at, made in split.items() if at not in found or found[at].at < made.at}
         return found | later
@@ -104,8 +104,7 @@ class Changed(OfHistory):
 
     def superseded(self) -> set[int]:
         """Soaking decisions whose field a later decision changed."""
-        query = select(DecisionRow.id).where(DecisionRow.state == State.SOAKING, _followed().exists())
-        return set(self._all(query))
+        return set(self._all(select(DecisionRow.id).filter_by(state=State.SOAKING).where(_followed().exists())))
 
 
 def _of(stores: Collection[str]) -> Any:  # noqa: ANN401 (a condition)

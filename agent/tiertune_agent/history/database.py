@@ -48,7 +48,7 @@ class UnusableError(DatabaseError, ValueError):
     """What was configured cannot be our database, and retrying is useless; the message says what to mend."""
 
 
-def sqlite_path(url: str) -> Path | None:
+def sqlite_path(url: str | URL) -> Path | None:
     """The file behind ``sqlite:///path``; None for PostgreSQL; UnusableError for any other address."""
     parsed = _address(url)
     return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
@@ -83,7 +83,7 @@ def connect(url: str, password_file: Path | None = None) -> Engine:
     return engine
 
 
-def _address(url: str) -> URL:
+def _address(url: str | URL) -> URL:
     try:
         parsed = make_url(url)
         shown(parsed)  # bytes of another encoding cannot be
@@ -103,8 +103,7 @@ def _address(url: str) -> URL:
 
 
 def _postgresql(url: URL, password_file: Path | None) -> Engine:
-    given = url.query.get("options", "")
-    options = " ".join((_SESSION, *((given,) if isinstance(given, str) else given))).strip()
+    options = " ".join((_SESSION, *url.normalized_query.get("options", ())))
     network = {name: value for name, value in _NETWORK.items() if name not in url.query}
     try:
         engine = create_engine(
@@ -192,7 +191,7 @@ def _write_ahead(engine: Engine) -> None:
 
 def _writable(engine: Engine) -> None:
     """UnusableError for an SQLite file that this user may not write, which SQLite itself tells at the first write."""
-    path = sqlite_path(engine.url.render_as_string())
+    path = sqlite_path(engine.url)
     for place in (path, path.parent) if path else ():  # it also makes files beside it
         if place.exists() and not os.access(place, os.W_OK):
             raise UnusableError(f"database: {place} is readonly: let this user write it, or name another file")
@@ -242,8 +241,8 @@ def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str]:
             _alone(connection)
             config.attributes["connection"] = connection
             command.upgrade(config, to)
-    except CommandError as error:
-        raise _newer(have, newest) from error
+    except CommandError as error:  # also if another version wrote it while this one waited
+        raise _newer(str(revisions(engine)[0]), newest) from error
     except SQLAlchemyError as error:
         raise _failed(engine, "upgraded", error) from error
     return have, newest
@@ -279,16 +278,13 @@ def outdated(have: str, newest: str) -> DatabaseError:
     """What is wrong with a database of another revision than the newest, and what to do."""
     if have > newest:
         return _newer(have, newest)
-    return DatabaseError(
-        f"database: it is at revision {have}, this version needs {newest}: "
-        "run `tiertune db upgrade --config FILE` with the agent's settings"
-    )
+    mend = "run `tiertune db upgrade --config FILE` with the agent's settings"
+    return DatabaseError(f"database: it is at revision {have}, this version needs {newest}: {mend}")
 
 
-def _newer(have: str | None, newest: str) -> DatabaseError:
-    return DatabaseError(
-        f"database: revision {have} is unknown to this version ({newest}): it is newer; run the TierTune that wrote it"
-    )
+def _newer(have: str, newest: str) -> DatabaseError:
+    told = f"revision {have} is unknown to this version ({newest}): it is newer; run the TierTune that wrote it"
+    return DatabaseError(f"database: {told}")
 
 
 def cause(error: Exception) -> str:

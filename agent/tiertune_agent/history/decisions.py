@@ -28,8 +28,8 @@ _SWITCH = ("store", "before", "after", "state", "applied_at", "updated_at")
 class Decisions(OfHistory):
     def __init__(self, session: Sessions) -> None:
         super().__init__(session)
-        self.observer: Callable[[str, State], None] = lambda _tuner, _state: None
-        """Called with each state that a decision enters."""
+        self.observer: Callable[[Decision], None] = lambda _: None
+        """Called with each decision that entered a state."""
 
     def propose(
         self,
@@ -46,14 +46,25 @@ class Decisions(OfHistory):
 
         None: somebody has just moved the open one.
         """
-        told: dict[str, Any] = {"mode": mode, "reason": proposal.reason, "evidence": dict(proposal.evidence)}
-        told |= {"expected_version": version, "policy_revision": policy, "updated_at": now}
+        told: dict[str, Any] = {
+            "mode": mode,
+            "reason": proposal.reason,
+            "evidence": dict(proposal.evidence),
+            "expected_version": version,
+            "policy_revision": policy,
+            "updated_at": now,
+        }
         with self._session() as session:
-            row = session.scalars(_open_of(tuner, target).where(DecisionRow.field == proposal.field)).first()
+            where = {"store": target.store, "tier": target.tier, "namespace": target.namespace}
+            mine = select(DecisionRow).filter_by(tuner=tuner, **where, field=proposal.field, state=State.PROPOSED)
+            row = session.scalars(mine).first()
             before = decision_of(row) if row else None
             same = before is not None and (before.after, before.mode) == (proposal.after, mode)
-            if before is not None and not _changed(session, before, told if same else _superseded(before, now)):
-                return None
+            if before:
+                why = f"{before.reason}; superseded by another wish"
+                ended = {"state": State.EXPIRED, "reason": why, "updated_at": now}
+                if not _changed(session, before, told if same else ended):
+                    return None
             if before and same:
                 decision = replace(before, **told)
             else:
@@ -61,18 +72,22 @@ class Decisions(OfHistory):
                 session.add(row)
                 session.flush()
                 decision = decision_of(row)
-        superseded = before is not None and not same
-        for state, entered in ((State.EXPIRED, superseded), (State.PROPOSED, not same)):
-            if entered:
-                self.observer(tuner, state)
+        if before and not same:
+            self.observer(replace(before, state=State.EXPIRED))
+        if not same:
+            self.observer(decision)
         return decision
 
     def move(self, decision: Decision, to: State, *, now: datetime, **changes: Any) -> Decision | None:  # noqa: ANN401
         """Move it to another state if it is still in the one that ``decision`` shows; else None, nothing changes."""
+        return self._move(decision, to, {"updated_at": now, **changes})
+
+    def _move(self, decision: Decision, to: State, values: Mapping[str, Any], *verdict: VerdictRow) -> Decision | None:
         with self._session() as session:
-            moved = _moved(session, decision, to, {"updated_at": now, **changes})
+            if moved := _moved(session, decision, to, values):
+                session.add_all(verdict)
         if moved and to != decision.state:
-            self.observer(decision.tuner, to)
+            self.observer(moved)
         return moved
 
     def in_state(self, *states: State) -> list[Decision]:
@@ -85,26 +100,14 @@ class Decisions(OfHistory):
         self.move(decision, State.EXPIRED, now=now, reason=f"{decision.reason}; no longer wished: {why}")
 
     def get(self, number: int) -> Decision | None:
-        with self._session() as session:
-            row = session.get(DecisionRow, number)
-            return decision_of(row) if row else None
-
-    def find(self, *, states: Collection[str] = (), limit: int = 200, since: datetime | None = None) -> list[Decision]:
-        """Decisions, newest first; without ``states``, in any; without ``since``, whenever they were updated."""
-        return self._newest(limit, since, states)
+        return next(iter(self._decided(select(DecisionRow).filter_by(id=number))), None)
 
     def switched(self, since: datetime) -> dict[str, list[tuple[datetime, str]]]:
-        """By store, when remote fetch was switched and to what, oldest first; a rollback is a switch too.
-
-        By decisions updated since, and by those among the last of all.
-        """
-        last = select(DecisionRow.id).where(DecisionRow.state.in_(CHANGED)).order_by(DecisionRow.id.desc()).limit(200)
-        lately = select(DecisionRow.id).where(DecisionRow.updated_at >= since, LATELY_STATE.in_(CHANGED))
-        either = select(last.subquery().c.id).union(lately)
-        made = (DecisionRow.field == FIELD, DecisionRow.applied_at.is_not(None))
-        query = select(*(getattr(DecisionRow, name) for name in _SWITCH)).where(DecisionRow.id.in_(either), *made)
+        """By store, when decisions updated since switched remote fetch, and to what; a rollback is a switch too."""
+        made = (DecisionRow.updated_at >= since, LATELY_STATE.in_(CHANGED), DecisionRow.applied_at.is_not(None))
+        query = select(*(getattr(DecisionRow, name) for name in _SWITCH)).filter_by(field=FIELD).where(*made)
         found: dict[str, list[tuple[datetime, str]]] = {}
-        for row in self._rows(query.order_by(DecisionRow.id)):
+        for row in self._rows(query):
             mine = found.setdefault(row.store, [])
             mine.append((row.applied_at, str(row.after)))
             if row.state == State.ROLLED_BACK:
@@ -113,11 +116,16 @@ class Decisions(OfHistory):
 
     def waited(self, since: datetime) -> list[Decision]:
         """Wishes outside mode auto, which nobody may act on unasked, updated since; newest first."""
-        return self._newest(MOST_MOVED, since, (), DecisionRow.mode != "auto")
+        return self.find(DecisionRow.mode != "auto", limit=MOST_MOVED, since=since)
 
-    def _newest(
-        self, limit: int, since: datetime | None, states: Collection[str], *which: ColumnExpressionArgument[bool]
+    def find(
+        self,
+        *which: ColumnExpressionArgument[bool],
+        states: Collection[str] = (),
+        limit: int = 200,
+        since: datetime | None = None,
     ) -> list[Decision]:
+        """Decisions, newest first; without ``states``, in any; without ``since``, whenever they were updated."""
         query, state, newest = select(DecisionRow).where(*which), LATELY_STATE, LATELY_ID
         if since is None:
             state, newest = DecisionRow.state.expression, DecisionRow.id.expression
@@ -159,13 +167,8 @@ class Decisions(OfHistory):
         **changes: Any,  # noqa: ANN401
     ) -> Decision | None:
         """Write a verdict and move the decision to its state, both or neither."""
-        with self._session() as session:
-            moved = _moved(session, decision, verdict, {"updated_at": now, **changes})
-            if moved:
-                session.add(_verdict(decision, str(verdict), reason, evidence, now))
-        if moved and verdict != decision.state:
-            self.observer(decision.tuner, verdict)
-        return moved
+        told = _verdict(decision, verdict, reason, evidence, now)
+        return self._move(decision, verdict, {"updated_at": now, **changes}, told)
 
     def verdicts(self, decisions: Iterable[int]) -> dict[int, list[JsonDict]]:
         """Verdicts by decision, for those that were judged; without weekly ones."""
@@ -175,8 +178,7 @@ class Decisions(OfHistory):
 
     def verdicts_of(self, decision: int) -> list[JsonDict]:
         """All of its verdicts, oldest first."""
-        query = select(VerdictRow).where(VerdictRow.decision == decision).order_by(VerdictRow.id)
-        return self._told(query, *_VERDICT)
+        return self._told(select(VerdictRow).filter_by(decision=decision).order_by(VerdictRow.id), *_VERDICT)
 
     def review(self, decision: Decision, stands: str, verdict: Verdict, now: datetime) -> None:
         """Write a verdict that says whether it still pays, and moves nothing."""
@@ -216,22 +218,9 @@ def _changed(session: Session, decision: Decision, values: Mapping[str, Any], *f
     """Set the values if it is still in the state that ``decision`` shows; returns whether it was."""
     done = session.execute(
         update(DecisionRow)
-        .where(DecisionRow.id == decision.id, DecisionRow.state == decision.state, *further)
+        .filter_by(id=decision.id, state=decision.state)
+        .where(*further)
         .values(values)
         .execution_options(synchronize_session=False)
     )
     return bool(getattr(done, "rowcount", 0))
-
-
-def _superseded(decision: Decision, now: datetime) -> dict[str, Any]:
-    return {"state": State.EXPIRED, "reason": f"{decision.reason}; superseded by another wish", "updated_at": now}
-
-
-def _open_of(tuner: str, target: Target) -> Any:  # noqa: ANN401 (a Select)
-    return select(DecisionRow).where(
-        DecisionRow.tuner == tuner,
-        DecisionRow.store == target.store,
-        DecisionRow.tier == target.tier,
-        DecisionRow.namespace == target.namespace,
-        DecisionRow.state == State.PROPOSED,
-    )

@@ -26,23 +26,21 @@ class Journal(OfHistory):
         query = select(IncidentRow).where(
             IncidentRow.kind.in_(kinds), IncidentRow.store.in_(stores), IncidentRow.closed_at.is_(None)
         )
-        opened, closed = [], []
+        moved: list[tuple[Any, ...]] = []
         with self._session() as session:
             here = {(row.kind, row.store): row for row in session.scalars(query)}
             for (kind, store), message in messages.items():
                 row = here.get((kind, store))
-                if row is None and message:
-                    session.add(IncidentRow(kind=kind, store=store, message=message, opened_at=now, last_seen=now))
-                    opened.append((kind, store, message))
-                elif row is not None and message:
+                if row and message:
                     row.message, row.last_seen = message, now
-                elif row is not None:
+                elif row:
                     row.closed_at = now
-                    closed.append((kind, store))
-        for kind, store, message in opened:
-            log.warning("incident %s %r opened: %r", kind, store, message)
-        for kind, store in closed:
-            log.info("incident %s %r closed", kind, store)
+                    moved.append((logging.INFO, "incident %s %r closed", kind, store))
+                elif message:
+                    session.add(IncidentRow(kind=kind, store=store, message=message, opened_at=now, last_seen=now))
+                    moved.append((logging.WARNING, "incident %s %r opened: %r", kind, store, message))
+        for each in moved:
+            log.log(*each)
 
     def incidents(self) -> list[JsonDict]:
         """All open incidents, then others, newest first, up to 100 in all."""
@@ -114,12 +112,12 @@ class Journal(OfHistory):
         with self._session() as session:
             for at, who, source, what in session.execute(query):
                 new.pop((at, who, source, what), None)
-            session.add_all(AuditRow(**{**vars(entry), "detail": dict(entry.detail)}) for entry in new.values())
+            session.add_all(AuditRow(**vars(entry)) for entry in new.values())
 
     def audited(self, limit: int = 100) -> list[JsonDict]:
         """Newest first."""
         query = select(AuditRow).order_by(AuditRow.at.desc(), AuditRow.id.desc()).limit(limit)
-        return [{**row.told("at", "who"), "from": row.source, **row.told("what", "detail")} for row in self._all(query)]
+        return [{"from": row.source, **row.told("at", "who", "what", "detail")} for row in self._all(query)]
 
 
 def _in_force(now: datetime) -> Any:  # noqa: ANN401 (a Select)

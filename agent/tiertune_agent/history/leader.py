@@ -162,5 +162,5 @@ Leader = FileLeader | SessionLeader
 
 def leader_of(engine: Engine) -> Leader:
     """The leader of this engine's database; nobody leads before ``leads`` is called."""
-    path = sqlite_path(engine.url.render_as_string(hide_password=False))
+    path = sqlite_path(engine.url)
     return SessionLeader(engine) if path is None else FileLeader(path)

@@ -1,6 +1,6 @@
 """The ledger in SQL: windows are booked by hour, hours folded into days, and both add up to the counters."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
@@ -18,6 +18,8 @@ from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
 _TOLD = tuple(name for name in COLUMNS if name not in {"hour", "holdout"})
 """Columns of a row that are reported beside its hour."""
+Booked = Sequence[tuple[Window, Entry]]
+"""Windows and their entries."""
 Place = tuple[datetime, str, str, str]
 """Hour, store, namespace and tier: a row's key."""
 
@@ -43,8 +45,8 @@ class Ledger(OfHistory):
         return {tier: dict(zip(names, told, strict=True)) for tier, *told in self._rows(query)}
 
 
-def book(session: Session, windows: Iterable[tuple[Window, Rates]], shares: Mapping[str, str]) -> None:
-    """Add windows to their hours; ``shares``: the share held out meanwhile, by store."""
+def book(session: Session, windows: Iterable[tuple[Window, Rates]], shares: Mapping[str, str]) -> Booked:
+    """Add windows to their hours; returns their entries. ``shares``: the share held out meanwhile, by store."""
     entries = [(window, booked) for window, rates in windows if (booked := entry(window, rates))]
     rows = _rows(session, entries) if entries else {}
     known = set(rows)
@@ -52,9 +54,10 @@ def book(session: Session, windows: Iterable[tuple[Window, Rates]], shares: Mapp
     for statement, places in ((insert(LedgerRow), rows.keys() - known), (update(LedgerRow), known)):
         if places:
             session.execute(statement, [{name: getattr(rows[place], name) for name in COLUMNS} for place in places])
+    return entries
 
 
-def add_up(rows: dict[Place, LedgerRow], entries: Iterable[tuple[Window, Entry]], shares: Mapping[str, str]) -> None:
+def add_up(rows: dict[Place, LedgerRow], entries: Booked, shares: Mapping[str, str]) -> None:
     """Add entries to existing rows, or to new ones where there is none."""
     for window, booked in entries:
         place = booked.hour, cut(window.store), cut(window.namespace), cut(window.tier)
@@ -64,7 +67,7 @@ def add_up(rows: dict[Place, LedgerRow], entries: Iterable[tuple[Window, Entry]]
         _measure(rows[place], window, shares.get(window.store, UNKNOWN_SHARE))
 
 
-def _rows(session: Session, entries: Iterable[tuple[Window, Entry]]) -> dict[Place, LedgerRow]:
+def _rows(session: Session, entries: Booked) -> dict[Place, LedgerRow]:
     """Rows of the same hours and stores, in no session, as they are written all at once."""
     hours, stores = {booked.hour for _, booked in entries}, {window.store for window, _ in entries}
     query = select(*(getattr(LedgerRow, name) for name in COLUMNS))
@@ -74,7 +77,7 @@ def _rows(session: Session, entries: Iterable[tuple[Window, Entry]]) -> dict[Pla
 
 def fold_ledger(session: Session, store: str, start: datetime, end: datetime) -> None:
     """Add up the store's rows of this time into one per tier and pool, at ``start``."""
-    within = select(LedgerRow).where(LedgerRow.store == store, LedgerRow.hour >= start, LedgerRow.hour < end)
+    within = select(LedgerRow).filter_by(store=store).where(LedgerRow.hour >= start, LedgerRow.hour < end)
     rows = session.scalars(within.order_by(LedgerRow.tier, LedgerRow.namespace, LedgerRow.hour)).all()
     for _, group in groupby(rows, key=lambda row: (row.tier, row.namespace)):
         whole, *others = group

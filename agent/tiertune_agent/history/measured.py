@@ -78,20 +78,20 @@ class Measured(OfHistory):
 
     def remember_prospects(self, prospects: Iterable[Prospect]) -> None:
         with self._session() as session:
-            session.add_all(ProspectRow(**{**vars(each), "costs": dict(each.costs)}) for each in prospects)
+            session.add_all(ProspectRow(**vars(each)) for each in prospects)
 
     def prospects(self, namespace: str, since: datetime, until: datetime = LAST) -> list[Prospect]:
         """Prospects of one namespace (empty: all), oldest first."""
         begun = ProspectRow.start.between(since, until)
         query = select(ProspectRow).where(begun).order_by(ProspectRow.start, ProspectRow.id)
         if namespace:
-            query = query.where(ProspectRow.namespace == namespace)
+            query = query.filter_by(namespace=namespace)
         return [Prospect(row.namespace, row.start, row.seconds, row.requests, row.costs) for row in self._all(query)]
 
 
 def _of_place(row: type[WindowRow | HourRow], store: str, tier: str, namespace: str) -> Select[Any]:
     """Query of one tier or pool, newest first."""
-    return _read(row, row.store == store, row.tier == tier, row.namespace == namespace)
+    return _read(row).filter_by(store=store, tier=tier, namespace=namespace)
 
 
 def _read(row: type[WindowRow | HourRow], *which: ColumnExpressionArgument[bool]) -> Select[Any]:

@@ -1,7 +1,7 @@
 """The tables. Times are UTC, bytes are integers, seconds are floats."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, Index, Integer, String, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -57,9 +57,19 @@ class Words(TypeDecorator[str]):
         return None if value is None else value.replace("\0", "")
 
 
-Key = Annotated[str, mapped_column(primary_key=True)]
-Wording = Annotated[str, mapped_column(Words())]
-Sparse = Annotated[JsonDict, mapped_column(JSON(none_as_null=True))]
+Known = TypeVar("Known")
+Sentence = Annotated[str, mapped_column(Words())]
+Named = Mapped[str]
+"""This and the next are kinds of columns; ``Base`` says what the database has for each."""
+Moment = Mapped[datetime]
+Amount = Mapped[float]
+Whole = Mapped[int]
+Document = Mapped[JsonDict]
+Wording = Mapped[Sentence]
+Key = Mapped[Annotated[str, mapped_column(primary_key=True)]]
+Maybe = Mapped[Known | None]
+"""Null where it is not known, or does not apply."""
+Sparse = Maybe[Annotated[JsonDict, mapped_column(JSON(none_as_null=True))]]
 """A document that is SQL's null where there is none, not JSON's."""
 
 
@@ -79,7 +89,7 @@ class Base(DeclarativeBase):
 
 
 class _Numbered:
-    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    id: Whole = mapped_column(BigId, primary_key=True)
 
 
 class StoreRow(Base):
@@ -87,26 +97,26 @@ class StoreRow(Base):
 
     __tablename__ = "stores"
 
-    name: Mapped[Key]
-    url: Mapped[str]
-    boot_id: Mapped[str]
-    version: Mapped[str]
-    first_seen: Mapped[datetime]
-    last_seen: Mapped[datetime]
-    status: Mapped[JsonDict]
-    tuning: Mapped[JsonDict]
-    pending_bypass: Mapped[bool | None]
-    expected: Mapped[Sparse | None]
+    name: Key
+    url: Named
+    boot_id: Named
+    version: Named
+    first_seen: Moment
+    last_seen: Moment
+    status: Document
+    tuning: Document
+    pending_bypass: Maybe[bool]
+    expected: Sparse
     """The tuning that it should have: as it was found, with what decisions changed since."""
-    expected_at: Mapped[datetime | None]
+    expected_at: Maybe[datetime]
     """When that was last set."""
-    differs_since: Mapped[datetime | None]
+    differs_since: Maybe[datetime]
     """When the tuning began to differ from what is expected."""
-    summed_until: Mapped[datetime | None]
+    summed_until: Maybe[datetime]
     """Windows that began before are summed up in ``hours``; None: none are."""
-    folded_until: Mapped[datetime | None]
+    folded_until: Maybe[datetime]
     """Hours, also the ledger's, that began before are summed up in days; None: none are."""
-    candidates: Mapped[list[list[float]] | None] = mapped_column(JSON())
+    candidates: Maybe[list[list[float]]] = mapped_column(JSON())
     """What the last requests that found chunks in the remote were like: while fetch is off there are no others."""
 
 
@@ -115,20 +125,20 @@ class WishRow(Base):
 
     __tablename__ = "wishes"
 
-    url: Mapped[Key]
+    url: Key
     bypass: Mapped[bool]
 
 
 class _Counted(_Numbered):
     """What was counted in a stretch of time. ``seconds``: those that its windows covered."""
 
-    store: Mapped[str]
-    namespace: Mapped[str]
-    model: Mapped[str]
-    tier: Mapped[str]
-    start: Mapped[datetime]
-    seconds: Mapped[float]
-    counters: Mapped[JsonDict]
+    store: Named
+    namespace: Named
+    model: Named
+    tier: Named
+    start: Moment
+    seconds: Amount
+    counters: Document
 
 
 class WindowRow(_Counted, Base):
@@ -155,19 +165,19 @@ class StageWindowRow(_Numbered, Base):
     __tablename__ = "stage_windows"
     __table_args__ = (Index("stage_windows_by_start", "store", "start"),)
 
-    store: Mapped[str]
-    stage: Mapped[str]
-    phase: Mapped[str]
-    gpu: Mapped[str]
-    start: Mapped[datetime]
-    seconds: Mapped[float]
-    gpu_seconds: Mapped[float]
-    tokens: Mapped[float]
-    utilization: Mapped[float | None]
-    memory_used_bytes: Mapped[int | None]
-    memory_free_bytes: Mapped[int | None]
-    power_watts: Mapped[float | None]
-    energy_joules: Mapped[float | None]
+    store: Named
+    stage: Named
+    phase: Named
+    gpu: Named
+    start: Moment
+    seconds: Amount
+    gpu_seconds: Amount
+    tokens: Amount
+    utilization: Maybe[float]
+    memory_used_bytes: Maybe[int]
+    memory_free_bytes: Maybe[int]
+    power_watts: Maybe[float]
+    energy_joules: Maybe[float]
 
 
 UNDO, OPEN = text("undo IS NOT NULL"), text("closed_at IS NULL")
@@ -182,32 +192,32 @@ class DecisionRow(_Numbered, Base):
         Index("decisions_to_undo", "state", sqlite_where=UNDO, postgresql_where=UNDO),
     )
 
-    key: Mapped[str] = mapped_column(unique=True)
-    tuner: Mapped[str]
-    store: Mapped[str]
-    tier: Mapped[str]
-    namespace: Mapped[str]
-    target: Mapped[str]
+    key: Named = mapped_column(unique=True)
+    tuner: Named
+    store: Named
+    tier: Named
+    namespace: Named
+    target: Named
     """Store, tier and pool in one, for people."""
     models: Mapped[list[str]] = mapped_column(JSON())
-    field: Mapped[str]
+    field: Named
     before: Mapped[Any] = mapped_column("from", JSON())
     after: Mapped[Any] = mapped_column("to", JSON())
-    mode: Mapped[str]
-    state: Mapped[str] = mapped_column(index=True)
-    reason: Mapped[Wording]
-    evidence: Mapped[JsonDict]
-    expected_version: Mapped[int | None]
-    applied_version: Mapped[int | None]
-    policy_revision: Mapped[int | None]
-    created_at: Mapped[datetime]
-    updated_at: Mapped[datetime]
-    approved_at: Mapped[datetime | None]
-    approved_by: Mapped[str]
-    applied_at: Mapped[datetime | None]
-    soak_until: Mapped[datetime | None]
-    undo: Mapped[Sparse | None]
-    waits: Mapped[Wording | None]
+    mode: Named
+    state: Named = mapped_column(index=True)
+    reason: Wording
+    evidence: Document
+    expected_version: Maybe[int]
+    applied_version: Maybe[int]
+    policy_revision: Maybe[int]
+    created_at: Moment
+    updated_at: Moment
+    approved_at: Maybe[datetime]
+    approved_by: Named
+    applied_at: Maybe[datetime]
+    soak_until: Maybe[datetime]
+    undo: Sparse
+    waits: Maybe[Sentence]
     """Why what is under way has not ended yet."""
 
 
@@ -220,11 +230,11 @@ class VerdictRow(_Numbered, Base):
 
     __tablename__ = "verdicts"
 
-    decision: Mapped[int] = mapped_column(index=True)
-    at: Mapped[datetime]
-    verdict: Mapped[str]
-    reason: Mapped[Wording]
-    evidence: Mapped[JsonDict]
+    decision: Whole = mapped_column(index=True)
+    at: Moment
+    verdict: Named
+    reason: Wording
+    evidence: Document
 
 
 class ProspectRow(_Numbered, Base):
@@ -233,11 +243,11 @@ class ProspectRow(_Numbered, Base):
     __tablename__ = "prospects"
     __table_args__ = (Index("prospects_by_time", "start"),)
 
-    namespace: Mapped[str]
-    start: Mapped[datetime]
-    seconds: Mapped[float]
-    requests: Mapped[int]
-    costs: Mapped[JsonDict]
+    namespace: Named
+    start: Moment
+    seconds: Amount
+    requests: Whole
+    costs: Document
 
 
 class AnswerRow(Base):
@@ -245,13 +255,13 @@ class AnswerRow(Base):
 
     __tablename__ = "answers"
 
-    tuner: Mapped[Key]
-    store: Mapped[Key]
-    tier: Mapped[Key]
-    namespace: Mapped[Key]
-    at: Mapped[datetime]
+    tuner: Key
+    store: Key
+    tier: Key
+    namespace: Key
+    at: Moment
     change: Mapped[bool]
-    reason: Mapped[Wording]
+    reason: Wording
 
 
 class IncidentRow(_Numbered, Base):
@@ -261,12 +271,12 @@ class IncidentRow(_Numbered, Base):
         Index("incidents_still", "id", sqlite_where=OPEN, postgresql_where=OPEN),
     )
 
-    kind: Mapped[str]
-    store: Mapped[str]
-    message: Mapped[Wording]
-    opened_at: Mapped[datetime]
-    last_seen: Mapped[datetime]
-    closed_at: Mapped[datetime | None]
+    kind: Named
+    store: Named
+    message: Wording
+    opened_at: Moment
+    last_seen: Moment
+    closed_at: Maybe[datetime]
 
 
 class LedgerRow(Base):
@@ -274,34 +284,34 @@ class LedgerRow(Base):
 
     __tablename__ = "ledger"
 
-    hour: Mapped[datetime] = mapped_column(primary_key=True)
-    store: Mapped[Key]
-    namespace: Mapped[Key]
-    tier: Mapped[Key]
-    seconds: Mapped[float]
+    hour: Moment = mapped_column(primary_key=True)
+    store: Key
+    namespace: Key
+    tier: Key
+    seconds: Amount
     """Seconds observed."""
-    saved: Mapped[float | None]
+    saved: Maybe[float]
     """This and the next four are null if nobody reports them: for observed sources, or for a pool if tiers do."""
-    lost: Mapped[float | None]
-    bytes: Mapped[int | None]
+    lost: Maybe[float]
+    bytes: Maybe[int]
     """Resident bytes, mean over the seconds observed."""
-    transferred: Mapped[int | None]
-    money: Mapped[float | None]
-    holdout: Mapped[Sparse | None]
+    transferred: Maybe[int]
+    money: Maybe[float]
+    holdout: Sparse
     """Sums of both groups, by the share held out; None: nothing was."""
-    measured: Mapped[float | None]
+    measured: Maybe[float]
     """Seconds saved, by holdout, with the 95 % bounds."""
-    measured_low: Mapped[float | None]
-    measured_high: Mapped[float | None]
+    measured_low: Maybe[float]
+    measured_high: Maybe[float]
 
 
 class PolicyRevisionRow(_Numbered, Base):
     __tablename__ = "policy_revisions"
 
-    digest: Mapped[str]
-    source: Mapped[Wording]
-    text: Mapped[Wording]
-    loaded_at: Mapped[datetime]
+    digest: Named
+    source: Wording
+    text: Wording
+    loaded_at: Moment
 
 
 class FreezeRow(_Numbered, Base):
@@ -309,20 +319,20 @@ class FreezeRow(_Numbered, Base):
 
     __tablename__ = "freezes"
 
-    reason: Mapped[Wording]
-    who: Mapped[str]
-    start: Mapped[datetime]
-    until: Mapped[datetime | None]
-    lifted_at: Mapped[datetime | None]
+    reason: Wording
+    who: Named
+    start: Moment
+    until: Maybe[datetime]
+    lifted_at: Maybe[datetime]
 
 
 class AuditRow(_Numbered, Base):
     __tablename__ = "audit"
     __table_args__ = (Index("audit_by_time", "at", "id"),)
 
-    at: Mapped[datetime]
-    who: Mapped[str]
-    source: Mapped[str]
+    at: Moment
+    who: Named
+    source: Named
     """Where the command came from."""
-    what: Mapped[str]
-    detail: Mapped[JsonDict]
+    what: Named
+    detail: Document

@@ -3,19 +3,22 @@
 So nobody has to read days of windows, and a year of many stores takes little room.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
+from operator import attrgetter
 from statistics import fmean
+from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Mapped, Session
 
 from tiertune_agent.collector.counters import is_gauge
 from tiertune_agent.history.ledger import fold_ledger
 from tiertune_agent.history.models import HourRow, LedgerRow, StoreRow, WindowRow
 from tiertune_agent.history.rows import hour_row, window_of
-from tiertune_agent.records import Histogram, Value, Window, Windows, sum_of
+from tiertune_agent.records import Histogram, Value, Window, Windows
 from tiertune_agent.verdicts.ledger import hour_of
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -26,15 +29,12 @@ LATE = timedelta(minutes=5)
 
 def sum_up(session: Session, store: StoreRow, now: datetime) -> bool:
     """Write the rows of the store's next hour that has windows; False, and no change, if none is over."""
-    mine = select(WindowRow).where(WindowRow.store == store.name, WindowRow.start >= (store.summed_until or NEVER))
-    first = session.scalars(mine.order_by(WindowRow.start).limit(1)).first()
+    first = _first(session, WindowRow.start, store, store.summed_until)
     if first is None or not over(first, now):
         return False
-    end = hour_of(first.start) + HOUR
-    rows = mine.where(WindowRow.start < end).order_by(WindowRow.tier, WindowRow.namespace, WindowRow.start)
-    for _, group in groupby(session.scalars(rows), key=lambda row: (row.tier, row.namespace)):
-        session.add_all(hour_row(hour) for hour in hourly(window_of(row) for row in group))
-    store.summed_until = end
+    hour = hour_of(first)
+    session.add_all(_wholes(_within(session, WindowRow, store, hour, hour + HOUR), hour))
+    store.summed_until = hour + HOUR
     return True
 
 
@@ -42,8 +42,8 @@ def add_late(session: Session, windows: Iterable[Window]) -> None:
     """Add windows to hours that are summed up already: those of a store that comes back began when last seen."""
     for window in windows:
         hour = hour_of(window.start)
-        place = (HourRow.store == window.store, HourRow.tier == window.tier, HourRow.namespace == window.namespace)
-        row = session.scalars(select(HourRow).where(*place, HourRow.start == hour)).first()
+        place = {"store": window.store, "tier": window.tier, "namespace": window.namespace}
+        row = session.scalars(select(HourRow).filter_by(**place, start=hour)).first()
         if row is None:
             session.add(hour_row(summed([window], hour)))
         else:
@@ -56,24 +56,37 @@ def fold(session: Session, store: StoreRow, before: datetime) -> bool:
 
     False, and no change, if none is left. A day's row is that of its first hour, but covers more seconds.
     """
-    since = store.folded_until or NEVER
-    firsts = [
-        session.scalar(select(start).where(kind.store == store.name, start >= since).order_by(start).limit(1))
-        for kind, start in ((HourRow, HourRow.start), (LedgerRow, LedgerRow.hour))
-    ]
+    firsts = [_first(session, start, store, store.folded_until) for start in (HourRow.start, LedgerRow.hour)]
     day = min((first for first in firsts if first), default=before).replace(hour=0)
     if day + DAY > before:
         return False
-    within = select(HourRow).where(HourRow.store == store.name, HourRow.start >= day, HourRow.start < day + DAY)
-    rows = session.scalars(within.order_by(HourRow.tier, HourRow.namespace, HourRow.start)).all()
-    for _, group in groupby(rows, key=lambda row: (row.tier, row.namespace)):
-        same = list(group)
-        session.add(hour_row(summed([window_of(row) for row in same], day)))
-        for row in same:
-            session.delete(row)
+    rows = _within(session, HourRow, store, day, day + DAY)
+    session.add_all(_wholes(rows, day))
+    for row in rows:
+        session.delete(row)
     fold_ledger(session, store.name, day, day + DAY)
     store.folded_until = day + DAY
     return True
+
+
+def _first(session: Session, start: Mapped[datetime], store: StoreRow, since: datetime | None) -> datetime | None:
+    """The store's first ``start``, a column, from ``since`` on; None: there is none."""
+    query = select(start).filter_by(store=store.name).where(start >= (since or NEVER))
+    return session.scalar(query.order_by(start).limit(1))
+
+
+def _within(
+    session: Session, kind: type[WindowRow | HourRow], store: StoreRow, start: datetime, end: datetime
+) -> Sequence[Any]:
+    """The store's rows of this time, by tier and pool."""
+    query = select(kind).filter_by(store=store.name).where(kind.start >= start, kind.start < end)
+    return session.scalars(query.order_by(kind.tier, kind.namespace, kind.start)).all()
+
+
+def _wholes(rows: Iterable[WindowRow | HourRow], start: datetime) -> Iterator[HourRow]:
+    """Rows by tier and pool, those of each as one that began at ``start``."""
+    for _, group in groupby(rows, key=attrgetter("tier", "namespace")):
+        yield hour_row(summed([window_of(row) for row in group], start))
 
 
 def hourly(windows: Iterable[Window]) -> list[Window]:
@@ -81,9 +94,9 @@ def hourly(windows: Iterable[Window]) -> list[Window]:
     return [summed(list(group), start) for start, group in groupby(windows, key=lambda window: hour_of(window.start))]
 
 
-def over(window: Window | WindowRow, now: datetime) -> bool:
-    """Whether its hour may be summed up, or is already."""
-    return hour_of(window.start) + HOUR + LATE <= now
+def over(start: datetime, now: datetime) -> bool:
+    """Whether the hour of a window that began then may be summed up, or is already."""
+    return hour_of(start) + HOUR + LATE <= now
 
 
 def summed(windows: Windows, start: datetime) -> Window:
@@ -95,17 +108,16 @@ def summed(windows: Windows, start: datetime) -> Window:
     for window in windows:
         for name, value in window.values.items():
             told.setdefault(name, []).append((value, window.seconds))
-    last = windows[-1]
     values = {name: _sum(name, found) for name, found in told.items()}
-    seconds = sum(window.seconds for window in windows)
-    return Window(last.store, last.namespace, last.model, last.tier, start, seconds, values)
+    return replace(windows[-1], start=start, seconds=sum(window.seconds for window in windows), values=values)
 
 
 def _sum(name: str, told: Sequence[tuple[Value, float]]) -> Value:
     """Sum or mean of one series; each value comes with the seconds of its window."""
-    whole = sum_of([value for value, _ in told])
-    if isinstance(whole, Histogram) or not is_gauge(name.partition("{")[0]):
-        return whole
+    if histograms := [value for value, _ in told if isinstance(value, Histogram)]:
+        return Histogram.added(histograms)
     numbers = [value for value, _ in told if not isinstance(value, Histogram)]
+    if not is_gauge(name.partition("{")[0]):
+        return sum(numbers)
     first = numbers[0]  # so the mean of equal values is the same to the bit
     return first + fmean([value - first for value in numbers], [seconds for _, seconds in told])

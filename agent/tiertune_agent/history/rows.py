@@ -44,11 +44,8 @@ def decision_row(tuner: str, target: Target, proposal: Proposal, told: Mapping[s
     return DecisionRow(
         key=uuid.uuid4().hex,
         tuner=tuner,
-        store=target.store,
-        tier=target.tier,
-        namespace=target.namespace,
+        **vars(target),
         target=str(target),
-        models=list(target.models),
         field=proposal.field,
         before=proposal.before,
         after=proposal.after,
@@ -71,5 +68,5 @@ def decision_of(row: DecisionRow) -> Decision:
 def _told(name: str, value: Value) -> Any:  # noqa: ANN401 (JSON)
     """A value for JSON: bytes are whole, all else is as measured."""
     if isinstance(value, Histogram):
-        return value.document()
+        return {**vars(value)}
     return int(value) if _BYTES.search(name) and float(value).is_integer() else value

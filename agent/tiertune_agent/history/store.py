@@ -3,8 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
-from itertools import chain
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, insert, select, update
@@ -15,7 +14,7 @@ from tiertune_agent.history.answers import Answers
 from tiertune_agent.history.changed import Changed
 from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.journal import Journal
-from tiertune_agent.history.ledger import Ledger, book
+from tiertune_agent.history.ledger import Booked, Ledger, book
 from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.models import AnswerRow, IncidentRow, StageWindowRow, StoreRow, WindowRow, WishRow, cut
 from tiertune_agent.history.retention import Retention
@@ -24,7 +23,7 @@ from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
-from tiertune_agent.tuners.remote_fetch import Candidates, candidates
+from tiertune_agent.tuners.remote_fetch import candidates
 
 _STATE = ("url", "boot_id", "version", "status", "tuning")
 NOWHERE = ""
@@ -46,11 +45,11 @@ class Wishes(OfHistory):
 
     def heard(self, url: str, *, on: bool) -> None:
         """Drop a wish that the store has acknowledged; another one that came meanwhile stays."""
-        self._do(delete(WishRow).where(WishRow.url == cut(url), WishRow.bypass == on))
+        self._do(delete(WishRow).filter_by(url=url, bypass=on))
 
     def drop(self, url: str) -> None:
         """Drop the wish: the store is known by now, and what it has not received is kept beside its name."""
-        self._do(delete(WishRow).where(WishRow.url == cut(url)))
+        self._do(delete(WishRow).filter_by(url=url))
 
 
 class History(OfHistory):
@@ -78,15 +77,16 @@ class History(OfHistory):
         """Call right before commanding a store. DatabaseError if this agent may not (any more)."""
         self._session.fence()
 
-    def remember(self, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]] = ()) -> None:
-        """Write the state and windows of different stores, and the windows' entries in the ledger.
+    def remember(self, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]] = ()) -> Booked:
+        """Write the state and windows of different stores, and the windows' entries in the ledger; returns these.
 
         ``booked`` are windows of no store, which go into the ledger only.
         """
-        late = any(over(window, snapshot.at) for snapshot, _ in told for window in snapshot.windows)
-        if told or booked:
-            with self._session.summing if late else nullcontext(), self._session() as session:
-                _remember(session, told, booked)
+        late = any(over(window.start, snapshot.at) for snapshot, _ in told for window in snapshot.windows)
+        if not told and not booked:
+            return ()
+        with self._session.summing if late else nullcontext(), self._session() as session:
+            return _remember(session, told, booked)
 
     def expectations(self, stores: Iterable[str]) -> dict[str, Expectation]:
         """The tuning expected of stores that were seen."""
@@ -97,15 +97,14 @@ class History(OfHistory):
             for row in session.scalars(select(StoreRow).where(there, StoreRow.expected_at.is_(None))):
                 row.expected, row.expected_at = row.tuning, row.last_seen  # as schemas before 0010 leave it
             found: Sequence[Any] = session.execute(select(*columns).where(there)).all()
-        return {names[name]: Expectation(dict(tuning), since, differs) for name, tuning, since, differs in found}
+        return {names[name]: Expectation(*told) for name, *told in found}
 
     def expect(self, anew: Mapping[str, tuple[datetime, Expectation]]) -> None:
         """Set what is expected of stores; not where another was set meanwhile than that known since then."""
         with self._session() as session:
             for store, (known, then) in sorted(anew.items()):
                 values = {"expected": then.tuning, "expected_at": then.since, "differs_since": then.differs}
-                there = StoreRow.name == cut(store), StoreRow.expected_at == known
-                session.execute(update(StoreRow).where(*there).values(values))
+                session.execute(update(StoreRow).filter_by(name=store, expected_at=known).values(values))
 
     def stores(self) -> Sequence[StoreRow]:
         """Stores at the addresses of ``named``, or all without it; former ones stay remembered."""
@@ -121,27 +120,24 @@ class History(OfHistory):
 
     def forget(self, store: str) -> None:
         """Delete a store's state, and close its incidents; its decisions stay."""
-        closed = update(IncidentRow).where(IncidentRow.store == store, IncidentRow.closed_at.is_(None))
-        self._do(delete(StoreRow).where(StoreRow.name == store), closed.values(closed_at=IncidentRow.last_seen))
+        closed = update(IncidentRow).filter_by(store=store, closed_at=None)
+        self._do(delete(StoreRow).filter_by(name=store), closed.values(closed_at=IncidentRow.last_seen))
 
-    def leave_out(self, called: Collection[str]) -> None:
-        """Close the incidents of what is at no address of ``named``, unless it is ``called`` so.
+    def leave_out(self, called: Collection[str]) -> set[str]:
+        """Close the incidents of what is at no address of ``named``, unless it is ``called`` so; returns what stays.
 
         Drop its wishes, and what tuners answered about it.
         """
         assert self.named is not None
         named = self.named()
         with self._session() as session:
-            at = {row.name: row.url for row in session.execute(select(StoreRow.name, StoreRow.url))}
-            former = {name for name, url in at.items() if name != FLEET and url not in named}
-            names = {cut(name) for name in ("", FLEET, *called, *named, *(at.keys() - former))}
-            session.execute(
-                update(IncidentRow)
-                .where(IncidentRow.closed_at.is_(None), IncidentRow.store.not_in(names))
-                .values(closed_at=IncidentRow.last_seen)
-            )
+            present = session.scalars(select(StoreRow.name).where(StoreRow.url.in_(named)))
+            names = {"", FLEET, *called, *named, *present}
+            still = update(IncidentRow).filter_by(closed_at=None).where(IncidentRow.store.not_in(names))
+            session.execute(still.values(closed_at=IncidentRow.last_seen))
             session.execute(delete(AnswerRow).where(AnswerRow.store.not_in(names)))
-            session.execute(delete(WishRow).where(WishRow.url.not_in({FLEET, *(cut(url) for url in named)})))
+            session.execute(delete(WishRow).where(WishRow.url.not_in({FLEET, *named})))
+        return names
 
     def wish_bypass(self, store: str, *, on: bool) -> None:
         """Remember what the store has not acknowledged yet; ``fleet``: all stores that were ever seen.
@@ -149,7 +145,7 @@ class History(OfHistory):
         Those that left hear it under their names: another store may have the address by then.
         """
         if store != FLEET:
-            self._do(update(StoreRow).where(StoreRow.name == store).values(pending_bypass=on))
+            self._do(update(StoreRow).filter_by(name=store).values(pending_bypass=on))
             return
         told = self._rows(select(StoreRow.name, StoreRow.status))  # PostgreSQL looks into no document with a zero byte
         ours = StoreRow.name.not_in([FLEET, *(name for name, status in told if status.get(OBSERVED))])
@@ -164,13 +160,15 @@ class History(OfHistory):
             tuning = session.get_one(StoreRow, store).tuning
             session.execute(
                 update(StoreRow)
-                .where(StoreRow.name == store, StoreRow.pending_bypass == on)
+                .filter_by(name=store, pending_bypass=on)
                 .values(pending_bypass=None, tuning={**tuning, "bypass": on})
                 .execution_options(synchronize_session=False)
             )
 
 
-def _remember(session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]]) -> None:
+def _remember(
+    session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]]
+) -> Booked:
     """Remember different stores, each with its rates. Takes as many statements for many stores as for one."""
     snapshots = [snapshot for snapshot, _ in told]
     summed = _write_stores(session, snapshots)
@@ -178,11 +176,10 @@ def _remember(session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: 
     if windows:
         session.execute(insert(WindowRow), [window_columns(window) for window, _ in windows])
         add_late(session, [window for window, _ in windows if window.start < (summed.get(cut(window.store)) or NEVER)])
-    stages = list(chain.from_iterable(snapshot.stages for snapshot in snapshots))
-    if stages:
-        session.execute(insert(StageWindowRow), [dict(vars(window)) for window in stages])
+    if stages := [dict(vars(stage)) for snapshot in snapshots for stage in snapshot.stages]:
+        session.execute(insert(StageWindowRow), stages)
     shares = {snapshot.store: str(read(snapshot.tuning, HELD_OUT) or 0.0) for snapshot in snapshots}
-    book(session, [*windows, *booked], shares)
+    return book(session, [*windows, *booked], shares)
 
 
 def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:
@@ -191,19 +188,25 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
     columns = (StoreRow.name, StoreRow.summed_until, StoreRow.candidates)
     known = {row.name: row for row in session.execute(select(*columns).where(StoreRow.name.in_(names)))}
     bypassed = session.get(WishRow, FLEET) and True
-    new = [  # the tuning of one seen for the first time is taken as intended
-        {
-            **_state(one, ()),
-            "first_seen": one.at,
-            "expected": one.tuning,
-            "expected_at": one.at,
-            "pending_bypass": None if one.observed else bypassed,
-        }
-        for one in snapshots
-        if cut(one.store) not in known
-    ]
-    old = [_state(one, known[cut(one.store)].candidates or ()) for one in snapshots if cut(one.store) in known]
-    old.sort(key=itemgetter("name"))  # all who write several lock them in this order
+    new, old = list[dict[str, Any]](), list[dict[str, Any]]()
+    for one in sorted(snapshots, key=attrgetter("store")):  # all who write several lock them in this order
+        row = known.get(cut(one.store))
+        remote = (window for window in one.windows if window.tier == "remote")
+        state = {"name": one.store, "last_seen": one.at, **{name: getattr(one, name) for name in _STATE}}
+        state["candidates"] = candidates((row and row.candidates) or (), remote)
+        if row:
+            old.append(state)
+        else:  # the tuning of one seen for the first time is taken as intended
+            pending = None if one.observed else bypassed
+            new.append(
+                {
+                    **state,
+                    "first_seen": one.at,
+                    "expected": one.tuning,
+                    "expected_at": one.at,
+                    "pending_bypass": pending,
+                }
+            )
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
         if rows:
             session.execute(statement, rows)
@@ -213,9 +216,3 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
             session.merge(WishRow(url=former.url, bypass=former.pending_bypass))
         former.url, former.pending_bypass = NOWHERE, None
     return {name: row.summed_until for name, row in known.items()}
-
-
-def _state(snapshot: Snapshot, before: Sequence[Candidates]) -> dict[str, Any]:
-    """Columns that each answer renews; ``before``: its candidates up to now."""
-    told = {"name": snapshot.store, "last_seen": snapshot.at, **{name: getattr(snapshot, name) for name in _STATE}}
-    return {**told, "candidates": candidates(before, (one for one in snapshot.windows if one.tier == "remote"))}

@@ -8,10 +8,11 @@ from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.fields import capacity_field, read
 from tiertune_agent.history.decisions import MOST_MOVED
 from tiertune_agent.history.store import History
+from tiertune_agent.incidents import sources
 from tiertune_agent.incidents.detectors import Sight, incidents
 from tiertune_agent.incidents.drift import compared
 from tiertune_agent.incidents.seen import SeenWindows
-from tiertune_agent.records import CHANGED, Decision, Now, Snapshot, State, grouped, parts, total
+from tiertune_agent.records import CHANGED, Decision, Now, Snapshot, State, Window, grouped, parts, total
 from tiertune_agent.remote.managed import KIND
 from tiertune_agent.tuners.base import present
 from tiertune_connector.tuning import TIERS
@@ -19,6 +20,8 @@ from tiertune_connector.tuning import TIERS
 TROUBLES = ("store_unreachable", "store_nonsense", "stale_counters", "store_misnamed", "duplicate_store", KIND)
 REMEMBERED = timedelta(hours=6)
 """Decisions younger than this may still take effect."""
+LATELY = timedelta(minutes=10)
+"""Windows of observed sources younger than this are kept one by one."""
 MEANT = (*CHANGED, State.APPROVED, State.FAILED)
 """States of decisions that changed a store, or were to."""
 SPLITS = 100
@@ -29,11 +32,15 @@ class Watch:
     def __init__(self, history: History, now: Now) -> None:
         self._history = history
         self._now = now
-        self._windows = SeenWindows(history, now)
+        self._windows, self._sources = SeenWindows(history, now), SeenWindows(history, now)
+        self._recent: dict[str, list[Window]] = {}
+        """The last windows of observed sources, one by one."""
 
     def forget(self) -> None:
         """Read the windows from history again."""
         self._windows.forget()
+        self._sources.forget()
+        self._recent.clear()
 
     def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble] = ()) -> None:
         """Close incidents that answers disprove, open those that they show, and those of stores without an answer.
@@ -56,6 +63,15 @@ class Watch:
                 served = bool(reading - {store})
                 sight = Sight(snapshot, windows[store], decisions.get(store, ()), now, emptied, served)
                 found[store] |= incidents(sight)
+        self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
+
+    def look_at_sources(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble]) -> None:
+        """The same for observed sources, as far as they report; history must already have the snapshots."""
+        hours, since, found = self._sources.heard(snapshots), self._now() - LATELY, {}
+        for one in snapshots:
+            kept = (*self._recent.get(one.store, ()), *one.windows)
+            lately = self._recent[one.store] = [window for window in kept if window.start >= since]
+            found[one.store] = sources.incidents(one, hours.get(one.store, ()), lately)
         self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
 
     def _drifts(self, snapshots: Sequence[Snapshot]) -> dict[str, str]:

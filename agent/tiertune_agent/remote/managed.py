@@ -93,8 +93,8 @@ class Remote:
 
         From the second reading on, it includes the window since the last one, for the ledger.
         """
-        now_s = self._steady_s()
-        since_s, self._asked_s = self._asked_s, now_s
+        asked_s, self._asked_s = self._asked_s, self._steady_s()
+        seconds = 0.0 if asked_s is None else self._asked_s - asked_s
         try:
             held = self._held()
         except httpx.TransportError as error:
@@ -109,7 +109,7 @@ class Remote:
             at=at,
             status={"tiers": {"remote": state}},
             tuning=tuning,
-            windows=tuple(_window(0.0 if since_s is None else now_s - since_s, at, state["resident_bytes"])),
+            windows=(_window(seconds, at, state["resident_bytes"]),) if seconds > 0 else (),
         )
 
     def tuning(self) -> JsonDict:
@@ -127,7 +127,9 @@ class Remote:
             return _answer(httpx.codes.PRECONDITION_FAILED, "it was changed meanwhile")
         made: list[Change] = []
         for change in _changes(self._servers, held, stands["remote"], document["remote"]):
-            server, name, _, value = change
+            server, name, before, value = change
+            if value == before:
+                continue
             try:
                 server.set(name, value)
             except redis.ResponseError as error:
@@ -163,15 +165,13 @@ def shares(capacity: int | None, servers: int) -> list[int]:
 
 
 def _changes(servers: Sequence[RedisServer], held: Sequence[ServerMemory], old: Json, new: Json) -> Iterator[Change]:
-    """Settings to change. Servers of unequal sizes stay so until the sum changes."""
+    """Settings that must be as told. Servers of unequal sizes stay so until the sum changes."""
     if new["capacity_bytes"] != old["capacity_bytes"]:
         for server, one, share in zip(servers, held, shares(new["capacity_bytes"], len(servers)), strict=True):
-            if one.maxmemory != share:
-                yield server, MAXMEMORY, one.maxmemory, share
+            yield server, MAXMEMORY, one.maxmemory, share
     if new["policy"] != old["policy"]:
         for server, one in zip(servers, held, strict=True):
-            if one.policy != new["policy"]:
-                yield server, POLICY, one.policy, new["policy"]
+            yield server, POLICY, one.policy, new["policy"]
 
 
 def _set_back(made: Sequence[Change]) -> str:
@@ -232,11 +232,9 @@ def _state(held: Sequence[ServerMemory], capacity_bytes: int | None) -> JsonDict
     }
 
 
-def _window(seconds: float, at: datetime, resident: int) -> Iterator[Window]:
-    """The window of the last ``seconds``; none of 0 or less: there was no reading before, or the clock went back."""
-    if seconds > 0:
-        held = {"tier_resident_bytes": float(resident)}
-        yield Window(FLEET, "", "", "remote", at - timedelta(seconds=seconds), seconds, held)
+def _window(seconds: float, at: datetime, resident: int) -> Window:
+    held = {"tier_resident_bytes": float(resident)}
+    return Window(FLEET, "", "", "remote", at - timedelta(seconds=seconds), seconds, held)
 
 
 def _capacity(maxmemory: int) -> int | None:

@@ -62,7 +62,7 @@ class Managed:
     @property
     def snapshot(self) -> Snapshot:
         """The remote, with the hosts' mean capacities of local tiers: the shape of the fleet."""
-        tuning: JsonDict = dict(self.remote.tuning)
+        tuning = self.remote.tuning
         for tier in LOCAL:
             tuning = replaced(tuning, capacity_field(tier), held(self.fleet, tier) // max(1, len(self.fleet)))
         return replace(self.remote, tuning=tuning)

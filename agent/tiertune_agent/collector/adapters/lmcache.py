@@ -19,30 +19,31 @@ def mapped(told: Exposition, hints: Hints) -> Mapped:
     made.put("requests_total", told.total("lmcache:num_lookup_requests_total"), salted="unknown")
     prompts = told.total("lmcache:num_prompt_tokens_total")
     made.put("prompt_tokens_total", prompts, stage=STAGE)
-    if told.total(IN_ENGINE):
+    if in_engine := told.total(IN_ENGINE):
         made.tiers["gpu"] = "the engine's prefix cache"
-        made.found("gpu", told.total(IN_ENGINE), prompts, origin="self")
+        made.found("gpu", in_engine, prompts, origin="self")
     made.put("tier_resident_bytes", told.total("lmcache:local_cache_usage"), tier="dram")
     evicted = told.total("lmcache:local_cpu_evict_keys_count_total")
     made.put("tier_evictions_total", evicted, tier="dram", algorithm="", reason="room")
     made.failed("dram", "write", "no_room", told.total("lmcache:local_cpu_evict_failed_count_total"))
-    if told.total(ON_DISK):
+    if on_disk := told.total(ON_DISK):
         made.tiers["disk"] = "LocalDisk"
-        made.put("tier_resident_bytes", told.total(ON_DISK), tier="disk")
+        made.put("tier_resident_bytes", on_disk, tier="disk")
     if told.total("lmcache:num_remote_read_requests_total") or told.total("lmcache:num_remote_write_requests_total"):
         made.tiers["remote"] = "its remote backend"
         read = told.total("lmcache:num_remote_read_bytes_total")
         made.moved("remote", read, told.total("lmcache:num_remote_write_bytes_total"))
         made.failed("remote", "read", "failed", told.total("lmcache:get_blocking_failed_count"))
         made.failed("remote", "write", "failed", told.total("lmcache:put_failed_count"))
+    found = told.total(FOUND)
     if hints.tier:
         made.tiers.setdefault(hints.tier, "named in the settings")
-        made.found(hints.tier, told.total(FOUND), told.total("lmcache:num_lookup_tokens_total"))
+        made.found(hints.tier, found, told.total("lmcache:num_lookup_tokens_total"))
     else:
-        made.found_somewhere(told.total(FOUND))
+        made.found_somewhere(found)
         made.unknown.append("hits by tier: they are told as a whole (tier in the settings names the only one)")
     waits = told.split("lmcache:time_to_retrieve_sum", "worker_id")
-    made.waited(max(waits.values()) if waits else None, told.total(FOUND))  # ranks load at the same time
+    made.waited(max(waits.values(), default=None), found)  # ranks load at the same time
     made.unknown += [
         "capacity, and what disk and remote evicted: it does not tell them",
         "seconds saved and lost: it does not measure what recomputing would have cost",

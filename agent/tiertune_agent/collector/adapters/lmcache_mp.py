@@ -7,6 +7,7 @@ is there. Completed requests include failed ones, so stores are counted by their
 
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import STAGE, Hints, Mapped, one_tier, times
+from tiertune_agent.records import sum_known
 
 HIT_L2 = "lmcache_mp_lookup_hit_l2_tokens_total"
 L2_BYTES = "lmcache_mp_l2_usage_bytes"
@@ -19,8 +20,10 @@ def mapped(told: Exposition, hints: Hints) -> Mapped:
     made = Mapped(tiers={"dram": "L1"})
     adapters = {own: "disk" if own in ON_DISK else "remote" for own in told.split(L2_BYTES, "l2_name")}
     below = one_tier(adapters)
-    for salted in ("yes", "no"):
-        made.put("requests_total", _by_salt(told, salted), salted=salted)
+    if by_salt := told.split("lmcache_mp_lookups_requests_total", "cache_salt"):
+        plain = by_salt.get("", 0.0)
+        made.put("requests_total", sum(by_salt.values()) - plain, salted="yes")
+        made.put("requests_total", plain, salted="no")
     asked = told.total("lmcache_mp_lookup_requested_tokens_total")
     hit = told.total("lmcache_mp_lookup_hit_l1_tokens_total")
     made.put("prompt_tokens_total", asked, stage=STAGE)
@@ -44,14 +47,6 @@ def mapped(told: Exposition, hints: Hints) -> Mapped:
     return made
 
 
-def _by_salt(told: Exposition, salted: str) -> float | None:
-    by_salt = told.split("lmcache_mp_lookups_requests_total", "cache_salt")
-    if not by_salt:
-        return None
-    plain = by_salt.get("", 0.0)
-    return plain if salted == "no" else sum(by_salt.values()) - plain
-
-
 def _l1(told: Exposition, made: Mapped, hints: Hints) -> None:
     held = told.total("lmcache_mp_l1_memory_usage_bytes")
     ratios = list(told.split("lmcache_mp_l1_usage_ratio", "l1_tag").values())
@@ -60,8 +55,8 @@ def _l1(told: Exposition, made: Mapped, hints: Hints) -> None:
         made.put("tier_capacity_bytes", round(held / ratios[0]), tier="dram", state="effective")
     read, written = told.total("lmcache_mp_l1_read_chunks_total"), told.total("lmcache_mp_l1_write_chunks_total")
     refused = told.total("lmcache_mp_l1_allocation_failure_chunks_total")
-    tried = None if written is None and refused is None else (written or 0.0) + (refused or 0.0)
-    made.chunks("dram", tried=tried, written=0.0 if written is None and refused else written, read=read)
+    stored = 0.0 if written is None and refused else written
+    made.chunks("dram", tried=sum_known((written, refused)), written=stored, read=read)
     made.moved("dram", times(read, hints), times(written, hints))
     evicted = told.total("lmcache_mp_l1_evicted_chunks_total")
     made.put("tier_evictions_total", evicted, tier="dram", algorithm="", reason="unknown")

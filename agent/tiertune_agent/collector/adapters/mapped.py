@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tiertune_agent.collector.counters import SOMEWHERE, Rows
+from tiertune_agent.records import added_up
 
 STAGE = "all"
 CHUNKS = "observed_chunks_total"
@@ -59,11 +60,9 @@ class Mapped:
     def failures(self, tier: str, operation: str, counts: Mapping[str, float]) -> None:
         """Add failures by the source's reasons; one that is no plain word, or one too many, counts as ``other``."""
         words = [reason for reason in sorted(counts) if _WORD.fullmatch(reason)][:REASONS]
-        for reason in words:
-            self.failed(tier, operation, reason, counts[reason])
-        rest = [count for reason, count in counts.items() if reason not in words]
-        if rest:
-            self.failed(tier, operation, "other", sum(rest))
+        told = added_up((reason if reason in words else "other", count) for reason, count in counts.items())
+        for reason, count in told.items():
+            self.failed(tier, operation, reason, count)
 
     def failed(self, tier: str, operation: str, reason: str, count: float | None) -> None:
         self.put("tier_errors_total", count, tier=tier, operation=operation, reason=reason)

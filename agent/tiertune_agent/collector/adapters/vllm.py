@@ -62,15 +62,13 @@ def _found(told: Exposition, made: Mapped, beyond: str, *, staging: bool, ambigu
     if prompts is None or not sources:
         made.unknown.append("prompt tokens, or where they were found: this version of the engine does not tell them")
         return
-    left, outside = prompts, sum(sources.values()) - sources.get("device", 0.0)
-    made.found("gpu", sources.get("device"), left, origin="self")
-    left -= sources.get("device", 0.0)
+    on_gpu, staged = sources.get("device", 0.0), sources.get("host", 0.0) if staging else 0.0
+    outside = sum(sources.values()) - on_gpu - staged
+    made.found("gpu", sources.get("device"), prompts, origin="self")
     if staging:
-        made.found("staging", sources.get("host"), left)
-        left -= sources.get("host", 0.0)
-        outside -= sources.get("host", 0.0)
+        made.found("staging", sources.get("host"), prompts - on_gpu)
     if beyond:
-        made.found(beyond, outside, left)
+        made.found(beyond, outside, prompts - on_gpu - staged)
     elif ambiguous:
         made.found_somewhere(outside)
         made.unknown.append("hits of tiers beyond the host by tier: there are several")
