@@ -6,6 +6,7 @@ All nodes are alike here, so the fleet appears as one store.
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING
 
 from tiertune_agent.records import Prospect, Window, covered_s, series, total
@@ -14,11 +15,10 @@ from tiertune_agent.replay.link import Beliefs
 from tiertune_agent.tuners.base import MOST_OF_TIER, TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import Candidates, candidates, typical_candidate
 from tiertune_agent.tuners.tier_size import horizon_s
-from tiertune_connector.cost import PrefillCost
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.protocol.reporting import gained_s
 from tiertune_connector.store.accounts import LENGTHS
-from tiertune_connector.whatif.chain import ChainGhosts, SampledRequest, Shape
+from tiertune_connector.whatif.chain import ChainGhosts, Costs, SampledRequest, Shape
 from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, halved
 from tiertune_connector.whatif.sampler import Frequent, Sampler, mix
 
@@ -50,27 +50,6 @@ BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
 """Date of the first request, for tuners that need dates."""
 
 
-class Costs:
-    """What requests cost at the time, by the estimates of a store."""
-
-    def __init__(self, prefill: PrefillCost, chunk_tokens: int, margin: float) -> None:
-        self.margin = margin
-        self._prefill, self._chunk_tokens = prefill, chunk_tokens
-        self._known: list[float] = []
-        self.fetches: dict[str, tuple[float, float]] = {}
-
-    def prefill_s(self, chunks: int) -> float:
-        known = self._known
-        while len(known) <= chunks:
-            seconds = self._prefill.seconds(0, len(known) * self._chunk_tokens)
-            assert seconds is not None  # the model tells it
-            known.append(seconds)
-        return known[chunks]
-
-    def fetch_s(self, tier: str) -> tuple[float, float]:
-        return self.fetches[tier]
-
-
 class Stores:
     """Takes every request and what its gate did, and makes windows and prospects of them."""
 
@@ -81,7 +60,8 @@ class Stores:
         self._chunk_bytes, self._world = replay.chunk_bytes, world
         self._chains, self._offsets = replay.trace.keys, replay.trace.offsets.tolist()
         self._beliefs = Beliefs(world.link, 1, replay.chunk_bytes)
-        self.costs = Costs(world.prefill, world.chunk_tokens, margin)
+        self.costs = Costs(cache(self._prefill_s), {}, margin)
+        """What requests pay at the time, by the estimates of a store."""
         total = (start.dram * scenario.nodes + start.remote) * replay.chunk_bytes
         rate = min(RATES[1], max(RATES[0], SAMPLED_CHUNKS * replay.chunk_bytes / max(1, total)))
         self._hashes = mix(replay.trace.ids.astype("uint64"), scenario.seed)
@@ -169,9 +149,14 @@ class Stores:
         at_s = number * self.window_s
         return BEGIN + timedelta(seconds=at_s - self.window_s), at_s
 
+    def _prefill_s(self, chunks: int) -> float:
+        seconds = self._world.prefill.seconds(0, chunks * self._world.chunk_tokens)
+        assert seconds is not None  # the model tells it
+        return seconds
+
     def _learn_costs(self, at_s: float) -> None:
         estimates = {**self._world.local, "remote": self._beliefs.estimate(0, at_s)}
-        self.costs.fetches = {
+        self.costs.fetch_s = {
             tier: (estimate.t0_s, estimate.per_chunk_s + self._chunk_bytes / estimate.bytes_per_s)
             for tier, estimate in estimates.items()
         }

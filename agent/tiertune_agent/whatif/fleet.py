@@ -15,9 +15,9 @@ from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Snapshot
 from tiertune_agent.tuners.base import pools
 from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape, remote_bytes
-from tiertune_agent.whatif.terms import KnownCosts, Terms
+from tiertune_agent.whatif.terms import KnownCosts
 from tiertune_connector.units import Clock
-from tiertune_connector.whatif.chain import ChainGhosts, SampledRequest, Shape
+from tiertune_connector.whatif.chain import ChainGhosts, Costs, SampledRequest, Shape
 
 KEPT_SAMPLES = 32_768
 """Samples kept of each namespace, to warm the ghosts of a new grid."""
@@ -60,13 +60,13 @@ class _Namespace:
     flow: Flow
     asked: datetime
     """When the last requests came."""
-    log: deque[tuple[SampledRequest, Terms]] = field(default_factory=deque)
+    log: deque[tuple[SampledRequest, Costs]] = field(default_factory=deque)
     logged: int = 0
 
-    def play(self, seen: SampledRequest, terms: Terms, *, told: bool = False) -> None:
+    def play(self, seen: SampledRequest, costs: Costs, *, told: bool = False) -> None:
         """Play a request; ``told``: without a bill, as a prospect may have counted it already."""
-        self.ghosts.request(seen, terms, billed=not told)
-        self.log.append((seen, terms))
+        self.ghosts.request(seen, costs, billed=not told)
+        self.log.append((seen, costs))
         self.logged += len(seen.samples)
         while self.logged > KEPT_SAMPLES:
             self.logged -= len(self.log.popleft()[0].samples)
@@ -89,8 +89,8 @@ class _Namespace:
         kept = list(self.log) if fits else []
         self.log.clear()
         self.logged = 0
-        for seen, terms in kept:
-            self.play(seen, terms, told=True)
+        for seen, costs in kept:
+            self.play(seen, costs, told=True)
 
 
 class Pace:
@@ -234,9 +234,9 @@ class FleetWhatif:
         stores = {snapshot.store: snapshot for snapshot in fleet}
         came = [(request, answer.store) for answer in answers for request in answer.requests]
         first = {answer.store for answer in answers if not answer.grown}
-        terms = cache(lambda store, namespace: self._known.terms(stores[store], namespace))
+        costs = cache(lambda store, namespace: self._known.costs(stores[store], namespace))
         for request, store in sorted(came, key=lambda each: -each[0].age_s):
-            known, cost = self._namespaces.get(request.namespace), terms(store, request.namespace)
+            known, cost = self._namespaces.get(request.namespace), costs(store, request.namespace)
             if known is not None and cost is not None:  # else the cost of prefilling is not known yet
                 known.play(SampledRequest(store, request.chunks, request.samples), cost, told=store in first)
 

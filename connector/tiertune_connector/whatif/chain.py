@@ -6,11 +6,11 @@ so sums over sampled chunks of what each saves are unbiased (Horvitz and Thompso
 few of its chunks. Only the gate's choice needs the whole request: it is made from where its samples begin to miss.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tiertune_connector.whatif.sampler import Pick
 from tiertune_connector.whatif.simulated import SimulatedPool
@@ -53,17 +53,16 @@ class SampledRequest(NamedTuple):
     """From the head of the prompt."""
 
 
-class Costs(Protocol):
+@dataclass
+class Costs:
     """What requests pay at the time."""
 
+    prefill_s: Callable[[int], float]
+    """Seconds of recomputing so many leading chunks, beyond what every prefill takes."""
+    fetch_s: Mapping[str, tuple[float, float]]
+    """Seconds before the first byte of a fetch from a tier, and per chunk; by tier."""
     margin: float
     """How many times cheaper than recomputing a remote fetch must be."""
-
-    def prefill_s(self, chunks: int) -> float:
-        """Seconds of recomputing ``chunks`` leading chunks, beyond what every prefill takes."""
-
-    def fetch_s(self, tier: str) -> tuple[float, float]:
-        """Seconds before the first byte of a fetch from the tier, and per chunk."""
 
 
 @dataclass
@@ -264,12 +263,12 @@ def _saved_s(request: _Request, found: _Found, costs: Costs) -> float:
     fetch_s = 0.0
     if found.total > found.local and _worth(request, found.local, found.total, "remote", costs):
         kept = found.total
-        latency_s, chunk_s = costs.fetch_s("remote")
+        latency_s, chunk_s = costs.fetch_s["remote"]
         span = max(1.0, request.border(found.total) - request.border(found.local))  # chunks after the local prefix
         fetch_s = found.remote * (chunk_s + latency_s / span)
     elif found.near < found.local and not _worth(request, found.near, found.local, "disk", costs):
-        return request.prices[found.near] - request.weights[found.near] * costs.fetch_s("dram")[1]
-    nearby_s = found.dram * costs.fetch_s("dram")[1] + found.disk * costs.fetch_s("disk")[1]
+        return request.prices[found.near] - request.weights[found.near] * costs.fetch_s["dram"][1]
+    nearby_s = found.dram * costs.fetch_s["dram"][1] + found.disk * costs.fetch_s["disk"][1]
     if nearby_s:
         share = 1.0 if kept == found.total else request.weights[kept] / (found.dram + found.disk)
         fetch_s += min(share, 1.0) * nearby_s
@@ -279,7 +278,7 @@ def _saved_s(request: _Request, found: _Found, costs: Costs) -> float:
 def _worth(request: _Request, first: int, end: int, tier: str, costs: Costs) -> bool:
     """Whether fetching samples ``first`` to ``end`` from a slower tier is cheaper than recomputing them."""
     start, stop = request.border(first), request.border(end)
-    latency_s, chunk_s = costs.fetch_s(tier)
+    latency_s, chunk_s = costs.fetch_s[tier]
     saved_s = costs.prefill_s(round(stop)) - costs.prefill_s(round(start))
     margin = costs.margin if tier == "remote" else 1.0
     return saved_s > margin * (latency_s + chunk_s * (stop - start))
