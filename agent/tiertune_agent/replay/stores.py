@@ -70,7 +70,7 @@ class Stores:
         watched = range(0, scenario.nodes, -(-scenario.nodes // WATCHED_NODES))
         self._chunks = start.dram
         self._pools = {node: PoolGhosts(start.dram, rate=_ghost_rate(start.dram)) for node in watched}
-        self._counted: Mapping[tuple[str, int, str], float] = {}
+        self._counted: Mapping[str, float] = {}
         self.prospects: list[Prospect] = []
         self.windows: list[Window] = []
         """Windows with the pool's ghosts, oldest first."""
@@ -128,12 +128,12 @@ class Stores:
 
     def close_window(self, number: int) -> None:
         """Close window ``number`` (from 1), and renew costs, and once a period hot keys, for what follows."""
-        start, at_s = self._window(number)
+        at_s = number * self.window_s
+        start = BEGIN + timedelta(seconds=at_s - self.window_s)
         bill = self._ghosts.take()
-        if bill.requests:
-            costs = {name: seconds / bill.requests for name, seconds in bill.seconds.items()}
-            if costs:
-                self.prospects.append(Prospect("", start, self.window_s, bill.requests, costs))
+        costs = {name: seconds / bill.requests for name, seconds in bill.seconds.items()}
+        if costs:
+            self.prospects.append(Prospect("", start, self.window_s, bill.requests, costs))
         held = {_CAPACITY: float(self._chunks * self._chunk_bytes)}
         self.windows.append(Window(STORE, POOL, "", "", start, self.window_s, self._ghost_tokens() | held))
         if number % WINDOWS == 0:
@@ -143,11 +143,6 @@ class Stores:
         since = start - timedelta(seconds=horizon_s(self._period_s))
         self.prospects = [prospect for prospect in self.prospects if prospect.start >= since]
         self.windows = self.windows[-KEPT_WINDOWS:]
-
-    def _window(self, number: int) -> tuple[datetime, float]:
-        """The window's start (a date) and end (seconds)."""
-        at_s = number * self.window_s
-        return BEGIN + timedelta(seconds=at_s - self.window_s), at_s
 
     def _prefill_s(self, chunks: int) -> float:
         seconds = self._world.prefill.seconds(0, chunks * self._world.chunk_tokens)
@@ -163,21 +158,16 @@ class Stores:
 
     def _ghost_tokens(self) -> dict[str, float]:
         """``whatif_tokens_total`` of the window, over all pools watched."""
-        totals = defaultdict[tuple[str, int, str], float](float)
+        totals = defaultdict[str, float](float)
         for pool in self._pools.values():
             for (algorithm, chunks), (hits, asked) in pool.counts().items():
-                totals[algorithm, chunks, "hit"] += hits
-                totals[algorithm, chunks, "miss"] += asked - hits
-        values: dict[str, float] = {}
-        for key, now in totals.items():
-            before = self._counted.get(key, 0.0)
-            if now > before:  # counts that do not rise are left out
-                algorithm, chunks, result = key
                 size = str(chunks * self._chunk_bytes)
-                labels = (("algorithm", algorithm), ("capacity_bytes", size), ("result", result))
-                values[series("whatif_tokens_total", labels)] = (now - before) * self._world.chunk_tokens
-        self._counted = totals
-        return values
+                for result, count in (("hit", hits), ("miss", asked - hits)):
+                    labels = (("algorithm", algorithm), ("capacity_bytes", size), ("result", result))
+                    totals[series("whatif_tokens_total", labels)] += count
+        before, self._counted = self._counted, totals
+        grown = {name: now - before.get(name, 0.0) for name, now in totals.items()}
+        return {name: count * self._world.chunk_tokens for name, count in grown.items() if count > 0}  # others are none
 
     def _close_remote(self, start: datetime, at_s: float) -> None:
         """Add a window of the remote tier. Its estimate comes from probes, not from nodes' loads."""

@@ -97,7 +97,7 @@ class ChainGhosts:
         scales = rate / chunk_bytes, rate / (remote_chunk_bytes or chunk_bytes)
         self._fleets = {str(shape): _Fleet(shape, *scales) for shape in shapes}
         for shape in prefix_routed:
-            self._fleets[f"{shape}{PREFIX_ROUTING}"] = _PrefixRouted(shape, *scales)
+            self._fleets[f"{shape}{PREFIX_ROUTING}"] = _Fleet(shape, *scales, prefix_routed=True)
         self._bill = Bill()
 
     def request(self, seen: SampledRequest, costs: Costs, *, billed: bool = True) -> None:
@@ -175,8 +175,12 @@ class _Found(NamedTuple):
 class _Fleet:
     """The pools of one shape, in miniature."""
 
-    def __init__(self, shape: Shape, scale: float, remote_scale: float) -> None:
-        """``scale`` is miniature chunks per byte of a host's tiers, ``remote_scale`` of the remote one."""
+    def __init__(self, shape: Shape, scale: float, remote_scale: float, *, prefix_routed: bool = False) -> None:
+        """``scale`` is miniature chunks per byte of a host's tiers, ``remote_scale`` of the remote one.
+
+        ``prefix_routed``: requests go where most of their prompt was last, new ones where they really went.
+        """
+        self._owners: dict[Hashable, Hashable] | None = {} if prefix_routed else None
         self._dram, self._disk = round(shape.dram * scale), round(shape.disk * scale)
         self._hosts: dict[Hashable, tuple[SimulatedPool, SimulatedPool]] = {}
         self._remote = SimulatedPool(round(shape.remote * remote_scale))
@@ -185,7 +189,7 @@ class _Fleet:
 
     def play(self, request: _Request) -> _Found:
         """Look the request up, then write it through."""
-        host = self._host(request)
+        host = request.host if self._owners is None else self._owner(request, self._owners)
         if host not in self._hosts:
             self._hosts[host] = SimulatedPool(self._dram), SimulatedPool(self._disk)
         dram, disk = self._hosts[host]
@@ -200,28 +204,11 @@ class _Fleet:
     def forget(self, host: Hashable) -> None:
         """Forget a host that is gone."""
         self._hosts.pop(host, None)
+        if self._owners:
+            self._owners = {key: owner for key, owner in self._owners.items() if owner != host}
 
-    def _host(self, request: _Request) -> Hashable:
-        return request.host
-
-
-class _PrefixRouted(_Fleet):
-    """Requests go where most of their prompt was last, new ones where they really went."""
-
-    def __init__(self, shape: Shape, scale: float, remote_scale: float) -> None:
-        super().__init__(shape, scale, remote_scale)
-        self._owners: dict[Hashable, Hashable] = {}
-
-    def forget(self, host: Hashable) -> None:
-        super().forget(host)
-        self._owners = {key: owner for key, owner in self._owners.items() if owner != host}
-
-    def _host(self, request: _Request) -> Hashable:
-        owners, host = self._owners, request.host
-        for key in reversed(request.cold):
-            if key in owners:
-                host = owners[key]
-                break
+    def _owner(self, request: _Request, owners: dict[Hashable, Hashable]) -> Hashable:
+        host = next((owners[key] for key in reversed(request.cold) if key in owners), request.host)
         for key in request.cold:
             owners.pop(key, None)
             owners[key] = host
