@@ -1,12 +1,11 @@
 """What requests of one namespace cost on one host, by its store's figures, for simulations of other sizes."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
 from tiertune_agent.fields import Json, read
-from tiertune_agent.records import Snapshot, Window, Windows, total
+from tiertune_agent.records import Snapshot, Windows, total
 from tiertune_agent.tuners.base import TypicalCandidate, pools
 from tiertune_connector.whatif.chain import Costs
 
@@ -44,7 +43,6 @@ class KnownCosts:
 
     def __init__(self) -> None:
         self._fetch: dict[str, dict[str, tuple[float, float]]] = {}
-        self._token_s: dict[str, float] = {}
         self._lines: dict[str, Prefill] = {}
         self._heard: dict[str, datetime] = {}
         """When each store and namespace was last heard of."""
@@ -55,9 +53,6 @@ class KnownCosts:
             first_s, rate = (window.gauge(f"fetch_estimate_{name}") for name in ("t0_seconds", "bytes_per_second"))
             if window.tier and first_s is not None and rate:
                 self._fetch.setdefault(snapshot.store, {})[window.tier] = first_s, 1 / rate
-        token_s = _token_s(snapshot.windows)
-        if token_s is not None:
-            self._token_s[snapshot.store] = token_s
         for digest, pool in pools(snapshot.status).items():
             if line := Prefill.told(pool):
                 self._lines[digest] = line
@@ -66,27 +61,21 @@ class KnownCosts:
     def forget(self, before: datetime) -> set[str]:
         """Drop stores and namespaces not heard of since ``before``, and return their names."""
         gone = {name for name, at in self._heard.items() if at < before}
-        for kept in (self._fetch, self._token_s, self._lines, self._heard):
+        for kept in (self._fetch, self._lines, self._heard):
             for name in gone & kept.keys():
                 del kept[name]
         return gone
 
     def costs(self, snapshot: Snapshot, namespace: str) -> Costs | None:
         """What requests of a namespace pay on a store; None: not known yet."""
-        pool = read(snapshot.status, f"pools.{namespace}") or {}
-        tokens, nbytes = int(pool.get("chunk_tokens") or 0), int(pool.get("chunk_bytes") or 0)
-        prefill = self._lines.get(namespace) or self._by_token(snapshot.store)
-        if not tokens or not nbytes or prefill is None:
+        prefill, sizes = self._lines.get(namespace), _sizes(read(snapshot.status, f"pools.{namespace}") or {})
+        if prefill is None or sizes is None:
             return None
+        tokens, nbytes = sizes
         margin = float(read(snapshot.tuning, "tiers.remote.margin") or 1.0)
         measured = self._fetch.get(snapshot.store, {})
         fetch_s = UNMEASURED | {tier: (first_s, byte_s * nbytes) for tier, (first_s, byte_s) in measured.items()}
         return Costs(lambda chunks: prefill.seconds(chunks * tokens), fetch_s, margin)
-
-    def _by_token(self, store: str) -> Prefill | None:
-        """For engines that do not report their model's shape: every token costs the same."""
-        token_s = self._token_s.get(store)
-        return None if token_s is None else Prefill(0.0, token_s, 0.5, 0, 0, 0)
 
 
 def mean_prompt(snapshot: Snapshot, windows: Windows) -> TypicalCandidate | None:
@@ -94,22 +83,21 @@ def mean_prompt(snapshot: Snapshot, windows: Windows) -> TypicalCandidate | None
 
     It stands in for requests that found chunks there until there are some.
     """
-    known = KnownCosts()
-    known.hear(replace(snapshot, windows=tuple(windows)))
     requests = nbytes = recompute_s = 0.0
     for namespace, pool in pools(snapshot.status).items():
+        prefill, sizes = Prefill.told(pool), _sizes(pool)
         mine = [window for window in windows if window.namespace == namespace and not window.tier]
-        asked, costs = total(mine, "requests_total"), known.costs(snapshot, namespace)
-        if costs and asked:
-            chunks = int(total(mine, "prompt_tokens_total") / asked / int(pool["chunk_tokens"]))
+        asked = total(mine, "requests_total")
+        if prefill and sizes and asked:
+            tokens, chunk_bytes = sizes
+            chunks = int(total(mine, "prompt_tokens_total") / asked / tokens)
             requests += asked
-            nbytes += asked * chunks * int(pool["chunk_bytes"])
-            recompute_s += asked * costs.prefill_s(chunks)
+            nbytes += asked * chunks * chunk_bytes
+            recompute_s += asked * prefill.seconds(chunks * tokens)
     return TypicalCandidate(0, nbytes / requests, recompute_s / requests) if nbytes else None
 
 
-def _token_s(windows: Iterable[Window]) -> float | None:
-    """Seconds to recompute a token, by the gates' own predictions."""
-    predicted = [(window, window.total("gate_candidate_seconds_total", kind="recompute")) for window in windows]
-    tokens = sum(window.total("gate_candidate_tokens_total") for window, seconds in predicted if seconds)
-    return sum(seconds for _, seconds in predicted) / tokens if tokens else None
+def _sizes(pool: Json) -> tuple[int, int] | None:
+    """Tokens and bytes of a chunk, by a store's status of a pool; None: not told yet."""
+    tokens, nbytes = int(pool.get("chunk_tokens") or 0), int(pool.get("chunk_bytes") or 0)
+    return (tokens, nbytes) if tokens and nbytes else None

@@ -126,9 +126,14 @@ class Observer:
 
     def settle(self, breathe: Callable[[], object] = lambda: None) -> None:
         """Study all lookups that came before the call; ``breathe`` is called now and then, to let others compute."""
-        newest = self._requests  # lookups that come meanwhile may never end
-        while self._study_some(newest):
-            breathe()
+        newest, waiting = self._requests, True  # lookups that come meanwhile may never end
+        while waiting:
+            with self._study:
+                batch = self._take(newest)
+                for namespace, lookups in batch.items():
+                    self._learn(namespace, lookups)
+            if waiting := bool(batch):
+                breathe()
 
     def adopt(self, sampling: Sampling) -> None:
         """Sample as the fleet does. StaleError if a newer way is in force, or another of the same version."""
@@ -199,14 +204,6 @@ class Observer:
 
     def _rest_s(self) -> float:
         return max(_LEAST_REST_S, _REST_S * (1 - self._waiting_chunks / self.most_waiting))
-
-    def _study_some(self, newest: int) -> bool:
-        """Study a batch of the lookups up to number ``newest``; False if none waits."""
-        with self._study:
-            batch = self._take(newest)
-            for namespace, lookups in batch.items():
-                self._learn(namespace, lookups)
-        return bool(batch)
 
     def _take(self, newest: int) -> dict[str, list[_Lookup]]:
         """Take some waiting lookups up to number ``newest``, by namespace."""
