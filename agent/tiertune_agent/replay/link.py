@@ -52,7 +52,7 @@ class Beliefs:
     def __init__(self, link: Link, nodes: int, chunk_bytes: int) -> None:
         self._link, self._chunk_bytes = link, chunk_bytes
         bytes_per_s = link.spec.bytes_per_s
-        self._costs = [FetchCost(t0_s=0.0, per_chunk_s=0.0, bytes_per_s=bytes_per_s) for _ in range(nodes)]
+        self._costs = [FetchCost(t0_s=0.0, handling=False, bytes_per_s=bytes_per_s) for _ in range(nodes)]
         self._probed = [0] * nodes
         self._loads: list[list[tuple[float, int, int, float]]] = [[] for _ in range(nodes)]
 
