@@ -359,9 +359,12 @@ def tuned(replay: "Replay", policy: Policy | None = None) -> JsonDict:
 def _of_split(rule: Rule, nodes: int) -> Rule:
     """The same rules with the budgets of DRAM and remote as bounds: what is split is the scenario's own total."""
     budgets, sizes = rule.budgets, rule.tuners.tier_size
-    dram = [bytes_ for bytes_ in (sizes.max.dram, budgets.dram and budgets.dram // nodes) if bytes_ is not None]
-    remote = [bytes_ for bytes_ in (sizes.max.remote, budgets.remote) if bytes_ is not None]
-    most = sizes.max.model_copy(update={"dram": min(dram, default=None), "remote": min(remote, default=None)})
+    bounds = {
+        "dram": (sizes.max.dram, budgets.dram and budgets.dram // nodes),
+        "remote": (sizes.max.remote, budgets.remote),
+    }
+    least = {tier: min((most for most in both if most is not None), default=None) for tier, both in bounds.items()}
+    most = sizes.max.model_copy(update=least)
     tuners = rule.tuners.model_copy(update={"tier_size": sizes.model_copy(update={"max": most})})
     return rule.model_copy(update={"budgets": Budgets(), "tuners": tuners})
 
