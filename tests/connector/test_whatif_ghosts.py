@@ -186,8 +186,9 @@ def test_all_ghosts_of_a_pool_follow_few_keys(traffic):
     """At most 16k, whatever came."""
     for capacity in (500, 30_000, 10**6):
         ghosts = feed(PoolGhosts(capacity), traffic[0])
-        caches, curve = ghosts._minis._caches().values(), ghosts._curve
-        assert sum(map(len, caches)) + len(curve._plain) + len(curve._fixed) <= 16_384
+        assert not ghosts._minis._tiny
+        held, curve = sum(map(len, ghosts._minis._minis.values())), ghosts._curve
+        assert held + len(curve._plain) + len(curve._fixed) <= 16_384
 
 
 @given(chains=st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=30), capacity=st.integers(0, 9))
