@@ -173,6 +173,17 @@ def test_without_an_engines_line_there_are_no_costs():
     assert known.costs(snapshot(), "n") is None
 
 
+def test_a_line_of_another_version_may_have_more_but_not_less():
+    """What is new in it is left out; without one of its figures there are no costs."""
+    known = KnownCosts()
+    short = snapshot(pool=POOL | {"prefill": {name: LINE[name] for name in LINE if name != "step_tokens"}})
+    known.hear(short)
+    assert known.costs(short, "n") is None
+    long = snapshot(pool=POOL | {"prefill": LINE | {"new": 1.0}})
+    known.hear(long)
+    assert known.costs(long, "n").prefill_s(1) == pytest.approx(1e-3 * (16 + 2 * 16**2))
+
+
 def test_fetches_are_priced_by_the_last_estimates():
     """They stay known through rounds that tell nothing; a remote never measured is never worth a fetch."""
     known = KnownCosts()

@@ -260,7 +260,9 @@ def test_requests_may_be_followed_together(chains, cuts):
     for each in followed:
         theirs.follow([each])
     assert ours.take() == theirs.take()
-    assert len(ours) == len(theirs)
+    held, expected = ({name: list(mini.visible) for name, mini in minis._minis.items()} for minis in (ours, theirs))
+    assert held == expected
+    assert set(held) == set(CANDIDATES)
 
 
 def test_hot_keys_count_as_hits_and_leave_the_sample():

@@ -164,7 +164,7 @@ class Play:
                 node = self._world.scenario.node(found.engine)
                 self._beliefs.observed(node, start_s, remote, remote * chunk_bytes, took_s)
                 self.tally.remote_chunks += remote
-            else:
+            else:  # the link is down by then
                 tiers = tiers[: _local(tiers)]
         for tier, cost in self._world.local.items():
             chunks = tiers.count(tier)

@@ -126,14 +126,15 @@ class Observer:
 
     def settle(self, breathe: Callable[[], object] = lambda: None) -> None:
         """Study all lookups that came before the call; ``breathe`` is called now and then, to let others compute."""
-        newest, waiting = self._requests, True  # lookups that come meanwhile may never end
-        while waiting:
+        newest = self._requests  # lookups that come meanwhile may never end
+        while True:
             with self._study:
                 batch = self._take(newest)
                 for namespace, lookups in batch.items():
                     self._learn(namespace, lookups)
-            if waiting := bool(batch):
-                breathe()
+            if not batch:
+                return
+            breathe()
 
     def adopt(self, sampling: Sampling) -> None:
         """Sample as the fleet does. StaleError if a newer way is in force, or another of the same version."""
