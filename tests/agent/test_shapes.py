@@ -146,10 +146,10 @@ def test_a_prefill_is_priced_by_the_engines_own_line():
     known = KnownCosts()
     told = snapshot(pool=POOL | {"prefill": LINE})
     known.hear(told)
-    terms = known.terms(told, "n")
-    assert terms.prefill_s(0) == 0
-    assert terms.prefill_s(1) == pytest.approx(1e-3 * (16 + 2 * 16**2))
-    assert terms.prefill_s(20) == pytest.approx(1e-3 * (320 + 2 * 320**2) + 0.5 * (3.2 - 1))
+    costs = known.costs(told, "n")
+    assert costs.prefill_s(0) == 0
+    assert costs.prefill_s(1) == pytest.approx(1e-3 * (16 + 2 * 16**2))
+    assert costs.prefill_s(20) == pytest.approx(1e-3 * (320 + 2 * 320**2) + 0.5 * (3.2 - 1))
 
 
 def test_an_overhead_that_flops_hide_is_not_paid_again():
@@ -161,19 +161,27 @@ def test_an_overhead_that_flops_hide_is_not_paid_again():
     known = KnownCosts()
     told = snapshot(pool=POOL | {"prefill": asdict(prefill_line(cost))})
     known.hear(told)
-    terms = known.terms(told, "n")
-    assert terms.prefill_s(1024) == pytest.approx(cost.seconds(0, 16_384), rel=1e-6)
-    assert terms.prefill_s(16) == pytest.approx(shape.flops(0, 256) / 730e12, rel=1e-6)
+    costs = known.costs(told, "n")
+    assert costs.prefill_s(1024) == pytest.approx(cost.seconds(0, 16_384), rel=1e-6)
+    assert costs.prefill_s(16) == pytest.approx(shape.flops(0, 256) / 730e12, rel=1e-6)
 
 
-def test_engines_without_a_line_are_priced_by_their_gates():
-    """Seconds per token, from the predictions in the reports; before any there are no terms."""
+def test_without_an_engines_line_there_are_no_costs():
+    """Nobody can tell what computing takes."""
     known = KnownCosts()
-    assert known.terms(snapshot(), "n") is None
-    gates = {"gate_candidate_seconds_total{kind=recompute}": 3.0, "gate_candidate_tokens_total": 1500.0}
-    told = snapshot(windows=[window("remote", gates)])
-    known.hear(told)
-    assert known.terms(told, "n").prefill_s(10) == pytest.approx(160 * 0.002)
+    known.hear(snapshot())
+    assert known.costs(snapshot(), "n") is None
+
+
+def test_a_line_of_another_version_may_have_more_but_not_less():
+    """What is new in it is left out; without one of its figures there are no costs."""
+    known = KnownCosts()
+    short = snapshot(pool=POOL | {"prefill": {name: LINE[name] for name in LINE if name != "step_tokens"}})
+    known.hear(short)
+    assert known.costs(short, "n") is None
+    long = snapshot(pool=POOL | {"prefill": LINE | {"new": 1.0}})
+    known.hear(long)
+    assert known.costs(long, "n").prefill_s(1) == pytest.approx(1e-3 * (16 + 2 * 16**2))
 
 
 def test_fetches_are_priced_by_the_last_estimates():
@@ -184,10 +192,10 @@ def test_fetches_are_priced_by_the_last_estimates():
     known.hear(told)
     later = snapshot(pool=POOL | {"prefill": LINE}, margin=1.5)
     known.hear(later)
-    terms = known.terms(later, "n")
-    assert terms.fetch_s("disk") == pytest.approx((0.01, 0.001))
-    assert terms.fetch_s("remote")[0] > timedelta(days=365).total_seconds()
-    assert terms.margin == 1.5
+    costs = known.costs(later, "n")
+    assert costs.fetch_s["disk"] == pytest.approx((0.01, 0.001))
+    assert costs.fetch_s["remote"][0] > timedelta(days=365).total_seconds()
+    assert costs.margin == 1.5
 
 
 def prompts(namespace, requests, tokens):
@@ -201,13 +209,13 @@ def test_a_prompt_of_mean_length_stands_for_candidates_that_nobody_saw():
     both = replace(told, status={"pools": {"n": POOL | {"prefill": LINE}, "m": POOL | {"prefill": LINE}, "o": POOL}})
     known = KnownCosts()
     known.hear(told)
-    terms = known.terms(told, "n")
+    costs = known.costs(told, "n")
     seen = [prompts("n", 10.0, 3250.0), prompts("m", 30.0, 30 * 160.0), prompts("o", 900.0, 9e6)]
     found = mean_prompt(both, seen)
     assert (found.requests, found.nbytes) == (0, pytest.approx((10 * 20 + 30 * 10) / 40 * 1000))
-    assert found.recompute_s == pytest.approx((10 * terms.prefill_s(20) + 30 * terms.prefill_s(10)) / 40)
+    assert found.recompute_s == pytest.approx((10 * costs.prefill_s(20) + 30 * costs.prefill_s(10)) / 40)
     alone = mean_prompt(told, seen[:1])
-    assert (alone.nbytes, alone.recompute_s) == (20_000.0, pytest.approx(terms.prefill_s(20)))
+    assert (alone.nbytes, alone.recompute_s) == (20_000.0, pytest.approx(costs.prefill_s(20)))
 
 
 @pytest.mark.parametrize("windows", [[], [prompts("n", 10.0, 150.0)], [prompts("n", 0.0, 0.0)]])

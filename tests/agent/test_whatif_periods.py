@@ -94,7 +94,7 @@ def test_a_host_that_left_is_forgotten_after_a_day():
         fleet.play(conversations(20, hosts=1))
         fleet.round(seconds=40000)
     assert set.union(*(set(each._hosts) for each in simulated)) == {"host-0"}
-    assert {host for each in simulated for host in getattr(each, "_owners", {}).values()} == {"host-0"}
+    assert {host for each in simulated for host in (each._owners or {}).values()} == {"host-0"}
 
 
 @pytest.mark.parametrize("leap_s", [3600.0, -3600.0])

@@ -197,9 +197,9 @@ def test_what_cannot_be_is_not_learned(chunks, nbytes, seconds, counts):
 @pytest.mark.parametrize("chunks", [1, 40])
 def test_a_steady_tier_costs_what_is_stated(chunks):
     """Where loads take what the nominal speed tells, the estimate stays there."""
-    cost = FetchCost(t0_s=0.001, per_chunk_s=0.0002, bytes_per_s=1e9)
+    cost = FetchCost(t0_s=0.001, handling=False, bytes_per_s=1e9)
     for step in range(50):
-        cost.observe(chunks, chunks * CHUNK, 0.001 + chunks * (0.0002 + CHUNK / 1e9), 30.0 * step)
+        cost.observe(chunks, chunks * CHUNK, 0.001 + chunks * CHUNK / 1e9, 30.0 * step)
         assert cost.estimate(0.0).bytes_per_s == pytest.approx(1e9)
 
 

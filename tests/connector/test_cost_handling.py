@@ -116,11 +116,11 @@ def test_what_was_given_up_teaches_no_handling():
     assert max(wrong(cost, 64, SMALL, now, 8.0), wrong(cost, 4, LARGE, now, 8.0)) < 1.5
 
 
-def test_handling_that_is_told_is_not_learned():
+def test_handling_that_is_known_is_not_learned():
     """A replay's link has it in its scenario, and DRAM has none."""
-    cost = FetchCost(t0_s=0.0, per_chunk_s=0.001, bytes_per_s=SPEED)
+    cost = FetchCost(t0_s=0.0, handling=False, bytes_per_s=SPEED)
     feed(cost, [(64, SMALL), (4, LARGE)] * 20)
-    assert cost.estimate(0.0).per_chunk_s == 0.001
+    assert cost.estimate(0.0).per_chunk_s == 0.0
 
 
 def test_handling_is_followed_where_it_changes():

@@ -23,8 +23,9 @@ class Prices:
     def prefill_s(self, chunks):
         return chunks + 0.05 * chunks * (chunks - 1)
 
-    def fetch_s(self, tier):
-        return {"dram": (0.0, 0.0), "disk": (0.0, self.disk), "remote": (self.latency, self.remote)}[tier]
+    @property
+    def fetch_s(self):
+        return {"dram": (0.0, 0.0), "disk": (0.0, self.disk), "remote": (self.latency, self.remote)}
 
 
 def seen(chain, host=0, hot=()):
@@ -49,7 +50,7 @@ def exact(prompts, hosts, dram, remote, prices):
         while end < len(chain) and (chain[end] in own or chain[end] in far):
             end += 1
         fetched = sum(key not in own for key in chain[near:end])
-        latency, each = prices.fetch_s("remote")
+        latency, each = prices.fetch_s["remote"]
         whole = prices.prefill_s(len(chain))
         kept, fetch = prices.prefill_s(near), 0.0
         if end > near and prices.prefill_s(end) - kept > latency + each * (end - near):

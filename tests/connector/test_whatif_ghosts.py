@@ -185,7 +185,10 @@ def test_many_capacities_are_not_all_remembered(traffic):
 def test_all_ghosts_of_a_pool_follow_few_keys(traffic):
     """At most 16k, whatever came."""
     for capacity in (500, 30_000, 10**6):
-        assert feed(PoolGhosts(capacity), traffic[0]).tracked <= 16_384
+        ghosts = feed(PoolGhosts(capacity), traffic[0])
+        assert not ghosts._minis._tiny
+        held, curve = sum(map(len, ghosts._minis._minis.values())), ghosts._curve
+        assert held + len(curve._plain) + len(curve._fixed) <= 16_384
 
 
 @given(chains=st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=30), capacity=st.integers(0, 9))
@@ -257,7 +260,9 @@ def test_requests_may_be_followed_together(chains, cuts):
     for each in followed:
         theirs.follow([each])
     assert ours.take() == theirs.take()
-    assert len(ours) == len(theirs)
+    held, expected = ({name: list(mini.visible) for name, mini in minis._minis.items()} for minis in (ours, theirs))
+    assert held == expected
+    assert set(held) == set(CANDIDATES)
 
 
 def test_hot_keys_count_as_hits_and_leave_the_sample():

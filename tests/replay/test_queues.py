@@ -60,10 +60,8 @@ def test_a_link_passes_one_transfer_after_another(transfers):
     ends = []
     for gap_s, seconds in transfers:
         at_s += gap_s
-        wait_s = link.wait_s(at_s)
         assert link.transfers(at_s) == sum(end > at_s for end in ends)
-        start_s, took_s = link.take(at_s, lambda _, seconds=seconds: seconds)
-        assert (start_s, took_s) == (max(at_s, free_s), seconds)
-        assert abs(at_s + wait_s - start_s) < 1e-9
-        free_s = start_s + seconds
+        assert link.start_s(at_s) == max(at_s, free_s)
+        free_s = link.start_s(at_s) + seconds
+        link.add(free_s)
         ends.append(free_s)

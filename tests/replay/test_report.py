@@ -70,7 +70,7 @@ class TestPage:
         """The tiers' shares follow each other without a gap and end, with what was recomputed, at 100 %."""
         cell = played(rule=run(1.0))
         (only,) = cell.runs
-        assert [(part.name, part.width) for part in only.parts] == [
+        assert [(name, share) for name, (share, _) in only.parts.items()] == [
             ("dram", 30.0), ("remote", 20.0), ("recomputed", 50.0),
         ]  # fmt: skip
         assert [(piece.kind, piece.values) for piece in cell.hits.pieces] == [

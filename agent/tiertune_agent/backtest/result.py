@@ -73,9 +73,10 @@ class Backtest:
             before, after = (shown(one.field, value) for value in (one.before, one.after))
             change, why = f"{before} → {after}", f"{one.reason}; {verdict}" if verdict else one.reason
             yield _at(one.made_at), by, f"{one.tuner} of {one.target}", change, str(one.state).replace("_", " "), why
-        for answer in (answer for answer in self.answers if not answer["change"]):
-            place = f"{answer['tuner']} of {answer['store']} {answer['tier']}"
-            yield "at last", "policy", place, "", "none", answer["reason"]
+        for answer in self.answers:
+            if not answer["change"]:
+                place = f"{answer['tuner']} of {answer['store']} {answer['tier']}"
+                yield "at last", "policy", place, "", "none", answer["reason"]
 
     def sentences(self) -> list[str]:
         """The outcome in a sentence, and what else to know."""

@@ -186,8 +186,8 @@ class _Rehearsal:
 
     def _missing(self, there: Container[str]) -> list[str]:
         """Stores that do not answer now: they were seen before, and report again later."""
-        away = [store for name, store in self._records.items() if name not in there]
-        return [store.name for store in away if store.first_seen <= self._at < self._last[store.name]]
+        known = self._records.items()
+        return [name for name, one in known if name not in there and one.first_seen <= self._at < self._last[name]]
 
     def _collect(self, windows: Mapping[str, Windows]) -> None:
         for store, seen in windows.items():

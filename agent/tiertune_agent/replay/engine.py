@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import inf, sqrt
 
-from tiertune_agent.replay.scenario import GpuSpec, ModelSpec, Scenario, TierSpec
+from tiertune_agent.replay.scenario import GpuSpec, ModelSpec, Scenario
 from tiertune_connector.cost import FetchEstimate, ModelShape, PrefillCost
 
 OVERHEAD_S = 0.015
@@ -21,11 +21,8 @@ def prefill_cost(scenario: Scenario) -> PrefillCost:
 
 def local_costs(scenario: Scenario) -> Estimates:
     """What a fetch from dram and from disk costs, at any time."""
-    return {"dram": _local(scenario.tiers.dram), "disk": _local(scenario.tiers.disk)}
-
-
-def _local(tier: TierSpec) -> FetchEstimate:
-    return FetchEstimate(tier.latency_s, 0.0, inf if tier.gbps is None else tier.gbps * 1e9 / 8)
+    specs = {"dram": scenario.tiers.dram, "disk": scenario.tiers.disk}
+    return {tier: FetchEstimate(spec.latency_s, 0.0, (spec.gbps or inf) * 1e9 / 8) for tier, spec in specs.items()}
 
 
 def prefill_s(model: ModelSpec, gpu: GpuSpec, start: float, end: float) -> float:

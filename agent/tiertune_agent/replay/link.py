@@ -52,9 +52,8 @@ class Beliefs:
     def __init__(self, link: Link, nodes: int, chunk_bytes: int) -> None:
         self._link, self._chunk_bytes = link, chunk_bytes
         bytes_per_s = link.spec.bytes_per_s
-        self._costs = [FetchCost(t0_s=0.0, per_chunk_s=0.0, bytes_per_s=bytes_per_s) for _ in range(nodes)]
+        self._costs = [FetchCost(t0_s=0.0, handling=False, bytes_per_s=bytes_per_s) for _ in range(nodes)]
         self._probed = [0] * nodes
-        self._probes: list[float | None] = []
         self._loads: list[list[tuple[float, int, int, float]]] = [[] for _ in range(nodes)]
 
     def estimate(self, node: int, at_s: float, queue_s: float = 0.0) -> FetchEstimate:
@@ -83,22 +82,15 @@ class Beliefs:
                 end_s, chunks, nbytes, seconds = heappop(loads)
                 cost.observe(chunks, nbytes, self._beyond_latency(seconds, chunks), end_s)
                 continue
-            probe_took = self._probe(self._probed[node])
-            if probe_took is not None:
+            began_s = self._probed[node] * probe_s
+            if not self._link.down(began_s):
+                probe_took = self._link.truth(began_s).seconds(1, self._chunk_bytes)
                 cost.observe(1, self._chunk_bytes, self._beyond_latency(probe_took, 1), counts_at)
             self._probed[node] += 1
 
     def _beyond_latency(self, seconds: float, chunks: int) -> float:
         spec = self._link.spec
         return seconds - spec.per_chunk_s * chunks - spec.latency_s
-
-    def _probe(self, span: int) -> float | None:
-        """Seconds of the probe of that span; None: the link was down."""
-        while len(self._probes) <= span:
-            at_s = len(self._probes) * self._link.spec.probe_s
-            up = not self._link.down(at_s)
-            self._probes.append(self._link.truth(at_s).seconds(1, self._chunk_bytes) if up else None)
-        return self._probes[span]
 
 
 def _fluctuation(spec: LinkSpec, span_s: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:

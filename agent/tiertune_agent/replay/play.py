@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from tiertune_agent.replay.contents import ReplayedRequest
 from tiertune_agent.replay.engine import Estimates
 from tiertune_agent.replay.link import Beliefs, Link
@@ -140,44 +142,34 @@ class Play:
         if not self._queueing or self._chooser == "rule_blind":
             return 0.0, 0.0, ALONE
         engine, link, at_s = self._engines[found.engine], self._transfers, found.at_s
-        return engine.backlog_s(at_s), link.wait_s(at_s), Others(engine.requests(at_s), link.transfers(at_s))
+        return engine.backlog_s(at_s), link.start_s(at_s) - at_s, Others(engine.requests(at_s), link.transfers(at_s))
 
     def _remote(self, found: ReplayedRequest, queue_s: float) -> FetchEstimate:
         """The cost that the gate assumes for a fetch over the link."""
         if self._chooser != "rule_oracle":
             return self._beliefs.estimate(self._world.scenario.node(found.engine), found.at_s, queue_s)
-        true = self._world.link.truth(found.at_s)
-        return FetchEstimate(true.t0_s, true.per_chunk_s, true.bytes_per_s, queue_s)
+        return replace(self._world.link.truth(found.at_s), queue_s=queue_s)
 
     def _fetch(self, found: ReplayedRequest, tiers: Sequence[str]) -> tuple[int, float, float]:
         """Load the chunks; returns how many leading ones are there then, seconds since arrival, the remote's part."""
-        chunks = Counter(tiers)
+        remote, chunk_bytes, link = tiers.count("remote"), self._world.chunk_bytes, self._world.link
         fetch_s = remote_s = 0.0
-        if chunks["remote"]:
-            start_s, took_s = self._transfer(found.at_s, chunks["remote"])
+        if remote:
+            start_s = self._transfers.start_s(found.at_s) if self._queueing else found.at_s
+            took_s = 0.0 if link.down(start_s) else link.truth(start_s).seconds(remote, remote * chunk_bytes)
+            if self._queueing:
+                self._transfers.add(start_s + took_s)
             fetch_s = remote_s = start_s - found.at_s + took_s
             if took_s:
-                self._fetched(found, chunks["remote"], start_s, took_s)
-            else:
+                node = self._world.scenario.node(found.engine)
+                self._beliefs.observed(node, start_s, remote, remote * chunk_bytes, took_s)
+                self.tally.remote_chunks += remote
+            else:  # the link is down by then
                 tiers = tiers[: _local(tiers)]
-                chunks = Counter(tiers)
         for tier, cost in self._world.local.items():
-            fetch_s += cost.seconds(chunks[tier], chunks[tier] * self._world.chunk_bytes)
+            chunks = tiers.count(tier)
+            fetch_s += cost.seconds(chunks, chunks * chunk_bytes)
         return len(tiers), fetch_s, remote_s
-
-    def _fetched(self, found: ReplayedRequest, chunks: int, start_s: float, took_s: float) -> None:
-        node = self._world.scenario.node(found.engine)
-        self._beliefs.observed(node, start_s, chunks, chunks * self._world.chunk_bytes, took_s)
-        self.tally.remote_chunks += chunks
-
-    def _transfer(self, at_s: float, chunks: int) -> tuple[float, float]:
-        """When the transfer begins, and its seconds; 0: the link is down then."""
-
-        def seconds(start_s: float) -> float:
-            link = self._world.link
-            return 0.0 if link.down(start_s) else link.truth(start_s).seconds(chunks, chunks * self._world.chunk_bytes)
-
-        return self._transfers.take(at_s, seconds) if self._queueing else (at_s, seconds(at_s))
 
     def _prefill(self, found: ReplayedRequest, cut: int, fetch_s: float) -> None:
         """Compute the rest of the prompt, ``fetch_s`` after the arrival at the earliest."""

@@ -1,7 +1,7 @@
 """Waiting in a replay: one prefill queue per engine, one link for the fleet. Discrete events, no clock."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 
@@ -52,14 +52,11 @@ class LinkQueue:
             self._ends.popleft()
         return len(self._ends)
 
-    def wait_s(self, at_s: float) -> float:
-        """Seconds until a transfer asked for at ``at_s`` begins."""
-        return max(0.0, self._free_s - at_s)
+    def start_s(self, at_s: float) -> float:
+        """When a transfer asked for at ``at_s`` begins."""
+        return max(at_s, self._free_s)
 
-    def take(self, at_s: float, seconds: Callable[[float], float]) -> tuple[float, float]:
-        """Add a transfer asked for at ``at_s``; returns when it begins, and what ``seconds`` gives for that time."""
-        start_s = max(at_s, self._free_s)
-        took_s = seconds(start_s)
-        self._free_s = start_s + took_s
-        self._ends.append(self._free_s)
-        return start_s, took_s
+    def add(self, end_s: float) -> None:
+        """Add a transfer that began at ``start_s`` of when it was asked for, and ends at ``end_s``."""
+        self._free_s = end_s
+        self._ends.append(end_s)

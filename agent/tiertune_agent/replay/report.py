@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment
 
@@ -35,35 +35,27 @@ SHOWN_DECISIONS = 100
 BYTES = "capacity_bytes"
 
 
-@dataclass(frozen=True)
-class Part:
-    """One piece of a stacked bar, in per cent of its length."""
+class Run(NamedTuple):
+    """One bar of every chart."""
 
     name: str
-    width: float
-    tokens: int
-
-    @property
-    def told(self) -> str:
-        return f"{self.name}: {text.count(self.tokens)} tokens, {self.width:.1f} %"
-
-
-@dataclass(frozen=True)
-class Run:
-    """One bar of every chart; widths in per cent of the longest."""
-
-    name: str
-    told: str
     figures: Json
-    mean_width: float
-    p99_width: float
     gain: float | None
     """Share of the reference's mean TTFT that is saved; None: this is the reference."""
-    parts: tuple[Part, ...]
 
     @property
     def hit_share(self) -> float:
         return float(sum(self.figures["hit_tokens"].values()) / self.figures["prompt_tokens"])
+
+    @property
+    def parts(self) -> dict[str, tuple[float, str]]:
+        """By where tokens came from: their share in per cent, and the same in words."""
+        run = self.figures
+        tokens = {tier: run["hit_tokens"].get(tier, 0) for tier in HIT_IN} | {"recomputed": run["recomputed_tokens"]}
+        shares = {name: 100 * count / run["prompt_tokens"] for name, count in tokens.items() if count > 0}
+        return {
+            name: (share, f"{name}: {text.count(tokens[name])} tokens, {share:.1f} %") for name, share in shares.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -90,32 +82,23 @@ class Played:
     def runs(self) -> list[Run]:
         """In the order in which they were asked for."""
         documents = self.document["runs"]
-        longest = {kind: max(run[f"ttft_{kind}_s"] for run in documents.values()) for kind in ("mean", "p99")}
         base = documents[self.reference]["ttft_mean_s"]
         return [
-            Run(
-                name=name,
-                told=TOLD.get(name, ""),
-                figures=run,
-                mean_width=100 * run["ttft_mean_s"] / longest["mean"],
-                p99_width=100 * run["ttft_p99_s"] / longest["p99"],
-                gain=None if name == self.reference else 1 - run["ttft_mean_s"] / base,
-                parts=_parts(run),
-            )
+            Run(name, run, None if name == self.reference else 1 - run["ttft_mean_s"] / base)
             for name, run in documents.items()
         ]
 
     def run(self, name: str) -> Run | None:
         return next((run for run in self.runs if run.name == name), None)
 
-    @cached_property
-    def best(self) -> Run:
-        return min(self.runs, key=lambda run: float(run.figures["ttft_mean_s"]))
+    def width(self, run: Run, figure: str) -> float:
+        """One of a run's figures in per cent of the longest."""
+        return float(100 * run.figures[figure] / max(each.figures[figure] for each in self.runs))
 
     @property
     def shown(self) -> Run:
         """The run that the headline is about: the agent's if it was played, else the fastest."""
-        return self.run("tuned") or self.best
+        return self.run("tuned") or min(self.runs, key=lambda run: float(run.figures["ttft_mean_s"]))
 
     @property
     def headline(self) -> str:
@@ -126,21 +109,22 @@ class Played:
         base = _time(self.document["runs"][self.reference]["ttft_mean_s"])
         return f"With {run.name} the first token comes {_gain(run.gain)} than with {self.reference}: {mean}, not {base}"
 
-    @cached_property
+    @property
+    def kinds(self) -> list[str]:
+        """Where any run's tokens came from."""
+        return list(dict.fromkeys(name for run in self.runs for name in run.parts))
+
+    @property
     def hits(self) -> Bars:
         """Where every run's tokens came from, in per cent."""
-        kinds = dict.fromkeys(part.name for run in self.runs for part in run.parts)
-        found = [{part.name: part for part in run.parts} for run in self.runs]
-
-        def piece(kind: str) -> Piece:
-            parts = [each.get(kind) for each in found]
-            values = (part.width if part else None for part in parts)
-            return Piece(f"part {kind}", tuple(values), tips=tuple(part.told if part else "" for part in parts))
-
+        pieces = []
+        for kind in self.kinds:
+            widths, tips = zip(*(run.parts.get(kind, (None, "")) for run in self.runs), strict=True)
+            pieces.append(Piece(f"part {kind}", widths, tips=tips))
         return Bars(
-            "; ".join(f"{run.name}: {', '.join(part.told for part in run.parts)}" for run in self.runs),
+            "; ".join(f"{run.name}: {', '.join(told for _, told in run.parts.values())}" for run in self.runs),
             tuple(f"{run.name}: {100 * run.hit_share:.1f} %" for run in self.runs),
-            tuple(map(piece, kinds)),
+            tuple(pieces),
             top=100.0,
         )
 
@@ -185,17 +169,8 @@ class Played:
 def report(cells: Sequence[Played], command: str = "") -> str:
     """The page; it names ``command`` as the way to make it again."""
     names = list(dict.fromkeys(run.name for cell in cells for run in cell.runs))
-    return (
-        _environment()
-        .get_template("report.html")
-        .render(cells=cells, names=names, command=command, many=len(cells) > 1)
-    )
-
-
-def _parts(run: Json) -> tuple[Part, ...]:
-    whole = float(run["prompt_tokens"])
-    pieces = {tier: run["hit_tokens"].get(tier, 0) for tier in HIT_IN} | {"recomputed": run["recomputed_tokens"]}
-    return tuple(Part(name, 100 * tokens / whole, tokens) for name, tokens in pieces.items() if tokens > 0)
+    page = _environment().get_template("report.html")
+    return page.render(cells=cells, names=names, command=command, many=len(cells) > 1, about=TOLD)
 
 
 def _size(spec: Any) -> str:  # noqa: ANN401 (a TierSpec or a RemoteSpec)

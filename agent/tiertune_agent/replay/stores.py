@@ -6,6 +6,7 @@ All nodes are alike here, so the fleet appears as one store.
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import TYPE_CHECKING
 
 from tiertune_agent.records import Prospect, Window, covered_s, series, total
@@ -14,11 +15,10 @@ from tiertune_agent.replay.link import Beliefs
 from tiertune_agent.tuners.base import MOST_OF_TIER, TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import Candidates, candidates, typical_candidate
 from tiertune_agent.tuners.tier_size import horizon_s
-from tiertune_connector.cost import PrefillCost
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.protocol.reporting import gained_s
 from tiertune_connector.store.accounts import LENGTHS
-from tiertune_connector.whatif.chain import ChainGhosts, SampledRequest, Shape
+from tiertune_connector.whatif.chain import ChainGhosts, Costs, SampledRequest, Shape
 from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, halved
 from tiertune_connector.whatif.sampler import Frequent, Sampler, mix
 
@@ -50,27 +50,6 @@ BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
 """Date of the first request, for tuners that need dates."""
 
 
-class Costs:
-    """What requests cost at the time, by the estimates of a store."""
-
-    def __init__(self, prefill: PrefillCost, chunk_tokens: int, margin: float) -> None:
-        self.margin = margin
-        self._prefill, self._chunk_tokens = prefill, chunk_tokens
-        self._known: list[float] = []
-        self.fetches: dict[str, tuple[float, float]] = {}
-
-    def prefill_s(self, chunks: int) -> float:
-        known = self._known
-        while len(known) <= chunks:
-            seconds = self._prefill.seconds(0, len(known) * self._chunk_tokens)
-            assert seconds is not None  # the model tells it
-            known.append(seconds)
-        return known[chunks]
-
-    def fetch_s(self, tier: str) -> tuple[float, float]:
-        return self.fetches[tier]
-
-
 class Stores:
     """Takes every request and what its gate did, and makes windows and prospects of them."""
 
@@ -81,7 +60,8 @@ class Stores:
         self._chunk_bytes, self._world = replay.chunk_bytes, world
         self._chains, self._offsets = replay.trace.keys, replay.trace.offsets.tolist()
         self._beliefs = Beliefs(world.link, 1, replay.chunk_bytes)
-        self.costs = Costs(world.prefill, world.chunk_tokens, margin)
+        self.costs = Costs(cache(self._prefill_s), {}, margin)
+        """What requests pay at the time, by the estimates of a store."""
         total = (start.dram * scenario.nodes + start.remote) * replay.chunk_bytes
         rate = min(RATES[1], max(RATES[0], SAMPLED_CHUNKS * replay.chunk_bytes / max(1, total)))
         self._hashes = mix(replay.trace.ids.astype("uint64"), scenario.seed)
@@ -90,7 +70,7 @@ class Stores:
         watched = range(0, scenario.nodes, -(-scenario.nodes // WATCHED_NODES))
         self._chunks = start.dram
         self._pools = {node: PoolGhosts(start.dram, rate=_ghost_rate(start.dram)) for node in watched}
-        self._counted: Mapping[tuple[str, int, str], float] = {}
+        self._counted: Mapping[str, float] = {}
         self.prospects: list[Prospect] = []
         self.windows: list[Window] = []
         """Windows with the pool's ghosts, oldest first."""
@@ -148,12 +128,12 @@ class Stores:
 
     def close_window(self, number: int) -> None:
         """Close window ``number`` (from 1), and renew costs, and once a period hot keys, for what follows."""
-        start, at_s = self._window(number)
+        at_s = number * self.window_s
+        start = BEGIN + timedelta(seconds=at_s - self.window_s)
         bill = self._ghosts.take()
-        if bill.requests:
-            costs = {name: seconds / bill.requests for name, seconds in bill.seconds.items()}
-            if costs:
-                self.prospects.append(Prospect("", start, self.window_s, bill.requests, costs))
+        costs = {name: seconds / bill.requests for name, seconds in bill.seconds.items()}
+        if costs:
+            self.prospects.append(Prospect("", start, self.window_s, bill.requests, costs))
         held = {_CAPACITY: float(self._chunks * self._chunk_bytes)}
         self.windows.append(Window(STORE, POOL, "", "", start, self.window_s, self._ghost_tokens() | held))
         if number % WINDOWS == 0:
@@ -164,35 +144,30 @@ class Stores:
         self.prospects = [prospect for prospect in self.prospects if prospect.start >= since]
         self.windows = self.windows[-KEPT_WINDOWS:]
 
-    def _window(self, number: int) -> tuple[datetime, float]:
-        """The window's start (a date) and end (seconds)."""
-        at_s = number * self.window_s
-        return BEGIN + timedelta(seconds=at_s - self.window_s), at_s
+    def _prefill_s(self, chunks: int) -> float:
+        seconds = self._world.prefill.seconds(0, chunks * self._world.chunk_tokens)
+        assert seconds is not None  # the model tells it
+        return seconds
 
     def _learn_costs(self, at_s: float) -> None:
         estimates = {**self._world.local, "remote": self._beliefs.estimate(0, at_s)}
-        self.costs.fetches = {
+        self.costs.fetch_s = {
             tier: (estimate.t0_s, estimate.per_chunk_s + self._chunk_bytes / estimate.bytes_per_s)
             for tier, estimate in estimates.items()
         }
 
     def _ghost_tokens(self) -> dict[str, float]:
         """``whatif_tokens_total`` of the window, over all pools watched."""
-        totals = defaultdict[tuple[str, int, str], float](float)
+        totals = defaultdict[str, float](float)
         for pool in self._pools.values():
             for (algorithm, chunks), (hits, asked) in pool.counts().items():
-                totals[algorithm, chunks, "hit"] += hits
-                totals[algorithm, chunks, "miss"] += asked - hits
-        values: dict[str, float] = {}
-        for key, now in totals.items():
-            before = self._counted.get(key, 0.0)
-            if now > before:  # counts that do not rise are left out
-                algorithm, chunks, result = key
                 size = str(chunks * self._chunk_bytes)
-                labels = (("algorithm", algorithm), ("capacity_bytes", size), ("result", result))
-                values[series("whatif_tokens_total", labels)] = (now - before) * self._world.chunk_tokens
-        self._counted = totals
-        return values
+                for result, count in (("hit", hits), ("miss", asked - hits)):
+                    labels = (("algorithm", algorithm), ("capacity_bytes", size), ("result", result))
+                    totals[series("whatif_tokens_total", labels)] += count
+        before, self._counted = self._counted, totals
+        grown = {name: now - before.get(name, 0.0) for name, now in totals.items()}
+        return {name: count * self._world.chunk_tokens for name, count in grown.items() if count > 0}  # others are none
 
     def _close_remote(self, start: datetime, at_s: float) -> None:
         """Add a window of the remote tier. Its estimate comes from probes, not from nodes' loads."""

@@ -93,21 +93,23 @@ def load_trace(path: Path) -> Trace:
         reason = str(error).splitlines()[0]
         raise TraceError(f"{path}: cannot be read as parquet: {reason}") from error
     try:
-        return _read(path.stem, _Reader(table))
+        return _read(path.stem, table)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
 
 
-def _read(name: str, reader: "_Reader") -> Trace:
-    offsets, names = reader.chains("hash_ids")
+def _read(name: str, table: Any) -> Trace:  # noqa: ANN401 (pyarrow has no types)
+    if not table.num_rows:
+        raise TraceError("there is nothing in it: no requests")
+    offsets, names = _chains(table, "hash_ids")
     ids = np.unique(names, return_inverse=True)[1] if names.max() >= names.size else names
     trace = Trace(
         name=name,
-        block_tokens=reader.block_size(),
-        t=reader.numbers("t", pa.types.is_floating, pa.types.is_integer).astype(np.float64),
-        input_len=reader.integers("input_len"),
-        session=reader.integers("session"),
-        type=reader.texts("type"),
+        block_tokens=_block_size(table),
+        t=_column(table, "t", _is_number, "numbers").to_numpy(zero_copy_only=False).astype(np.float64),
+        input_len=_integers(table, "input_len"),
+        session=_integers(table, "session"),
+        type=_column(table, "type", _is_text, "text").to_pylist(),
         offsets=offsets,
         ids=ids.astype(np.int64),
     )
@@ -116,57 +118,52 @@ def _read(name: str, reader: "_Reader") -> Trace:
     return trace
 
 
-class _Reader:
-    """Columns of one table, or errors that name them."""
+def _column(table: Any, name: str, accepts: Callable[[Any], bool], expected: str) -> Any:  # noqa: ANN401
+    """A column without missing values, of a type that ``accepts`` it."""
+    if name not in table.column_names:
+        raise TraceError(f"column {name!r} is missing; there are {table.column_names}")
+    column = table[name].combine_chunks()
+    if not accepts(column.type):
+        raise TraceError(f"column {name!r} has type {column.type}, expected {expected}")
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise TraceError(f"row {row}, column {name!r}: a value is missing")
+    return column
 
-    def __init__(self, table: Any) -> None:  # noqa: ANN401 (pyarrow has no types)
-        self._table = table
-        if not table.num_rows:
-            raise TraceError("there is nothing in it: no requests")
 
-    def block_size(self) -> int:
-        text = (self._table.schema.metadata or {}).get(b"block_size", b"").decode(errors="replace")
-        if not text.isdecimal() or len(text) > _MOST_DIGITS or not int(text):
-            raise TraceError(f"parquet metadata 'block_size' must be tokens per block, not {text[:40]!r}")
-        return int(text)
+def _integers(table: Any, name: str) -> Ints:  # noqa: ANN401
+    values: Ints = _column(table, name, pa.types.is_integer, "whole numbers").to_numpy(zero_copy_only=False)
+    return values.astype(np.int64)
 
-    def integers(self, name: str) -> Ints:
-        return self.numbers(name, pa.types.is_integer, what="whole numbers").astype(np.int64)
 
-    def numbers(self, name: str, *kinds: Callable[[Any], bool], what: str = "numbers") -> npt.NDArray[Any]:
-        column = self._column(name, lambda kind: any(is_kind(kind) for is_kind in kinds), what)
-        values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        return values
+def _chains(table: Any, name: str) -> tuple[Ints, Names]:  # noqa: ANN401
+    """Offsets, and ids as in the file, of a column of lists of integers."""
+    column = _column(table, name, _is_chain, "lists of integers")
+    offsets = np.concatenate([[0], np.cumsum(np.diff(column.offsets.to_numpy()))]).astype(np.int64)
+    flat = column.flatten()
+    values = flat.to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False) | ~(values >= 0))
+    if wrong.size:
+        raise TraceError(f"row {_row(offsets, wrong[0])}, column {name!r}: a block id is missing or negative")
+    if not values.size:
+        raise TraceError(f"column {name!r}: there is nothing in it: no request has a block")
+    return offsets, values
 
-    def chains(self, name: str) -> tuple[Ints, Names]:
-        """Offsets, and ids as in the file, of a column of lists of integers."""
-        column = self._column(name, _is_chain, "lists of integers")
-        lengths = np.diff(column.offsets.to_numpy())
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        flat = column.flatten()
-        values = flat.to_numpy(zero_copy_only=False)
-        wrong = np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False) | ~(values >= 0))
-        if wrong.size:
-            row = int(np.searchsorted(offsets, wrong[0], side="right")) - 1
-            raise TraceError(f"row {row}, column {name!r}: a block id is missing or negative")
-        if not values.size:
-            raise TraceError(f"column {name!r}: there is nothing in it: no request has a block")
-        return offsets, values
 
-    def texts(self, name: str) -> list[str]:
-        values: list[str] = self._column(name, _is_text, "text").to_pylist()
-        return values
+def _row(offsets: Ints, place: int) -> int:
+    """The request that an access belongs to."""
+    return int(np.searchsorted(offsets, place, side="right")) - 1
 
-    def _column(self, name: str, accepts: Callable[[Any], bool], expected: str) -> Any:  # noqa: ANN401
-        if name not in self._table.column_names:
-            raise TraceError(f"column {name!r} is missing; there are {self._table.column_names}")
-        column = self._table[name].combine_chunks()
-        if not accepts(column.type):
-            raise TraceError(f"column {name!r} has type {column.type}, expected {expected}")
-        if column.null_count:
-            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-            raise TraceError(f"row {row}, column {name!r}: a value is missing")
-        return column
+
+def _block_size(table: Any) -> int:  # noqa: ANN401
+    text = (table.schema.metadata or {}).get(b"block_size", b"").decode(errors="replace")
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or not int(text):
+        raise TraceError(f"parquet metadata 'block_size' must be tokens per block, not {text[:40]!r}")
+    return int(text)
+
+
+def _is_number(kind: Any) -> bool:  # noqa: ANN401
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
 def _is_chain(kind: Any) -> bool:  # noqa: ANN401
@@ -204,11 +201,11 @@ def _check_parents(trace: Trace, names: Names) -> None:
     if not wrong.size:
         return
     place = int(wrong[0])
-    row = int(np.searchsorted(trace.offsets, place, side="right")) - 1
     first = int(np.flatnonzero(trace.ids == trace.ids[place])[0])
     now, before = (_told(parents[at] >= 0, names[at - 1]) for at in (place, first))
     raise TraceError(
-        f"row {row}, column 'hash_ids': broken chain: block {names[place]} follows {now} here, but {before} before"
+        f"row {_row(trace.offsets, place)}, column 'hash_ids': "
+        f"broken chain: block {names[place]} follows {now} here, but {before} before"
     )
 
 

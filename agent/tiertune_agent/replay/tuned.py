@@ -113,7 +113,7 @@ class ReplayAgent:
         self._settled_s = {DRAM.tier: 0.0, REMOTE.tier: 0.0}
         """By tier, until when it is not changed again: the end of the period."""
         self.changes: list[Change] = []
-        self.answers: dict[str, tuple[float, str]] = {}
+        self.answers: dict[str, JsonDict] = {}
         """The newest of each tuner that changed nothing: when, and why."""
         self.incidents: list[JsonDict] = []
         self.split: list[list[float]] = [[0.0, self._share()]]
@@ -190,7 +190,7 @@ class ReplayAgent:
             if isinstance(answer, Proposal):
                 self._take(tuner, target, answer)
                 return
-            self.answers[tuner.name] = (self._at_s, answer.reason)
+            self.answers[tuner.name] = {"tuner": tuner.name, "at_s": self._at_s, "reason": answer.reason}
 
     def _ask(self, tuner: Tuner, target: Target) -> Answer:
         now = BEGIN + timedelta(seconds=self._at_s)
@@ -352,17 +352,19 @@ def tuned(replay: "Replay", policy: Policy | None = None) -> JsonDict:
     agent, tally = conduct(replay, policy)
     rolled_back = sum(change.state is State.ROLLED_BACK for change in agent.changes)
     report = replay.report(tally, split=agent.split, decisions=len(agent.changes), rollbacks=rolled_back)
-    answers = [{"tuner": tuner, "at_s": at_s, "reason": reason} for tuner, (at_s, reason) in agent.answers.items()]
     changes = [change.document() for change in agent.changes]
-    return {**report, "changes": changes, "answers": answers, "incidents": agent.incidents}
+    return {**report, "changes": changes, "answers": [*agent.answers.values()], "incidents": agent.incidents}
 
 
 def _of_split(rule: Rule, nodes: int) -> Rule:
     """The same rules with the budgets of DRAM and remote as bounds: what is split is the scenario's own total."""
     budgets, sizes = rule.budgets, rule.tuners.tier_size
-    dram = [bytes_ for bytes_ in (sizes.max.dram, budgets.dram and budgets.dram // nodes) if bytes_ is not None]
-    remote = [bytes_ for bytes_ in (sizes.max.remote, budgets.remote) if bytes_ is not None]
-    most = sizes.max.model_copy(update={"dram": min(dram, default=None), "remote": min(remote, default=None)})
+    bounds = {
+        "dram": (sizes.max.dram, budgets.dram and budgets.dram // nodes),
+        "remote": (sizes.max.remote, budgets.remote),
+    }
+    least = {tier: min((most for most in both if most is not None), default=None) for tier, both in bounds.items()}
+    most = sizes.max.model_copy(update=least)
     tuners = rule.tuners.model_copy(update={"tier_size": sizes.model_copy(update={"max": most})})
     return rule.model_copy(update={"budgets": Budgets(), "tuners": tuners})
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from tiertune_agent.collector.samples import Answer, SampleReader
 from tiertune_agent.collector.sampling import Handout
-from tiertune_agent.fields import read
+from tiertune_agent.fields import Json, read
 from tiertune_agent.records import Prospect, Snapshot
 from tiertune_agent.tuners.base import pools
 from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape, remote_bytes
-from tiertune_agent.whatif.terms import KnownCosts, Terms
+from tiertune_agent.whatif.terms import KnownCosts
 from tiertune_connector.units import Clock
-from tiertune_connector.whatif.chain import ChainGhosts, SampledRequest, Shape
+from tiertune_connector.whatif.chain import ChainGhosts, Costs, SampledRequest, Shape
 
 KEPT_SAMPLES = 32_768
 """Samples kept of each namespace, to warm the ghosts of a new grid."""
@@ -44,29 +44,22 @@ class GhostPlan(NamedTuple):
 
 
 @dataclass
-class Flow:
-    """All lookups of a namespace since its last prospect, sampled or not."""
-
-    since_s: float
-    """Steady seconds."""
-    requests: int = 0
-    chunks: int = 0
-
-
-@dataclass
 class _Namespace:
     plan: GhostPlan
     ghosts: ChainGhosts
-    flow: Flow
+    since_s: float
+    """When the last prospect was told, in steady seconds; below, all lookups since then, sampled or not."""
     asked: datetime
     """When the last requests came."""
-    log: deque[tuple[SampledRequest, Terms]] = field(default_factory=deque)
+    requests: int = 0
+    chunks: int = 0
+    log: deque[tuple[SampledRequest, Costs]] = field(default_factory=deque)
     logged: int = 0
 
-    def play(self, seen: SampledRequest, terms: Terms, *, told: bool = False) -> None:
+    def play(self, seen: SampledRequest, costs: Costs, *, told: bool = False) -> None:
         """Play a request; ``told``: without a bill, as a prospect may have counted it already."""
-        self.ghosts.request(seen, terms, billed=not told)
-        self.log.append((seen, terms))
+        self.ghosts.request(seen, costs, billed=not told)
+        self.log.append((seen, costs))
         self.logged += len(seen.samples)
         while self.logged > KEPT_SAMPLES:
             self.logged -= len(self.log.popleft()[0].samples)
@@ -74,12 +67,12 @@ class _Namespace:
     def came(self, grown: Mapping[str, int], at: datetime) -> None:
         """Count more lookups, up to ``at``."""
         self.asked = at if grown["requests"] else self.asked
-        self.flow.requests += grown["requests"]
-        self.flow.chunks += grown["chunks"]
+        self.requests += grown["requests"]
+        self.chunks += grown["chunks"]
 
     def forget(self, now_s: float) -> None:
         """Leave everything up to now out of prospects."""
-        self.flow = Flow(now_s)
+        self.since_s, self.requests, self.chunks = now_s, 0, 0
         self.ghosts.take()
 
     def replan(self, plan: GhostPlan) -> None:
@@ -89,8 +82,8 @@ class _Namespace:
         kept = list(self.log) if fits else []
         self.log.clear()
         self.logged = 0
-        for seen, terms in kept:
-            self.play(seen, terms, told=True)
+        for seen, costs in kept:
+            self.play(seen, costs, told=True)
 
 
 class Pace:
@@ -212,14 +205,16 @@ class FleetWhatif:
     ) -> None:
         """Set up the namespace's ghosts, or replace them if they no longer simulate what there is."""
         sampling = self._handout.current
-        told = [pool for snapshot in fleet if (pool := read(snapshot.status, f"pools.{namespace}"))]
-        if sampling is None or not told or not int(told[0].get("chunk_bytes") or 0):
+        told = (read(snapshot.status, f"pools.{namespace}") for snapshot in fleet)
+        pool: Json = next(filter(None, told), {})
+        chunk_bytes = int(pool.get("chunk_bytes") or 0)
+        if sampling is None or not chunk_bytes:
             return
-        sizes = (max(1, round(int(told[0]["chunk_bytes"]) / share)) for share in _shares(namespace, fleet))
+        sizes = (max(1, round(chunk_bytes / share)) for share in _shares(namespace, fleet))
         plan = GhostPlan(shapes, now, sampling.rate, sampling.seed, *sizes)
         known = self._namespaces.get(namespace)
         if known is None:
-            self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), Flow(since_s), at)
+            self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), since_s, at)
         elif _differs(known.plan, plan):
             known.replan(plan)
 
@@ -234,25 +229,25 @@ class FleetWhatif:
         stores = {snapshot.store: snapshot for snapshot in fleet}
         came = [(request, answer.store) for answer in answers for request in answer.requests]
         first = {answer.store for answer in answers if not answer.grown}
-        terms = cache(lambda store, namespace: self._known.terms(stores[store], namespace))
+        costs = cache(lambda store, namespace: self._known.costs(stores[store], namespace))
         for request, store in sorted(came, key=lambda each: -each[0].age_s):
-            known, cost = self._namespaces.get(request.namespace), terms(store, request.namespace)
+            known, cost = self._namespaces.get(request.namespace), costs(store, request.namespace)
             if known is not None and cost is not None:  # else the cost of prefilling is not known yet
                 known.play(SampledRequest(store, request.chunks, request.samples), cost, told=store in first)
 
     def _prospect(self, namespace: str, at: datetime, now_s: float, every_s: float) -> Prospect | None:
         known = self._namespaces[namespace]
-        flow, seconds = known.flow, now_s - known.flow.since_s
-        if seconds < every_s or not flow.requests:
+        requests, seconds = known.requests, now_s - known.since_s
+        if seconds < every_s or not requests:
             return None
         bill = known.ghosts.take()
         if not bill.chunks:
             return None
-        known.flow = Flow(now_s)
         # Ratio estimate: the samples give the cost of a chunk, the totals how many chunks a request has.
-        scale = flow.chunks / flow.requests / bill.chunks
+        scale = known.chunks / requests / bill.chunks
+        known.forget(now_s)
         costs = {shape: scale * seconds_ for shape, seconds_ in bill.seconds.items()}
-        return Prospect(namespace, at - timedelta(seconds=seconds), seconds, flow.requests, costs)
+        return Prospect(namespace, at - timedelta(seconds=seconds), seconds, requests, costs)
 
 
 def _ghosts(plan: GhostPlan) -> ChainGhosts:

@@ -78,19 +78,17 @@ class FetchCost:
         self,
         *,
         t0_s: float | None = None,
-        per_chunk_s: float | None = None,
+        handling: bool = True,
         bytes_per_s: float | None = None,
         now: float = 0.0,
     ) -> None:
-        """``t0_s`` and ``per_chunk_s`` are fixed if given, else learned.
+        """``t0_s`` is fixed if given, else learned; so is chunks' ``handling``, or there is none.
 
         ``bytes_per_s`` is the nominal bandwidth; without it the cost is unknown until the first observation.
         """
         self.samples = 0
         self._learn_t0, self._t0_s = t0_s is None, t0_s or 0.0
-        self._fixed_chunk_s = per_chunk_s or 0.0
-        self._handling = Handling() if per_chunk_s is None else None
-        self._handling_bytes = 0.0
+        self._learn_handling, self._handling = handling, Handling()
         self._latency_seen = False
         self._updated = now
         self._heard: dict[int, float] = {}
@@ -110,14 +108,13 @@ class FetchCost:
         """
         if chunks <= 0 or nbytes <= 0 or not PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
             return
-        transfer_s = max(seconds - self._fixed_chunk_s * (1 if at_least else chunks), 0.1 * seconds)
         if self._learn_t0:
-            self._t0_s = min(self._t0_s, 0.9 * transfer_s)
-        transfer_s = max(transfer_s - self._t0_s, 0.1 * transfer_s)
-        if self._handling and not at_least:
-            self._handle(self._handling, chunks, nbytes, transfer_s)
+            self._t0_s = min(self._t0_s, 0.9 * seconds)
+        transfer_s = max(seconds - self._t0_s, 0.1 * seconds)
+        if self._learn_handling and not at_least:
+            self._handle(chunks, nbytes, transfer_s)
             self.heard(nbytes / chunks, now)
-        bytes_per_s = (nbytes + self._handling_bytes * chunks) / transfer_s
+        bytes_per_s = (nbytes + self._handling.nbytes * chunks) / transfer_s
         if at_least and self._bytes_per_s is not None and bytes_per_s >= self._bytes_per_s:
             return
         self._learn(log(bytes_per_s), max(0.0, now - self._updated))
@@ -166,7 +163,7 @@ class FetchCost:
         doubt = self._doubt if age_s <= STALE_S else self._doubt * sqrt(age_s / STALE_S)
         return FetchEstimate(
             self._t0_s,
-            self._fixed_chunk_s + self._handling_bytes / self._bytes_per_s,
+            self._handling.nbytes / self._bytes_per_s,
             self._bytes_per_s,
             queue_s,
             age_s,
@@ -175,12 +172,11 @@ class FetchCost:
             transfers,
         )
 
-    def _handle(self, handling: Handling, chunks: int, nbytes: int, seconds: float) -> None:
+    def _handle(self, chunks: int, nbytes: int, seconds: float) -> None:
         """Learn the handling; if it changes, keep what is believed of chunks as large as those before."""
         self._came = REMEMBERED * self._came[0] + chunks, REMEMBERED * self._came[1] + nbytes
-        factor = handling.learn(nbytes / chunks, seconds / chunks)
+        factor = self._handling.learn(nbytes / chunks, seconds / chunks)
         if factor != 1.0:
-            self._handling_bytes = handling.nbytes
             for belief in self._beliefs:
                 belief.level += log(factor)
             self._believe()

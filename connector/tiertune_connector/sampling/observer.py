@@ -127,7 +127,13 @@ class Observer:
     def settle(self, breathe: Callable[[], object] = lambda: None) -> None:
         """Study all lookups that came before the call; ``breathe`` is called now and then, to let others compute."""
         newest = self._requests  # lookups that come meanwhile may never end
-        while self._study_some(newest):
+        while True:
+            with self._study:
+                batch = self._take(newest)
+                for namespace, lookups in batch.items():
+                    self._learn(namespace, lookups)
+            if not batch:
+                return
             breathe()
 
     def adopt(self, sampling: Sampling) -> None:
@@ -199,14 +205,6 @@ class Observer:
 
     def _rest_s(self) -> float:
         return max(_LEAST_REST_S, _REST_S * (1 - self._waiting_chunks / self.most_waiting))
-
-    def _study_some(self, newest: int) -> bool:
-        """Study a batch of the lookups up to number ``newest``; False if none waits."""
-        with self._study:
-            batch = self._take(newest)
-            for namespace, lookups in batch.items():
-                self._learn(namespace, lookups)
-        return bool(batch)
 
     def _take(self, newest: int) -> dict[str, list[_Lookup]]:
         """Take some waiting lookups up to number ``newest``, by namespace."""

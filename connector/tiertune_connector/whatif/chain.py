@@ -6,11 +6,11 @@ so sums over sampled chunks of what each saves are unbiased (Horvitz and Thompso
 few of its chunks. Only the gate's choice needs the whole request: it is made from where its samples begin to miss.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tiertune_connector.whatif.sampler import Pick
 from tiertune_connector.whatif.simulated import SimulatedPool
@@ -53,17 +53,16 @@ class SampledRequest(NamedTuple):
     """From the head of the prompt."""
 
 
-class Costs(Protocol):
+@dataclass
+class Costs:
     """What requests pay at the time."""
 
+    prefill_s: Callable[[int], float]
+    """Seconds of recomputing so many leading chunks, beyond what every prefill takes."""
+    fetch_s: Mapping[str, tuple[float, float]]
+    """Seconds before the first byte of a fetch from a tier, and per chunk; by tier."""
     margin: float
     """How many times cheaper than recomputing a remote fetch must be."""
-
-    def prefill_s(self, chunks: int) -> float:
-        """Seconds of recomputing ``chunks`` leading chunks, beyond what every prefill takes."""
-
-    def fetch_s(self, tier: str) -> tuple[float, float]:
-        """Seconds before the first byte of a fetch from the tier, and per chunk."""
 
 
 @dataclass
@@ -98,7 +97,7 @@ class ChainGhosts:
         scales = rate / chunk_bytes, rate / (remote_chunk_bytes or chunk_bytes)
         self._fleets = {str(shape): _Fleet(shape, *scales) for shape in shapes}
         for shape in prefix_routed:
-            self._fleets[f"{shape}{PREFIX_ROUTING}"] = _PrefixRouted(shape, *scales)
+            self._fleets[f"{shape}{PREFIX_ROUTING}"] = _Fleet(shape, *scales, prefix_routed=True)
         self._bill = Bill()
 
     def request(self, seen: SampledRequest, costs: Costs, *, billed: bool = True) -> None:
@@ -176,8 +175,12 @@ class _Found(NamedTuple):
 class _Fleet:
     """The pools of one shape, in miniature."""
 
-    def __init__(self, shape: Shape, scale: float, remote_scale: float) -> None:
-        """``scale`` is miniature chunks per byte of a host's tiers, ``remote_scale`` of the remote one."""
+    def __init__(self, shape: Shape, scale: float, remote_scale: float, *, prefix_routed: bool = False) -> None:
+        """``scale`` is miniature chunks per byte of a host's tiers, ``remote_scale`` of the remote one.
+
+        ``prefix_routed``: requests go where most of their prompt was last, new ones where they really went.
+        """
+        self._owners: dict[Hashable, Hashable] | None = {} if prefix_routed else None
         self._dram, self._disk = round(shape.dram * scale), round(shape.disk * scale)
         self._hosts: dict[Hashable, tuple[SimulatedPool, SimulatedPool]] = {}
         self._remote = SimulatedPool(round(shape.remote * remote_scale))
@@ -186,7 +189,7 @@ class _Fleet:
 
     def play(self, request: _Request) -> _Found:
         """Look the request up, then write it through."""
-        host = self._host(request)
+        host = request.host if self._owners is None else self._owner(request, self._owners)
         if host not in self._hosts:
             self._hosts[host] = SimulatedPool(self._dram), SimulatedPool(self._disk)
         dram, disk = self._hosts[host]
@@ -201,28 +204,11 @@ class _Fleet:
     def forget(self, host: Hashable) -> None:
         """Forget a host that is gone."""
         self._hosts.pop(host, None)
+        if self._owners:
+            self._owners = {key: owner for key, owner in self._owners.items() if owner != host}
 
-    def _host(self, request: _Request) -> Hashable:
-        return request.host
-
-
-class _PrefixRouted(_Fleet):
-    """Requests go where most of their prompt was last, new ones where they really went."""
-
-    def __init__(self, shape: Shape, scale: float, remote_scale: float) -> None:
-        super().__init__(shape, scale, remote_scale)
-        self._owners: dict[Hashable, Hashable] = {}
-
-    def forget(self, host: Hashable) -> None:
-        super().forget(host)
-        self._owners = {key: owner for key, owner in self._owners.items() if owner != host}
-
-    def _host(self, request: _Request) -> Hashable:
-        owners, host = self._owners, request.host
-        for key in reversed(request.cold):
-            if key in owners:
-                host = owners[key]
-                break
+    def _owner(self, request: _Request, owners: dict[Hashable, Hashable]) -> Hashable:
+        host = next((owners[key] for key in reversed(request.cold) if key in owners), request.host)
         for key in request.cold:
             owners.pop(key, None)
             owners[key] = host
@@ -264,12 +250,12 @@ def _saved_s(request: _Request, found: _Found, costs: Costs) -> float:
     fetch_s = 0.0
     if found.total > found.local and _worth(request, found.local, found.total, "remote", costs):
         kept = found.total
-        latency_s, chunk_s = costs.fetch_s("remote")
+        latency_s, chunk_s = costs.fetch_s["remote"]
         span = max(1.0, request.border(found.total) - request.border(found.local))  # chunks after the local prefix
         fetch_s = found.remote * (chunk_s + latency_s / span)
     elif found.near < found.local and not _worth(request, found.near, found.local, "disk", costs):
-        return request.prices[found.near] - request.weights[found.near] * costs.fetch_s("dram")[1]
-    nearby_s = found.dram * costs.fetch_s("dram")[1] + found.disk * costs.fetch_s("disk")[1]
+        return request.prices[found.near] - request.weights[found.near] * costs.fetch_s["dram"][1]
+    nearby_s = found.dram * costs.fetch_s["dram"][1] + found.disk * costs.fetch_s["disk"][1]
     if nearby_s:
         share = 1.0 if kept == found.total else request.weights[kept] / (found.dram + found.disk)
         fetch_s += min(share, 1.0) * nearby_s
@@ -279,7 +265,7 @@ def _saved_s(request: _Request, found: _Found, costs: Costs) -> float:
 def _worth(request: _Request, first: int, end: int, tier: str, costs: Costs) -> bool:
     """Whether fetching samples ``first`` to ``end`` from a slower tier is cheaper than recomputing them."""
     start, stop = request.border(first), request.border(end)
-    latency_s, chunk_s = costs.fetch_s(tier)
+    latency_s, chunk_s = costs.fetch_s[tier]
     saved_s = costs.prefill_s(round(stop)) - costs.prefill_s(round(start))
     margin = costs.margin if tier == "remote" else 1.0
     return saved_s > margin * (latency_s + chunk_s * (stop - start))

@@ -58,11 +58,6 @@ class Curve:
         self._most_sampled = self._limit()
 
     @property
-    def tracked(self) -> int:
-        """Number of keys followed."""
-        return len(self._plain) + len(self._fixed)
-
-    @property
     def exact(self) -> bool:
         """All keys are followed, and will be while the sizes of interest are the same: no hot ones apart."""
         return self.rate == self._rate == 1 and self._most_sampled < self._most_tracked

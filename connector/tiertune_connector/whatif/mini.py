@@ -45,10 +45,6 @@ class Miniatures:
         self._keys = self._plain = self._sampled = 0  # all that came, not hot, sampled: since they were taken
         self._hot_low = 0  # hot ones with a hash below the rate
 
-    def __len__(self) -> int:
-        """Keys that the caches hold."""
-        return sum(map(len, self._caches().values()))
-
     def begin(self, algorithm: str, held: Keys = ()) -> None:
         """Follow this algorithm; ``held``: what its cache holds, the next victim first; a tiny one begins empty."""
         capacity = self._scaled()

@@ -74,11 +74,6 @@ class PoolGhosts:
         """Share of the keys that the ghosts see."""
         return self._minis.rate
 
-    @property
-    def tracked(self) -> int:
-        """Keys resident in ghosts or followed by the curve."""
-        return len(self._minis) + self._curve.tracked
-
     def requests(self, chains: Iterable[Keys], hashed: Hashes) -> None:
         """Take some requests' keys, head first, with all their hashes, one after another."""
         self._waiting.extend(chains)
@@ -166,10 +161,8 @@ class PoolGhosts:
         minis = self._minis.take(**({LRU.name: by_curve} if self._lru_by_curve else {}))
         came = float(self._seen_keys - keys)
         told = {(name, own): counts for name, counts in minis.items()}
-        for which, (hits, asked) in {
-            **told,
-            **{(LRU.name, size): (hits, came) for size, hits in since.items()},
-        }.items():
+        told |= {(LRU.name, size): (hits, came) for size, hits in since.items()}
+        for which, (hits, asked) in told.items():
             counted = self._counts.get(which, (0.0, 0.0))
             self._counts[which] = counted[0] + hits, counted[1] + asked
 

@@ -126,10 +126,6 @@ class Tiny(ABC):
         self._queues: list[Queue] = []
         self._moved = ""  # letters that keys may have lost since the request was looked up
 
-    def __len__(self) -> int:
-        """Resident keys."""
-        return self._capacity - self._room
-
     @property
     def known(self) -> set[int]:
         """Keys that are resident or remembered."""
