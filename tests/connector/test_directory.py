@@ -144,27 +144,6 @@ def test_a_chunk_larger_than_the_bound_is_refused(tmp_path):
     assert tier.present(B, [b"small"]) == (Outcome.OK, 1)
 
 
-@pytest.mark.parametrize("amid_use", [False, True])
-def test_a_directory_that_is_away_is_an_error_and_is_not_made(tmp_path, amid_use):
-    """An unmounted file system is no miss, and its place is not filled; when it is back it works."""
-    root = tmp_path / "mount"
-    tier = opened(root)
-    if amid_use:
-        root.mkdir()
-        write(tier, b"key")
-        shutil.rmtree(root)
-    assert tier.present(A, [b"key"]) == (Outcome.ERROR, 0)
-    assert read(tier, b"key") is Outcome.ERROR
-    assert write(tier, b"key") is Outcome.ERROR
-    assert tier.flush() == (Outcome.ERROR, 0)
-    assert amid_use or tier.usage() == Usage(None, None, None)
-    assert tier.why == f"[Errno 2] there is no such directory: '{root}'"
-    assert not root.exists()
-    root.mkdir()
-    assert write(tier, b"key") is Outcome.OK
-    assert intact(tier, b"key")
-
-
 def test_a_file_that_another_store_removed_is_a_miss(tmp_path):
     """Also for the store that wrote it; it may write it again, and its account stays right."""
     tier, keys = opened(tmp_path, 3), chain("k", 3)
@@ -193,31 +172,6 @@ def test_what_another_store_removed_does_not_count(tmp_path, known):
     assert mine.usage() == mine.known == Usage(FILE, None, 1)
     assert write(mine, keys[0]) is Outcome.OK
     assert mine.usage().chunks == 2
-
-
-def test_what_cannot_be_removed_still_counts(tmp_path, monkeypatch):
-    """Neither when room is made nor by a flush is it forgotten: the bound holds, and other chunks make the room."""
-    tier, keys = opened(tmp_path, 4), chain("k", 4)
-    for key in keys:
-        write(tier, key)
-    (stuck,) = tmp_path.rglob(keys[0].hex())
-    unlink = Path.unlink
-
-    def refused(path, **options):
-        if path == stuck:
-            raise PermissionError(errno.EPERM, "fault", str(path))
-        unlink(path, **options)
-
-    monkeypatch.setattr(Path, "unlink", refused)
-    outcomes = [write(tier, key) for key in chain("n", 9)]
-    assert outcomes.count(Outcome.OK) >= 6
-    assert len(files(tmp_path)) <= 4
-    assert tier.usage().resident_bytes == 4 * FILE
-    assert tier.flush()[0] is Outcome.ERROR
-    assert tier.usage().resident_bytes >= FILE
-    monkeypatch.undo()
-    assert tier.flush()[0] is Outcome.OK
-    assert tier.usage() == Usage(0, 4 * FILE, 0)
 
 
 def test_room_that_takes_long_to_make_holds_up_no_reader(tmp_path, monkeypatch):
@@ -323,77 +277,6 @@ def test_what_is_not_a_stores_stays_unread(tmp_path, monkeypatch):
     again = opened(tmp_path)
     assert write(again, b"another") is Outcome.OK
     assert again.flush() == (Outcome.ERROR, 0)
-
-
-@pytest.mark.parametrize("look", ["usage", "flush"])
-def test_a_folder_that_goes_while_it_is_looked_through_holds_no_files(tmp_path, monkeypatch, look):
-    """Other stores evict meanwhile; all else that fails is an error."""
-    root = tmp_path / "remote"
-    root.mkdir()
-    for namespace in (A, B):
-        assert write(opened(root), b"key", namespace) is Outcome.OK
-    tier, scan = opened(root), os.scandir
-
-    def scanned(folder):
-        if Path(folder) == root / A:
-            Path(folder).rename(tmp_path / "gone")
-        return scan(folder)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", scanned)
-        told = getattr(tier, look)()
-    assert told == (Usage(FILE, None, 1) if look == "usage" else (Outcome.OK, 1))
-    monkeypatch.setattr(os, "scandir", Mock(side_effect=OSError(errno.EIO, "fault")))
-    assert opened(root).flush() == (Outcome.ERROR, 0)
-
-
-def test_a_folder_that_goes_before_a_chunk_is_in_it_is_made_again(tmp_path, monkeypatch):
-    """As when another store evicts its last chunk there."""
-    tier, make = opened(tmp_path), Path.mkdir
-    with monkeypatch.context() as patch:
-        removed = []
-
-        def made(folder, *given, **more):
-            make(folder, *given, **more)
-            if folder.parent.parent == tmp_path and not removed:
-                removed.append(folder)
-                folder.rmdir()
-                folder.parent.rmdir()
-
-        patch.setattr(Path, "mkdir", made)
-        assert write(tier, b"key") is Outcome.OK
-    assert removed
-    assert intact(tier, b"key")
-
-
-@pytest.mark.parametrize(("number", "outcome"), [(errno.ENOSPC, Outcome.FULL), (errno.EIO, Outcome.ERROR)])
-def test_a_failing_file_system_is_an_outcome_and_leaves_nothing(tmp_path, monkeypatch, number, outcome):
-    """The room that the write had taken is free again."""
-    tier = opened(tmp_path, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", Mock(side_effect=OSError(number, "fault")))
-        for key in chain("k", 5):
-            assert write(tier, key) is outcome
-    assert files(tmp_path) == []
-    for key in chain("k", 2):
-        assert write(tier, key) is Outcome.OK
-    assert tier.usage().resident_bytes == 2 * FILE
-
-
-@pytest.mark.parametrize("method", ["exists", "is_dir", "stat", "open"])
-def test_a_file_system_that_refuses_is_an_error(tmp_path, monkeypatch, method):
-    """No exception leaves the tier, whichever call it is that fails."""
-    tier = opened(tmp_path)
-    write(tier, b"key")
-    monkeypatch.setattr(Path, method, Mock(side_effect=PermissionError(errno.EACCES, "fault")))
-    assert tier.present(A, [b"key"])[0] in (Outcome.ERROR, Outcome.OK)
-    assert read(tier, b"key") in (Outcome.ERROR, Outcome.OK)
-    assert write(tier, b"other") in (Outcome.ERROR, Outcome.OK)
-    assert tier.flush()[0] in (Outcome.ERROR, Outcome.OK)
-    assert tier.usage().capacity_bytes is None
-    monkeypatch.undo()
-    assert write(tier, b"after") is Outcome.OK
-    assert intact(tier, b"after")
 
 
 def test_what_another_format_version_left_counts_and_leaves(tmp_path, monkeypatch):
