@@ -182,7 +182,7 @@ EARNINGS = Group(
             "{{ $labels.store }}: the remote tier is slower than recomputing",
             """For what requests at store {{ $labels.store }} found in the remote tier, fetching is predicted to take
             {{ $value | humanize }} times as long as recomputing. Requests are protected by the gate; the remote earns
-            nothing here.""",
+            little here.""",
         ),
         Alert(
             "TierTuneNetworkSaturated",

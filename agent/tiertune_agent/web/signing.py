@@ -112,7 +112,7 @@ def router(
         session = sessions.begin(token)
         if session is None:
             if errors.exceeded(source):
-                return shown("Too many attempts: wait a minute.", 429)
+                return shown("Too many attempts: wait a few seconds.", 429)
             errors.take(source)
             return shown("That is no token of this agent.", 401)
         answer = RedirectResponse("./", 303)

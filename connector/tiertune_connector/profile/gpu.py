@@ -14,7 +14,7 @@ from typing import Any
 from tiertune_connector.counters import Counters, Gauge
 from tiertune_connector.units import Clock
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(f"vllm.{__name__}")
 SAMPLE_EVERY_S = 5.0
 _STATES = ("used", "free")
 STALE_AFTER = 3

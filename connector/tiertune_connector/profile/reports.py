@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.protocol.messages import StepReport
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(f"vllm.{__name__}")
 REPORT_EVERY_S = 1.0
 
 
