@@ -1,4 +1,4 @@
-"""The store's HTTP: metrics, health, status, counters, samples, tuning, flush, bypass."""
+"""The store's HTTP: metrics, health, status, counters, samples and sampling, tuning, flush, bypass."""
 
 import json
 import time
