@@ -85,7 +85,7 @@ def test_drops_are_no_choice():
     told = proposal(answer(windows(dropped=100, once=60, evicted=400)))
     assert (told.field, told.before, told.after) == ("admission.remote", "always", "second_access")
     assert "the full queue drops 50% by chance" in told.reason
-    assert "15% of what left DRAM was used once" in told.reason
+    assert "15% of what left DRAM was not used again" in told.reason
 
 
 @pytest.mark.parametrize("how", ["status", "evictions"])

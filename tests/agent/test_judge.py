@@ -318,7 +318,7 @@ class TestMemory:
         switched = agent.history.decisions.find()[::-1]
         verdicts = {d.id: verdict(agent, d)["reason"] for d in switched}
         assert {d.after for d in switched if "it counts as undone" in verdicts[d.id]} == {"on"}
-        assert all("not rolled back: such a switch was undone before" in verdicts[d.id] for d in switched[2::2])
+        assert all("not rolled back: a switch-on was undone before" in verdicts[d.id] for d in switched[2::2])
         assert all(
             later.applied_at - earlier.applied_at == timedelta(seconds=30)
             for earlier, later in itertools.pairwise(switched)

@@ -3,14 +3,19 @@
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from connector.stores import A, B, chain
+from connector.stores import A, B, chain, running
 from connector.test_directory import FILE, files, intact, opened, read, write
+from extending.sqlite_tier import SqliteTier
+from tiertune_connector.serve import main
 from tiertune_connector.tiers.base import Outcome, Usage
+from tiertune_connector.tiers.directory import DirectoryTier
+from tiertune_connector.tiers.media import MEDIA
 
 
 @pytest.mark.parametrize("amid_use", [False, True])
@@ -128,3 +133,17 @@ def test_a_file_system_that_refuses_is_an_error(tmp_path, monkeypatch, method):
     monkeypatch.undo()
     assert write(tier, b"after") is Outcome.OK
     assert intact(tier, b"after")
+
+
+@pytest.mark.parametrize("medium", [DirectoryTier, SqliteTier])
+def test_a_medium_without_time_outs_that_hangs_is_left_alone(home, monkeypatch, medium):
+    """Whoever made it: a flush that does not return is answered all the same, as it is of a server."""
+    go_on = threading.Event()
+    monkeypatch.setattr(main, "HUNG_S", 0.05)
+    monkeypatch.setitem(MEDIA, "own", medium)
+    monkeypatch.setattr(medium, "flush", lambda *_: (Outcome.OK, int(go_on.wait())))
+    (home / "remote").mkdir(parents=True)
+    url = f"own://{home}/remote" + "/chunks" * (medium is SqliteTier)
+    with running(home, remote={"url": url, "probe_every": 3600}) as process:
+        assert process.store.lanes["remote"].flush(None, None) == (Outcome.TIMEOUT, 0)
+        go_on.set()

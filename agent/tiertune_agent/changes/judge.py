@@ -43,7 +43,7 @@ PARTS = 168
 STANDS = {State.KEPT: "still pays", State.ROLLED_BACK: "no longer pays", State.INCONCLUSIVE: "not clear"}
 SUPERSEDED = "a later change of the same field came before the soak was over"
 UNDONE = "it counts as undone, and is held off the longer each time"
-DOUBTED = "; not rolled back: such a switch was undone before, and its tuner makes it when it is held off no more"
+DOUBTED = "; not rolled back: a switch-on was undone before, and its tuner makes it when it is held off no more"
 
 
 class Judge:

@@ -213,7 +213,7 @@ def is_full(current: Current, tier: str, passages: Sequence[Passage]) -> bool:
 
 
 def _told(tier: str, sums: AdmissionEvidence) -> str:
-    used = f"{sums.once:.0%} of what left DRAM was used once, " if sums.once is not None else ""
+    used = f"{sums.once:.0%} of what left DRAM was not used again, " if sums.once is not None else ""
     return (
         f"{format_size(sums.written_bytes)} were written to {tier}, {used}{sums.dropped.value:.0%} dropped, "
         f"{sums.reused.value:.2f} bytes found there per byte written, {sums.saved_s.value:.3g} s saved per GiB"

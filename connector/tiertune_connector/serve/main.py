@@ -149,7 +149,7 @@ class StoreProcess:
         if settings.remote is not None:
             codec = Codec(self._clock, self.counters) if settings.remote.path is None else None
             remote = remote_tier(settings.remote, self.name, self.counters, codec)
-            lanes["remote"] = self._remote_lane(remote, wrap_remote(remote), codec, settings.remote.timeout)
+            lanes["remote"] = self._remote_lane(remote, wrap_remote(remote), codec, settings.remote)
             undo.callback(lanes["remote"].close)
         store = TieredStore(
             self.name,
@@ -166,11 +166,11 @@ class StoreProcess:
         store.retune(tuning)
         return store
 
-    def _remote_lane(self, remote: Tier, wrapped: Tier, codec: Codec | None, timeout_s: float) -> Lane:
-        lane = partial(Lane, wrapped, self.counters, self._clock, patience_s=timeout_s, codec=codec)
+    def _remote_lane(self, remote: Tier, wrapped: Tier, codec: Codec | None, settings: RemoteSettings) -> Lane:
+        lane = partial(Lane, wrapped, self.counters, self._clock, patience_s=settings.timeout, codec=codec)
         if isinstance(remote, SpreadTier):
             return lane(breaker=remote.breaker, probe_keys=remote.probe_keys, carries=True)
-        return lane(hung_s=HUNG_S) if isinstance(remote, DirectoryTier) else lane(carries=True)
+        return lane(carries=True) if settings.path is None else lane(hung_s=HUNG_S)
 
     def start(self) -> None:
         """Serve; OSError if another store listens on the socket."""
