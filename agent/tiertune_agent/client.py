@@ -15,6 +15,7 @@ NO_PATH = {"detail": "Not Found"}
 ASKED_WRONGLY = (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY)
 _UNKNOWN = re.compile("CERTIFICATE_VERIFY_FAILED.*(self.signed|issuer certificate)")
 """Of an authority that is not trusted; not of a certificate that expired or has another name."""
+START = "start it, or name its address by"
 TRUST = f"name the authority that signed its certificate in {CA_FILE}"
 
 
@@ -29,7 +30,7 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
                 answer = asked_whole(http, method, path, json=body)
                 document = printable(json_of(answer))
         except CallError as error:
-            mend = f"; {TRUST}" if _UNKNOWN.search(str(error)) and CA_FILE not in os.environ else ""
+            mend = f"; {TRUST}" if _UNKNOWN.search(str(error)) and CA_FILE not in os.environ else f"; {START} --{what}"
             raise CallError(f"{error}{mend}") from error
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise InputError(f"{url} {turned_away(http)}")

@@ -171,8 +171,8 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     try:
         return validated(model, data)
     except ValidationError as error:
-        causes = _causes(error.errors())
-        raise DocumentError([_describe(name, root, problem, model) for problem in causes]) from error
+        told = sorted(_describe(root, problem, model) for problem in _causes(error.errors()))
+        raise DocumentError([f"{name}:{line}:{column}: {text}" for line, column, text in told]) from error
     except TypeError as error:
         raise DocumentError([f"{name}:1:1: {error}"]) from error
 
@@ -292,7 +292,8 @@ def _causes(problems: Sequence[Any]) -> list[Any]:
     return [problem for problem in problems if problem["type"] != "too_short" or problem["loc"] not in wrong]
 
 
-def _describe(name: str, node: yaml.Node, problem: Any, model: type[BaseModel]) -> str:  # noqa: ANN401 (pydantic's)
+def _describe(node: yaml.Node, problem: Any, model: type[BaseModel]) -> tuple[int, int, str]:  # noqa: ANN401 (pydantic's)
+    """Line, column, and what is wrong there."""
     location: yaml.Node = node
     path: list[str] = []
     for part in map(str, problem["loc"]):
@@ -305,7 +306,8 @@ def _describe(name: str, node: yaml.Node, problem: Any, model: type[BaseModel]) 
     if problem["type"] == "missing" and problem["loc"]:
         path = [*path[:-1], str(problem["loc"][-1])]
     field = ".".join(path)
-    return f"{name}:{_place(location)}: {field + ': ' if field else ''}{_message(problem, location, model)}"
+    mark = location.start_mark
+    return mark.line + 1, mark.column + 1, f"{field + ': ' if field else ''}{_message(problem, location, model)}"
 
 
 def _message(problem: Any, node: yaml.Node, model: type[BaseModel]) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)

@@ -195,7 +195,7 @@ class TestControl:
             ("flush --namespace abc", "namespace: String should match pattern '^[0-9a-f]{32}$'"),
             ("flush --tenant ''", "tenant: String should match pattern '^[0-9a-f]{32}$'"),
             ("flush --epoch -1", "--epoch"),
-            ("unfreeze --agent http://127.0.0.1:9", "no agent answers at http://127.0.0.1:9"),
+            ("unfreeze --agent http://127.0.0.1:9", "Connection refused; start it, or name its address by --agent"),
             ("freeze", "Missing option"),
             ("audit --limit 0", "--limit"),
             ("decisions list --state gone", "state: Input should be 'proposed', 'approved'"),
@@ -206,7 +206,7 @@ class TestControl:
         """Wrong input is exit 2, a failure exit 1; always one message."""
         agent.tick()
         status, _, err = tiertune(*shlex.split(command))
-        assert status == (1 if "no agent answers" in said else 2)
+        assert status == (1 if "refused" in said else 2)
         assert said in err
         assert "Traceback" not in err
 

@@ -1,9 +1,9 @@
 """The interface of an eviction algorithm: it orders victims, and knows neither bytes nor time.
 
 For a key that is to enter, a pool calls ``admit`` once, then ``evict`` as often as it needs room, then ``insert``; for
-a resident key that is used again, ``touch``. Callers touch a request's chain tail first, so that a suffix always
-leaves before its prefix. A chain that one request writes piece by piece is used once: ``renew`` then puts the pieces
-in the order that they would have if they had come at once.
+a resident key that is used again, ``touch``. Callers touch a request's chain tail first, so that a suffix leaves before
+its prefix where the last use decides, as in LRU. A chain that one request writes piece by piece is used once: ``renew``
+then puts the pieces in the order that they would have if they had come at once.
 """
 
 from collections import OrderedDict

@@ -12,6 +12,7 @@ from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.linux import memory_bytes, most_memory
 from tiertune_connector.tuning import LOCAL, SLOWER, LocalTier, Tuning, TuningError, parse_tuning
+from tiertune_connector.units import format_size
 
 
 class VersionConflictError(Exception):
@@ -135,5 +136,5 @@ def too_large(tuning: Tuning, tier: LocalTier, disk: DiskTier | None) -> str:
             room = most = disk.room_bytes
     except OSError as error:
         return f"nobody knows what {place} has: {error.strerror}"
-    told = f"{asked} bytes are asked, {place} has {room} in all: {most >> 20}MiB are the most that fit"
+    told = f"{format_size(asked)} are asked, {place} has {format_size(room)}: {most >> 20}MiB are the most that fit"
     return told if asked > room else ""
