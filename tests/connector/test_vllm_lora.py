@@ -68,6 +68,20 @@ def test_the_files_are_read_once(adapter, monkeypatch):
     assert digests.contents(used) == first
 
 
+def test_an_adapter_that_changes_while_it_is_read_is_not_known(adapter, monkeypatch):
+    """Somebody writes into its folder: the request is served, and the engine lives on."""
+    digests, used, read = AdapterDigests(), adapter(), weights.digest_of
+
+    def slowly(*files):
+        found = read(*files)
+        adapter(fill=2)
+        return found
+
+    monkeypatch.setattr(weights, "digest_of", slowly)
+    assert [digests.contents(used), digests.contents(used)] == [None, None]
+    assert not digests.stands(used, None)
+
+
 @pytest.mark.parametrize("again", [{}, {"lora_int_id": 2}, {"load_inplace": True}], ids=["no", "other id", "in place"])
 def test_an_adapter_that_changed_is_not_known_any_more(adapter, caplog, again):
     """Under its id: which contents the engine has is unknown then, for good.

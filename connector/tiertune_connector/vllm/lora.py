@@ -96,7 +96,7 @@ class AdapterDigests:
 
     def _mixed(self, named: Named) -> None:
         """The engine's caches may have several contents by now."""
-        if self._served[named] is not None:
+        if self._served.get(named, b"") is not None:  # not served yet: it changed while it was read
             self._served[named] = None
             logger.warning(
                 "TierTune: adapter %s was loaded in place, or its files changed since the engine served it: its chunks"
