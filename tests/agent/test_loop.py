@@ -113,6 +113,21 @@ def test_a_vanished_store_is_an_incident_until_it_returns(agents, clock, store, 
     assert wrong(agent) == []
 
 
+def test_a_store_that_is_away_when_another_agent_takes_over_is_one_incident(agents, clock, store, other):
+    """The next agent never heard it, but knows by history what it is called: its incident goes on, under its name."""
+    agent = agents(store, other)
+    agent.loop.run_once()
+    store.up = False
+    for _ in range(2):
+        pass_windows(agent, other, clock, 2)
+        assert open_incidents(agent).keys() == {("store_unreachable", "host-a")}
+        agents.end()
+        agent = agents(store, other)
+    store.up = True
+    pass_windows(agent, other, clock)
+    assert wrong(agent) == []
+
+
 def test_a_store_that_was_never_there_is_an_incident_by_its_address(agent, clock, store):
     """Before its first answer a store is known by its address; its incident closes when it comes."""
     store.up = False
