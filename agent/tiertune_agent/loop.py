@@ -101,9 +101,10 @@ class Loop:
 
     def _called(self, answers: Sequence[Heard]) -> list[Heard]:
         """The answers; stores that this agent never heard, but another one did, are called as they were then."""
-        told, addresses = {one.store for one in answers}, self.collector.addresses
+        told, stores = {one.store for one in answers}, self.collector.roster.stores
         away = {one.store for one in answers if isinstance(one, Trouble)}
-        strange = {name: url for url, name in addresses.items() if name in away}
+        addresses = self.collector.addresses.items()
+        strange = {name: url for url, name in addresses if name in away and not stores[url].name}
         known = self.history.called(strange.values()) if strange else {}
         names = {name: known[url] for name, url in strange.items() if known.get(url) not in {None, *told}}
         return [replace(one, store=names.get(one.store, one.store)) for one in answers]
