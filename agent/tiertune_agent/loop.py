@@ -63,6 +63,7 @@ class Loop:
         answers = self.collector.collect()  # first: if the database is away, windows are missed, but none gets too long
         sources = self.observer.collect({answer.store for answer in answers})
         told = self.remote.read(self.now()) if self.remote else None
+        answers = self._called(answers)
         revision, fleet, missing = self._revision(), *self._remember(policy, answers, told)
         met = self.collector.addresses, {answer.store for answer in (*answers, *sources)}
         if met != self._met:
@@ -97,6 +98,16 @@ class Loop:
             called = {*self.collector.addresses.values(), *self.observer.addresses.values()}
             self.published.leave_out(met[1] | self.history.leave_out(called))
             self._met = met
+
+    def _called(self, answers: Sequence[Heard]) -> list[Heard]:
+        """The answers; stores that this agent never heard, but another one did, are called as they were then."""
+        told, stores = {one.store for one in answers}, self.collector.roster.stores
+        away = {one.store for one in answers if isinstance(one, Trouble)}
+        addresses = self.collector.addresses.items()
+        strange = {name: url for url, name in addresses if name in away and not stores[url].name}
+        known = self.history.called(strange.values()) if strange else {}
+        names = {name: known[url] for name, url in strange.items() if known.get(url) not in {None, *told}}
+        return [replace(one, store=names.get(one.store, one.store)) for one in answers]
 
     def _revision(self) -> int:
         """Number of the policy in force. A bad edit of a file is an incident; the last good one stays in force."""

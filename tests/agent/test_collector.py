@@ -185,6 +185,19 @@ class TestStores:
         assert self.requests(second) == (15.0, 3.0)
         assert second.tuning["version"] == 1
 
+    def test_another_store_at_an_address_begins_with_its_first_answer(self, collector, clock, store, other):
+        """What it has counted since its boot was counted where it was read before: it is in no window again."""
+        other.traffic(requests=1000)
+        collector.collect()
+        clock.advance(15)
+        store.name, store.boot_id, store.counters = "host-b", "boot-7", other.counters
+        other.up = False
+        moved = collector.collect()[0]
+        assert (moved.store, moved.windows) == ("host-b", ())
+        clock.advance(15)
+        store.traffic(requests=3)
+        assert self.requests(collector.collect()[0]) == (15.0, 3.0)
+
     def test_a_tuning_is_read_when_it_has_changed(self, collector, clock, store):
         """By its version, or as the store has begun anew; by a store that does not tell it, each time."""
         asked, answer = [], store.get_tuning

@@ -230,8 +230,11 @@ def test_a_tier_that_is_about_to_be_emptied_is_not_called_unused(agent, store, c
     assert (store.tuning["tiers"]["dram"]["capacity_bytes"], wrong(agent)) == (0, [])
 
 
-def test_a_remote_that_another_host_reads_serves(agents, store, other, clock):
-    """What one host writes, such as one of prefill, another may read: nobody's remote is unused then."""
+def test_a_remote_that_another_host_reads_serves(agents, store, other, clock, monkeypatch):
+    """What one host writes, such as one of prefill, another may read: nobody's remote is unused then.
+
+    It did read in the last hour, though it misses a round, or though this agent has yet to read that from history.
+    """
     agents.end()
     agent = agents(store, other)
 
@@ -247,6 +250,17 @@ def test_a_remote_that_another_host_reads_serves(agents, store, other, clock):
 
     assert agent.leader.leads()
     assert not unused(hits=True)
+    other.up = False
+    agent.loop.run_once()
+    assert "tier_unused" not in wrong(agent)
+    other.up = True
+    agents.end()
+    monkeypatch.setattr("tiertune_agent.incidents.seen.READ_AT_ONCE", 1)
+    agent = agents(store, other)
+    for _ in range(3):
+        clock.advance(15)
+        agent.loop.run_once()
+        assert "tier_unused" not in wrong(agent)
     clock.advance(3600)
     assert unused(hits=False)
 

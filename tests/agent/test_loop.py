@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from agent.agents import POLICY, answer, pass_windows, told
-from agent.fakes import FAST, SLOW, FakeStore, fetch, open_incidents, propose, wrong
+from agent.fakes import FAST, SLOW, FakeStore, fetch, open_incidents, propose, transport, wrong
 from tiertune_agent.changes.survey import HOUR
 from tiertune_agent.records import State, Target
 from tiertune_agent.tuners.base import Proposal
@@ -110,6 +110,29 @@ def test_a_vanished_store_is_an_incident_until_it_returns(agents, clock, store, 
     assert fetch(other) == "off"
     store.up = True
     pass_windows(agent, (), clock)
+    assert wrong(agent) == []
+
+
+def test_a_store_that_is_away_when_another_agent_takes_over_is_one_incident(agents, clock, store, other):
+    """The next agent never heard it, but knows by history what it is called: its incident goes on, under its name.
+
+    If the settings name it, it is called so.
+    """
+    agent = agents(store, other)
+    agent.loop.run_once()
+    store.up = False
+    for _ in range(2):
+        pass_windows(agent, other, clock, 2)
+        assert open_incidents(agent).keys() == {("store_unreachable", "host-a")}
+        agents.end()
+        agent = agents(store, other)
+    agents.end()
+    agent = agents(stores=[{"url": "http://host-a:7410", "name": "gpu-7"}], network=transport(store))
+    pass_windows(agent, (), clock)
+    assert ("store_unreachable", "gpu-7") in open_incidents(agent)
+    agents.end()
+    store.up, agent = True, agents(store, other)
+    pass_windows(agent, other, clock)
     assert wrong(agent) == []
 
 

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.fakes import SLOW, fetch
 from agent.observed import grow
-from agent.sources import LMCACHE, FakeSource
+from agent.sources import LMCACHE, VLLM, FakeSource, scaled, without
 from tiertune_agent.backtest.run import backtest
 from tiertune_agent.policy.document import load
 
@@ -39,6 +39,33 @@ def test_its_windows_are_those_of_its_counters(observing, vllm):
     untold = "saved_seconds_total", "lost_seconds_total", "gate_requests_total", "tier_resident_bytes"
     assert [disk.known(name) for name in untold] == [None] * 4
     assert staging.known("tier_lookup_tokens_total", result="hit") == 0
+
+
+@pytest.mark.parametrize("started", ["told", "untold"])
+def test_hits_that_are_counted_before_their_prompt_make_no_misses(observing, vllm, started):
+    """vLLM counts hits at admission, prompts at the first token: misses that fall in between have not begun anew.
+
+    Several API servers tell no start of a process: there all counters that fall with the misses tell of a restart.
+    """
+    if started == "untold":
+        vllm.text = without(vllm.text, "process_start_time_seconds")
+    one = observing(vllm)
+
+    def missed():
+        last = one.agent.history.measured.windows("engine-a", tier="gpu")[-1]
+        exported = text_string_to_metric_families(one.get("/metrics").text)
+        asked = (each for family in exported for each in family.samples if each.labels.get("result") == "miss")
+        (told,) = (each.value for each in asked if each.labels["tier"] == "gpu")
+        return last.known("tier_lookup_tokens_total", result="miss"), told
+
+    one.pass_windows(1, lambda: grow(vllm, "vllm:prompt_tokens_cached_by_source_total", 4096, source="device"))
+    assert missed() == (0, 20608)
+    one.pass_windows(1, lambda: grow(vllm, "vllm:prompt_tokens_total", 5096))
+    assert missed() == (1000, 21608)
+    if started == "untold":
+        vllm.text = scaled(without(VLLM, "process_start_time_seconds"), 0.5)
+        one.pass_windows(1)
+        assert missed() == (10304, 10304)
 
 
 def test_the_ledger_has_what_is_told_and_null_for_the_rest(observing, vllm, lmcache):

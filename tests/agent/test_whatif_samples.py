@@ -144,6 +144,17 @@ def test_a_store_that_restarts_is_read_from_its_beginning():
     assert fleet.reader.missed == 0
 
 
+def test_a_store_at_the_address_of_another_is_counted_from_its_first_answer():
+    """What it had was read at its former address: no prospect is of that again."""
+    fleet, requests = begun(200)
+    assert fleet.counts(requests) == [200]
+    here, moved = fleet.hosts
+    here.name, here.boot_id, here.observer, here.session = moved.name, moved.boot_id, moved.observer, moved.session
+    fleet.hosts = [here]
+    assert fleet.counts() == []
+    assert fleet.counts(conversations(50, hosts=1)) == [50]
+
+
 def test_a_namespace_that_a_store_forgot_and_serves_again_is_counted_anew():
     """Its totals begin at 0 again, though the store was not started anew."""
     fleet = Fleet(hosts=1)

@@ -1,19 +1,20 @@
 """Reads observed sources, read-only, by a GET of one address each. Problems are values, not exceptions."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import httpx
 
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import Hints, Mapped
-from tiertune_agent.collector.counters import Reading, windows
+from tiertune_agent.collector.counters import Reading, Rows, is_gauge, windows
 from tiertune_agent.collector.exported import ObservedRows
 from tiertune_agent.collector.stores import TIMEOUT_S, Heard, Trouble
 from tiertune_agent.collector.targets import ObservedSource
 from tiertune_agent.credentials import Access
 from tiertune_agent.network import at_once, read_whole, said
-from tiertune_agent.records import OBSERVED, Now, Snapshot
+from tiertune_agent.records import OBSERVED, Now, Snapshot, Value
 from tiertune_connector.units import Clock
 
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}
@@ -76,6 +77,8 @@ class Observer:
             raise ValueError(f"it answers, but with no metrics of {source.kind}")
         at, boot = self._now(), "" if started_s is None else f"{started_s:.2f}"
         reading, before = Reading(source.name, boot, self._steady_s(), made.rows), self._known.pop(source.name, None)
+        if before and before.boot_id == boot:
+            reading = replace(reading, rows=_unfallen(before.rows, reading.rows))
         counted, stages = windows(before, reading, at, still=True) if before and before.boot_id == boot else ((), ())
         self._known[source.name] = reading
         if before and 0 < float(boot or 0) < float(before.boot_id or 0):
@@ -96,3 +99,16 @@ class Observer:
             windows=counted,
             stages=stages,
         )
+
+
+def _unfallen(before: Rows, now: Rows) -> Rows:
+    """The rows, with misses that fell as they were: adapters subtract hits, which may be counted before their prompts.
+
+    If other counters fell too, all of them began anew.
+    """
+    fell = {row: old for row, old in before.items() if not is_gauge(row[0]) and _fell(old, now.get(row))}
+    return {**now, **fell} if all(("result", "miss") in labels for _, labels in fell) else now
+
+
+def _fell(old: Value, new: Value | None) -> bool:
+    return isinstance(old, float) and isinstance(new, float) and new < old

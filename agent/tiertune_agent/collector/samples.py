@@ -82,8 +82,8 @@ class SampleReader:
         self._clock = clock
         self._nonsense: set[str] = set()
         """Addresses whose last answer was nonsense: it is logged once."""
-        self._known: dict[str, Header] = {}
-        """The last header of each store, which says where to go on."""
+        self._known: dict[str, tuple[str, Header]] = {}
+        """Which store answered last at each address, and its header, which says where to go on."""
 
     def read(self, urls: Mapping[str, str]) -> list[Answer]:
         """Answers of the stores that give one; ``urls``: addresses by the stores' names."""
@@ -110,7 +110,8 @@ class SampleReader:
         return answer
 
     def _pages(self, client: StoreHttp, store: str, url: str) -> Answer:
-        last, until = self._known.get(url), self._clock() + PAGES_S
+        known, until = self._known.get(url), self._clock() + PAGES_S
+        last = known[1] if known and known[0] == store else None
         since = last.next if last else 0
         header, lines = _parse(client.samples(since))
         again = last is not None and last.boot_id == header.boot_id
@@ -124,7 +125,7 @@ class SampleReader:
             lines += more
         requests = list(_requests(lines, header.time_s))
         grown = _grown(last.totals if again else {}, header.totals) if last else {}
-        self._known[url] = header
+        self._known[url] = store, header
         return Answer(store, url, header, requests, grown, missed if last else 0)
 
 

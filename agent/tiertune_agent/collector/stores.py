@@ -195,6 +195,8 @@ class Collector:
     def _snapshot(self, url: str, reading: Reading, status: Json, tuning: Json) -> Heard:
         at, asked_s = self._now(), self._steady_s()
         before, last_s = self._readings.get(url, (None, asked_s))
+        if before is not None and before.store != reading.store:
+            before = None  # what another store counted since its boot was read where it was before
         if before is not None and (odd := _odd(reading.time_s - before.time_s, asked_s - last_s)):
             # what was counted goes into the next window
             self._readings[url] = replace(before, time_s=reading.time_s), asked_s

@@ -113,6 +113,11 @@ class History(OfHistory):
             query = query.where(StoreRow.url.in_(self.named()))
         return self._all(query)
 
+    def called(self, urls: Iterable[str]) -> dict[str, str]:
+        """Names of the stores that answered at these addresses last, by address."""
+        found = self._rows(select(StoreRow.url, StoreRow.name).where(StoreRow.url.in_(urls)))
+        return {row.url: row.name for row in found}
+
     def store(self, name: str) -> StoreRow | None:
         """A store by its name; ``fleet`` is the managed remote."""
         with self._session() as session:

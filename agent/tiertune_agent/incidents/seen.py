@@ -34,7 +34,7 @@ class SeenWindows:
     def heard(self, snapshots: Sequence[Snapshot]) -> dict[str, list[Window]]:
         """Windows by store, with those that the snapshots brought; history has these already.
 
-        Stores that are still to be read from history are left out.
+        Also of stores that miss this round; those that are still to be read from history are left out.
         """
         now, reads = self._now(), 0
         since = now - LOOKED_AT
@@ -51,7 +51,7 @@ class SeenWindows:
             for place in [place for place in kept if not since - STEP < place[0] <= now]:
                 del kept[place]  # those ahead came before the clock was set back
         self._stores = {store: kept for store, kept in self._stores.items() if kept or store in here}
-        return {store: list(kept.values()) for store, kept in self._stores.items() if store in here}
+        return {store: list(kept.values()) for store, kept in self._stores.items()}
 
 
 def _add(kept: dict[Place, Window], windows: Iterable[Window]) -> None:

@@ -48,9 +48,10 @@ class Watch:
         Of stores whose windows have not been read yet, what windows show is left as it is.
         """
         found = {snapshot.store: {"tier_dead": _dead_tiers(snapshot)} for snapshot in snapshots}
-        for store, told in self._drifts(snapshots).items():
-            found[store]["tuning_drift"] = told
+        for store, drift in self._drifts(snapshots).items():
+            found[store]["tuning_drift"] = drift
         now, windows = self._now(), self._windows.heard(snapshots)
+        unread = any(snapshot.store not in windows for snapshot in snapshots)
         decisions, emptied = self._lately(now), self._emptied(snapshots)
         reading = {
             store
@@ -62,7 +63,10 @@ class Watch:
             if store in windows:
                 served = bool(reading - {store})
                 sight = Sight(snapshot, windows[store], decisions.get(store, ()), now, emptied, served)
-                found[store] |= incidents(sight)
+                told = incidents(sight)
+                if unread:  # one of them may read what this store writes
+                    del told["tier_unused"]
+                found[store] |= told
         self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
 
     def look_at_sources(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble]) -> None:

@@ -1,7 +1,8 @@
 """vLLM's own metrics (0.32), with its offloading or tiering connector. Pure.
 
-Tokens by tier are those of ``prompt_tokens_cached_by_source``, which are counted with the prompts at the first token,
-so that they add up; as everywhere in vLLM, tokens that were recomputed after a failed load count as found.
+Tokens by tier are those of ``prompt_tokens_cached_by_source``, which are counted at admission, and prompts at the first
+token: the misses of a prompt come later than its hits. As everywhere in vLLM, tokens that were recomputed after a
+failed load count as found.
 """
 
 from tiertune_agent.collector.adapters.exposition import Exposition
