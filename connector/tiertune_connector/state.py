@@ -109,13 +109,13 @@ class StateDir:
         path = self._directory / name
         aside = path.with_suffix(".new")
         try:
-            with aside.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)  # now: later none may be left
             try:
+                with aside.open("w") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                aside.replace(path)
                 os.fsync(directory)  # the new name, too, survives a loss of power
             finally:
                 os.close(directory)

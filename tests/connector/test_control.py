@@ -2,12 +2,14 @@
 
 import os
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from connector.stores import NAMESPACE, Engine, chain, eventually, pool, running, settings
+from connector.stores import NAMESPACE, PATIENCE_S, Engine, chain, eventually, pool, running, settings
 from tiertune_connector.counters import Counters
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.state import StateDir
@@ -234,6 +236,22 @@ def test_a_bypass_that_cannot_be_kept_is_in_force_and_says_so(control, store, st
     assert state.load()[0] is None
     assert control.bypass(on=True).bypass
     assert state.load()[0].bypass
+
+
+def test_a_bypass_is_in_force_while_a_change_hangs_in_the_state_directory(control, put, store, state, monkeypatch):
+    """And stays, once the directory answers, with the change that was there before."""
+    hangs, saved = threading.Event(), state.save
+    monkeypatch.setattr(state, "save", lambda *kept: hangs.wait(PATIENCE_S) and saved(*kept))
+    with ThreadPoolExecutor() as others:
+        changed = others.submit(put, 5)
+        eventually(control._lock.locked)
+        commanded = others.submit(control.bypass, on=True)
+        eventually(lambda: store.tuning.bypass)
+        assert not changed.done()
+        hangs.set()
+        assert (changed.result().version, commanded.result().version) == (2, 3)
+    assert store.tuning.document() == with_capacity(5) | {"version": 3, "bypass": True}
+    assert state.load()[0] == store.tuning
 
 
 def test_bypass_is_a_version_of_its_own_and_stays(control, store, state):

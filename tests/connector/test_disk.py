@@ -181,6 +181,26 @@ def test_a_flush_that_cannot_be_made_sure_of_is_no_success(tier, monkeypatch):
     assert tier.present(A, [b"key"]) == (Outcome.OK, 0)
 
 
+@pytest.mark.parametrize("left", ["flushed", "evicted"])
+def test_a_flush_removes_what_the_disk_kept_before(tmp_path, monkeypatch, left):
+    """Whoever flushes again, once the disk is well, is told the truth: no restart finds what is gone."""
+    tier = opened(tmp_path, chunks=4)
+    fill(tier, chain("k", 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "punch_hole", lambda *_: False)
+        patch.setattr(module.os, "pwrite", Mock(side_effect=OSError(errno.EIO, "fault")))
+        if left == "flushed":
+            assert [tier.flush() for _ in range(2)] == [(Outcome.ERROR, 3), (Outcome.ERROR, 0)]
+        else:
+            tier.retune(0, {})
+            tier.settle()
+    assert tier.flush() == (Outcome.OK, 0)
+    tier.close()
+    again = opened(tmp_path, chunks=4)
+    assert again.usage().chunks == 0
+    again.close()
+
+
 def test_a_file_system_without_holes_is_served_all_the_same(tmp_path, monkeypatch):
     """Headers are overwritten instead; a restart finds none of what left."""
     monkeypatch.setattr(module, "punch_hole", lambda *_: False)

@@ -21,6 +21,7 @@ from connector.stores import (
 )
 from tiertune_connector.httpd.sites import REMARK
 from tiertune_connector.keys import Namespace
+from tiertune_connector.sessions import namespaces as module
 from tiertune_connector.sessions.namespaces import Namespaces
 from tiertune_connector.state import StateDir
 from tiertune_connector.tiers.base import Outcome
@@ -132,6 +133,33 @@ def test_namespaces_that_cannot_be_kept_are_served_and_kept_later(clock, tmp_pat
     again = Namespaces(threading.RLock(), clock, state)
     assert (again.of(1), again.of(2), again.of(2, OLD.digest)) == ([OLD.digest], [NEW.digest], [])
     assert [again.model(each.digest) for each in (OLD, NEW, OTHER)] == ["llama", "llama", ""]
+    state.close()
+
+
+def test_a_state_directory_that_hangs_refuses_no_engine_but_the_first(clock, tmp_path, monkeypatch):
+    """Those that come meanwhile wait a while, and are served; what is new of them is kept with the next."""
+    state, hangs = StateDir(tmp_path), threading.Event()
+    known = Namespaces(threading.RLock(), clock, state)
+    real = state.save_namespaces
+    monkeypatch.setattr(state, "save_namespaces", lambda told: hangs.wait(PATIENCE_S) and real(told))
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.01)
+
+    def come(*comers):
+        for namespace in comers:
+            known.join(session_of(namespace))
+            known.keep()
+
+    first, others = (threading.Thread(target=come, args=comers) for comers in ([OLD], [OLD, NEW]))
+    first.start()
+    eventually(known._saving.locked)
+    others.start()
+    others.join(1.0)
+    assert (first.is_alive(), others.is_alive()) == (True, False)
+    hangs.set()
+    first.join()
+    assert list(state.namespaces()) == [OLD.digest]
+    come(OLD)
+    assert list(state.namespaces()) == [NEW.digest, OLD.digest]
     state.close()
 
 

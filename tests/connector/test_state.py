@@ -113,6 +113,18 @@ def test_a_crash_while_saving_leaves_the_old_tuning(tmp_path, monkeypatch):
     state.close()
 
 
+def test_a_tuning_that_is_not_kept_for_want_of_descriptors_leaves_the_old_one(tmp_path, monkeypatch):
+    """Its sender is told that nothing was changed: a restart must not come up with it."""
+    state = StateDir(tmp_path)
+    state.save(tuning(1), {})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(OSError, match="Too many"):
+            state.save(tuning(2), {"key": "digest"})
+    assert state.load() == (tuning(1), {})
+    state.close()
+
+
 def test_where_nothing_has_room_a_store_starts_again(home, monkeypatch):
     """On the same port and with the same tiers: all that it would write is there; what is not is named."""
     with running(home) as process:

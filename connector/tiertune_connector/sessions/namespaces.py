@@ -15,6 +15,8 @@ from tiertune_connector.units import Clock
 log = logging.getLogger(__name__)
 LENT_AFTER_S = 3600.0
 """Unused for so long, a namespace lends: engines that merely restart find what they left."""
+_PATIENCE_S = 1.0
+"""Wait for others that save: a client gives up a store after five, and its slab may take two to open."""
 _REMEMBERED = 1024
 """Namespaces, in use or latest: new weights come a few times a day."""
 
@@ -52,16 +54,19 @@ class Namespaces:
 
     def keep(self) -> None:
         """Save what is new. Waits for the state directory; a failed write is logged, and tried again."""
-        with self._saving:
+        if not self._saving.acquire(timeout=_PATIENCE_S):
+            return  # the directory hangs, which is as good as a failed write
+        try:
             with self.lock:
                 served, unsaved, self._unsaved = self._served.copy(), self._unsaved, False
-            try:
-                if unsaved and self.state is not None:
-                    self.state.save_namespaces(served)
-            except OSError as error:
-                log.warning("after a restart a flush by epoch may not know a namespace: %s", error)
-                with self.lock:  # one that joins just then looks at it first
-                    self._unsaved = True
+            if unsaved and self.state is not None:
+                self.state.save_namespaces(served)
+        except OSError as error:
+            log.warning("after a restart a flush by epoch may not know a namespace: %s", error)
+            with self.lock:  # one that joins just then looks at it first
+                self._unsaved = True
+        finally:
+            self._saving.release()
 
     def of(self, epoch: int, namespace: str | None = None) -> list[str]:
         """The namespaces of an epoch, or of these only the named one."""

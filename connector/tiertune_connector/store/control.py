@@ -75,8 +75,12 @@ class Control:
 
     def bypass(self, *, on: bool) -> Tuning:
         """Answer miss to everything, or serve again, at once; NotKeptError if a restart would forget that."""
+        with self.store.dram.lock:  # at once: another change may hang in the state directory
+            changes = self.tuning.bypass != on
+            if changes:
+                self.store.retune(self.tuning.model_copy(update={"bypass": on}))
         with self._lock:
-            if self.tuning.bypass != on or not self._kept:
+            if changes or self.tuning.bypass != on or not self._kept:
                 tuning = self.tuning.model_copy(update={"bypass": on, "version": self.tuning.version + 1})
                 self.store.retune(tuning)
                 self._keep(tuning, self._changes, f"bypass is {'on' if on else 'off'}, until the store is started anew")

@@ -181,7 +181,9 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         """In steps, like `DramTier.flush`."""
         with self.lock:
             pools = self._named(namespace)
-            unwiped = sum(pool.unwiped for pool in pools)
+            for pool in pools:
+                pool.left += pool.unwiped
+                pool.unwiped.clear()
         count = self._drop_from(pools, tenant, at_once=_DROPPED)
         for pool in pools:
             self._wipe(pool)
@@ -189,8 +191,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
             others = [(pool, pool.unsure) for pool in pools]
             if not self._wiped.wait_for(lambda: not any(pool.unsure & slots for pool, slots in others), _PATIENCE_S):
                 return Outcome.TIMEOUT, count
-            whole = unwiped == sum(pool.unwiped for pool in pools)
-            return Outcome.OK if whole else Outcome.ERROR, count
+            return Outcome.ERROR if any(pool.unwiped for pool in pools) else Outcome.OK, count
 
     @property
     def room_bytes(self) -> int:

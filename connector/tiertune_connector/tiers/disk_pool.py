@@ -40,8 +40,8 @@ class DiskPool(Held):
         """Slots of gone chunks, newest last, with headers and room still to be wiped."""
         self.wiping: set[int] = set()
         """Slots being wiped now."""
-        self.unwiped = 0
-        """Slots whose header a failing disk kept: they may be back after a restart."""
+        self.unwiped: list[int] = []
+        """Free slots whose header a failing disk kept: it may be back after a restart, unless a flush wipes it."""
         self._overwriting: set[int] = set()
         """Slots that a new chunk took over unwiped, until it is whole."""
         self._free: list[int] = []
@@ -93,8 +93,8 @@ class DiskPool(Held):
         if evicted is None:
             return None
         self.evict(evicted, "room")
-        if self.left:
-            slot = self.left.pop()
+        if stale := self.left or (not self._free and self.unwiped):
+            slot = stale.pop()
             self._overwriting.add(slot)
             return slot
         return self._free.pop() if self._free else self._add()
@@ -139,8 +139,7 @@ class DiskPool(Held):
     def wiped(self, slot: int, *, sure: bool) -> None:
         """A slot was wiped and is free; ``sure`` is the answer of `Slab.wipe`."""
         self.wiping.discard(slot)
-        self._free.append(slot)
-        self.unwiped += not sure
+        (self._free if sure else self.unwiped).append(slot)
 
     def end(self) -> bool:
         """Have nothing more wiped; whether nobody uses the slab: else its descriptor, closed, could be another file's.
