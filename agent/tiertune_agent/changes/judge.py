@@ -10,7 +10,7 @@ from tiertune_agent.changes.survey import HOUR, MEMORY, concerning
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import frozen_by, mode_of, rates
+from tiertune_agent.policy.document import rates
 from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target
 from tiertune_agent.remote.split import SPLIT
 from tiertune_agent.tuners import remote_fetch
@@ -123,11 +123,10 @@ class Judge:
     def _end(self, decision: Decision, verdict: Verdict, this: Round) -> None:
         state, reason = verdict.state, verdict.reason
         if state == State.ROLLED_BACK:
-            rule = this.rule(decision.target)
-            if frozen := self._frozen() or frozen_by(rule, self._now()):
+            if frozen := self._frozen() or this.frozen(decision, self._now()):
                 self._decisions.wait(decision, f"its verdict is to roll it back; frozen: {frozen}")
                 return  # it goes on soaking until something may change again
-            mode = mode_of(rule, decision.tuner) if decision.mode == "auto" else decision.mode
+            mode = this.mode(decision) if decision.mode == "auto" else decision.mode
             doubt = self._doubt(decision)
             if unpaid := this.unpaid(decision, back=True):
                 doubt = f"; not rolled back: {unpaid}"
