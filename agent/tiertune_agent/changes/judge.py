@@ -154,9 +154,9 @@ class Judge:
         if not measure(decision):  # it began to soak under another version, which had something to weigh it by
             return unweighed(decision)
         now, until = self._now(), decision.soak_until or self._now()
-        if now < until:
+        snapshot, began = this.snapshot_of(decision.target), decision.applied_at or until
+        if now < until or (snapshot and snapshot.at <= began):  # not even read since the change
             return None
-        snapshot = this.snapshot_of(decision.target)
         if snapshot is None:
             why = self._gone(decision.target, this)
             if not why and now >= until + PATIENCE:
@@ -166,7 +166,6 @@ class Judge:
         if found != decision.after:
             told = f"somebody changed it within the soak: {decision.field} is {found}, not {decision.after}"
             return Verdict(State.INCONCLUSIVE, told, {})
-        began = decision.applied_at or until
         trial = self._trial(decision, began, this, snapshot)
         if trial.windows < ENOUGH_WINDOWS and now < until + (until - began):
             return None  # too little traffic: once the soak's length more
