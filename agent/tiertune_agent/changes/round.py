@@ -102,6 +102,9 @@ class Round:
         if self.shared and self.shared.budget and decision.target == SPLIT:
             spent = self.shared.spent({target: to for target, _, to in moves}) - len(moves)  # each is rounded to bytes
             sizes: list[tuple[float, float]] = [(spent, max(self.shared.budget.budget, self.shared.spent({})))]
+            for target, was, to in moves:
+                most = getattr(self._rule_of_part(target).tuners.tier_size.max, target.tier)
+                sizes += [(to, max(was, most))] if most is not None and to > was else []
         else:
             sizes = [(to, self._most(target)) for target, was, to in moves if to > was]
         told = (f"bounds and budgets leave {format_size(most)} by now" for size, most in sizes if size > most)
@@ -124,9 +127,13 @@ class Round:
 
     def _rules(self, decision: Decision) -> list[Rule]:
         """The rules for its target; for a split, also those for each host that it sets."""
-        others = {part.target.store for part in parts(decision)} - {decision.target.store}
-        hosts = (host(snapshot) for snapshot in self.fleet if snapshot.store in others)
-        return [self.rule(target) for target in (decision.target, *hosts)]
+        others = (part.target for part in parts(decision) if part.target.store != decision.target.store)
+        return [self.rule(decision.target), *map(self._rule_of_part, others)]
+
+    def _rule_of_part(self, target: Target) -> Rule:
+        """The rules for a part of a split, which does not say what models its host serves."""
+        snapshot = self._snapshots.get(target.store)
+        return self.rule(host(snapshot) if snapshot else target)
 
     def _most(self, target: Target) -> float:
         """Bytes that a tier may have: those it has, or more if the policy allows more."""
