@@ -16,7 +16,7 @@ from tiertune_agent.fields import REMOTE_CAPACITY, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
-from tiertune_agent.policy.document import LoadedPolicy, Policy, frozen_by, rates
+from tiertune_agent.policy.document import LoadedPolicy, Policy, rates
 from tiertune_agent.published import LATEST, Published
 from tiertune_agent.records import FLEET, Decision, Now, Rates, Snapshot, Target, parts
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
@@ -80,7 +80,7 @@ class Loop:
             return why
 
         under_way, went_on = self.changes.settle(
-            lambda target: self.operators.frozen() or frozen_by(this.rule(target), self.now()), disallowed, silent
+            lambda decision: self.operators.frozen() or this.frozen(decision, self.now()), disallowed, silent
         )
         this.note(under_way)
         uncertain = {one.target.store for one in (*under_way, *(part for one in went_on for part in parts(one)))}

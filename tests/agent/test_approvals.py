@@ -34,6 +34,21 @@ def test_two_approvals_within_a_window_are_both_made(agent, proposed, store, clo
     assert (fetch(store), store.tuning["tiers"]["dram"]["capacity_bytes"], store.bypass) == ("off", 2 << 30, True)
 
 
+def test_a_wish_from_another_value_is_another_wish(agent, store, clock):
+    """The same size is wished after somebody changed it by hand: it can be approved, and goes back to that one."""
+    field, target = "tiers.dram.capacity_bytes", Target("host-a", "dram")
+    agent.loop.run_once()
+    for before in (1 << 30, 3 << 29):
+        store.by_hand(field, before)
+        clock.advance(15)
+        agent.loop.run_once()
+        propose(agent.history, "own_tuner", target, Proposal(field, before, 2 << 30, "it pays"), at=clock.now())
+    newest = agent.history.decisions.find()[0]
+    assert agent.changes.approve(newest.id, "anna").state == "applied"
+    agent.changes.rollback(newest.id, "anna")
+    assert store.tuning["tiers"]["dram"]["capacity_bytes"] == 3 << 29
+
+
 def test_an_approval_that_does_not_reach_its_store_says_why(agent, proposed, store, rounds):
     """From the first attempt on, the last reason; made after all, nothing is left of it."""
     store.up = False

@@ -34,8 +34,8 @@ class Local(World):
             store.health = {"dram": "ok", "disk": "absent", "remote": "absent"}
         self.start()
 
-    def allow(self, budgets, mode="auto"):
-        self.policy.write_text(POLICY.format(mode=mode, budgets=budgets))
+    def allow(self, budgets, mode="auto", more=""):
+        self.policy.write_text(POLICY.format(mode=mode, budgets=budgets) + more)
 
     def rounds(self, count):
         """While more DRAM is worth more, up to 4 GiB."""
@@ -50,6 +50,12 @@ class Local(World):
 @pytest.fixture
 def world(agents, clock, policy_file):
     return Local(agents, clock, policy_file)
+
+
+@pytest.fixture
+def seldom():
+    """One host is asked about its sizes every other round only."""
+    return "overrides: [{match: {store: host-0}, tuners: {tier_size: {period: 5m}}}]\n"
 
 
 @pytest.mark.parametrize("budgets", ["dram: 6GiB", "total: 6GiB"])
@@ -88,6 +94,26 @@ def test_recommendations_of_one_round_hold_a_budget_together(world):
     for wish in world.wishes().values():
         world.agent.changes.approve(wish.id, "ops")
     assert sum(world.drams()) == 6
+
+
+@pytest.mark.parametrize("rounds", [12, 13])
+def test_recommendations_of_different_rounds_hold_a_budget_together(world, seldom, rounds):
+    """Of a store that is asked less often, the open wish counts in the rounds between."""
+    world.allow("dram: 6GiB", mode="recommend", more=seldom)
+    world.rounds(rounds)
+    for wish in world.agent.history.decisions.find(states=[State.PROPOSED]):
+        world.agent.changes.approve(wish.id, "ops")
+    assert sum(world.drams()) == 6
+
+
+def test_what_only_wishes_overspend_is_not_given_back(world, seldom):
+    """The operator lowered the budget below what was recommended, but not below what is held."""
+    world.allow("dram: 12GiB", mode="recommend", more=seldom)
+    world.rounds(13)
+    world.allow("dram: 5GiB", mode="recommend", more=seldom)
+    for _ in range(3):
+        world.rounds(1)
+        assert not [each for each in world.agent.history.decisions.find() if "overspent" in each.reason]
 
 
 def test_a_recommendation_takes_nothing_from_what_acts_by_itself(world):

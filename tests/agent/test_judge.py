@@ -125,6 +125,14 @@ class TestByItself:
         found = now_of(agent, decision)
         assert found.soak_until - found.applied_at == timedelta(minutes=minutes)
 
+    def test_without_a_soak_nobody_is_blamed(self, agent, store, rounds, policy_file):
+        """What was read before the change says nothing about it."""
+        policy_file.write_text(POLICY.replace("soak: 1m", "soak: 0s"))
+        store.bandwidth = SLOW
+        rounds(3)
+        (decision,) = agent.history.decisions.find()
+        assert verdict(agent, decision)["reason"].startswith("1 window told anything")
+
     def test_a_recommended_change_is_not_undone_by_itself(self, agent, store, auto, rounds, soak):
         """What an operator approved is judged worse, and left to the operator."""
         rounds(1)

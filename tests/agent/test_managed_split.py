@@ -15,6 +15,9 @@ pytestmark = pytest.mark.slow
 CALLER = Caller("anna", "test")
 
 LESS_DRAM = {(1, 2): 1.0, (0.5, 3): 0.5}
+WEDNESDAY = 'guard: {freeze: [{days: [wed], from: "00:00", to: "00:00"}]}'
+"""Freezes the day of these tests."""
+BOUNDED = "- match: {store: host-b, model: llama}\n  tuners: {tier_size: {max: {dram: 768MiB}}}\n"
 
 
 @pytest.mark.parametrize(("costs", "dram", "remote"), [(MORE_DRAM, 1.5, 1), (LESS_DRAM, 0.5, 3)])
@@ -127,7 +130,7 @@ def test_a_host_that_is_away_stops_it(world):
         ("mode: observe", "nothing is split: host-b is in mode observe; wished "),
         ("tuners: {tier_size: {mode: recommend}}", "host-b is in mode recommend"),
         ("guard: {changes_per_hour: 0}", "host-b: the budget of 0 changes per hour is spent"),
-        ('guard: {freeze: [{days: [wed], from: "00:00", to: "00:00"}]}', "host-b: frozen: by the policy's calendar"),
+        (WEDNESDAY, "host-b: frozen: by the policy's calendar"),
     ],
 )
 def test_what_the_policy_says_of_one_host_holds_for_a_split(world, own, why, match):
@@ -136,6 +139,51 @@ def test_what_the_policy_says_of_one_host_holds_for_a_split(world, own, why, mat
     world.sampled(MORE_DRAM)
     assert (world.split(), world.decisions()) == (([1, 1], 2), [])
     assert why in world.answer("dram")
+
+
+@pytest.mark.parametrize("match", ["store: host-b", "model: llama, store: host-b"])
+@pytest.mark.parametrize(
+    ("own", "state", "why"),
+    [
+        ("mode: observe", "inconclusive", "not rolled back by itself in mode observe"),
+        (WEDNESDAY, "soaking", "its verdict is to roll it back; frozen: by the policy's calendar"),
+    ],
+)
+def test_no_verdict_sets_back_a_host_that_is_not_the_agents_to_change_by_then(world, own, state, why, match):
+    """A worse split stands as a whole where one of its hosts is frozen, or not on auto any more."""
+    world.sampled(MORE_DRAM)
+    world.policy.write_text(f"{POLICY}overrides:\n- match: {{{match}}}\n  {own}\n")
+    world.becomes_worse()
+    (made,) = world.decisions()
+    assert (world.split(), made.state) == (AFTER, state)
+    (told,) = world.agent.history.decisions.verdicts_of(made.id) or [{"reason": made.waits}]
+    assert why in told["reason"]
+
+
+@pytest.mark.parametrize(
+    ("own", "drams"),
+    [("mode: observe", [1, 1]), ("tuners: {tier_size: {max: {dram: 1GiB}}}", [1, 1]), (WEDNESDAY, [1.5, 1])],
+)
+def test_a_split_under_way_stops_at_a_host_that_is_not_the_agents_to_change_by_then(world, own, drams):
+    """Frozen, it waits; not on auto any more, or bounded, what was made of it is set back."""
+    world.prospects(MORE_DRAM)
+    with world.stores[1].deaf():
+        world.rounds()
+    world.policy.write_text(f"{POLICY}overrides:\n- match: {{store: host-b}}\n  {own}\n")
+    world.rounds()
+    assert world.drams() == drams
+
+
+def test_no_verdict_gives_a_host_more_than_it_may_have_by_then(world):
+    """A worse split stands where one of its hosts would be larger than the policy lets it be."""
+    world.sampled(LESS_DRAM)
+    world.policy.write_text(f"{POLICY}overrides:\n{BOUNDED}")
+    for cost in (2.0, 2.01, 2.02, 2.03, 2.02, 2.01):
+        world.sampled({(1, 2): 1.0, (0.5, 3): cost})
+        assert world.drams()[1] <= 0.75
+    (told,) = world.agent.history.decisions.verdicts_of(world.decisions()[0].id)
+    assert told["verdict"] == "inconclusive"
+    assert "; not rolled back: bounds and budgets leave 768.0 MiB by now" in told["reason"]
 
 
 def test_a_split_counts_among_the_changes_of_each_host(world):

@@ -97,7 +97,7 @@ class ChangeControl:
 
     def settle(
         self,
-        frozen: Callable[[Target], str],
+        frozen: Callable[[Decision], str],
         disallowed: Callable[[Decision], str],
         silent: Container[str],
     ) -> tuple[list[Decision], list[Decision]]:
@@ -113,7 +113,7 @@ class ChangeControl:
             making = decision.state == State.APPROVED
             by = (decision.undo or {}).get("by", decision.approved_by)
             by_itself = by == (POLICY if making else VERDICT)
-            if by_itself and (why := frozen(decision.target)):
+            if by_itself and (why := frozen(decision)):
                 self._decisions.wait(decision, f"{FROZEN}{why}")
                 continue
             if any(part.target.store in silent for part in parts(decision)):

@@ -10,7 +10,7 @@ from tiertune_agent.changes.survey import HOUR, MEMORY, concerning
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import frozen_by, mode_of, rates
+from tiertune_agent.policy.document import rates
 from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target
 from tiertune_agent.remote.split import SPLIT
 from tiertune_agent.tuners import remote_fetch
@@ -123,11 +123,10 @@ class Judge:
     def _end(self, decision: Decision, verdict: Verdict, this: Round) -> None:
         state, reason = verdict.state, verdict.reason
         if state == State.ROLLED_BACK:
-            rule = this.rule(decision.target)
-            if frozen := self._frozen() or frozen_by(rule, self._now()):
+            if frozen := self._frozen() or this.frozen(decision, self._now()):
                 self._decisions.wait(decision, f"its verdict is to roll it back; frozen: {frozen}")
                 return  # it goes on soaking until something may change again
-            mode = mode_of(rule, decision.tuner) if decision.mode == "auto" else decision.mode
+            mode = this.mode(decision) if decision.mode == "auto" else decision.mode
             doubt = self._doubt(decision)
             if unpaid := this.unpaid(decision, back=True):
                 doubt = f"; not rolled back: {unpaid}"
@@ -155,9 +154,9 @@ class Judge:
         if not measure(decision):  # it began to soak under another version, which had something to weigh it by
             return unweighed(decision)
         now, until = self._now(), decision.soak_until or self._now()
-        if now < until:
+        snapshot, began = this.snapshot_of(decision.target), decision.applied_at or until
+        if now < until or (snapshot and snapshot.at <= began):  # not even read since the change
             return None
-        snapshot = this.snapshot_of(decision.target)
         if snapshot is None:
             why = self._gone(decision.target, this)
             if not why and now >= until + PATIENCE:
@@ -167,7 +166,6 @@ class Judge:
         if found != decision.after:
             told = f"somebody changed it within the soak: {decision.field} is {found}, not {decision.after}"
             return Verdict(State.INCONCLUSIVE, told, {})
-        began = decision.applied_at or until
         trial = self._trial(decision, began, this, snapshot)
         if trial.windows < ENOUGH_WINDOWS and now < until + (until - began):
             return None  # too little traffic: once the soak's length more

@@ -43,7 +43,8 @@ class Question:
             return NoChange("dram is set by the split of budgets.total between all hosts and the remote")
         wished = self.tuner.evaluate(self._windows(), self._current())
         if self._sizes:
-            paid = budgeted(self._rule.budgets, self.target.tier, self._elsewhere, self.this.own(self.target))
+            spent = self.this.elsewhere(self.target)
+            paid = budgeted(self._rule.budgets, self.target.tier, spent, self.this.own(self.target))
             wished = self.this.allowed(wished, paid)
         return guard(wished, self.rules, self._recent()) if isinstance(wished, Proposal) else wished
 

@@ -3,14 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from math import inf
 
 from tiertune_agent.policy.budgets import Budgeted, Capacities
-from tiertune_agent.policy.document import Policy, Rule, mode_of, rules_for
+from tiertune_agent.policy.document import Policy, Rule, frozen_by, mode_of, rules_for
 from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, parts
-from tiertune_agent.remote.split import REMOTE, SPLIT, Managed
-from tiertune_agent.tuners.base import Answer, served
+from tiertune_agent.remote.split import REMOTE, SPLIT, Managed, host
+from tiertune_agent.tuners.base import Answer, Mode, served
 from tiertune_agent.tuners.tier_size import TierSize
 from tiertune_agent.whatif.shapes import remote_bytes
 from tiertune_connector.units import format_size
@@ -33,6 +34,15 @@ class Round:
     def rule(self, target: Target) -> Rule:
         """The policy's rules for a target."""
         return self.policy.for_target(target)
+
+    def frozen(self, decision: Decision, now: datetime) -> str:
+        """Why the policy's calendar forbids now to make it or to set it back; empty: it does not."""
+        return next(filter(None, (frozen_by(rule, now) for rule in self._rules(decision))), "")
+
+    def mode(self, decision: Decision) -> Mode:
+        """The policy's mode for it by now; of a split, auto only if it is for each host that it sets."""
+        modes = (mode_of(rule, decision.tuner) for rule in self._rules(decision))
+        return next((mode for mode in modes if mode != "auto"), "auto")
 
     def snapshot_of(self, target: Target) -> Snapshot | None:
         """Of the store that has the target; of a split only if the whole fleet answered, as it is of all hosts."""
@@ -78,7 +88,7 @@ class Round:
         """Why neither its tuner may make it by itself, nor a verdict set it back; empty: they may."""
         if decision.target.store == FLEET and not self.managed:
             return "the policy's remote.manage is off by now"
-        mode = mode_of(self.rule(decision.target), decision.tuner)
+        mode = self.mode(decision)
         if mode != "auto":
             return f"the policy's mode is {mode} by now"
         return self.unpaid(decision, back=decision.undo is not None)
@@ -92,6 +102,9 @@ class Round:
         if self.shared and self.shared.budget and decision.target == SPLIT:
             spent = self.shared.spent({target: to for target, _, to in moves}) - len(moves)  # each is rounded to bytes
             sizes: list[tuple[float, float]] = [(spent, max(self.shared.budget.budget, self.shared.spent({})))]
+            for target, was, to in moves:
+                most = getattr(self._rule_of_part(target).tuners.tier_size.max, target.tier)
+                sizes += [(to, max(was, most))] if most is not None and to > was else []
         else:
             sizes = [(to, self._most(target)) for target, was, to in moves if to > was]
         told = (f"bounds and budgets leave {format_size(most)} by now" for size, most in sizes if size > most)
@@ -111,6 +124,16 @@ class Round:
         away = ", ".join([*self.missing, *(["the remote"] if silent else [])])
         later = self.splits and (self.shared is None or self.shared.spare > 0)
         return paid.known(answer if later else paid.given_back(answer), away)
+
+    def _rules(self, decision: Decision) -> list[Rule]:
+        """The rules for its target; for a split, also those for each host that it sets."""
+        others = (part.target for part in parts(decision) if part.target.store != decision.target.store)
+        return [self.rule(decision.target), *map(self._rule_of_part, others)]
+
+    def _rule_of_part(self, target: Target) -> Rule:
+        """The rules for a part of a split, which does not say what models its host serves."""
+        snapshot = self._snapshots.get(target.store)
+        return self.rule(host(snapshot) if snapshot else target)
 
     def _most(self, target: Target) -> float:
         """Bytes that a tier may have: those it has, or more if the policy allows more."""

@@ -47,7 +47,9 @@ class Survey:
         self._tiers = tiers
         self._now = now
         self._last = history.changed.last(stores)
-        self._open = grouped(history.decisions.in_state(State.PROPOSED), lambda one: place(one.tuner, one.target))
+        self.proposed = history.decisions.in_state(State.PROPOSED)
+        """What was proposed before, and is open still."""
+        self._open = grouped(self.proposed, lambda one: place(one.tuner, one.target))
         self._prospects: dict[tuple[str, float], list[Prospect]] = {}
         self._store: tuple[str, timedelta, list[Window]] = ("", HOUR, [])
         self.asked: list[Place] = []

@@ -59,7 +59,8 @@ class Decisions(OfHistory):
             mine = select(DecisionRow).filter_by(tuner=tuner, **where, field=proposal.field, state=State.PROPOSED)
             row = session.scalars(mine).first()
             before = decision_of(row) if row else None
-            same = before is not None and (before.after, before.mode) == (proposal.after, mode)
+            wish = proposal.before, proposal.after, mode
+            same = before is not None and (before.before, before.after, before.mode) == wish
             if before:
                 why = f"{before.reason}; superseded by another wish"
                 ended = {"state": State.EXPIRED, "reason": why, "updated_at": now}
