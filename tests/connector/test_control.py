@@ -3,13 +3,15 @@
 import os
 import re
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from connector.stores import NAMESPACE, PATIENCE_S, Engine, chain, eventually, pool, running, settings
+from connector.stores import NAMESPACE, Engine, chain, eventually, pool, running, settings
 from tiertune_connector.counters import Counters
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.state import StateDir
@@ -238,20 +240,48 @@ def test_a_bypass_that_cannot_be_kept_is_in_force_and_says_so(control, store, st
     assert state.load()[0].bypass
 
 
+@contextmanager
+def hanging(state, monkeypatch) -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls of which none returns, as the state directory does not answer; at the end it does."""
+    answers, saved = threading.Event(), state.save
+    with monkeypatch.context() as patch, ThreadPoolExecutor() as others:
+        patch.setattr(state, "save", lambda *kept: answers.wait() and saved(*kept))
+        try:
+            yield others
+        finally:
+            answers.set()
+
+
 def test_a_bypass_is_in_force_while_a_change_hangs_in_the_state_directory(control, put, store, state, monkeypatch):
     """And stays, once the directory answers, with the change that was there before."""
-    hangs, saved = threading.Event(), state.save
-    monkeypatch.setattr(state, "save", lambda *kept: hangs.wait(PATIENCE_S) and saved(*kept))
-    with ThreadPoolExecutor() as others:
+    applied = Mock(side_effect=store.retune)
+    with hanging(state, monkeypatch) as others:
+        monkeypatch.setattr(store, "retune", applied)
         changed = others.submit(put, 5)
         eventually(control._lock.locked)
         commanded = others.submit(control.bypass, on=True)
         eventually(lambda: store.tuning.bypass)
         assert not changed.done()
-        hangs.set()
-        assert (changed.result().version, commanded.result().version) == (2, 3)
+    assert (changed.result().version, commanded.result().version) == (2, 3)
     assert store.tuning.document() == with_capacity(5) | {"version": 3, "bypass": True}
+    assert all(call.args[0].bypass for call in applied.call_args_list), "never lifted in between"
     assert state.load()[0] == store.tuning
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_the_last_bypass_of_those_that_wait_for_a_change_stays(control, put, monkeypatch, wanted):
+    """Whatever that change says, and whoever has the next turn; no change for what was before takes it back."""
+    store, state = control.store, control.state
+    with hanging(state, monkeypatch) as others:
+        changed = others.submit(put, 5, bypass=not wanted)
+        eventually(control._lock.locked)
+        for on in (not wanted, wanted):
+            others.submit(control.bypass, on=on)
+            eventually(lambda on=on: (control._commanded, store.tuning.bypass) == (on, on))
+        late = others.submit(put, 6, key="b")
+    assert (changed.result().version, state.load()[0]) == (2, store.tuning)
+    assert isinstance(late.exception(), VersionConflictError)
+    assert store.tuning.document() == with_capacity(5) | {"version": store.tuning.version, "bypass": wanted}
 
 
 def test_bypass_is_a_version_of_its_own_and_stays(control, store, state):

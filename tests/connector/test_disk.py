@@ -201,6 +201,24 @@ def test_a_flush_removes_what_the_disk_kept_before(tmp_path, monkeypatch, left):
     again.close()
 
 
+def test_a_namespace_that_nobody_uses_is_flushed_again_too(tier, monkeypatch):
+    """Its file, which a disk that takes no change keeps, is not forgotten before that."""
+    fill(tier, chain("k", 3))
+    pool = tier.pools[A]
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Slab, "wipe", lambda *_: False)
+        patch.setattr(Path, "unlink", Mock(side_effect=OSError(errno.EROFS, "read-only")))
+        assert tier.flush() == (Outcome.ERROR, 3)
+        pool.lends = True
+        tier.retune(16 * SLOT, {})
+        while tier.settle():
+            pass
+        assert tier.flush() == (Outcome.ERROR, 0)
+    assert tier.flush() == (Outcome.OK, 0)
+    tier.settle()
+    assert (tier.pools, pool.slab.path.exists()) == ({}, False)
+
+
 def test_a_file_system_without_holes_is_served_all_the_same(tmp_path, monkeypatch):
     """Headers are overwritten instead; a restart finds none of what left."""
     monkeypatch.setattr(module, "punch_hole", lambda *_: False)

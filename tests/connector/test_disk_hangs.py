@@ -1,7 +1,7 @@
 """A local disk that hangs: its index answers, its room is nobody else's, and flushes end."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -165,6 +165,30 @@ def test_a_flush_does_not_wait_for_a_read_for_ever(tier, monkeypatch, hanging):
     hanging.free.set()
     assert reading.result(PATIENCE_S)
     assert tier.flush() == (Outcome.OK, 0)
+
+
+def test_a_flush_waits_for_who_takes_up_what_it_could_not_wipe(tier, monkeypatch, hanging):
+    """Until the new chunk is whole a restart may find the old one."""
+    monkeypatch.setattr(disk, "_PATIENCE_S", PATIENCE_S)
+    keys = chain("k", 2)
+    fill(tier, keys)
+    pool = tier.pools[A]
+    kept = pool.pool.get(keys[1])
+    monkeypatch.setattr(Slab, "wipe", lambda _, slot: slot != kept)
+    hanging.at(Slab, "read")
+    reading = hanging.begin(lambda: intact(tier, keys[0]))
+    flushing = hanging.start(tier.flush)
+    eventually(lambda: tier._wiped._waiters)
+    with tier.lock:
+        assert pool.reserve(b"new") == kept
+    hanging.free.set()
+    assert reading.result(PATIENCE_S)
+    wait([flushing], 0.2)
+    assert not flushing.done()
+    with tier.lock:
+        pool.abort(b"new", kept)
+    tier.settle()
+    assert flushing.result(PATIENCE_S) == (Outcome.ERROR, 2)
 
 
 def test_a_file_system_that_does_not_answer_has_no_size(tier, monkeypatch, hanging):

@@ -82,6 +82,11 @@ def test_an_adapter_that_changes_while_it_is_read_is_not_known(adapter, monkeypa
     assert not digests.stands(used, None)
 
 
+def test_an_adapter_whose_folder_cannot_be_asked_is_not_known():
+    """Its name is too long, or its file server gives an error: the engine says so to whoever asked, and lives on."""
+    assert contents("x" * 300) is None
+
+
 @pytest.mark.parametrize("again", [{}, {"lora_int_id": 2}, {"load_inplace": True}], ids=["no", "other id", "in place"])
 def test_an_adapter_that_changed_is_not_known_any_more(adapter, caplog, again):
     """Under its id: which contents the engine has is unknown then, for good.

@@ -17,6 +17,7 @@ LENT_AFTER_S = 3600.0
 """Unused for so long, a namespace lends: engines that merely restart find what they left."""
 _PATIENCE_S = 1.0
 """Wait for others that save: a client gives up a store after five, and its slab may take two to open."""
+_NOT_KEPT = "after a restart a flush by epoch may not know a namespace: %s"
 _REMEMBERED = 1024
 """Namespaces, in use or latest: new weights come a few times a day."""
 
@@ -54,15 +55,14 @@ class Namespaces:
 
     def keep(self) -> None:
         """Save what is new. Waits for the state directory; a failed write is logged, and tried again."""
-        if not self._saving.acquire(timeout=_PATIENCE_S):
-            return  # the directory hangs, which is as good as a failed write
+        if not self._saving.acquire(timeout=_PATIENCE_S):  # who saves now goes on with what is new
+            log.warning(_NOT_KEPT, "the state directory does not answer")
+            return
         try:
-            with self.lock:
-                served, unsaved, self._unsaved = self._served.copy(), self._unsaved, False
-            if unsaved and self.state is not None:
+            while self.state is not None and (served := self._take_unsaved()):
                 self.state.save_namespaces(served)
         except OSError as error:
-            log.warning("after a restart a flush by epoch may not know a namespace: %s", error)
+            log.warning(_NOT_KEPT, error)
             with self.lock:  # one that joins just then looks at it first
                 self._unsaved = True
         finally:
@@ -118,6 +118,12 @@ class Namespaces:
             for name in over:
                 del self._used_at[name]
             return over
+
+    def _take_unsaved(self) -> dict[str, Served]:
+        """All namespaces if what is new is not saved; else none."""
+        with self.lock:
+            unsaved, self._unsaved = self._unsaved, False
+            return self._served.copy() if unsaved else {}
 
     def _look(self) -> None:
         """Note whose clients are there, and whose have left since the last look."""

@@ -37,7 +37,10 @@ class Control:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         _, self._changes = self.state.load()
-        self._kept = True
+        self._kept: Tuning | None = self.tuning
+        """What a restart has; None: nobody knows."""
+        self._commanded: bool | None = None
+        """The last bypass since a change began."""
 
     @property
     def tuning(self) -> Tuning:
@@ -53,6 +56,7 @@ class Control:
         body = body_digest(document)
         change = f"{expected_version} {body}"
         with self._lock:
+            self._commanded = None
             if key in self._changes:
                 known, present = self._changes[key], {"version": self.tuning.version}
                 resent = known.endswith(f" {body}")  # is what it asked for still in force?
@@ -70,30 +74,39 @@ class Control:
             changes = latest(self._changes | {key: change})
             self._keep(tuning, changes, "nothing was changed")
             self._changes = changes
-            self.store.retune(tuning)
+            self._apply(tuning)
             return tuning
 
     def bypass(self, *, on: bool) -> Tuning:
         """Answer miss to everything, or serve again, at once; NotKeptError if a restart would forget that."""
         with self.store.dram.lock:  # at once: another change may hang in the state directory
-            changes = self.tuning.bypass != on
-            if changes:
-                self.store.retune(self.tuning.model_copy(update={"bypass": on}))
+            self._commanded = on
+            if self.tuning.bypass != on:
+                version = self.tuning.version + 1  # nobody may change what was there before
+                self.store.retune(self.tuning.model_copy(update={"bypass": on, "version": version}))
         with self._lock:
-            if changes or self.tuning.bypass != on or not self._kept:
-                tuning = self.tuning.model_copy(update={"bypass": on, "version": self.tuning.version + 1})
-                self.store.retune(tuning)
-                self._keep(tuning, self._changes, f"bypass is {'on' if on else 'off'}, until the store is started anew")
-            return self.tuning
+            tuning = self.tuning
+            if tuning != self._kept:
+                told = f"bypass is {'on' if tuning.bypass else 'off'}, until the store is started anew"
+                self._keep(tuning, self._changes, told)
+            return tuning
+
+    def _apply(self, tuning: Tuning) -> None:
+        """Put a kept tuning in force. A bypass that was commanded meanwhile stays, and keeps it as its own version."""
+        with self.store.dram.lock:
+            if self._commanded is not None:
+                version = max(tuning.version, self.tuning.version) + 1
+                tuning = tuning.model_copy(update={"bypass": self._commanded, "version": version})
+            self.store.retune(tuning)
 
     def _keep(self, tuning: Tuning, changes: Mapping[str, str], otherwise: str) -> None:
         """Persist a tuning; ``otherwise`` says what holds if that fails."""
-        self._kept = False
+        self._kept = None
         try:
             self.state.save(tuning, changes)
         except OSError as error:
             raise NotKeptError(f"{self.state.tuning_path}: {error.strerror or error}: {otherwise}") from error
-        self._kept = True
+        self._kept = tuning
 
 
 def check(store: TieredStore, tuning: Tuning) -> None:

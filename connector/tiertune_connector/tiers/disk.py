@@ -101,7 +101,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
             self._wipe(pool, at_most)
         with self.lock:
             self._grow()
-            gone = any(pool.lends and not pool.taken_bytes for pool in self.pools.values())
+            gone = any(pool.lends and pool.vacant for pool in self.pools.values())
         if gone:
             self._remove_vacant()
         return more
@@ -188,7 +188,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         for pool in pools:
             self._wipe(pool)
         with self.lock:
-            others = [(pool, pool.unsure) for pool in pools]
+            others = [(pool, pool.unsure.union(pool.unwiped)) for pool in pools]  # which others may take up
             if not self._wiped.wait_for(lambda: not any(pool.unsure & slots for pool, slots in others), _PATIENCE_S):
                 return Outcome.TIMEOUT, count
             return Outcome.ERROR if any(pool.unwiped for pool in pools) else Outcome.OK, count
@@ -241,7 +241,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         """Forget pools that lend their share and are empty, with their files. Waits for the disk."""
         with self._opening:
             with self.lock:
-                gone = [pool for pool in self.pools.values() if pool.lends and not pool.taken_bytes]
+                gone = [pool for pool in self.pools.values() if pool.lends and pool.vacant]
                 for pool in gone:
                     del self.pools[pool.namespace]
             for pool in gone:  # nobody uses what takes nothing

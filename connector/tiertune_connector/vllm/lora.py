@@ -106,7 +106,10 @@ class AdapterDigests:
 
     def _read(self, adapter: "LoRARequest") -> _Known:
         folder = Path(adapter.lora_path).expanduser()
-        shards = tuple(sorted(folder.glob("*.safetensors"))) if (folder / READ).is_file() else ()
+        try:
+            shards = tuple(sorted(folder.glob("*.safetensors"))) if (folder / READ).is_file() else ()
+        except OSError:
+            shards = ()
         files = (folder, folder / CONFIG, *shards)
         known = _Known(_named(adapter), files, _stamp(files), None)
         try:
