@@ -13,6 +13,7 @@ import vllm
 from vllm.config import PoolerConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
     KVCacheConfig,
@@ -285,6 +286,27 @@ def test_media_that_an_adapter_may_have_encoded_are_not_shared(configured, tmp_p
         engine.prompt(arrived(mm_features=media), [[]]),
     ]
     assert [prompt.reads and prompt.writes for prompt in prompts] == [shared, True, True]
+
+
+def test_a_request_stands_for_nothing_once_its_adapter_was_replaced_in_place(configured, tmp_path):
+    """The worker goes on with the new weights, before a request names them: its chunks are not stored as the old ones.
+
+    vLLM still finds the types of what it is called with, whichever process calls.
+    """
+    config = configured(enable_lora=True, max_lora_rank=8)
+    engine, loaded = compat.Engine(config, cache_of(config)), []
+    engine.tell_tier()
+    old, other = (adapter(tmp_path / name, fill) for name, fill in (("old", 1), ("new", 2)))
+    other.load_inplace = True
+    prompt = engine.prompt(arrived(lora_request=old), [[]])
+    assert prompt.writes
+    assert prompt.stands()
+    core = SimpleNamespace(model_executor=SimpleNamespace(add_lora=lambda one: loaded.append(prompt.stands())))
+    EngineCore.add_lora(core, old)
+    EngineCore.add_lora(core, other)
+    assert loaded == [True, False]
+    assert not engine.prompt(arrived(lora_request=old), [[]]).writes
+    assert EngineCoreProc._convert_msgspec_args(EngineCore.__new__(EngineCore).add_lora, [["a", 1, "b"]])[0].lora_path
 
 
 def test_a_steps_requests_and_their_tokens():

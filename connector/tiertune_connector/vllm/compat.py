@@ -7,13 +7,15 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import vllm
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, iter_layer_specs
@@ -37,6 +39,8 @@ logger = logging.getLogger(f"vllm.{__name__}")
 EPOCH_BYTES = 8
 FAR = 1 << 24
 """Tokens of context beyond the window of any layer that has one."""
+_told = WeakSet[AdapterDigests]()
+"""Those of this process's engines, which it has more than one of only if a caller made them here."""
 
 
 class Engine:
@@ -88,6 +92,8 @@ class Engine:
             format_size(own or planned.staging_bytes),
         )
         translate(self._vllm_config, self.facts(), planned)
+        _told.add(self._adapters)
+        _tell_of_loads()
 
     def facts(self) -> Facts:
         """What the tier must know about the engine."""
@@ -137,6 +143,26 @@ class Engine:
                 f" {format_size(planned.staging_bytes)}"
             )
         return planned
+
+
+@cache
+def _tell_of_loads() -> None:
+    """Have the digests hear first of an adapter that is loaded in place of another.
+
+    vLLM loads it past the scheduler, and goes on with it in requests under way, before one names it.
+    """
+    from vllm.v1.engine.core import EngineCore  # workers do without
+
+    load = EngineCore.add_lora
+
+    @wraps(load)  # vLLM reads its parameters' types
+    def add_lora(core: Any, lora_request: LoRARequest) -> bool:  # noqa: ANN401 (vLLM's EngineCore)
+        if lora_request.load_inplace:
+            for adapters in tuple(_told):
+                adapters.contents(lora_request)
+        return load(core, lora_request)
+
+    EngineCore.add_lora = add_lora
 
 
 def translate(vllm_config: VllmConfig, facts: Facts | None = None, plan: SizePlan | None = None) -> None:

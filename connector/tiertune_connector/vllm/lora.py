@@ -1,9 +1,10 @@
 """Which contents an adapter has: vLLM's keys hold only its name and path. Imports no vLLM.
 
-An engine does not say what it loaded, nor when. So an adapter's contents are taken to be those of its files when it was
-first requested under its id, as long as the files do not change. Of any other adapter nobody knows what the engine has:
-one without safetensors, one loaded in place, one whose files changed or that came from another folder under its id.
-Requests that name it neither read from the store nor write into it, for good.
+An engine does not say what it loaded, nor when; `compat` hears of loads in place alone. So an adapter's contents are
+taken to be those of its files when it was first requested under its id, as long as the files do not change. Of any
+other adapter nobody knows what the engine has: one without safetensors, one loaded in place, one whose files changed or
+that came from another folder under its id. Requests that name it neither read from the store nor write into it, for
+good.
 
 The engine's own caches know only name and path. Where these had several contents, or unknown ones, the caches mix them,
 and what is computed from them: no adapter of that name and path is known any more.

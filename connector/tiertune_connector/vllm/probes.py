@@ -159,6 +159,7 @@ NEEDS = {
             "block_hashes mm_features streaming_queue"
         ),
     },
+    "v1/engine/core.py": {"EngineCore.add_lora": "lora_request"},
     "lora/request.py": {"LoRARequest": "lora_name lora_int_id lora_path load_inplace"},
     "v1/metrics/perf.py": {
         "ModelMetrics": "is_enabled get_num_flops",
