@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import cached_property
 from math import inf
 
+from tiertune_agent.fields import in_force
 from tiertune_agent.policy.budgets import Budgeted, Capacities
 from tiertune_agent.policy.document import Policy, Rule, frozen_by, mode_of, rules_for
 from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, parts
@@ -109,6 +110,11 @@ class Round:
             sizes = [(to, self._most(target)) for target, was, to in moves if to > was]
         told = (f"bounds and budgets leave {format_size(most)} by now" for size, most in sizes if size > most)
         return next(told, "")
+
+    def makeable(self, wish: Decision) -> bool:
+        """Whether all that it sets has the value from before: else it cannot be approved any more."""
+        found = ((part, self.snapshot_of(part.target)) for part in parts(wish))
+        return all(there and in_force(there.tuning, part.field) == part.before for part, there in found)
 
     def note(self, decisions: Iterable[Decision]) -> None:
         """Count what these grow against the budgets from now on."""
