@@ -366,7 +366,7 @@ def parts(decision: Decision) -> tuple[Decision, ...]:
         replace(
             decision,
             key=f"{decision.key}-{number}",
-            target=Target(step["store"], step["tier"]),
+            target=Target(step["store"], step["tier"], models=tuple(step.get("models", ()))),
             field=step["field"],
             before=step["from"],
             after=step["to"],

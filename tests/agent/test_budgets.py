@@ -116,6 +116,17 @@ def test_what_only_wishes_overspend_is_not_given_back(world, seldom):
         assert not [each for each in world.agent.history.decisions.find() if "overspent" in each.reason]
 
 
+def test_a_wish_that_nobody_can_approve_any_more_spends_nothing(world, seldom):
+    """Somebody set the size by hand, and its host is not asked about it yet: others have the room."""
+    world.allow("dram: 6GiB", mode="recommend", more=seldom)
+    world.rounds(13)
+    assert world.wishes()["host-1"].state == "expired"
+    world.stores[0].by_hand(FIELD, GIB // 2)
+    world.rounds(1)
+    open_ = world.agent.history.decisions.find(states=[State.PROPOSED])
+    assert sum(each.after - each.before for each in open_ if each.target.store != "host-0") == 2.5 * GIB
+
+
 def test_a_recommendation_takes_nothing_from_what_acts_by_itself(world):
     """Of stores in several modes those on auto do not wait for approvals."""
     world.allow("dram: 6GiB", mode="recommend")

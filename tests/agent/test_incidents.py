@@ -253,6 +253,10 @@ def test_a_remote_that_another_host_reads_serves(agents, store, other, clock, mo
     other.up = False
     agent.loop.run_once()
     assert "tier_unused" not in wrong(agent)
+    agents.end()
+    agent = agents(store, other)
+    agent.loop.run_once()
+    assert "tier_unused" not in wrong(agent)
     other.up = True
     agents.end()
     monkeypatch.setattr("tiertune_agent.incidents.seen.READ_AT_ONCE", 1)

@@ -174,16 +174,45 @@ def test_a_split_under_way_stops_at_a_host_that_is_not_the_agents_to_change_by_t
     assert world.drams() == drams
 
 
-def test_no_verdict_gives_a_host_more_than_it_may_have_by_then(world):
+def test_a_host_that_answers_nonsense_stays_frozen(world):
+    """It can be changed, and what models it serves is known from when the split was wished."""
+    world.prospects(MORE_DRAM)
+    with world.stores[1].deaf():
+        world.rounds()
+    world.policy.write_text(f"{POLICY}overrides:\n- match: {{model: llama, store: host-b}}\n  {WEDNESDAY}\n")
+    world.stores[1].answers("get_counters", 200, json={})
+    world.rounds()
+    assert "frozen: by the policy's calendar" in world.decisions()[0].waits
+    assert world.drams() == [1.5, 1]
+
+
+@pytest.mark.parametrize("budgets", ["total: 4GiB", "dram: 4GiB, remote: 4GiB"])
+def test_no_verdict_gives_a_host_more_than_it_may_have_by_then(world, budgets):
     """A worse split stands where one of its hosts would be larger than the policy lets it be."""
     world.sampled(LESS_DRAM)
-    world.policy.write_text(f"{POLICY}overrides:\n{BOUNDED}")
+    world.policy.write_text(f"{POLICY.replace('total: 4GiB', budgets)}overrides:\n{BOUNDED}")
     for cost in (2.0, 2.01, 2.02, 2.03, 2.02, 2.01):
         world.sampled({(1, 2): 1.0, (0.5, 3): cost})
         assert world.drams()[1] <= 0.75
     (told,) = world.agent.history.decisions.verdicts_of(world.decisions()[0].id)
     assert told["verdict"] == "inconclusive"
     assert "; not rolled back: bounds and budgets leave 768.0 MiB by now" in told["reason"]
+
+
+def test_the_rules_of_a_host_that_left_hold_up_no_rollback(world):
+    """Nothing is set there any more, and nobody knows which models it served."""
+    auto = "".join(f"- match: {{{one}}}\n  mode: auto\n" for one in ("store: fleet", "model: llama"))
+    policy = f"{POLICY.replace('mode: auto', 'mode: recommend')}overrides:\n{auto}"
+    world.policy.write_text(policy)
+    world.sampled(MORE_DRAM)
+    assert world.split() == AFTER
+    world.policy.write_text(f"{policy}- match: {{store: host-b}}\n  {WEDNESDAY}\n")
+    world.stores.pop()
+    world.start()
+    world.becomes_worse()
+    assert world.split() == ([1], 2)
+    (told,) = world.agent.history.decisions.verdicts_of(world.decisions()[0].id)
+    assert "but not host-b dram: the store is not among those" in told["reason"]
 
 
 def test_a_split_counts_among_the_changes_of_each_host(world):

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from math import inf
 
+from tiertune_agent.fields import in_force
 from tiertune_agent.policy.budgets import Budgeted, Capacities
 from tiertune_agent.policy.document import Policy, Rule, frozen_by, mode_of, rules_for
 from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, parts
@@ -100,15 +101,22 @@ class Round:
         made = [(part.target, part.before, part.after) for part in parts(decision)]
         moves = [(target, after, before) for target, before, after in made] if back else made
         if self.shared and self.shared.budget and decision.target == SPLIT:
-            spent = self.shared.spent({target: to for target, _, to in moves}) - len(moves)  # each is rounded to bytes
+            held = {replace(target, models=()): to for target, _, to in moves}
+            spent = self.shared.spent(held) - len(moves)  # each is rounded to bytes
             sizes: list[tuple[float, float]] = [(spent, max(self.shared.budget.budget, self.shared.spent({})))]
             for target, was, to in moves:
                 most = getattr(self._rule_of_part(target).tuners.tier_size.max, target.tier)
-                sizes += [(to, max(was, most))] if most is not None and to > was else []
+                grows = to > was and not self._left(target)
+                sizes += [(to, max(was, most))] if most is not None and grows else []
         else:
             sizes = [(to, self._most(target)) for target, was, to in moves if to > was]
         told = (f"bounds and budgets leave {format_size(most)} by now" for size, most in sizes if size > most)
         return next(told, "")
+
+    def makeable(self, wish: Decision) -> bool:
+        """Whether all that it sets has the value from before: else it cannot be approved any more."""
+        found = ((part, self.snapshot_of(part.target)) for part in parts(wish))
+        return all(there and in_force(there.tuning, part.field) == part.before for part, there in found)
 
     def note(self, decisions: Iterable[Decision]) -> None:
         """Count what these grow against the budgets from now on."""
@@ -127,11 +135,15 @@ class Round:
 
     def _rules(self, decision: Decision) -> list[Rule]:
         """The rules for its target; for a split, also those for each host that it sets."""
-        others = (part.target for part in parts(decision) if part.target.store != decision.target.store)
-        return [self.rule(decision.target), *map(self._rule_of_part, others)]
+        others = [part.target for part in parts(decision) if part.target.store != decision.target.store]
+        return [self.rule(decision.target), *(self._rule_of_part(one) for one in others if not self._left(one))]
+
+    def _left(self, target: Target) -> bool:
+        """Whether it is a host's that has left the fleet, where nothing is set any more."""
+        return target.store not in {FLEET, *self._snapshots} and not self.missing
 
     def _rule_of_part(self, target: Target) -> Rule:
-        """The rules for a part of a split, which does not say what models its host serves."""
+        """The rules for a part of a split, by what models its host serves by now; if it does not say, served then."""
         snapshot = self._snapshots.get(target.store)
         return self.rule(host(snapshot) if snapshot else target)
 
@@ -141,7 +153,7 @@ class Round:
             own, rules = (self.shared.capacity or 0, self.shared.rules(target)) if self.shared else (0, None)
         else:
             own, elsewhere = self.own(target), self.elsewhere(target)
-            rules = rules_for(self.rule(target), TierSize.name, target.tier, elsewhere=elsewhere, own=own)
+            rules = rules_for(self._rule_of_part(target), TierSize.name, target.tier, elsewhere=elsewhere, own=own)
         return inf if rules is None or rules.most is None else max(own, rules.most)
 
     @cached_property

@@ -66,7 +66,13 @@ class Rounds:
         self._asked = {key: (at, due) for key, (at, due) in self._asked.items() if now < due + HOUR}
         with self._survey(snapshots) as survey:
             resting = {at for at, (_, due) in self._asked.items() if now < due}
-            this.note(one for one in survey.proposed if place(one.tuner, one.target) in resting)
+            here = {snapshot.store for snapshot in snapshots}
+            stays = (
+                one
+                for one in survey.proposed
+                if one.target.store not in here or place(one.tuner, one.target) in resting
+            )
+            this.note(filter(this.makeable, stays))
             started = self._timer()
             first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
             for snapshot in (*snapshots[first:], *snapshots[:first]):

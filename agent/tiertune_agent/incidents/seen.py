@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from tiertune_agent.history.rollup import summed
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.detectors import READ
-from tiertune_agent.records import Now, Snapshot, Window
+from tiertune_agent.records import FLEET, Now, Snapshot, Window
 
 LOOKED_AT = timedelta(hours=1)
 STEP_MIN = 5
@@ -31,26 +31,28 @@ class SeenWindows:
         """Read all from history again."""
         self._stores = {}
 
-    def heard(self, snapshots: Sequence[Snapshot]) -> dict[str, list[Window]]:
+    def heard(self, snapshots: Sequence[Snapshot], missing: Iterable[str] = ()) -> dict[str, list[Window]]:
         """Windows by store, with those that the snapshots brought; history has these already.
 
-        Also of stores that miss this round; those that are still to be read from history are left out.
+        Also of stores that are ``missing`` in this round; those still to be read from history are left out.
         """
         now, reads = self._now(), 0
         since = now - LOOKED_AT
-        for snapshot in snapshots:
-            kept = self._stores.get(snapshot.store)
+        here: dict[str, Sequence[Window]] = dict.fromkeys(missing, ())
+        here |= {snapshot.store: snapshot.windows for snapshot in snapshots}
+        for store, windows in here.items():
+            kept = self._stores.get(store)
             if kept is not None:
-                _add(kept, snapshot.windows)
+                _add(kept, windows)
             elif reads < READ_AT_ONCE:
                 reads += 1
-                kept = self._stores[snapshot.store] = {}
-                _add(kept, self._history.measured.store_windows(snapshot.store, since, now))
-        here = {snapshot.store for snapshot in snapshots}
+                kept = self._stores[store] = {}
+                _add(kept, self._history.measured.store_windows(store, since, now))
         for kept in self._stores.values():
             for place in [place for place in kept if not since - STEP < place[0] <= now]:
                 del kept[place]  # those ahead came before the clock was set back
-        self._stores = {store: kept for store, kept in self._stores.items() if kept or store in here}
+        if here.keys() - {FLEET}:  # which is looked at by itself: others are not gone then
+            self._stores = {store: kept for store, kept in self._stores.items() if kept or store in here}
         return {store: list(kept.values()) for store, kept in self._stores.items()}
 
 

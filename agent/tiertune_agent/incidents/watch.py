@@ -50,8 +50,9 @@ class Watch:
         found = {snapshot.store: {"tier_dead": _dead_tiers(snapshot)} for snapshot in snapshots}
         for store, drift in self._drifts(snapshots).items():
             found[store]["tuning_drift"] = drift
-        now, windows = self._now(), self._windows.heard(snapshots)
-        unread = any(snapshot.store not in windows for snapshot in snapshots)
+        missing = [trouble.store for trouble in troubles]
+        now, windows = self._now(), self._windows.heard(snapshots, missing)
+        unread = not windows.keys() >= {*missing, *(snapshot.store for snapshot in snapshots)}
         decisions, emptied = self._lately(now), self._emptied(snapshots)
         reading = {
             store

@@ -155,7 +155,8 @@ def host(snapshot: Snapshot) -> Target:
 
 
 def _step(target: Target, field: str, before: int, after: int) -> JsonDict:
-    return {"store": target.store, "tier": target.tier, "field": field, "from": before, "to": after}
+    served = {"models": [*target.models]} if target.models else {}
+    return {"store": target.store, "tier": target.tier, "field": field, "from": before, "to": after, **served}
 
 
 def _within(wanted: int, before: int, least: int | None, most: int | None) -> int:
