@@ -13,6 +13,7 @@ from connector.stores import NAMESPACE, PATIENCE_S, Engine, chain, eventually, p
 from tiertune_connector.counters import Counters
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.state import StateDir
+from tiertune_connector.store import control as module
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.dram import DramTier
@@ -252,6 +253,57 @@ def test_a_bypass_is_in_force_while_a_change_hangs_in_the_state_directory(contro
         assert (changed.result().version, commanded.result().version) == (2, 3)
     assert store.tuning.document() == with_capacity(5) | {"version": 3, "bypass": True}
     assert state.load()[0] == store.tuning
+
+
+@pytest.fixture
+def hanging(state, monkeypatch):
+    """A state directory that hangs until the event is set; nobody waits long for what hangs there."""
+    hangs, saved = threading.Event(), state.save
+    monkeypatch.setattr(state, "save", lambda *kept: hangs.wait(PATIENCE_S) and saved(*kept))
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.01)
+    return hangs
+
+
+def test_nobody_waits_for_a_change_that_hangs(control, put, store, state, hanging):
+    """Each would hold a thread of the store's HTTP. What was told of a bypass holds when the change gets through."""
+    with ThreadPoolExecutor() as others:
+        changed = others.submit(put, 5)
+        eventually(control._lock.locked)
+        with pytest.raises(NotKeptError, match=r"an earlier change is still being written: nothing was changed"):
+            put(5)
+        with pytest.raises(NotKeptError, match=r"an earlier change is still being written: bypass is on, until"):
+            control.bypass(on=True)
+        hanging.set()
+        assert changed.result() == store.tuning
+    assert (store.tuning.version, store.tuning.bypass, store.tuning.capacity_bytes("dram")) == (2, True, 5)
+    assert not state.load()[0].bypass
+    assert control.bypass(on=True).version == 3
+    assert state.load()[0] == store.tuning
+
+
+def test_a_bypass_that_ends_while_another_hangs_can_be_kept_later(control, store, state, hanging):
+    """The one that hung is kept in the end, though it no longer holds: said again, what holds is."""
+    with ThreadPoolExecutor() as others:
+        commanded = others.submit(control.bypass, on=True)
+        eventually(control._lock.locked)
+        with pytest.raises(NotKeptError, match="bypass is off, until"):
+            control.bypass(on=False)
+        hanging.set()
+        commanded.result()
+    assert (store.tuning.bypass, state.load()[0].bypass) == (False, True)
+    control.bypass(on=False)
+    assert state.load()[0] == store.tuning
+    assert not store.tuning.bypass
+
+
+def test_a_bypass_that_holds_already_is_no_version_after_a_change_that_failed(control, put, state, monkeypatch):
+    """Changes for the present version would be refused, though nothing has changed."""
+    with monkeypatch.context() as patch:
+        patch.setattr(StateDir, "write", Mock(side_effect=OSError(28, "No space left on device")))
+        with pytest.raises(NotKeptError):
+            put(5)
+    assert control.bypass(on=False).version == 1
+    assert put(5).version == 2
 
 
 def test_bypass_is_a_version_of_its_own_and_stays(control, store, state):

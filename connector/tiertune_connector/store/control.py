@@ -1,7 +1,8 @@
 """The one place where a running store's tuning is checked, replaced and persisted."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,9 @@ from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.linux import memory_bytes, most_memory
 from tiertune_connector.tuning import LOCAL, SLOWER, LocalTier, Tuning, TuningError, parse_tuning
 from tiertune_connector.units import format_size
+
+_PATIENCE_S = 1.0
+"""Wait for an earlier change to be kept: agents give up an answer after three."""
 
 
 class VersionConflictError(Exception):
@@ -37,7 +41,8 @@ class Control:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         _, self._changes = self.state.load()
-        self._kept = True
+        self._kept = self.tuning.bypass
+        """Whether a restart would come up bypassed."""
 
     @property
     def tuning(self) -> Tuning:
@@ -52,7 +57,8 @@ class Control:
         """
         body = body_digest(document)
         change = f"{expected_version} {body}"
-        with self._lock:
+        with self._alone("nothing was changed"):
+            before = self.tuning
             if key in self._changes:
                 known, present = self._changes[key], {"version": self.tuning.version}
                 resent = known.endswith(f" {body}")  # is what it asked for still in force?
@@ -66,34 +72,47 @@ class Control:
             parse_tuning({"version": expected_version} | document)  # its own version too, replaced next
             tuning = parse_tuning(document | {"version": expected_version + 1})
             check(self.store, tuning)
-            check_sizes(self.store, tuning, self.tuning)
+            check_sizes(self.store, tuning, before)
             changes = latest(self._changes | {key: change})
             self._keep(tuning, changes, "nothing was changed")
             self._changes = changes
-            self.store.retune(tuning)
+            with self.store.dram.lock:
+                if self.tuning.bypass != before.bypass:  # who commanded it may no longer wait for this change
+                    tuning = tuning.model_copy(update={"bypass": self.tuning.bypass})
+                self.store.retune(tuning)
             return tuning
 
     def bypass(self, *, on: bool) -> Tuning:
         """Answer miss to everything, or serve again, at once; NotKeptError if a restart would forget that."""
+        otherwise = f"bypass is {'on' if on else 'off'}, until the store is started anew"
         with self.store.dram.lock:  # at once: another change may hang in the state directory
             changes = self.tuning.bypass != on
             if changes:
                 self.store.retune(self.tuning.model_copy(update={"bypass": on}))
-        with self._lock:
-            if changes or self.tuning.bypass != on or not self._kept:
+        with self._alone(otherwise):
+            if changes or self.tuning.bypass != on or self._kept != on:
                 tuning = self.tuning.model_copy(update={"bypass": on, "version": self.tuning.version + 1})
                 self.store.retune(tuning)
-                self._keep(tuning, self._changes, f"bypass is {'on' if on else 'off'}, until the store is started anew")
+                self._keep(tuning, self._changes, otherwise)
             return self.tuning
+
+    @contextmanager
+    def _alone(self, otherwise: str) -> Iterator[None]:
+        """Keep other changes out; NotKeptError if an earlier one hangs in the state directory."""
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            raise NotKeptError(f"{self.state.tuning_path}: an earlier change is still being written: {otherwise}")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _keep(self, tuning: Tuning, changes: Mapping[str, str], otherwise: str) -> None:
         """Persist a tuning; ``otherwise`` says what holds if that fails."""
-        self._kept = False
         try:
             self.state.save(tuning, changes)
         except OSError as error:
             raise NotKeptError(f"{self.state.tuning_path}: {error.strerror or error}: {otherwise}") from error
-        self._kept = True
+        self._kept = tuning.bypass
 
 
 def check(store: TieredStore, tuning: Tuning) -> None:
