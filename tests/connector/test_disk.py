@@ -201,6 +201,26 @@ def test_a_flush_removes_what_the_disk_kept_before(tmp_path, monkeypatch, left):
     again.close()
 
 
+def test_a_flush_reaches_what_a_refusing_disk_kept_of_a_namespace_that_is_over(tmp_path, monkeypatch):
+    """Its file could not be removed, either: a second flush is no success until the headers are gone."""
+    tier = opened(tmp_path, chunks=4)
+    fill(tier, chain("k", 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "punch_hole", lambda *_: False)
+        patch.setattr(module.os, "pwrite", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+        patch.setattr(Path, "unlink", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+        assert tier.flush(A) == (Outcome.ERROR, 3)
+        tier.pools[A].lends = True
+        tier.retune(0, {})
+        tier.settle()
+        assert tier.flush(A) == (Outcome.ERROR, 0)
+        tier.settle()
+    assert tier.flush(A) == (Outcome.OK, 0)
+    tier.settle()
+    assert (tier.pools, list(tmp_path.glob("*.slab"))) == ({}, [])
+    tier.close()
+
+
 def test_a_file_system_without_holes_is_served_all_the_same(tmp_path, monkeypatch):
     """Headers are overwritten instead; a restart finds none of what left."""
     monkeypatch.setattr(module, "punch_hole", lambda *_: False)

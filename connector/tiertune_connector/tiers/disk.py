@@ -10,7 +10,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -245,9 +244,14 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
                 for pool in gone:
                     del self.pools[pool.namespace]
             for pool in gone:  # nobody uses what takes nothing
-                pool.slab.close()
-                with suppress(OSError):  # a restart finds it empty, and removes it
+                try:
                     pool.slab.path.unlink(missing_ok=True)
+                except OSError:
+                    if pool.unwiped:  # a restart may find chunks there, until a flush wipes it
+                        with self.lock:
+                            self.pools[pool.namespace] = pool
+                        continue
+                pool.slab.close()
 
     def _step(self) -> bool:
         """What `settle` does to the index."""
