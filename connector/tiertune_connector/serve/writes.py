@@ -71,8 +71,7 @@ class Writes:
     def save(self) -> None:
         """Keep what was noted over restarts. Waits for the state directory, but not for others that hang there."""
         if not self._saving.acquire(timeout=_PATIENCE_S):
-            log.error("the last writes are not kept: the state directory hangs")
-            return
+            return  # whoever saves next saves them all
         try:
             self.state.save_writes(self._kept)
         except OSError as error:
@@ -88,8 +87,10 @@ def traced(app: ASGIApp, writes: Writes) -> ASGIApp:
         async def noting(message: Message) -> None:
             start = message["type"] == "http.response.start" and message["status"] not in ELSEWHERE
             if start and writes.add(HTTPConnection(scope), message["status"]):
-                with move_on_after(_PATIENCE_S):
+                with move_on_after(_PATIENCE_S) as waiting:
                     await to_thread.run_sync(writes.save, abandon_on_cancel=True)
+                if waiting.cancelled_caught:
+                    log.error("the last writes are not kept yet: the state directory does not answer")
             await send(message)
 
         writing = scope["type"] == "http" and scope["method"] not in READING
