@@ -107,16 +107,16 @@ class StateDir:
     def write(self, name: str, text: str) -> None:
         """Replace a file whole or not at all; OSError names it."""
         path = self._directory / name
-        aside = path.with_suffix(".new")
         try:
             directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)  # now: later none may be left
             try:
-                with aside.open("w") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                aside.replace(path)
-                os.fsync(directory)  # the new name, too, survives a loss of power
+                before = path.read_bytes() if path.exists() else None
+                _replace(path, text.encode())
+                try:
+                    os.fsync(directory)  # the new name, too, survives a loss of power
+                except OSError:
+                    path.unlink() if before is None else _replace(path, before)
+                    raise
             finally:
                 os.close(directory)
         except OSError as error:
@@ -130,6 +130,15 @@ class StateDir:
 
     def close(self) -> None:
         self._lock.close()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    aside = path.with_suffix(".new")
+    with aside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
 
 
 def _known(document: object, path: Path) -> Tuning:

@@ -71,6 +71,14 @@ def test_samples_that_were_cleared_on_purpose_are_not_missed():
     assert fleet.reader.missed == sum(len(keys) for _, keys in many) - 32_768
 
 
+def test_an_engines_name_may_hold_what_unicode_takes_for_the_end_of_a_line():
+    """A store writes it as it is: its lines end with a line feed alone."""
+    fleet, requests = begun(100)
+    sound = fleet.hosts[1].samples
+    fleet.hosts[1].samples = lambda since: sound(since).replace('"engine": "', '"engine": "\u2028\x85') + "\n"
+    assert sum(fleet.counts(requests)) == 100
+
+
 @pytest.mark.parametrize("text", ["", "no json", "[]", '{"boot_id": "b"}'])
 def test_nonsense_is_left_out_and_logged_once_until_it_makes_sense(text, caplog):
     """The others go on; of a store that is merely away nothing is said."""

@@ -11,10 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from connector.stores import NAMESPACE, Engine, chain, eventually, pool, running, settings
+from connector.stores import NAMESPACE, PATIENCE_S, eventually
 from tiertune_connector.counters import Counters
-from tiertune_connector.documents import DocumentError
 from tiertune_connector.state import StateDir
+from tiertune_connector.store import control as module
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.dram import DramTier
@@ -241,10 +241,11 @@ def test_a_bypass_that_cannot_be_kept_is_in_force_and_says_so(control, store, st
 
 
 @contextmanager
-def hanging(state, monkeypatch) -> Iterator[ThreadPoolExecutor]:
-    """Threads for calls of which none returns, as the state directory does not answer; at the end it does."""
+def hanging(state, monkeypatch, patience_s=PATIENCE_S) -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls of which none returns soon, as the state directory does not answer; at the end it does."""
     answers, saved = threading.Event(), state.save
     with monkeypatch.context() as patch, ThreadPoolExecutor() as others:
+        patch.setattr(module, "_PATIENCE_S", patience_s)
         patch.setattr(state, "save", lambda *kept: answers.wait() and saved(*kept))
         try:
             yield others
@@ -284,86 +285,48 @@ def test_the_last_bypass_of_those_that_wait_for_a_change_stays(control, put, mon
     assert store.tuning.document() == with_capacity(5) | {"version": store.tuning.version, "bypass": wanted}
 
 
+def test_nobody_waits_for_a_change_that_hangs(control, put, store, state, monkeypatch):
+    """Each would hold a thread of the store's HTTP. What was told of a bypass holds when the change gets through."""
+    with hanging(state, monkeypatch, patience_s=0.01) as others:
+        changed = others.submit(put, 5)
+        eventually(control._lock.locked)
+        with pytest.raises(NotKeptError, match=r"an earlier change is still being written: nothing was changed"):
+            put(5)
+        with pytest.raises(NotKeptError, match=r"an earlier change is still being written: bypass is on, until"):
+            control.bypass(on=True)
+    assert changed.result().version == 2
+    assert (store.tuning.version, store.tuning.bypass, store.tuning.capacity_bytes("dram")) == (3, True, 5)
+    assert not state.load()[0].bypass
+    assert control.bypass(on=True).version == 3
+    assert state.load()[0] == store.tuning
+
+
+def test_a_bypass_that_ends_while_another_hangs_can_be_kept_later(control, store, state, monkeypatch):
+    """The one that hung is kept in the end, though it no longer holds: said again, what holds is."""
+    with hanging(state, monkeypatch, patience_s=0.01) as others:
+        others.submit(control.bypass, on=True)
+        eventually(control._lock.locked)
+        with pytest.raises(NotKeptError, match="bypass is off, until"):
+            control.bypass(on=False)
+    assert (store.tuning.bypass, state.load()[0].bypass) == (False, True)
+    control.bypass(on=False)
+    assert state.load()[0] == store.tuning
+    assert not store.tuning.bypass
+
+
+def test_a_bypass_that_holds_already_is_no_version_after_a_change_that_failed(control, put, state, monkeypatch):
+    """Changes for the present version would be refused, though nothing has changed."""
+    with monkeypatch.context() as patch:
+        patch.setattr(StateDir, "write", Mock(side_effect=OSError(28, "No space left on device")))
+        with pytest.raises(NotKeptError):
+            put(5)
+    assert control.bypass(on=False).version == 1
+    assert put(5).version == 2
+
+
 def test_bypass_is_a_version_of_its_own_and_stays(control, store, state):
     """Switching it on twice is one change; the rest of the tuning stays."""
     assert control.bypass(on=True).version == 2
     assert control.bypass(on=True).version == 2
     assert Control(store, state).tuning.bypass
     assert control.bypass(on=False).document() == FIRST.document() | {"version": 3}
-
-
-def test_a_restarted_store_has_its_last_tuning(home):
-    """Not that of its configuration; pools that come later get what it says of them."""
-    pools = {NAMESPACE.digest: {"dram": {"eviction": "arc"}}}
-    with running(home) as process:
-        document = process.control.tuning.document() | {"pools": pools}
-        document["tiers"]["dram"]["capacity_bytes"] = 123 * 20480
-        process.control.put(document, expected_version=1, key="a")
-        process.control.bypass(on=True)
-    with running(home) as process:
-        tuning = process.control.tuning
-        assert (tuning.version, tuning.bypass, tuning.tiers.dram.capacity_bytes) == (3, True, 123 * 20480)
-        process.control.bypass(on=False)
-        with Engine(process) as engine:
-            assert pool(process).pool.algorithm == "arc"
-            eventually(lambda: engine.put(chain("k", 3)) in ([""] * 3, ["present"] * 3))
-
-
-def test_a_tier_taken_out_of_the_configuration_is_off_in_the_kept_tuning(home):
-    """The store starts; every other wish stays; it is another version."""
-    with running(home, remote={}) as process:
-        document = process.control.tuning.document()
-        document["tiers"]["dram"]["capacity_bytes"] = 77 * 20480
-        kept = process.control.put(document, expected_version=1, key="a")
-    with running(home) as process:
-        tuning = process.control.tuning
-        assert (tuning.tiers.remote.fetch, tuning.tiers.remote.write) == ("off", "off")
-        assert (tuning.tiers.dram, tuning.version) == (kept.tiers.dram, kept.version + 1)
-        assert process.control.bypass(on=True).version == kept.version + 2
-
-
-def test_a_kept_tuning_of_tiers_that_are_gone_stops_no_start(home):
-    """What was said of them is forgotten once; a pool that asks more than its tier has now stays as it was."""
-    own = {"capacity_bytes": 20 * 20480, "eviction": "arc"}
-    with running(home, remote={}, disk="2MiB") as process:
-        document = process.control.tuning.document()
-        document |= {"admission": {"disk": "second_access", "remote": "second_access"}}
-        document |= {"pools": {NAMESPACE.digest: {"dram": own, "disk": own}}}
-        document["tiers"]["remote"] |= {"margin": 5.0, "holdout": 0.5}
-        process.control.put(document, expected_version=1, key="a")
-        document["tiers"]["dram"]["capacity_bytes"] = 10 * 20480
-        kept = process.control.put(document, expected_version=2, key="b")
-    for _ in range(2):
-        with running(home) as process:
-            left = kept.without("disk").without("remote")
-            assert process.control.tuning == left.model_copy(update={"version": 4})
-            assert process.control.tuning.pool(NAMESPACE.digest, "dram").capacity_bytes == own["capacity_bytes"]
-
-
-def test_a_tier_put_into_the_configuration_is_as_in_a_first_tuning(home, caplog):
-    """The kept one says that it is off, as a store without it must; what was switched off while it was there stays."""
-    new = {"remote": {}, "disk": "2MiB"}
-    with running(home) as process:
-        document = process.control.tuning.document() | {"defaults": {"eviction": "arc"}}
-        kept = process.control.put(document, expected_version=1, key="a")
-    with running(home, **new) as process:
-        tuning, first = process.control.tuning, settings(home, **new).first_tuning()
-        assert tuning == first.model_copy(update={"defaults": kept.defaults, "version": 3})
-        assert "new here, and as in a first tuning: disk, remote: the tuning is now at version 3" in caplog.text
-        off = tuning.document()
-        off["tiers"]["remote"] |= {"fetch": "off", "write": "off"}
-        off["tiers"]["disk"] = {"capacity_bytes": 0, "write": "off"}
-        kept = process.control.put(off, expected_version=3, key="b")
-    with running(home, **new) as process:
-        assert process.control.tuning == kept
-
-
-def test_a_tier_that_is_new_to_a_store_is_not_larger_than_the_machine(home):
-    """As at a first start."""
-    with running(home) as process:
-        process.control.bypass(on=True)
-    with (
-        pytest.raises(DocumentError, match=r"disk.capacity: 1048576.0 TiB are asked"),
-        running(home, disk=1 << 60),
-    ):
-        pass

@@ -201,22 +201,24 @@ def test_a_flush_removes_what_the_disk_kept_before(tmp_path, monkeypatch, left):
     again.close()
 
 
-def test_a_namespace_that_nobody_uses_is_flushed_again_too(tier, monkeypatch):
-    """Its file, which a disk that takes no change keeps, is not forgotten before that."""
+def test_a_flush_reaches_what_a_refusing_disk_kept_of_a_namespace_that_is_over(tmp_path, monkeypatch):
+    """Its file could not be removed, either: a second flush is no success until the headers are gone."""
+    tier = opened(tmp_path, chunks=4)
     fill(tier, chain("k", 3))
-    pool = tier.pools[A]
     with monkeypatch.context() as patch:
-        patch.setattr(module.Slab, "wipe", lambda *_: False)
-        patch.setattr(Path, "unlink", Mock(side_effect=OSError(errno.EROFS, "read-only")))
-        assert tier.flush() == (Outcome.ERROR, 3)
-        pool.lends = True
-        tier.retune(16 * SLOT, {})
-        while tier.settle():
-            pass
-        assert tier.flush() == (Outcome.ERROR, 0)
-    assert tier.flush() == (Outcome.OK, 0)
+        patch.setattr(module, "punch_hole", lambda *_: False)
+        patch.setattr(module.os, "pwrite", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+        patch.setattr(Path, "unlink", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+        assert tier.flush(A) == (Outcome.ERROR, 3)
+        tier.pools[A].lends = True
+        tier.retune(0, {})
+        tier.settle()
+        assert tier.flush(A) == (Outcome.ERROR, 0)
+        tier.settle()
+    assert tier.flush(A) == (Outcome.OK, 0)
     tier.settle()
-    assert (tier.pools, pool.slab.path.exists()) == ({}, False)
+    assert (tier.pools, list(tmp_path.glob("*.slab"))) == ({}, [])
+    tier.close()
 
 
 def test_a_file_system_without_holes_is_served_all_the_same(tmp_path, monkeypatch):

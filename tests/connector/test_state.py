@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 from unittest.mock import Mock
 
 import pytest
@@ -122,6 +123,26 @@ def test_a_tuning_that_is_not_kept_for_want_of_descriptors_leaves_the_old_one(tm
         with pytest.raises(OSError, match="Too many"):
             state.save(tuning(2), {"key": "digest"})
     assert state.load() == (tuning(1), {})
+    state.close()
+
+
+@pytest.mark.parametrize("before", [None, tuning(1)])
+def test_a_tuning_whose_name_cannot_be_made_to_last_leaves_the_old_one(tmp_path, monkeypatch, before):
+    """As where a directory takes no fsync: who sent it was told that nothing was changed."""
+    state, synced = StateDir(tmp_path), os.fsync
+    if before:
+        state.save(before, {})
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        synced(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match="Invalid argument"):
+            state.save(tuning(2), {"key": "digest"})
+    assert state.load() == (before, {})
     state.close()
 
 

@@ -3,13 +3,14 @@
 import json
 import logging
 import string
+import threading
 from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.stores import Http, running
+from connector.stores import PATIENCE_S, Http, eventually, running
 from connector.test_tokens import FILE, READ, TUNE, bearer
 from tiertune_connector.serve import writes
 from tiertune_connector.serve.writes import MOST_FIELDS, changed
@@ -97,6 +98,26 @@ def test_a_disk_that_takes_nothing_stops_no_command(http, store, monkeypatch):
     monkeypatch.setattr(store._state, "write", Mock(side_effect=OSError("no space")))
     assert http.post("/v1/flush", {}).status_code == 200
     assert [write["what"] for write in told(http)] == ["flush"]
+
+
+def test_a_state_directory_that_hangs_holds_up_no_answer_for_long(http, store, monkeypatch, caplog):
+    """Neither of a command nor, however many come, of who reads; one that no longer hangs has them all with the next.
+
+    Each command would hold one of the threads on which everybody is answered, some forty in all.
+    """
+    hangs, real = threading.Event(), store._state.save_writes
+    monkeypatch.setattr(store._state, "save_writes", lambda kept: hangs.wait(PATIENCE_S) and real(kept))
+    monkeypatch.setattr(writes, "_PATIENCE_S", 0.01)
+    for _ in range(50):
+        assert http.post("/v1/flush", {}).status_code == 200
+    assert http.text("/metrics")
+    assert (len(told(http)), store._state.writes()) == (50, [])
+    assert "the last writes are not kept yet: the state directory does not answer" in caplog.text
+    hangs.set()
+    eventually(store._state.writes)
+    monkeypatch.setattr(writes, "_PATIENCE_S", PATIENCE_S)
+    assert http.post("/v1/flush", {}).status_code == 200
+    assert store._state.writes() == told(http)
 
 
 def test_a_holder_is_named_and_no_token_told(home, tmp_path, logged, caplog):

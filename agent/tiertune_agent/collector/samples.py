@@ -130,7 +130,7 @@ class SampleReader:
 
 
 def _parse(text: str) -> tuple[Header, list[JsonDict]]:
-    head, *lines = [json.loads(line) for line in text.splitlines()]
+    head, *lines = [json.loads(line) for line in text.removesuffix("\n").split("\n")]
     check(head, SAMPLES, "their header")
     namespaces: Mapping[str, Json] = head["namespaces"]
     header = Header(

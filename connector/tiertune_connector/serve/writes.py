@@ -12,7 +12,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
+from anyio import move_on_after, to_thread
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,6 +28,8 @@ MOST_CLIENT = 80
 """Characters."""
 ELSEWHERE = (307, 404, 405)
 """Answers where there is nothing to write."""
+_PATIENCE_S = 1.0
+"""Wait for the state directory before an answer: agents give one up after three."""
 
 
 @dataclass(eq=False)
@@ -38,14 +40,17 @@ class Writes:
     now: Callable[[], datetime]
 
     def __post_init__(self) -> None:
-        self._mutex = threading.Lock()
+        self._saving = threading.Lock()
         self._kept = tuple(self.state.writes())
 
     def told(self) -> list[Json]:
         return list(self._kept)
 
-    def add(self, connection: HTTPConnection, status: int) -> None:
-        """Note a write whose answer is about to be given. A refused one is only logged."""
+    def add(self, connection: HTTPConnection, status: int) -> bool:
+        """Note a write whose answer is about to be given; whether to ``save`` it. A refused one is only logged.
+
+        Not thread-safe.
+        """
         who, source = called_by(connection)
         path, detail = connection.scope["path"].strip("\r\n"), connection.scope.get("state", {}).get("detail", {})
         write = {
@@ -59,13 +64,20 @@ class Writes:
         }
         log.info("write %s", json.dumps(write))
         if write["what"] == "sampling" or 400 <= status < 500:
-            return
-        with self._mutex:
-            self._kept = (*self._kept, write)[-KEPT:]
-            try:
-                self.state.save_writes(self._kept)
-            except OSError as error:
-                log.error("the last writes are not kept: %s", error)  # noqa: TRY400 (its message says it all)
+            return False
+        self._kept = (*self._kept, write)[-KEPT:]
+        return True
+
+    def save(self) -> None:
+        """Keep what was noted over restarts. Waits for the state directory, but not for others that hang there."""
+        if not self._saving.acquire(timeout=_PATIENCE_S):
+            return  # whoever saves next saves them all
+        try:
+            self.state.save_writes(self._kept)
+        except OSError as error:
+            log.error("the last writes are not kept: %s", error)  # noqa: TRY400 (its message says it all)
+        finally:
+            self._saving.release()
 
 
 def traced(app: ASGIApp, writes: Writes) -> ASGIApp:
@@ -73,8 +85,12 @@ def traced(app: ASGIApp, writes: Writes) -> ASGIApp:
 
     async def tracing(scope: Scope, receive: Receive, send: Send) -> None:
         async def noting(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] not in ELSEWHERE:
-                await run_in_threadpool(writes.add, HTTPConnection(scope), message["status"])
+            start = message["type"] == "http.response.start" and message["status"] not in ELSEWHERE
+            if start and writes.add(HTTPConnection(scope), message["status"]):
+                with move_on_after(_PATIENCE_S) as waiting:
+                    await to_thread.run_sync(writes.save, abandon_on_cancel=True)
+                if waiting.cancelled_caught:
+                    log.error("the last writes are not kept yet: the state directory does not answer")
             await send(message)
 
         writing = scope["type"] == "http" and scope["method"] not in READING

@@ -1,7 +1,8 @@
 """The one place where a running store's tuning is checked, replaced and persisted."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,10 @@ from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.linux import memory_bytes, most_memory
 from tiertune_connector.tuning import LOCAL, SLOWER, LocalTier, Tuning, TuningError, parse_tuning
 from tiertune_connector.units import format_size
+
+_PATIENCE_S = 1.0
+"""Wait for an earlier change to be kept: agents give up an answer after three."""
+UNTIL = ", until the store is started anew"
 
 
 class VersionConflictError(Exception):
@@ -55,7 +60,7 @@ class Control:
         """
         body = body_digest(document)
         change = f"{expected_version} {body}"
-        with self._lock:
+        with self._alone("nothing was changed"):
             self._commanded = None
             if key in self._changes:
                 known, present = self._changes[key], {"version": self.tuning.version}
@@ -84,11 +89,10 @@ class Control:
             if self.tuning.bypass != on:
                 version = self.tuning.version + 1  # nobody may change what was there before
                 self.store.retune(self.tuning.model_copy(update={"bypass": on, "version": version}))
-        with self._lock:
+        with self._alone(f"bypass is {'on' if on else 'off'}{UNTIL}"):
             tuning = self.tuning
             if tuning != self._kept:
-                told = f"bypass is {'on' if tuning.bypass else 'off'}, until the store is started anew"
-                self._keep(tuning, self._changes, told)
+                self._keep(tuning, self._changes, f"bypass is {'on' if tuning.bypass else 'off'}{UNTIL}")
             return tuning
 
     def _apply(self, tuning: Tuning) -> None:
@@ -98,6 +102,16 @@ class Control:
                 version = max(tuning.version, self.tuning.version) + 1
                 tuning = tuning.model_copy(update={"bypass": self._commanded, "version": version})
             self.store.retune(tuning)
+
+    @contextmanager
+    def _alone(self, otherwise: str) -> Iterator[None]:
+        """Keep other changes out; NotKeptError if an earlier one hangs in the state directory."""
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            raise NotKeptError(f"{self.state.tuning_path}: an earlier change is still being written: {otherwise}")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _keep(self, tuning: Tuning, changes: Mapping[str, str], otherwise: str) -> None:
         """Persist a tuning; ``otherwise`` says what holds if that fails."""

@@ -130,7 +130,7 @@ class Lookups(Parts):
     def _found(self, asked: Lookup, tiers: list[str]) -> Prompt:
         """What is counted. A client that looked itself (``id`` 0) asked no remote, whatever has left since."""
         remote = bool(asked.id) and self.residency.readable
-        return Prompt(asked.keys, tiers, self.residency.asked(remote=remote), len(tiers))
+        return Prompt(asked.keys, tiers, self.residency.asked(tiers, remote=remote), len(tiers))
 
 
 def group_of(request: str, share: float) -> str:

@@ -31,10 +31,10 @@ class Residency:
         lane = self.lanes.get("remote")
         return lane is not None and not lane.breaker.open and self.tuning().tiers.remote.fetch == "on"
 
-    def asked(self, *, remote: bool) -> list[str]:
-        """Tiers that a lookup asks now, fastest first."""
-        lanes = ((name, lane) for name, lane in self.lanes.items() if remote or name != "remote")
-        return ["dram", *(name for name, lane in lanes if not lane.breaker.open)]
+    def asked(self, found: Sequence[str], *, remote: bool) -> list[str]:
+        """Tiers that a lookup asks, fastest first: those well by now, and those where it ``found`` something."""
+        lanes = ((name, lane.breaker.open or (name == "remote" and not remote)) for name, lane in self.lanes.items())
+        return ["dram", *(name for name, spared in lanes if name in found or not spared)]
 
     def in_dram(self, digest: str, keys: Keys) -> bool:
         """Whether DRAM has all keys. Call with the store's lock held."""

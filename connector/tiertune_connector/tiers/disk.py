@@ -10,7 +10,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -101,7 +100,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
             self._wipe(pool, at_most)
         with self.lock:
             self._grow()
-            gone = any(pool.lends and pool.vacant for pool in self.pools.values())
+            gone = any(pool.lends and not pool.taken_bytes for pool in self.pools.values())
         if gone:
             self._remove_vacant()
         return more
@@ -241,13 +240,18 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         """Forget pools that lend their share and are empty, with their files. Waits for the disk."""
         with self._opening:
             with self.lock:
-                gone = [pool for pool in self.pools.values() if pool.lends and pool.vacant]
+                gone = [pool for pool in self.pools.values() if pool.lends and not pool.taken_bytes]
                 for pool in gone:
                     del self.pools[pool.namespace]
             for pool in gone:  # nobody uses what takes nothing
-                pool.slab.close()
-                with suppress(OSError):  # a restart finds it empty, and removes it
+                try:
                     pool.slab.path.unlink(missing_ok=True)
+                except OSError:
+                    if pool.unwiped:  # a restart may find chunks there, until a flush wipes it
+                        with self.lock:
+                            self.pools[pool.namespace] = pool
+                        continue
+                pool.slab.close()
 
     def _step(self) -> bool:
         """What `settle` does to the index."""

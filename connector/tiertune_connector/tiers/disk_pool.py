@@ -70,11 +70,6 @@ class DiskPool(Held):
         return max(self.pool.capacity, held) * self.stride
 
     @property
-    def vacant(self) -> bool:
-        """Whether nothing is left: no chunk, no room, no header that a flush is to remove."""
-        return not (self.taken_bytes or self.unwiped)
-
-    @property
     def unsure(self) -> set[int]:
         """Slots of gone chunks whose header may still be there, until somebody is done with them."""
         return self.wiping.union(self._overwriting, self.left, self.pool.leaving)

@@ -91,3 +91,16 @@ def test_where_no_more_threads_can_be_had_a_client_is_served_by_those_there(remo
     engine.heard()
     assert engine.client.errors == 0
     assert http.total("internal_errors_total") == 0
+
+
+def test_what_a_lookup_found_is_counted_though_its_tier_is_no_longer_asked(remote, store, engine, http):
+    """Fetching was switched off, or the remote died, between the answer and the count."""
+    keys = chain("r", 6)
+    put_remote(remote, keys)
+    (session,), lookups = store.server.sessions(), store.store.lookups
+    asked = Lookup(1, "a", keys, 6 * CHUNK_TOKENS, b"", [])
+    found = lookups.lookup(session, asked, wait=True)
+    assert found.tiers == ["remote"] * 6
+    assert http.retune(tiers__remote__fetch="off").status_code == 200
+    lookups.looked_up(session, asked, found)
+    assert http.total("tier_lookup_tokens_total", tier="remote", result="hit") == 6 * CHUNK_TOKENS
