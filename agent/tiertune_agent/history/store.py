@@ -161,14 +161,12 @@ class History(OfHistory):
 
     def acknowledge_bypass(self, store: str, *, on: bool) -> None:
         """Note that the store has it, as its next answer will say. Another wish that came meanwhile stays."""
+        heard = update(StoreRow).filter_by(name=store, pending_bypass=on).values(pending_bypass=None)
         with self._session() as session:
-            tuning = session.get_one(StoreRow, store).tuning
-            session.execute(
-                update(StoreRow)
-                .filter_by(name=store, pending_bypass=on)
-                .values(pending_bypass=None, tuning={**tuning, "bypass": on})
-                .execution_options(synchronize_session=False)
-            )
+            session.execute(heard)  # first: it locks the row, so that what a round writes meanwhile is read below
+            row = session.get_one(StoreRow, store)
+            if row.pending_bypass is None:
+                row.tuning = {**row.tuning, "bypass": on}
 
 
 def _remember(
