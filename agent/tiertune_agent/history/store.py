@@ -165,9 +165,9 @@ class History(OfHistory):
         """Note that the store has it, as its next answer will say. Another wish that came meanwhile stays."""
         heard = update(StoreRow).filter_by(name=store, pending_bypass=on).values(pending_bypass=None)
         with self._session() as session:
-            session.execute(heard)  # first: it locks the row, so that what a round writes meanwhile is read below
-            row = session.get_one(StoreRow, store)
-            if row.pending_bypass is None:
+            # First, which locks the row: what a round writes meanwhile is read here.
+            if getattr(session.execute(heard), "rowcount", 0):
+                row = session.get_one(StoreRow, store)
                 row.tuning = {**row.tuning, "bypass": on}
 
 
