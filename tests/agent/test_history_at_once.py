@@ -1,6 +1,7 @@
 """What the round and operators write to history at the same time: neither undoes the other's, nor is turned away."""
 
 import threading
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import event
@@ -74,3 +75,20 @@ def test_a_bypass_of_all_and_a_round_wait_for_each_other_in_one_order(history, d
     other.dispose()
     assert not failed
     assert {store.name for store in history.stores() if not store.pending_bypass} == set()
+
+
+def test_a_store_that_comes_back_while_others_are_forgotten_is_not(history, monkeypatch):
+    """Forgetting hundreds takes a while; one that answers by then has its row, and the bypass that it did not hear."""
+    for name in "ab":
+        remember(history, store=name, url=f"http://{name}")
+    history.wish_bypass("b", on=True)
+    names = history.retention._stores
+
+    def found(*asked):
+        told = names(*asked)
+        remember(history, store="b", url="http://elsewhere", at=after(days=30))
+        return told
+
+    monkeypatch.setattr(history.retention, "_stores", found)
+    history.retention.forget(after(days=30), timedelta(hours=6), ())
+    assert [(store.name, store.pending_bypass) for store in history.stores()] == [("b", True)]
