@@ -15,18 +15,40 @@ from tiertune_agent.records import FLEET, Rates
 on_postgres = pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
 
 
+def meanwhile(history, table, act):
+    """Act once, right before the next statement that writes the table; returns whether it did, when it is over."""
+    met = []
+
+    def told(_connection, _cursor, statement, *_):
+        if statement.startswith((f"UPDATE {table}", f"INSERT INTO {table}")) and not met:
+            met.append(statement)
+            act()
+
+    event.listen(history._engine, "before_cursor_execute", told)
+    return met
+
+
+@pytest.mark.parametrize("other", ["heard", "kept"])
+def test_a_wish_for_an_address_is_kept_whatever_another_does_to_it(history, other):
+    """A round drops the earlier one, which a store has just heard; or keeps one of its own."""
+    wishes, url = history.wishes, "http://new"
+    if other == "heard":
+        wishes.keep(url, on=True)
+        met = meanwhile(history, "wishes", lambda: wishes.heard(url, on=True))
+    else:
+        met = meanwhile(history, "wishes", lambda: wishes.keep(url, on=True))
+    wishes.keep(url, on=False)
+    assert met
+    assert wishes.of([url]) == {url: False}
+
+
 def test_what_a_store_answers_meanwhile_stays_when_a_bypass_is_acknowledged(history):
     """A round writes the store's newer tuning just before the acknowledgement is written."""
     remember(history, tuning={"version": 1, "bypass": False})
     history.wish_bypass("host-a", on=True)
-    met = []
-
-    def meanwhile(*told):
-        if told[2].startswith("UPDATE stores") and not met:
-            met.append(told)
-            remember(history, tuning={"version": 2, "bypass": False}, at=after(seconds=15))
-
-    event.listen(history._engine, "before_cursor_execute", meanwhile)
+    met = meanwhile(
+        history, "stores", lambda: remember(history, tuning={"version": 2, "bypass": False}, at=after(seconds=15))
+    )
     history.acknowledge_bypass("host-a", on=True)
     store = history.store("host-a")
     assert met

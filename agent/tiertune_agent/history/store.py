@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import read
-from tiertune_agent.history.answers import Answers
+from tiertune_agent.history.answers import INSERTS, Answers
 from tiertune_agent.history.changed import Changed
 from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.journal import Journal
@@ -41,7 +41,7 @@ class Wishes(OfHistory):
     def keep(self, url: str, *, on: bool) -> None:
         """Keep a wish; it replaces an earlier one."""
         with self._session() as session:
-            session.merge(WishRow(url=cut(url), bypass=on))
+            _keep(session, url, on=on)
 
     def heard(self, url: str, *, on: bool) -> None:
         """Drop a wish that the store has acknowledged; another one that came meanwhile stays."""
@@ -50,6 +50,12 @@ class Wishes(OfHistory):
     def drop(self, url: str) -> None:
         """Drop the wish: the store is known by now, and what it has not received is kept beside its name."""
         self._do(delete(WishRow).filter_by(url=url))
+
+
+def _keep(session: Session, url: str, *, on: bool) -> None:
+    """In one statement: others may keep or drop the wish for this address at the same time."""
+    row = INSERTS[session.get_bind().dialect.name](WishRow).values(url=url, bypass=on)
+    session.execute(row.on_conflict_do_update(index_elements=("url",), set_={"bypass": on}))
 
 
 class History(OfHistory):
@@ -216,7 +222,7 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
     moved = (StoreRow.url.in_(here), StoreRow.name.not_in(names))
     for former in session.execute(select(StoreRow.name, StoreRow.url, StoreRow.pending_bypass).where(*moved)):
         if former.pending_bypass is not None:  # whoever answers there now must hear it
-            session.merge(WishRow(url=former.url, bypass=former.pending_bypass))
+            _keep(session, former.url, on=former.pending_bypass)
         old.append({"name": former.name, "url": NOWHERE, "pending_bypass": None})
     old.sort(key=itemgetter("name"))  # all who write several lock them in this order
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
