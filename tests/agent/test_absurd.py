@@ -138,6 +138,16 @@ def test_a_counter_that_leaps_is_told_and_counted_from_anew(both, odd):
     assert transferred(agent) - before == 2000
 
 
+def test_squares_of_long_prompts_are_not_absurd(both, odd):
+    """A holdout times ten prompts of a million tokens each second, and has done so for months."""
+    agent, pass_one = both
+    moved = ("holdout_sums_total", (("tier", "remote"), ("group", "held"), ("sum", "tokens2")))
+    for odd.counters[moved] in (1e20, 1e20 + 150 * 1e12):
+        assert ("store_nonsense", "host-b") not in pass_one()
+    last = agent.history.measured.windows("host-b", tier="remote")[-1]
+    assert last.total("holdout_sums_total", sum="tokens2") == pytest.approx(150 * 1e12, rel=1e-3)
+
+
 def transferred(agent):
     """Bytes of the odd one, in the ledger."""
     return sum(row["transferred"] or 0 for row in agent.history.ledger.rows(START) if row["store"] == "host-b")

@@ -58,6 +58,18 @@ def test_an_approval_is_refused_while_frozen(http, proposed, store):
     assert fetch(store) == "on"
 
 
+def test_the_policys_calendar_holds_up_nobody_who_approves(api, proposed, store, rounds, policy_file):
+    """It binds the agent; whoever approves a change then, or undoes it, has decided to. The page says when it is."""
+    always = 'guard: {freeze: [{from: "00:00", to: "00:00"}], '
+    policy_file.write_text(policy_file.read_text().replace("guard: {", always))
+    rounds(1)
+    assert api("fleet")["frozen"]["who"] == "policy"
+    api("decisions/1/approve", {})
+    assert fetch(store) == "off"
+    assert api("decisions/1/rollback", {})["state"] == "rolled_back"
+    assert fetch(store) == "on"
+
+
 def test_an_approval_of_what_changed_meanwhile_expires(http, api, proposed, store, rounds):
     """A field that somebody set by hand since is not overwritten."""
     store.by_hand("tiers.remote.fetch", "off")

@@ -6,13 +6,15 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from tiertune_agent.collector.schema import NUMBER, check
+from tiertune_agent.collector.schema import NUMBER, SQUARE, check
 from tiertune_agent.fields import Json
 from tiertune_agent.records import OBSERVED, Histogram, StageWindow, Value, Window, series
 from tiertune_connector.catalogue import BY_NAME
 
 FASTEST = 2.0**43
-"""No counter of a store grows by as much per second: bytes do not, and nothing else is counted as often."""
+"""No counter of a store but ``SQUARED`` grows by as much per second: bytes do not, and nothing is counted as often."""
+SQUARED = "sum", "tokens2"
+"""The label of squares: that of one long prompt is above a million millions."""
 Labels = tuple[tuple[str, str], ...]
 Rows = dict[tuple[str, Labels], Value]
 Place = tuple[str, str, str]
@@ -44,7 +46,7 @@ def parse(document: Json) -> Reading:
         for row in table["rows"]:
             "".join(row[: len(names)])
             labels = tuple(zip(names, row[: len(names)], strict=True))
-            rows[name, labels] = _value(name, row[len(names) :])
+            rows[name, labels] = _value(name, row[len(names) :], SQUARE if SQUARED in labels else NUMBER)
     store, time_s = document["store"], document["time_s"]
     if not isinstance(store, str) or not store:
         raise TypeError(f"its name is {store!r:.50}")
@@ -52,9 +54,9 @@ def parse(document: Json) -> Reading:
     return Reading(store, str(document["boot_id"]), float(time_s), rows)
 
 
-def _value(name: str, cells: list[Any]) -> Value:
+def _value(name: str, cells: list[Any], shape: str) -> Value:
     if len(cells) == 1:
-        check(cells[0], NUMBER, name)
+        check(cells[0], shape, name)
         return float(cells[0])
     buckets, total, count = cells
     for told in (*buckets, total, count):
@@ -78,7 +80,8 @@ def windows(
     marks: dict[str, Value] = {OBSERVED: 1.0} if still else {}
     stages: dict[Labels, dict[str, float]] = {}
     for name, labels, value in _moved(known, after.rows, still):
-        if not isinstance(value, Histogram) and value > FASTEST * max(1.0, seconds) and not is_gauge(name):
+        fastest = FASTEST**2 if SQUARED in labels else FASTEST
+        if not isinstance(value, Histogram) and value > fastest * max(1.0, seconds) and not is_gauge(name):
             raise Leapt(f"{name} grew by {value:.3g} in {seconds:.3g} s")
         if name.startswith(("stage_", "gpu_")) and not isinstance(value, Histogram):
             state = dict(labels).get("state")

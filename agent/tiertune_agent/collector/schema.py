@@ -7,6 +7,8 @@ EACH = "*"
 NUMBER = "a number"
 """Of anything that a store sizes, counts or measures: finite, not below 0, and below MOST."""
 MOST = 2.0**60
+SQUARE = "a square"
+"""Of what adds up squares of numbers."""
 _SIZES = {"effective": {"capacity_bytes": NUMBER, "eviction": str}}
 _POOL = {
     "model": str,
@@ -44,8 +46,9 @@ SAMPLES = {
 
 def check(told: Any, shape: Any, place: str) -> None:  # noqa: ANN401 (JSON)
     """Raise TypeError naming the first place of another shape. What is missing or null is not checked."""
-    if shape is NUMBER:
-        fits = isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < MOST
+    if shape in (NUMBER, SQUARE):
+        most = MOST if shape == NUMBER else MOST**2
+        fits = isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < most
     else:
         fits = isinstance(told, type(shape) if isinstance(shape, dict | list) else shape)
     if not fits:

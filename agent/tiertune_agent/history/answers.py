@@ -14,7 +14,7 @@ from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Answer, Proposal
 
 _KEY = ("tuner", "store", "tier", "namespace")
-_INSERTS: Mapping[str, Callable[..., Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+INSERTS: Mapping[str, Callable[..., Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 class Answers(OfHistory):
@@ -34,7 +34,7 @@ class Answers(OfHistory):
         ]
         if rows:
             with self._session() as session:
-                newer = _INSERTS[session.get_bind().dialect.name](AnswerRow)
+                newer = INSERTS[session.get_bind().dialect.name](AnswerRow)
                 told_now = {name: newer.excluded[name] for name in ("at", "change", "reason")}
                 session.execute(newer.on_conflict_do_update(index_elements=_KEY, set_=told_now), rows)
 

@@ -48,7 +48,9 @@ class Retention(OfHistory):
         former = (StoreRow.name != FLEET, StoreRow.last_seen < before, StoreRow.url.not_in(named))
         for store in self._stores(StoreRow.name, *former):
             with self._session.summing, self._session() as session:
-                row = session.get_one(StoreRow, store)
+                still = select(StoreRow).filter_by(name=store).where(*former).with_for_update()
+                if (row := session.scalar(still)) is None:
+                    continue  # it came back meanwhile
                 while fold(session, row, before):
                     pass
                 for kind in (WindowRow, HourRow, StageWindowRow):

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import read
-from tiertune_agent.history.answers import Answers
+from tiertune_agent.history.answers import INSERTS, Answers
 from tiertune_agent.history.changed import Changed
 from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.journal import Journal
@@ -41,7 +41,7 @@ class Wishes(OfHistory):
     def keep(self, url: str, *, on: bool) -> None:
         """Keep a wish; it replaces an earlier one."""
         with self._session() as session:
-            session.merge(WishRow(url=cut(url), bypass=on))
+            _keep(session, url, on=on)
 
     def heard(self, url: str, *, on: bool) -> None:
         """Drop a wish that the store has acknowledged; another one that came meanwhile stays."""
@@ -50,6 +50,12 @@ class Wishes(OfHistory):
     def drop(self, url: str) -> None:
         """Drop the wish: the store is known by now, and what it has not received is kept beside its name."""
         self._do(delete(WishRow).filter_by(url=url))
+
+
+def _keep(session: Session, url: str, *, on: bool) -> None:
+    """In one statement: others may keep or drop the wish for this address at the same time."""
+    row = INSERTS[session.get_bind().dialect.name](WishRow).values(url=url, bypass=on)
+    session.execute(row.on_conflict_do_update(index_elements=("url",), set_={"bypass": on}))
 
 
 class History(OfHistory):
@@ -153,22 +159,22 @@ class History(OfHistory):
             self._do(update(StoreRow).filter_by(name=store).values(pending_bypass=on))
             return
         told = self._rows(select(StoreRow.name, StoreRow.status))  # PostgreSQL looks into no document with a zero byte
-        ours = StoreRow.name.not_in([FLEET, *(name for name, status in told if status.get(OBSERVED))])
-        wishes = [update(StoreRow).where(ours).values(pending_bypass=on)]
-        if self.named:
-            wishes.append(update(StoreRow).where(ours, StoreRow.url.not_in(self.named())).values(url=NOWHERE))
-        self._do(*wishes)
+        ours = sorted(name for name, status in told if name != FLEET and not status.get(OBSERVED))
+        with self._session() as session:
+            for name in ours:  # all who write several stores lock them in this order
+                session.execute(update(StoreRow).filter_by(name=name).values(pending_bypass=on))
+            if self.named:
+                left = StoreRow.name.in_(ours), StoreRow.url.not_in(self.named())
+                session.execute(update(StoreRow).where(*left).values(url=NOWHERE))
 
     def acknowledge_bypass(self, store: str, *, on: bool) -> None:
         """Note that the store has it, as its next answer will say. Another wish that came meanwhile stays."""
+        heard = update(StoreRow).filter_by(name=store, pending_bypass=on).values(pending_bypass=None)
         with self._session() as session:
-            tuning = session.get_one(StoreRow, store).tuning
-            session.execute(
-                update(StoreRow)
-                .filter_by(name=store, pending_bypass=on)
-                .values(pending_bypass=None, tuning={**tuning, "bypass": on})
-                .execution_options(synchronize_session=False)
-            )
+            # First, which locks the row: what a round writes meanwhile is read here.
+            if getattr(session.execute(heard), "rowcount", 0):
+                row = session.get_one(StoreRow, store)
+                row.tuning = {**row.tuning, "bypass": on}
 
 
 def _remember(
@@ -194,7 +200,7 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
     known = {row.name: row for row in session.execute(select(*columns).where(StoreRow.name.in_(names)))}
     bypassed = session.get(WishRow, FLEET) and True
     new, old = list[dict[str, Any]](), list[dict[str, Any]]()
-    for one in sorted(snapshots, key=attrgetter("store")):  # all who write several lock them in this order
+    for one in snapshots:
         row = known.get(cut(one.store))
         remote = (window for window in one.windows if window.tier == "remote")
         state = {"name": one.store, "last_seen": one.at, **{name: getattr(one, name) for name in _STATE}}
@@ -212,12 +218,14 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
                     "pending_bypass": pending,
                 }
             )
+    here = [snapshot.url for snapshot in snapshots if not snapshot.observed]  # several sources may share one
+    moved = (StoreRow.url.in_(here), StoreRow.name.not_in(names))
+    for former in session.execute(select(StoreRow.name, StoreRow.url, StoreRow.pending_bypass).where(*moved)):
+        if former.pending_bypass is not None:  # whoever answers there now must hear it
+            _keep(session, former.url, on=former.pending_bypass)
+        old.append({"name": former.name, "url": NOWHERE, "pending_bypass": None})
+    old.sort(key=itemgetter("name"))  # all who write several lock them in this order
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
         if rows:
             session.execute(statement, rows)
-    here = [snapshot.url for snapshot in snapshots if not snapshot.observed]  # several sources may share one
-    for former in session.scalars(select(StoreRow).where(StoreRow.url.in_(here), StoreRow.name.not_in(names))):
-        if former.pending_bypass is not None:  # whoever answers there now must hear it
-            session.merge(WishRow(url=former.url, bypass=former.pending_bypass))
-        former.url, former.pending_bypass = NOWHERE, None
     return {name: row.summed_until for name, row in known.items()}

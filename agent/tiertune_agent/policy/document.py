@@ -72,7 +72,7 @@ class Guard(Document):
     roll_back_if_worse_by: float = Field(default=0.02, ge=0)
     """Share of the cost by which a change must be worse, and by two standard errors. Automatic only in mode auto."""
     freeze: tuple[FreezeTimes, ...] = ()
-    """Hours of the week in which nothing changes."""
+    """Hours of the week in which the agent changes nothing by itself; what people command is done."""
     holdout: float = Field(default=0.0, ge=0, le=0.5)
     """Share of requests that does not fetch from the remote, to measure what fetching saves."""
 

@@ -1,0 +1,116 @@
+"""What the round and operators write to history at the same time: neither undoes the other's, nor is turned away."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import event
+
+from agent.conftest import both_backends as backend  # noqa: F401
+from agent.fakes import after, remember, snapshot
+from e2e.servers import wait_until
+from tiertune_agent.history.database import DatabaseError, connect
+from tiertune_agent.records import FLEET, Rates
+
+on_postgres = pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
+
+
+def meanwhile(history, table, act):
+    """Act once, right before the next statement that writes the table; returns whether it did, when it is over."""
+    met = []
+
+    def told(_connection, _cursor, statement, *_):
+        if statement.startswith((f"UPDATE {table}", f"INSERT INTO {table}")) and not met:
+            met.append(statement)
+            act()
+
+    event.listen(history._engine, "before_cursor_execute", told)
+    return met
+
+
+@pytest.mark.parametrize("other", ["heard", "kept"])
+def test_a_wish_for_an_address_is_kept_whatever_another_does_to_it(history, other):
+    """A round drops the earlier one, which a store has just heard; or keeps one of its own."""
+    wishes, url = history.wishes, "http://new"
+    if other == "heard":
+        wishes.keep(url, on=True)
+        met = meanwhile(history, "wishes", lambda: wishes.heard(url, on=True))
+    else:
+        met = meanwhile(history, "wishes", lambda: wishes.keep(url, on=True))
+    wishes.keep(url, on=False)
+    assert met
+    assert wishes.of([url]) == {url: False}
+
+
+def test_what_a_store_answers_meanwhile_stays_when_a_bypass_is_acknowledged(history):
+    """A round writes the store's newer tuning just before the acknowledgement is written."""
+    remember(history, tuning={"version": 1, "bypass": False})
+    history.wish_bypass("host-a", on=True)
+    met = meanwhile(
+        history, "stores", lambda: remember(history, tuning={"version": 2, "bypass": False}, at=after(seconds=15))
+    )
+    history.acknowledge_bypass("host-a", on=True)
+    store = history.store("host-a")
+    assert met
+    assert (store.tuning, store.pending_bypass) == ({"version": 2, "bypass": True}, None)
+
+
+@on_postgres
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param({"a": "a", "m": "m", "z": "z"}, id="three"),
+        pytest.param({"m": "a", "z": "z"}, id="another_at_the_address_of_the_first"),
+        pytest.param({"b": "z", "m": "m"}, id="another_at_the_address_of_the_last"),
+    ],
+)
+def test_a_bypass_of_all_and_a_round_wait_for_each_other_in_one_order(history, database, seen):
+    """One of them holds up the other: neither waits for what the other waits for, which PostgreSQL would end.
+
+    ``seen``: stores that the round met, and at whose addresses.
+    """
+    for name in "zbma":  # PostgreSQL comes to them in this order
+        remember(history, store=name, url=name)
+    met = [(snapshot(store=name, url=url, at=after(seconds=15)), Rates()) for name, url in seen.items()]
+    failed, other = [], connect(database)
+
+    def run(act):
+        try:
+            act()
+        except DatabaseError as error:
+            failed.append(error)
+
+    def waiting(count):
+        with other.connect() as asking:
+            here = "wait_event_type = 'Lock' and datname = current_database()"
+            return asking.exec_driver_sql(f"select count(*) from pg_stat_activity where {here}").scalar_one() == count
+
+    acts = (lambda: history.remember(met), lambda: history.wish_bypass(FLEET, on=True))
+    threads = [threading.Thread(target=run, args=(act,)) for act in acts]
+    with other.begin() as holding:
+        holding.exec_driver_sql("select 1 from stores where name = 'm' for update")
+        for count, thread in enumerate(threads, 1):
+            thread.start()
+            wait_until(lambda count=count: waiting(count), "it waits")
+    for thread in threads:
+        thread.join()
+    other.dispose()
+    assert not failed
+    assert {store.name for store in history.stores() if not store.pending_bypass} == set()
+
+
+def test_a_store_that_comes_back_while_others_are_forgotten_is_not(history, monkeypatch):
+    """Forgetting hundreds takes a while; one that answers by then has its row, and the bypass that it did not hear."""
+    for name in "ab":
+        remember(history, store=name, url=f"http://{name}")
+    history.wish_bypass("b", on=True)
+    names = history.retention._stores
+
+    def found(*asked):
+        told = names(*asked)
+        remember(history, store="b", url="http://elsewhere", at=after(days=30))
+        return told
+
+    monkeypatch.setattr(history.retention, "_stores", found)
+    history.retention.forget(after(days=30), timedelta(hours=6), ())
+    assert [(store.name, store.pending_bypass) for store in history.stores()] == [("b", True)]
