@@ -4,7 +4,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import Mock
@@ -283,6 +283,35 @@ def test_the_last_bypass_of_those_that_wait_for_a_change_stays(control, put, mon
     assert (changed.result().version, state.load()[0]) == (2, store.tuning)
     assert isinstance(late.exception(), VersionConflictError)
     assert store.tuning.document() == with_capacity(5) | {"version": store.tuning.version, "bypass": wanted}
+
+
+def test_a_change_that_begins_amid_a_bypass_does_not_lift_it(control, put, store, monkeypatch):
+    """It is for the version before; nor has a version two contents."""
+    retune = store.retune
+
+    def slowly(tuning: Tuning) -> None:
+        if tuning.bypass:
+            changes.append(others.submit(put, 5))
+            wait(changes, 0.2)
+        retune(tuning)
+
+    changes: list[Future[Tuning]] = []
+    with ThreadPoolExecutor() as others:
+        monkeypatch.setattr(store, "retune", slowly)
+        assert control.bypass(on=True).version == 2
+    assert isinstance(changes[0].exception(), VersionConflictError)
+    assert store.tuning.document() == FIRST.document() | {"version": 2, "bypass": True}
+
+
+def test_a_bypass_that_a_change_agrees_with_is_no_version_more(control, put, store, state, monkeypatch):
+    """It was commanded while that change was kept: neither has anything to tell the other."""
+    with hanging(state, monkeypatch) as others:
+        changed = others.submit(put, 5)
+        eventually(control._lock.locked)
+        commanded = others.submit(control.bypass, on=False)
+        eventually(lambda: control._commanded is False)
+    assert changed.result() == commanded.result() == store.tuning == state.load()[0]
+    assert store.tuning.version == 2
 
 
 def test_nobody_waits_for_a_change_that_hangs(control, put, store, state, monkeypatch):

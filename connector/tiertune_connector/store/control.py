@@ -61,7 +61,8 @@ class Control:
         body = body_digest(document)
         change = f"{expected_version} {body}"
         with self._alone("nothing was changed"):
-            self._commanded = None
+            with self.store.dram.lock:  # a bypass shows in the version from then on, or is in time to be seen
+                self._commanded = None
             if key in self._changes:
                 known, present = self._changes[key], {"version": self.tuning.version}
                 resent = known.endswith(f" {body}")  # is what it asked for still in force?
@@ -96,11 +97,12 @@ class Control:
             return tuning
 
     def _apply(self, tuning: Tuning) -> None:
-        """Put a kept tuning in force. A bypass that was commanded meanwhile stays, and keeps it as its own version."""
+        """Put a kept tuning in force. A bypass that was commanded meanwhile stays, as a later version if it differs."""
         with self.store.dram.lock:
-            if self._commanded is not None:
-                version = max(tuning.version, self.tuning.version) + 1
-                tuning = tuning.model_copy(update={"bypass": self._commanded, "version": version})
+            bypass, present = self._commanded, self.tuning.version
+            if bypass is not None and (bypass != tuning.bypass or present >= tuning.version):
+                version = max(tuning.version, present) + 1
+                tuning = tuning.model_copy(update={"bypass": bypass, "version": version})
             self.store.retune(tuning)
 
     @contextmanager
