@@ -227,8 +227,8 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
         if rows:
             session.execute(statement, rows)
     if former:  # their rows are locked by now: what was wished of them meanwhile is read here
-        wished = select(StoreRow).where(StoreRow.name.in_(former), StoreRow.pending_bypass.is_not(None))
-        for gone in session.scalars(wished).all():  # whoever answers there now must hear it
-            _keep(session, former[gone.name], on=gone.pending_bypass)
-            gone.pending_bypass = None
+        for gone in session.scalars(select(StoreRow).where(StoreRow.name.in_(former))).all():
+            if gone.pending_bypass is not None:  # whoever answers there now must hear it
+                _keep(session, former[gone.name], on=gone.pending_bypass)
+                gone.pending_bypass = None
     return {name: row.summed_until for name, row in known.items()}
