@@ -37,6 +37,13 @@ def test_every_adapter_has_its_text():
     assert set(TEXTS) == set(ADAPTERS)
 
 
+def test_a_label_may_hold_what_unicode_takes_for_the_end_of_a_line():
+    """A model's name is written as it is: lines end with a line feed, or as some servers end them."""
+    for end in ("\n", "\r\n"):
+        text = f'# TYPE hits_total counter{end}hits_total{{model="a\u2028\x85b"}} 2.0{end}'
+        assert Exposition(text).split("hits_total", "model") == {"a\u2028\x85b": 2.0}
+
+
 def mapped(kind, text=None, **hints):
     return ADAPTERS[kind](Exposition(text or TEXTS[kind]), Hints(**hints))
 

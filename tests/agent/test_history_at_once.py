@@ -55,6 +55,32 @@ def test_what_a_store_answers_meanwhile_stays_when_a_bypass_is_acknowledged(hist
     assert (store.tuning, store.pending_bypass) == ({"version": 2, "bypass": True}, None)
 
 
+def test_a_bypass_that_is_wished_while_another_is_acknowledged_stays(history):
+    """Off, commanded in the very moment in which on is acknowledged, is still to be told."""
+    remember(history, tuning={"version": 1, "bypass": False})
+    history.wish_bypass("host-a", on=True)
+    met = meanwhile(history, "stores", lambda: history.wish_bypass("host-a", on=False))
+    history.acknowledge_bypass("host-a", on=True)
+    (store,) = history.stores()
+    assert met
+    assert (store.pending_bypass, store.tuning["bypass"]) == (False, False)
+    history.acknowledge_bypass("host-a", on=False)
+    assert history.stores()[0].pending_bypass is None
+
+
+@pytest.mark.parametrize("earlier", [None, False])
+def test_a_wish_for_a_store_is_kept_while_another_is_met_at_its_address(history, earlier):
+    """Whoever answers there hears the last one."""
+    remember(history, url="http://here")
+    if earlier is not None:
+        history.wish_bypass("host-a", on=earlier)
+    met = meanwhile(history, "stores", lambda: history.wish_bypass("host-a", on=True))
+    remember(history, store="host-b", url="http://here", at=after(seconds=15))
+    assert met
+    assert history.wishes.of(["http://here"]) == {"http://here": True}
+    assert history.store("host-a").pending_bypass is None
+
+
 @on_postgres
 @pytest.mark.parametrize(
     "seen",

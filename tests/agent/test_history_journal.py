@@ -1,10 +1,8 @@
 """History on both real databases: what stands beside decisions: bypass, incidents, freezes, stores, policies."""
 
-from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import event
 
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, after, remember, remote_window, snapshot, window
@@ -16,35 +14,7 @@ def journal(history):
     return history.journal
 
 
-@contextmanager
-def meanwhile(history, table, act):
-    """Once, just after a row of the table was read."""
-    reads = []
-
-    def read(_connection, _cursor, statement, *_rest):
-        if statement.startswith(f"SELECT {table}"):
-            reads.append(statement)
-            if len(reads) == 1:
-                act()
-
-    event.listen(history._engine, "after_cursor_execute", read)
-    yield
-    event.remove(history._engine, "after_cursor_execute", read)
-    assert reads
-
-
 class TestTheRest:
-    def test_a_bypass_that_is_wished_while_another_is_acknowledged_stays(self, history):
-        """Off, commanded in the very moment in which on is acknowledged, is still to be told."""
-        remember(history, tuning={"version": 1, "bypass": False})
-        history.wish_bypass("host-a", on=True)
-        with meanwhile(history, "stores", lambda: history.wish_bypass("host-a", on=False)):
-            history.acknowledge_bypass("host-a", on=True)
-        (store,) = history.stores()
-        assert (store.pending_bypass, store.tuning["bypass"]) == (False, False)
-        history.acknowledge_bypass("host-a", on=False)
-        assert history.stores()[0].pending_bypass is None
-
     def test_an_incident_is_opened_once_and_closed(self, journal):
         """Repeated trouble renews the open incident; after it closed, new trouble is a new one."""
         for minute, message, number in ((0, "refused", 1), (1, "timeout", 1), (2, "", 0), (3, "again", 1)):

@@ -219,13 +219,16 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
                 }
             )
     here = [snapshot.url for snapshot in snapshots if not snapshot.observed]  # several sources may share one
-    moved = (StoreRow.url.in_(here), StoreRow.name.not_in(names))
-    for former in session.execute(select(StoreRow.name, StoreRow.url, StoreRow.pending_bypass).where(*moved)):
-        if former.pending_bypass is not None:  # whoever answers there now must hear it
-            _keep(session, former.url, on=former.pending_bypass)
-        old.append({"name": former.name, "url": NOWHERE, "pending_bypass": None})
+    moved = select(StoreRow.name, StoreRow.url).where(StoreRow.url.in_(here), StoreRow.name.not_in(names))
+    former = {row.name: row.url for row in session.execute(moved)}
+    old += [{"name": name, "url": NOWHERE} for name in former]
     old.sort(key=itemgetter("name"))  # all who write several lock them in this order
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
         if rows:
             session.execute(statement, rows)
+    if former:  # their rows are locked by now: what was wished of them meanwhile is read here
+        for gone in session.scalars(select(StoreRow).where(StoreRow.name.in_(former))).all():
+            if gone.pending_bypass is not None:  # whoever answers there now must hear it
+                _keep(session, former[gone.name], on=gone.pending_bypass)
+                gone.pending_bypass = None
     return {name: row.summed_until for name, row in known.items()}

@@ -18,7 +18,7 @@ class Exposition:
         self._samples: dict[str, list[Sample]] = {}
         self._declared: set[str] = set()
         self._lines: dict[str, list[str]] = {}
-        for line in text.splitlines():
+        for line in text.split("\n"):  # a label may hold what Unicode takes for the end of a line
             if line.startswith("# TYPE "):
                 self._declared.add(line.split(" ", 3)[2])
             else:
