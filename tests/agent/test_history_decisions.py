@@ -1,15 +1,16 @@
 """History on both real databases: decisions and verdicts."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import event
 
 from agent.conftest import BACKENDS
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, after, remember
 from agent.fakes import propose as proposed
-from agent.test_history_journal import meanwhile
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.database import DatabaseError, connect
 from tiertune_agent.history.retention import FORTNIGHT
@@ -44,6 +45,23 @@ def heard(decisions):
     told = []
     decisions.observer = lambda one: told.append((one.tuner, one.state))
     return told
+
+
+@contextmanager
+def meanwhile(history, table, act):
+    """Once, just after a row of the table was read."""
+    reads = []
+
+    def read(_connection, _cursor, statement, *_rest):
+        if statement.startswith(f"SELECT {table}"):
+            reads.append(statement)
+            if len(reads) == 1:
+                act()
+
+    event.listen(history._engine, "after_cursor_execute", read)
+    yield
+    event.remove(history._engine, "after_cursor_execute", read)
+    assert reads
 
 
 class TestDecisions:

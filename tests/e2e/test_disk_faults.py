@@ -11,6 +11,7 @@ import pytest
 
 from connector.stores import NAMESPACE, STRIDE, Engine, chain, eventually
 from e2e.store_child import Child, refused
+from tiertune_connector.units import format_size
 
 pytestmark = pytest.mark.slow
 SLOT = 4096 + STRIDE
@@ -189,8 +190,8 @@ def test_a_disk_that_cannot_be_used_is_refused_at_the_start(home, fault):
         assert "Traceback" not in told
         assert "Errno" not in told
         if fault == "too small":
-            assert f"disk.capacity: {400 * SLOT} bytes" in told
-            assert f"has {1 << 20} in all" in told
+            assert f"disk.capacity: {format_size(400 * SLOT)} are asked" in told
+            assert "has 1.0 MiB: " in told
 
 
 def test_memory_that_runs_short_is_told_and_serving_goes_on(home):

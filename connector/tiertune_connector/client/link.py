@@ -42,7 +42,7 @@ from tiertune_connector.protocol.messages import (
 from tiertune_connector.tiers.index import LAYOUT, Place, SharedIndex
 from tiertune_connector.tiers.segment import Geometry, Segment
 
-log = logging.getLogger(f"vllm.{__name__}")
+log = logging.getLogger(__name__)
 _RECONNECT_S = 0.5
 _MOST_UNTOLD_BYTES = 32 << 10
 """So much no longer waits for a question or a tick."""
