@@ -34,7 +34,7 @@ class Residency:
     def asked(self, found: Sequence[str], *, remote: bool) -> list[str]:
         """Tiers that a lookup asks, fastest first: those well by now, and those where it ``found`` something."""
         lanes = ((name, lane.breaker.open or (name == "remote" and not remote)) for name, lane in self.lanes.items())
-        return ["dram", *(name for name, spared in lanes if name in found or not spared)]
+        return ["dram", *(name for name, spared in lanes if not spared or name in found)]
 
     def in_dram(self, digest: str, keys: Keys) -> bool:
         """Whether DRAM has all keys. Call with the store's lock held."""
