@@ -114,6 +114,19 @@ def test_a_request_that_saw_its_adapter_replaced_stands_for_neither(adapter, mov
     assert not digests.stands(old, told)
 
 
+def test_an_id_under_which_nothing_could_be_loaded_is_another_adapters(adapter):
+    """vLLM tries one resolver of names after the other under one id; an id that was in use is unknown for good."""
+    digests, bad, good = AdapterDigests(), adapter(), adapter("b", 2)
+    with pytest.raises(OSError), digests.loading(bad):
+        raise OSError
+    with digests.loading(good):
+        pass
+    assert digests.contents(good) == contents(good.lora_path)
+    with pytest.raises(OSError), digests.loading(bad):
+        raise OSError
+    assert digests.contents(good) is None
+
+
 @pytest.mark.parametrize("inplace", [True, False])
 def test_another_folder_under_a_loaded_id_is_not_known(adapter, inplace):
     """The engine may have either, and has mixed the old one's chunks with the new one's; a new id of a new name is."""

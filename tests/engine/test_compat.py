@@ -288,7 +288,8 @@ def test_media_that_an_adapter_may_have_encoded_are_not_shared(configured, tmp_p
     assert [prompt.reads and prompt.writes for prompt in prompts] == [shared, True, True]
 
 
-def test_a_request_stands_for_nothing_once_its_adapter_was_replaced_in_place(configured, tmp_path):
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "after it was removed"])
+def test_a_request_stands_for_nothing_once_another_adapter_has_its_adapters_id(configured, tmp_path, in_place):
     """The worker goes on with the new weights, before a request names them: its chunks are not stored as the old ones.
 
     vLLM still finds the types of what it is called with, whichever process calls.
@@ -297,7 +298,7 @@ def test_a_request_stands_for_nothing_once_its_adapter_was_replaced_in_place(con
     engine, loaded = compat.Engine(config, cache_of(config)), []
     engine.tell_tier()
     old, other = (adapter(tmp_path / name, fill) for name, fill in (("old", 1), ("new", 2)))
-    other.load_inplace = True
+    other.load_inplace = in_place
     prompt = engine.prompt(arrived(lora_request=old), [[]])
     assert prompt.writes
     assert prompt.stands()
@@ -307,6 +308,18 @@ def test_a_request_stands_for_nothing_once_its_adapter_was_replaced_in_place(con
     assert loaded == [True, False]
     assert not engine.prompt(arrived(lora_request=old), [[]]).writes
     assert EngineCoreProc._convert_msgspec_args(EngineCore.__new__(EngineCore).add_lora, [["a", 1, "b"]])[0].lora_path
+
+
+def test_an_adapter_is_told_by_what_was_loaded(configured, tmp_path):
+    """Its folder has other files when a request first names it: what the engine computes is not of these."""
+    config = configured(enable_lora=True, max_lora_rank=8)
+    engine = compat.Engine(config, cache_of(config))
+    engine.tell_tier()
+    core = SimpleNamespace(model_executor=SimpleNamespace(add_lora=lambda _one: True))
+    loaded = adapter(tmp_path, 1)
+    assert EngineCore.add_lora(core, loaded)
+    adapter(tmp_path, 2)
+    assert not engine.prompt(arrived(lora_request=loaded), [[]]).writes
 
 
 def test_a_steps_requests_and_their_tokens():

@@ -147,9 +147,10 @@ class Engine:
 
 @cache
 def _tell_of_loads() -> None:
-    """Have the digests hear first of an adapter that is loaded in place of another.
+    """Have the digests hear of an adapter when it is loaded.
 
-    vLLM loads it past the scheduler, and goes on with it in requests under way, before one names it.
+    vLLM loads it past the scheduler, maybe long before a request names it. If it gets the id of another, which it
+    replaces or which was removed, requests under way go on with it.
     """
     from vllm.v1.engine.core import EngineCore  # workers do without
 
@@ -157,10 +158,10 @@ def _tell_of_loads() -> None:
 
     @wraps(load)  # vLLM reads its parameters' types
     def add_lora(core: Any, lora_request: LoRARequest) -> bool:  # noqa: ANN401 (vLLM's EngineCore)
-        if lora_request.load_inplace:
+        with contextlib.ExitStack() as loading:
             for adapters in tuple(_told):
-                adapters.contents(lora_request)
-        return load(core, lora_request)
+                loading.enter_context(adapters.loading(lora_request))
+            return load(core, lora_request)
 
     EngineCore.add_lora = add_lora
 

@@ -1,22 +1,22 @@
 """Which contents an adapter has: vLLM's keys hold only its name and path. Imports no vLLM.
 
-An engine does not say what it loaded, nor when; `compat` hears of loads in place alone. So an adapter's contents are
-taken to be those of its files when it was first requested under its id, as long as the files do not change. Of any
-other adapter nobody knows what the engine has: one without safetensors, one loaded in place, one whose files changed or
-that came from another folder under its id. Requests that name it neither read from the store nor write into it, for
-good.
+An engine does not say what it loaded. So an adapter's contents are taken to be those of its files when it was first
+loaded or requested under its id, as long as the files do not change. Of any other adapter nobody knows what the engine
+has: one without safetensors, one loaded in place, one whose files changed or that came from another folder under its
+id. Requests that name it neither read from the store nor write into it, for good.
 
 The engine's own caches know only name and path. Where these had several contents, or unknown ones, the caches mix them,
 and what is computed from them: no adapter of that name and path is known any more.
 
-An adapter that is loaded in place also takes the place of the old one in requests that are under way: the rest of these
-is computed with the new contents. So when a chunk is to leave the engine it is asked again whether the contents are
-those that its key tells.
+An adapter that is loaded in place, or under the id of one that was removed, also takes the place of the old one in
+requests that are under way: the rest of these is computed with the new contents. So when a chunk is to leave the engine
+it is asked again whether the contents are those that its key tells.
 """
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +59,7 @@ class AdapterDigests:
         """``settings``: what of the engine's own decides what it computes with an adapter, if anything does."""
         self._settings = settings.encode()
         self._known: dict[int, _Known] = {}
-        """By id: what was first requested under it."""
+        """By id: what was first loaded or requested under it."""
         self._served: dict[Named, bytes | None] = {}
         """Contents by what the engine's caches know; None: unknown, or not always the same."""
 
@@ -82,6 +82,18 @@ class AdapterDigests:
             self._mixed(named)
         return self._served[named]
 
+    @contextmanager
+    def loading(self, adapter: "LoRARequest") -> Iterator[None]:
+        """Around the engine's load of ``adapter``. If it fails, another may be loaded under an id that was new."""
+        new = adapter.lora_int_id not in self._known
+        self.contents(adapter)
+        try:
+            yield
+        except Exception:
+            if new:
+                self._known.pop(adapter.lora_int_id, None)
+            raise
+
     def stands(self, adapter: "LoRARequest | None", contents: bytes | None) -> bool:
         """Whether ``contents`` are also those with which the engine has computed since.
 
@@ -100,8 +112,9 @@ class AdapterDigests:
         if self._served.get(named, b"") is not None:  # not served yet: it changed while it was read
             self._served[named] = None
             logger.warning(
-                "TierTune: adapter %s was loaded in place, or its files changed since the engine served it: its chunks"
-                " are not shared until it is loaded under another name, or from another folder",
+                "TierTune: adapter %s was loaded in place, or another under its id, or its files changed since the"
+                " engine served it: its chunks are not shared until it is loaded under another id, and by another name"
+                " or from another folder",
                 named[0],
             )
 
