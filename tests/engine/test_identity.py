@@ -90,11 +90,13 @@ def test_what_changes_the_bytes_or_their_keys_is_another_namespace(told, usual, 
     [
         {"model_config__quantization_config": {"ignore": ["lm_head"]}},
         {"cache_config__kv_cache_layout": "BLHNC"},
+        {"model_config__model_class_overrides": {"LlamaForCausalLM": "elsewhere:Llama"}},
+        {"model_config__code_revision": "other"},
     ],
-    ids=["quantised otherwise", "parts in another order"],
+    ids=["quantised otherwise", "parts in another order", "another class", "another revision of the code"],
 )
 def test_what_fills_a_page_otherwise_is_part_of_it(told, usual, fields):
-    """How an engine quantises, beyond the method's name, which many ways have in common; layouts in memory."""
+    """How an engine quantises, beyond the method's name, which many ways have in common; layouts in memory; code."""
     assert told(**fields) != usual
 
 
@@ -115,6 +117,20 @@ def test_what_no_configuration_has_is_part_of_it(told, usual, monkeypatch, place
     """
     monkeypatch.setattr(place, other)
     assert told() != usual
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VLLM_HUMMING_ONLINE_QUANT_CONFIG", '{"dtype": "int4"}'),
+        ("VLLM_HUMMING_INPUT_QUANT_CONFIG", '{"dtype": "int8"}'),
+        ("VLLM_MARLIN_INPUT_DTYPE", "int8"),
+    ],
+)
+def test_what_the_environment_quantises_is_part_of_it(told, usual, monkeypatch, name, value):
+    """No configuration has it: the method is of the same name, the weights and activations are of other types."""
+    monkeypatch.setenv(name, value)
+    assert told().dtype != usual.dtype
 
 
 class TestLength:

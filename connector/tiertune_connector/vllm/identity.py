@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ SIZED_BY_LENGTH = frozenset(
     }
 )
 """Architectures whose processors make images or videos as large as `max_model_len` has room for."""
+QUANTISING = ("VLLM_HUMMING_ONLINE_QUANT_CONFIG", "VLLM_HUMMING_INPUT_QUANT_CONFIG", "VLLM_MARLIN_INPUT_DTYPE")
+"""Environment variables of vLLM that quantise weights, or what they are multiplied with."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Files beside a local model's weights; a hub's commit covers them too."""
 
@@ -81,6 +84,7 @@ def namespace(
             # Scales that an engine measures on its first prompts are its own.
             _only(config, "it measures the scales of its KV cache") if measured else "",
             *([model.quantization_config] if model.quantization_config else []),
+            *([quantising] if (quantising := _set_by_environment(QUANTISING)) else []),
         ),
         kv_layout=_layout(vllm_config, kv_cache_config, config),
         parallel=_text(
@@ -123,13 +127,16 @@ def adapters_encode(vllm_config: VllmConfig) -> bool:
 
 
 def _known_weights(vllm_config: VllmConfig) -> str:
-    """Weights of the model, with what overrides its configuration, and of its draft model; empty if unknown."""
+    """Weights of the model, with what overrides its configuration or code, and of its draft model; empty if unknown."""
     model, drafts = vllm_config.model_config, vllm_config.speculative_config
     own = _weights(model) if str(vllm_config.load_config.load_format) in FROM_FILES else ""
     if callable(model.hf_overrides):
         return ""
     length = model.max_model_len
-    parts = [own, _text(model.hf_overrides) if model.hf_overrides else "", _media(model), _lengths(model, length)]
+    code = {"revision": model.code_revision, "classes": model.model_class_overrides}
+    other_code = {name: each for name, each in code.items() if each}
+    overrides = [_text(each) for each in (model.hf_overrides, other_code) if each]
+    parts = [own, *overrides, _media(model), _lengths(model, length)]
     if drafts is not None:
         drafter = getattr(drafts, "draft_model_config", None)
         drafter_weights = _weights(drafter) if drafter is not None else "-"
@@ -138,6 +145,11 @@ def _known_weights(vllm_config: VllmConfig) -> str:
         if drafter is not None:
             parts.append(_lengths(drafter, length, drafter.max_model_len))
     return " ".join(part for part in parts if part) if own else ""
+
+
+def _set_by_environment(names: Iterable[str]) -> dict[str, object]:
+    """Those of vLLM's variables that are set, as it reads them."""
+    return {name: value for name in names if (value := getattr(envs, name, None))}
 
 
 def _media(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
