@@ -69,3 +69,10 @@ def test_what_is_measured_before_there_is_a_store_is_told_when_there_is_one(home
         finally:
             profile.stage.__self__.close()  # else it goes on telling a client that is gone
             client.close()
+
+
+@pytest.mark.parametrize("label", ["", "x" * 65])
+def test_a_label_that_no_store_takes_is_refused(home, label):
+    """Else no store would welcome the process, and each would take it for one of another version."""
+    with pytest.raises(ValueError, match="1 to 64 characters"):
+        profile.connect(home / "s.sock", label=label)

@@ -17,7 +17,9 @@ def connect(path: Path | str, *, label: str = "all", gpus: Sequence[str] = ()) -
 
     ``gpus``: UUIDs of the GPUs that the process computes on (``timers.gpu_uuid``); NVML's figures of them then carry
     ``label``. What is measured while there is no store is reported once there is. Close the returned client to end.
+    ValueError for a label that no store takes, as in ``stage``.
     """
+    stage(label)
     client = StoreClient(path, None, engine=f"{socket.gethostname()}:{os.getpid()}"[:64], stage=label, gpus=gpus)
     client.connect(timeout_s=0)
     _profiler.report_to(client)
