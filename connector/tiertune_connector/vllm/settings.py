@@ -1,7 +1,9 @@
 """What an operator writes into `kv_connector_extra_config`, and what vLLM is told in turn. Imports no vLLM."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -73,11 +75,20 @@ class EngineSettings(Document):
             return written
         return {"store_dram": embedded.default_dram_bytes(), **written}
 
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _has_a_host(cls, url: str) -> str:
+        with suppress(ValueError):  # of what urlsplit cannot read, and of a wrong port
+            parts = urlsplit(url)
+            if not url or (parts.hostname and parts.port != 0):
+                return url
+        raise ValueError("write it as http://host:4318/v1/traces")
+
     @field_validator("socket")
     @classmethod
     def _fits(cls, path: str) -> str:
-        if not path or len(path.encode()) > MAX_SOCKET_PATH_BYTES:
-            raise ValueError(f"the path of a unix socket has 1 to {MAX_SOCKET_PATH_BYTES} bytes")
+        if not path or "\0" in path or len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+            raise ValueError(f"the path of a unix socket has 1 to {MAX_SOCKET_PATH_BYTES} bytes, none of them 0")
         return path
 
 
