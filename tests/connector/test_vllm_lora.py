@@ -114,14 +114,18 @@ def test_a_request_that_saw_its_adapter_replaced_stands_for_neither(adapter, mov
     assert not digests.stands(old, told)
 
 
-def test_an_id_under_which_nothing_could_be_loaded_is_another_adapters(adapter):
-    """vLLM tries one resolver of names after the other under one id; an id that was in use is unknown for good."""
+def test_what_could_not_be_loaded_keeps_nobody_out(adapter):
+    """vLLM tries one resolver of names after the other under one id, and an operator mends files and tries again.
+
+    An id that was in use is unknown for good: a part of the engine may have the new adapter.
+    """
     digests, bad, good = AdapterDigests(), adapter(), adapter("b", 2)
     with pytest.raises(OSError), digests.loading(bad):
         raise OSError
     with digests.loading(good):
         pass
-    assert digests.contents(good) == contents(good.lora_path)
+    mended = adapter(fill=3, lora_int_id=2)
+    assert [digests.contents(each) for each in (good, mended)] == [contents(each.lora_path) for each in (good, mended)]
     with pytest.raises(OSError), digests.loading(bad):
         raise OSError
     assert digests.contents(good) is None

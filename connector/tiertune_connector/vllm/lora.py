@@ -84,14 +84,17 @@ class AdapterDigests:
 
     @contextmanager
     def loading(self, adapter: "LoRARequest") -> Iterator[None]:
-        """Around the engine's load of ``adapter``. If it fails, another may be loaded under an id that was new."""
-        new = adapter.lora_int_id not in self._known
+        """Around the engine's load of ``adapter``. If one under a new id fails, it is as if nobody had tried."""
+        named = _named(adapter)
+        new, unserved = adapter.lora_int_id not in self._known, named not in self._served
         self.contents(adapter)
         try:
             yield
         except Exception:
             if new:
                 self._known.pop(adapter.lora_int_id, None)
+            if new and unserved:
+                self._served.pop(named, None)
             raise
 
     def stands(self, adapter: "LoRARequest | None", contents: bytes | None) -> bool:
