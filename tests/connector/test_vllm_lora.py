@@ -82,9 +82,10 @@ def test_an_adapter_that_changes_while_it_is_read_is_not_known(adapter, monkeypa
     assert not digests.stands(used, None)
 
 
-def test_an_adapter_whose_folder_cannot_be_asked_is_not_known():
+@pytest.mark.parametrize("path", ["x" * 300, "~nobody-of-that-name/a", "a\0b"], ids=["long", "nobody's", "zero byte"])
+def test_an_adapter_whose_folder_cannot_be_asked_is_not_known(path):
     """Its name is too long, or its file server gives an error: the engine says so to whoever asked, and lives on."""
-    assert contents("x" * 300) is None
+    assert contents(path) is None
 
 
 @pytest.mark.parametrize("again", [{}, {"lora_int_id": 2}, {"load_inplace": True}], ids=["no", "other id", "in place"])

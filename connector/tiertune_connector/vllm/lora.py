@@ -15,6 +15,7 @@ it is asked again whether the contents are those that its key tells.
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ class AdapterDigests:
             )
 
     def _read(self, adapter: "LoRARequest") -> _Known:
-        folder = Path(adapter.lora_path).expanduser()
+        folder = Path(os.path.expanduser(adapter.lora_path))  # noqa: PTH111 (Path's raises for a user that is none)
         try:
             shards = tuple(sorted(folder.glob("*.safetensors"))) if (folder / READ).is_file() else ()
         except OSError:
@@ -159,6 +160,6 @@ def _stamp(files: Iterable[Path]) -> Stamp:
 def _status(path: Path) -> tuple[int, int, int, int]:
     try:
         found = path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return (0, 0, 0, 0)
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
