@@ -125,7 +125,11 @@ NEEDS = {
         "FullAttentionSpec": "non_causal",
         "KVCacheConfig": "prefix_cacheable_groups",
     },
-    "config/model.py": {"ModelConfig": "runner_type is_prefix_caching_supported is_diffusion use_mla"},
+    "config/model.py": {
+        "ModelConfig": (
+            "runner_type is_prefix_caching_supported is_diffusion use_mla code_revision model_class_overrides"
+        )
+    },
     "config/vllm.py": {
         "VllmConfig": "aux_output_config num_speculative_tokens",
         "get_current_vllm_config_or_none": "",
