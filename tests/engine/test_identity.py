@@ -18,6 +18,8 @@ from tiertune_connector.vllm.compat import Engine
 from tiertune_connector.vllm.identity import adapters, adapters_encode, namespace
 
 NAME = {"served_model_name": "llama"}
+AMX = torch.cpu._is_amx_tile_supported()
+"""Whether this host has it."""
 LONG_ROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32,
     "original_max_position_embeddings": 1024,
@@ -105,7 +107,7 @@ def test_what_fills_a_page_otherwise_is_part_of_it(told, usual, fields):
     [
         ("tiertune_connector.vllm.identity.KEYS", 0),
         ("torch.backends.cpu.get_cpu_capability", lambda: "another"),
-        ("torch.cpu._is_amx_tile_supported", lambda: True),
+        ("torch.cpu._is_amx_tile_supported", lambda: not AMX),
     ],
     ids=["keys that told less", "instruction sets", "AMX"],
 )
