@@ -115,21 +115,24 @@ def test_a_request_that_saw_its_adapter_replaced_stands_for_neither(adapter, mov
     assert not digests.stands(old, told)
 
 
-def test_what_could_not_be_loaded_keeps_nobody_out(adapter):
-    """vLLM tries one resolver of names after the other under one id, and an operator mends files and tries again.
+def test_what_could_not_be_loaded_leaves_its_name_and_folder_and_spoils_its_id(adapter):
+    """An operator mends files and tries again, under another id: a server gives every try one.
 
-    An id that was in use is unknown for good: a part of the engine may have the new adapter.
+    vLLM keeps an adapter that does not fit the model, and serves it for the next one that gets its id: when a resolver
+    of names fails it tries another one so.
     """
     digests, bad, good = AdapterDigests(), adapter(), adapter("b", 2)
     with pytest.raises(OSError), digests.loading(bad):
         raise OSError
+    mended, other = adapter(fill=3, lora_int_id=2), adapter("c", 2, lora_int_id=3)
+    assert digests.contents(mended) == contents(mended.lora_path)
+    assert digests.contents(other) == contents(other.lora_path)
     with digests.loading(good):
         pass
-    mended = adapter(fill=3, lora_int_id=2)
-    assert [digests.contents(each) for each in (good, mended)] == [contents(each.lora_path) for each in (good, mended)]
-    with pytest.raises(OSError), digests.loading(bad):
-        raise OSError
     assert digests.contents(good) is None
+    with pytest.raises(OSError), digests.loading(adapter("d", lora_int_id=3)):
+        raise OSError
+    assert digests.contents(other) is None
 
 
 @pytest.mark.parametrize("inplace", [True, False])

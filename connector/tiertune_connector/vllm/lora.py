@@ -3,7 +3,7 @@
 An engine does not say what it loaded. So an adapter's contents are taken to be those of its files when it was first
 loaded or requested under its id, as long as the files do not change. Of any other adapter nobody knows what the engine
 has: one without safetensors, one loaded in place, one whose files changed or that came from another folder under its
-id. Requests that name it neither read from the store nor write into it, for good.
+id, one under whose id a load failed. Requests that name it neither read from the store nor write into it, for good.
 
 The engine's own caches know only name and path. Where these had several contents, or unknown ones, the caches mix them,
 and what is computed from them: no adapter of that name and path is known any more.
@@ -85,15 +85,23 @@ class AdapterDigests:
 
     @contextmanager
     def loading(self, adapter: "LoRARequest") -> Iterator[None]:
-        """Around the engine's load of ``adapter``. If one under a new id fails, it is as if nobody had tried."""
+        """Around the engine's load of ``adapter``. If it fails under a new id, nothing is known under that any more.
+
+        vLLM may keep what it could not put to use, and go on with it under the id. The name and folder are as before.
+        """
         named = _named(adapter)
         new, unserved = adapter.lora_int_id not in self._known, named not in self._served
         self.contents(adapter)
         try:
             yield
         except Exception:
-            if new:
-                self._known.pop(adapter.lora_int_id, None)
+            known = self._known.get(adapter.lora_int_id)
+            if new and known is not None:
+                known.contents = None
+                logger.warning(
+                    "TierTune: adapter %s could not be loaded: chunks of what is loaded under its id are not shared",
+                    adapter.lora_name,
+                )
             if new and unserved:
                 self._served.pop(named, None)
             raise
