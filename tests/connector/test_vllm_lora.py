@@ -82,7 +82,11 @@ def test_an_adapter_that_changes_while_it_is_read_is_not_known(adapter, monkeypa
     assert not digests.stands(used, None)
 
 
-@pytest.mark.parametrize("path", ["x" * 300, "~nobody-of-that-name/a", "a\0b"], ids=["long", "nobody's", "zero byte"])
+@pytest.mark.parametrize(
+    "path",
+    ["x" * 300, "~nobody-of-that-name/a", "a\0b", "~a\0b/a"],
+    ids=["long", "nobody's", "zero byte", "zero byte in a user's name"],
+)
 def test_an_adapter_whose_folder_cannot_be_asked_is_not_known(path):
     """Its name is too long, or its file server gives an error: the engine says so to whoever asked, and lives on."""
     assert contents(path) is None

@@ -131,10 +131,11 @@ class AdapterDigests:
             )
 
     def _read(self, adapter: "LoRARequest") -> _Known:
-        folder = Path(os.path.expanduser(adapter.lora_path))  # noqa: PTH111 (Path's raises for a user that is none)
+        folder = Path(adapter.lora_path)
         try:
+            folder = Path(os.path.expanduser(folder))  # noqa: PTH111 (Path's raises for a user that is none)
             shards = tuple(sorted(folder.glob("*.safetensors"))) if (folder / READ).is_file() else ()
-        except OSError:
+        except (OSError, ValueError):
             shards = ()
         files = (folder, folder / CONFIG, *shards)
         known = _Known(_named(adapter), files, _stamp(files), None)
