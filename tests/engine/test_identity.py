@@ -127,6 +127,10 @@ def test_what_no_configuration_has_is_part_of_it(told, usual, monkeypatch, place
         ("VLLM_HUMMING_ONLINE_QUANT_CONFIG", '{"dtype": "int4"}'),
         ("VLLM_HUMMING_INPUT_QUANT_CONFIG", '{"dtype": "int8"}'),
         ("VLLM_MARLIN_INPUT_DTYPE", "int8"),
+        ("VLLM_CPU_INT4_W4A8", "0"),
+        ("VLLM_B12X_MOE_FP4_FORCE_A16", "1"),
+        ("VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4", "1"),
+        ("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "INT4"),
     ],
 )
 def test_what_the_environment_quantises_is_part_of_it(told, usual, monkeypatch, name, value):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,20 @@ SIZED_BY_LENGTH = frozenset(
     }
 )
 """Architectures whose processors make images or videos as large as `max_model_len` has room for."""
-QUANTISING = ("VLLM_HUMMING_ONLINE_QUANT_CONFIG", "VLLM_HUMMING_INPUT_QUANT_CONFIG", "VLLM_MARLIN_INPUT_DTYPE")
-"""Environment variables of vLLM that quantise weights, or what they are multiplied with."""
+QUANTISING = {
+    "VLLM_HUMMING_ONLINE_QUANT_CONFIG": None,
+    "VLLM_HUMMING_INPUT_QUANT_CONFIG": None,
+    "VLLM_MARLIN_INPUT_DTYPE": None,
+    "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4": None,
+    "VLLM_B12X_MOE_FP4_FORCE_A16": False,
+    "VLLM_CPU_INT4_W4A8": True,
+    "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
+}
+"""Environment variables of vLLM that say how weights, or what they are multiplied with, are quantised; their defaults.
+
+Kernels that are set (`moe_backend`, `linear_backend`) are not told, though some of them quantise activations and some
+do not: engines for prefill and for decode, which are to share, may well have different ones.
+"""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Files beside a local model's weights; a hub's commit covers them too."""
 
@@ -147,9 +159,9 @@ def _known_weights(vllm_config: VllmConfig) -> str:
     return " ".join(part for part in parts if part) if own else ""
 
 
-def _set_by_environment(names: Iterable[str]) -> dict[str, object]:
-    """Those of vLLM's variables that are set, as it reads them."""
-    return {name: value for name in names if (value := getattr(envs, name, None))}
+def _set_by_environment(usual: Mapping[str, object]) -> dict[str, object]:
+    """Those of vLLM's variables that are not as usual, as it reads them."""
+    return {name: value for name, each in usual.items() if (value := getattr(envs, name, each)) != each}
 
 
 def _media(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
