@@ -139,6 +139,17 @@ def test_what_could_not_be_loaded_leaves_its_name_and_folder_and_spoils_its_id(a
     assert digests.contents(other) is None
 
 
+def test_what_was_loaded_and_never_requested_spoils_no_name(adapter):
+    """The engine computed nothing with it: an operator unloads it, mends the files and loads them under another id."""
+    digests = AdapterDigests()
+    with digests.loading(adapter()):
+        pass
+    mended = adapter(fill=2, lora_int_id=2)
+    with digests.loading(mended):
+        pass
+    assert digests.contents(mended) == contents(mended.lora_path)
+
+
 @pytest.mark.parametrize("inplace", [True, False])
 def test_another_folder_under_a_loaded_id_is_not_known(adapter, inplace):
     """The engine may have either, and has mixed the old one's chunks with the new one's; a new id of a new name is."""

@@ -62,22 +62,15 @@ class AdapterDigests:
         self._known: dict[int, _Known] = {}
         """By id: what was first loaded or requested under it."""
         self._served: dict[Named, bytes | None] = {}
-        """Contents by what the engine's caches know; None: unknown, or not always the same."""
+        """Contents of what was requested, by what the engine's caches know; None: unknown, or not always the same."""
 
     def contents(self, adapter: "LoRARequest | None") -> bytes | None:
         """16 bytes for the contents of ``adapter``, which a request names; empty if it names none, None if unknown."""
         if adapter is None:
             return b""
-        known = self._known.get(adapter.lora_int_id)
+        known = self._heard(adapter)
         if known is None:
-            if len(self._known) == MOST:
-                return None
-            known = self._known[adapter.lora_int_id] = self._read(adapter)
-            if len(self._known) == MOST:
-                logger.warning("TierTune: chunks of adapters that come from now on are not shared: %d are known", MOST)
-        if known.contents is not None and not known.stands(adapter):
-            known.contents = None
-            self._mixed(known.named)
+            return None
         named = _named(adapter)
         if self._served.setdefault(named, known.contents) != known.contents:
             self._mixed(named)
@@ -87,23 +80,19 @@ class AdapterDigests:
     def loading(self, adapter: "LoRARequest") -> Iterator[None]:
         """Around the engine's load of ``adapter``. If it fails under a new id, nothing is known under that any more.
 
-        vLLM may keep what it could not put to use, and go on with it under the id. The name and folder are as before.
+        vLLM may keep what it could not put to use, and go on with it under the id.
         """
-        named = _named(adapter)
-        new, unserved = adapter.lora_int_id not in self._known, named not in self._served
-        self.contents(adapter)
+        new = adapter.lora_int_id not in self._known
+        known = self._heard(adapter)
         try:
             yield
         except Exception:
-            known = self._known.get(adapter.lora_int_id)
             if new and known is not None:
                 known.contents = None
                 logger.warning(
                     "TierTune: adapter %s could not be loaded: chunks of what is loaded under its id are not shared",
                     adapter.lora_name,
                 )
-            if new and unserved:
-                self._served.pop(named, None)
             raise
 
     def stands(self, adapter: "LoRARequest | None", contents: bytes | None) -> bool:
@@ -118,6 +107,20 @@ class AdapterDigests:
         if known is None or contents is None:
             return False
         return served == known.contents == contents and known.stands(adapter)
+
+    def _heard(self, adapter: "LoRARequest") -> _Known | None:
+        """What is known under the id of ``adapter``, which is loaded or requested; None: there are too many."""
+        known = self._known.get(adapter.lora_int_id)
+        if known is None:
+            if len(self._known) == MOST:
+                return None
+            known = self._known[adapter.lora_int_id] = self._read(adapter)
+            if len(self._known) == MOST:
+                logger.warning("TierTune: chunks of adapters that come from now on are not shared: %d are known", MOST)
+        if known.contents is not None and not known.stands(adapter):
+            known.contents = None
+            self._mixed(known.named)
+        return known
 
     def _mixed(self, named: Named) -> None:
         """The engine's caches may have several contents by now."""
