@@ -99,11 +99,11 @@ def test_a_decision_is_told_with_its_counterfactual(api, store, rounds):
     assert told["windows"] >= 3
 
 
-def test_weekly_reviews_are_no_figures_of_a_verdict(api, proposed):
+def test_weekly_reviews_are_no_figures_of_a_verdict(api, agent, proposed):
     """A soak that measured nothing has none; what was weighed weeks later is told beside it."""
     judged = proposed.judge(proposed.get(1), State.INCONCLUSIVE, "too little traffic", {}, START)
     weighed = Verdict(State.KEPT, "50% less", {"before": 2.0, "after": 1.0})
-    proposed.review(judged, "still pays", weighed, after(days=7))
+    agent.history.verdicts.review(judged, "still pays", weighed, after(days=7))
     told = api("decisions/1")
     assert [one["verdict"] for one in told["verdicts"]] == ["inconclusive", "still pays"]
     assert told["compared"] is None

@@ -206,7 +206,7 @@ def test_what_others_have_by_now_no_verdict_takes_back(world):
         world.prospects({(1, 0): 2.0, (2, 0): 1.5, (3, 0): 1.0})
         World.rounds(world)
         assert sum(world.drams()) <= 6
-    (verdict,) = world.agent.history.decisions.verdicts_of(smaller.id)
+    (verdict,) = world.agent.history.verdicts.of(smaller.id)
     assert verdict["verdict"] == "inconclusive"
     assert "; not rolled back: bounds and budgets leave " in verdict["reason"]
 

@@ -39,7 +39,7 @@ def survive(agents, agent, store, clock, rounds):
 
 def ends(agent):
     return [
-        (d.before, d.after, str(d.state), [v["verdict"] for v in agent.history.decisions.verdicts_of(d.id)])
+        (d.before, d.after, str(d.state), [v["verdict"] for v in agent.history.verdicts.of(d.id)])
         for d in agent.history.decisions.find()
         if d.state not in (State.PROPOSED, State.EXPIRED)
     ]

@@ -155,8 +155,8 @@ class FakeClient:
     def commit(self, slots):
         return _done([True] * len(slots))
 
-    def report(self, tiers):
-        self.reports.extend(tiers)
+    def tell(self, report):
+        self.reports.extend(report.tiers)
 
     def report_steps(self, steps):
         pass

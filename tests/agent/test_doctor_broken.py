@@ -21,7 +21,7 @@ from tiertune_agent.doctor.gathered import Reader
 from tiertune_agent.records import Target
 from tiertune_agent.run import utc_now
 from tiertune_agent.tuners.base import Proposal
-from tiertune_connector.protocol.messages import PrefillLine, TierReport
+from tiertune_connector.protocol.messages import PrefillLine, Report, TierReport
 from tiertune_connector.tiers.segment import Segment
 
 pytestmark = pytest.mark.slow
@@ -88,7 +88,7 @@ def test_slow_storage(home):
         engine.put(keys)
         report = TierReport("remote", 4, 4 * CHUNK_TOKENS, 0, "slower", 2.0, 0.5, None, "skipped")
         for _ in range(20):
-            engine.client.report([report])
+            engine.client.tell(Report([report]))
         told = eventually(lambda: found(stores=at))
         assert told.keys() == {"remote_slow"}
         assert "the 64 tokens that a request finds in remote on average take 2000 ms" in told["remote_slow"].wrong

@@ -289,7 +289,7 @@ class TestDecisions:
         decisions.judge(decision, State.KEPT, "good", {"gains": [1.0]}, START)
         decisions.judge(decision, State.INCONCLUSIVE, "late", {}, START)
         assert heard == [("remote_fetch", "kept")]
-        assert [verdict["verdict"] for verdict in history.decisions.verdicts_of(decision.id)] == ["kept"]
+        assert [verdict["verdict"] for verdict in history.verdicts.of(decision.id)] == ["kept"]
         assert decisions.get(decision.id).state == "kept"
 
     def test_the_newest_answer_is_kept_also_when_it_is_no_change(self, history):

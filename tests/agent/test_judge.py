@@ -46,7 +46,7 @@ def worse(arc, soak, store):
 
 
 def verdict(agent, decision):
-    (row,) = agent.history.decisions.verdicts_of(decision.id)
+    (row,) = agent.history.verdicts.of(decision.id)
     return row
 
 
@@ -372,7 +372,7 @@ class TestByCommand:
         rolled = agent.changes.rollback(arc.id, "ops")
         assert (rolled.state, rolled.undo["by"]) == ("rolled_back", "ops")
         assert eviction(store) == "lru"
-        assert [v["verdict"] for v in agent.history.decisions.verdicts_of(arc.id)] == ["kept", "rolled_back"]
+        assert [v["verdict"] for v in agent.history.verdicts.of(arc.id)] == ["kept", "rolled_back"]
         with pytest.raises(Refused, match="is rolled_back: there is nothing to roll back"):
             agent.changes.rollback(arc.id, "ops")
 

@@ -131,7 +131,7 @@ def test_what_is_under_way_stops_at_a_remote_that_is_managed_no_more(world):
     world.rounds()
     (made,) = world.decisions()
     assert (made.state, made.undo) == ("inconclusive", None)
-    (verdict,) = world.agent.history.decisions.verdicts_of(made.id)
+    (verdict,) = world.agent.history.verdicts.of(made.id)
     assert "the policy's remote.manage is off by now" in verdict["reason"]
     assert world.remote() == 1
 
@@ -143,7 +143,7 @@ def test_what_soaks_at_a_remote_that_is_managed_no_more_holds_up_no_host(world):
     for _ in range(6):
         world.sampled({(1.5, 1): 10.0, (2, 1): 0.1})
     split, *sized = world.decisions()
-    (verdict,) = world.agent.history.decisions.verdicts_of(split.id)
+    (verdict,) = world.agent.history.verdicts.of(split.id)
     assert (split.state, verdict["reason"]) == ("inconclusive", "the remote is not managed any more")
     assert world.drams() == [2, 2]
     assert {each.target.store for each in sized} == {"host-a", "host-b"}
@@ -159,7 +159,7 @@ def test_what_soaks_at_a_host_that_left_holds_up_no_split(world):
     world.start()
     for _ in range(6):
         world.sampled(MORE_DRAM)
-    (verdict,) = world.agent.history.decisions.verdicts_of(made.id)
+    (verdict,) = world.agent.history.verdicts.of(made.id)
     assert (verdict["verdict"], verdict["reason"]) == ("inconclusive", "the store is none of the fleet's any more")
     assert world.drams() == [1.5]
 

@@ -69,7 +69,7 @@ def test_a_rollback_leaves_what_was_changed_by_hand_since(world):
     rolled = world.agent.changes.rollback(made.id, "anna")
     assert world.split() == ([1, 3], 2)
     assert rolled.state == "rolled_back"
-    (verdict,) = world.agent.history.decisions.verdicts_of(made.id)
+    (verdict,) = world.agent.history.verdicts.of(made.id)
     assert "but not host-b dram" in verdict["reason"]
 
 
@@ -156,7 +156,7 @@ def test_no_verdict_sets_back_a_host_that_is_not_the_agents_to_change_by_then(wo
     world.becomes_worse()
     (made,) = world.decisions()
     assert (world.split(), made.state) == (AFTER, state)
-    (told,) = world.agent.history.decisions.verdicts_of(made.id) or [{"reason": made.waits}]
+    (told,) = world.agent.history.verdicts.of(made.id) or [{"reason": made.waits}]
     assert why in told["reason"]
 
 
@@ -194,7 +194,7 @@ def test_no_verdict_gives_a_host_more_than_it_may_have_by_then(world, budgets):
     for cost in (2.0, 2.01, 2.02, 2.03, 2.02, 2.01):
         world.sampled({(1, 2): 1.0, (0.5, 3): cost})
         assert world.drams()[1] <= 0.75
-    (told,) = world.agent.history.decisions.verdicts_of(world.decisions()[0].id)
+    (told,) = world.agent.history.verdicts.of(world.decisions()[0].id)
     assert told["verdict"] == "inconclusive"
     assert "; not rolled back: bounds and budgets leave 768.0 MiB by now" in told["reason"]
 
@@ -211,7 +211,7 @@ def test_the_rules_of_a_host_that_left_hold_up_no_rollback(world):
     world.start()
     world.becomes_worse()
     assert world.split() == ([1], 2)
-    (told,) = world.agent.history.decisions.verdicts_of(world.decisions()[0].id)
+    (told,) = world.agent.history.verdicts.of(world.decisions()[0].id)
     assert "but not host-b dram: the store is not among those" in told["reason"]
 
 

@@ -15,7 +15,7 @@ from tiertune_agent.changes.operators import Caller
 from tiertune_agent.run import utc_now
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace, tenant_digest
-from tiertune_connector.protocol.messages import StepReport, TierReport
+from tiertune_connector.protocol.messages import Report, StepReport, TierReport
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def test_reports_of_gates_switch_fetch_off_and_probes_on_again(process, agent, p
     def window(number):
         report = TierReport("remote", 4, 1024, 0, "slower", 2.0, 0.5, None, "skipped")
         for _ in range(5):
-            player.report([report])
+            player.tell(Report([report]))
         refused = ("remote", "recompute", "slower")
         eventually(lambda: counted(process.counters, "gate_requests_total").get(refused) == 5.0 * (number + 1))
         a_round()

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 def reviews(agent, decision):
     """Verdicts that are no states."""
-    told = agent.history.decisions.verdicts_of(decision.id)
+    told = agent.history.verdicts.of(decision.id)
     return [one for one in told if one["verdict"] not in tuple(State)]
 
 

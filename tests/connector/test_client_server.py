@@ -27,7 +27,7 @@ from connector.stores import (
 )
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.protocol.frames import Frames
-from tiertune_connector.protocol.messages import Reply, Reserve
+from tiertune_connector.protocol.messages import Own, Reply, Report, Reserve
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.tiers.segment import slot_stride
 
@@ -76,8 +76,8 @@ def test_without_a_store_everything_is_nothing_found(home):
         assert (reserved.slots, reserved.reasons) == ([None, None], ["unreachable"] * 2)
         assert client.commit([]).result(0) == []
         client.abort([])
-        client.own("r", gpu_chunks=1, staging_chunks=1)
-        client.report([])
+        client.tell(Own("r", 1, 1))
+        client.tell(Report([]))
         client.release(client.load(chain("k", 1), deadline_s=1).result(0))
 
 

@@ -5,6 +5,7 @@ import pytest
 from connector.memory_tier import MemoryTier
 from connector.store.serving import put_remote, serving
 from connector.stores import chain, eventually
+from tiertune_connector.protocol.messages import FirstToken
 from tiertune_connector.store.lookups import group_of
 
 KEYS = chain("held", 3)
@@ -63,12 +64,12 @@ def test_those_held_out_may_not_fetch_and_all_are_timed(engine, http):
 
 def test_times_are_counted_by_group(engine, http):
     """As the lookup told it, whatever share is held out when the request ends; of no group, nothing is counted."""
-    engine.client.first_token(48, 9.0, looked_up(engine, HELD).group)
+    engine.client.tell(FirstToken(48, 9.0, looked_up(engine, HELD).group))
     http.retune(tiers__remote__holdout=0.2)
     groups = [looked_up(engine, request).group for request in (HELD, FREE, FREE)]
     http.retune(tiers__remote__holdout=0.0)
     for seconds, group in zip((2.0, 0.5, 1.5), groups, strict=True):
-        engine.client.first_token(48, seconds, group)
+        engine.client.tell(FirstToken(48, seconds, group))
     engine.heard()
     expected = {
         "held": {"requests": 1, "seconds": 2, "tokens": 48, "seconds2": 4, "tokens2": 2304, "seconds_tokens": 96},

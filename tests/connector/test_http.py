@@ -24,7 +24,7 @@ from connector.stores import (
     running,
 )
 from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX
-from tiertune_connector.protocol.messages import StepReport, TierReport
+from tiertune_connector.protocol.messages import Report, StepReport, TierReport
 from tiertune_connector.state import StateDir
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.vllm.tenants import KEY_VARIABLE, Tenants
@@ -54,7 +54,7 @@ def traffic(store, http):
         engine.get(keys[:10])
         report = TierReport("remote", 3, 48, 48, "cheaper", 0.1, 0.5, 0.2, "won")
         lost = TierReport("disk", 3, 48, 48, "cheaper", 0.1, 0.15, 0.2, "late", vain_tokens=48)
-        engine.client.report([report, lost])
+        engine.client.tell(Report([report, lost]))
         engine.client.report_steps([StepReport("all", "prefill", 0.25, 100)])
         engine.find(keys)
         eventually(lambda: all(lane.writers.queued() == 0 for lane in store.store.lanes.values()))

@@ -7,7 +7,7 @@ import pytest
 
 from connector.stores import CHUNK_TOKENS, Engine, chain, eventually, no_more_threads, pool
 from tiertune_connector.counters import Counters
-from tiertune_connector.protocol.messages import Side
+from tiertune_connector.protocol.messages import Own, Side
 from tiertune_connector.sampling.observer import Observer
 from tiertune_connector.serve.waiters import Waiters
 from tiertune_connector.store import lookups
@@ -64,7 +64,7 @@ def test_what_an_engine_had_of_a_long_prompt_is_counted_though_it_tells_both_at_
     engine.heard()
     with store.store.dram.lock:  # nobody could answer
         found = engine.client.lookup("r", keys, prompt_tokens=8 * CHUNK_TOKENS, defer=True).result(0)
-        engine.client.own("r", gpu_chunks=2, staging_chunks=1)
+        engine.client.tell(Own("r", 2, 1))
     assert found.tiers == ["dram"] * 8
     engine.heard()
     hits = {tier: http.total(LOOKED_UP, tier=tier, result="hit") for tier in ("gpu", "staging", "dram")}

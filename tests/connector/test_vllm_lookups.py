@@ -44,8 +44,8 @@ class FakeClient:
         self.replies.append(Reply())
         return self.replies[-1]
 
-    def own(self, request, *, gpu_chunks, staging_chunks):
-        self.owned.append((request, gpu_chunks, staging_chunks))
+    def tell(self, own):
+        self.owned.append((own.request, own.gpu_chunks, own.staging_chunks))
 
 
 class Gate:

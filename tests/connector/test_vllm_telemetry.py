@@ -7,7 +7,7 @@ import pytest
 from tiertune_connector.client.store_client import Loaded
 from tiertune_connector.cost import Candidate, GateDecision, Reason
 from tiertune_connector.profile.steps import Steps
-from tiertune_connector.protocol.messages import LookupReply
+from tiertune_connector.protocol.messages import FirstToken, LookupReply
 from tiertune_connector.protocol.reporting import gained_s, recomputed
 from tiertune_connector.vllm import telemetry
 from tiertune_connector.vllm.lookups import Ask
@@ -26,14 +26,14 @@ class Client:
         self.first_tokens = []
         self.reports = []
 
-    def report(self, tiers):
-        self.reports.append(tiers)
-
     def report_steps(self, steps):
         return True
 
-    def first_token(self, tokens, seconds, group):
-        self.first_tokens.append((tokens, seconds, group))
+    def tell(self, message):
+        if isinstance(message, FirstToken):
+            self.first_tokens.append((message.tokens, message.seconds, message.group))
+        else:
+            self.reports.append(message.tiers)
 
 
 class Silent:

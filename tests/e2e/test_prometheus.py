@@ -20,7 +20,7 @@ from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.cost import gain_s
 from tiertune_connector.documents import load_yaml
 from tiertune_connector.keys import Namespace
-from tiertune_connector.protocol.messages import StepReport, TierReport
+from tiertune_connector.protocol.messages import Report, StepReport, TierReport
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
 
@@ -62,7 +62,7 @@ class Engine:
             kind = "won" if gain_s(fetch_s, recompute_s, actual_s, 0.0) > 0 else "lost"
             tokens = chunks * CHUNK_TOKENS
             report = TierReport(tier, chunks, tokens, tokens, "cheaper", fetch_s, recompute_s, actual_s, kind)
-            self.client.report([report])
+            self.client.tell(Report([report]))
 
 
 @dataclass

@@ -6,6 +6,7 @@ import pytest
 
 from connector.stores import STRIDE, Engine, at_best, chain, eventually
 from e2e.store_child import Child, mapped, refused, stopped
+from tiertune_connector.protocol.messages import Own
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +23,7 @@ def test_a_store_that_hangs_stops_no_engine(home):
                 for _ in range(200):
                     started = time.monotonic()
                     futures.append(engine.client.lookup("r", chain("k", 200), prompt_tokens=3200))
-                    engine.client.own("r", gpu_chunks=200, staging_chunks=0)
+                    engine.client.tell(Own("r", 200, 0))
                     took.append(time.monotonic() - started)
                 return max(took)
 

@@ -244,7 +244,7 @@ def understood(url):
         *(7, Target("host-a", "remote", models=("llama",)), "off"),
         State.SOAKING,
     )
-    assert [one["reason"] for one in history.decisions.verdicts_of(7)] in (["good"], ["good", "pays"]), "or reviewed"
+    assert [one["reason"] for one in history.verdicts.of(7)] in (["good"], ["good", "pays"]), "or reviewed"
     (window,) = history.measured.windows_since("host-a", AT, tier="remote")
     assert (window.start, window.values["tier_resident_bytes"], window.values["gate_actual_seconds"].sum) == (AT, 5, 3)
     assert history.ledger.account(AT) == {"remote": {"saved": 2.5, "lost": 0.5, "money": 1.25}}

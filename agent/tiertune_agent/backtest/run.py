@@ -210,7 +210,7 @@ class _Rehearsal:
             policy=self._loaded.source,
             recording=self._recording,
             would=would,
-            verdicts={number: decisions.verdicts_of(number)[-1]["reason"] for number in judged},
+            verdicts={number: self._scratch.verdicts.of(number)[-1]["reason"] for number in judged},
             answers=self._scratch.answers.newest(),
             unknown_remote=self._loaded.policy.for_target(REMOTE).remote.manage and self._recording.remote is None,
         )

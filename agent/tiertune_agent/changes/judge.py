@@ -87,7 +87,7 @@ class Judge:
                 verdict, weighable = Verdict(State.INCONCLUSIVE, told, {}), measure(decision) != "admission"
                 if weighable and isinstance(trial := self._trial(decision, since, this, snapshot), Trial):
                     verdict = self._weighed(decision, coarse(trial, PARTS), this)
-                self._decisions.review(decision, STANDS[verdict.state], verdict, self._now())
+                self._history.verdicts.review(decision, STANDS[verdict.state], verdict, self._now())
                 return
         self._none_until = self._now() + RARELY
 

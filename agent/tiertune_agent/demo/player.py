@@ -21,7 +21,7 @@ from tiertune_connector.client.store_client import Loaded, StoreClient
 from tiertune_connector.cost import GateDecision, PrefillCost, deadline_s, decide
 from tiertune_connector.ending import until_told
 from tiertune_connector.keys import Namespace
-from tiertune_connector.protocol.messages import LookupReply, StepReport, TierReport
+from tiertune_connector.protocol.messages import LookupReply, Report, StepReport, TierReport
 from tiertune_connector.protocol.reporting import gained_s, prefill_line, tier_reports
 from tiertune_connector.units import Clock
 
@@ -173,7 +173,7 @@ class Player:
         if not decision.fetches:
             if decision.candidates:
                 self._tally.add("recompute")
-            self._client.report(tier_reports(decision, chunk_tokens=self._job.chunk_tokens))
+            self._client.tell(Report(tier_reports(decision, chunk_tokens=self._job.chunk_tokens)))
             return 0
         started = self._clock()
         keys = prompt.keys[: decision.cut]
@@ -192,7 +192,7 @@ class Player:
             failure=failure,
             used=decision.cut_to(have, range(decision.cut), reply.tiers),
         )
-        self._client.report(reports)
+        self._client.tell(Report(reports))
         self._count(reports, failure)
         self._client.report_steps([StepReport("all", "kv_wait", actual_s, 0)])
         return have

@@ -21,6 +21,7 @@ from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import NEVER, add_late, over
 from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions
+from tiertune_agent.history.verdicts import Verdicts
 from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 from tiertune_agent.tuners.remote_fetch import candidates
@@ -71,6 +72,7 @@ class History(OfHistory):
         self.ledger = Ledger(self._session)
         self.retention = Retention(self._session)
         self.decisions = Decisions(self._session)
+        self.verdicts = Verdicts(self._session)
         self.changed = Changed(self._session)
         self.answers = Answers(self._session)
         self.journal = Journal(self._session)

@@ -58,6 +58,16 @@ class Run(NamedTuple):
         }
 
 
+class Tuned(NamedTuple):
+    """What the agent did in the run ``tuned``."""
+
+    figures: Json
+    decisions: list[Json]
+    """Oldest first."""
+    split: Chart
+    """The remote share that it chose, over time."""
+
+
 @dataclass(frozen=True)
 class Played:
     """One trace under one scenario: what was played, and what came out."""
@@ -128,25 +138,16 @@ class Played:
             top=100.0,
         )
 
-    @cached_property
-    def split(self) -> Chart | None:
-        """The remote share that ``tuned`` chose over time; None if it was not played."""
+    @property
+    def tuned(self) -> Tuned | None:
+        """None if it was not played."""
         run = self.document["runs"].get("tuned")
         if run is None:
             return None
-        marks = [(one["at_s"], one["reason"]) for one in self.decisions if one["field"].endswith(BYTES)]
-        return over_time.step_chart([(float(at), float(share)) for at, share in run["split"]], self.span_s, marks)
-
-    @cached_property
-    def decisions(self) -> list[Json]:
-        """Decisions of ``tuned``, oldest first."""
-        changes = self.document["runs"].get("tuned", {}).get("changes", [])
-        return [one | {name: shown(one["field"], one[name]) for name in ("before", "after")} for one in changes]
-
-    @property
-    def answers(self) -> list[Json]:
-        """For each tuner of ``tuned``, why it last changed nothing."""
-        return list(self.document["runs"].get("tuned", {}).get("answers", []))
+        marks = [(one["at_s"], one["reason"]) for one in run["changes"] if one["field"].endswith(BYTES)]
+        split = over_time.step_chart([(float(at), float(share)) for at, share in run["split"]], self.span_s, marks)
+        told = [one | {name: shown(one["field"], one[name]) for name in ("before", "after")} for one in run["changes"]]
+        return Tuned(run, told, split)
 
     @property
     def facts(self) -> list[str]:

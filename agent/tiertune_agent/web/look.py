@@ -129,7 +129,7 @@ class Looks:
             stores=self._stores,
             decisions=shown,
             switches=decisions.switched(since),
-            verdicts=decisions.verdicts(one.id for one in shown if one.state in JUDGED),
+            verdicts=self._history.verdicts.judging(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
         )
 

@@ -89,11 +89,10 @@ class Views:
         return {"decisions": [decision.document() for decision in found]}
 
     def decision(self, number: Number) -> JsonDict:
-        decisions = self._history.decisions
-        decision = decisions.get(number)
+        decision = self._history.decisions.get(number)
         if decision is None:
             raise Unknown(f"there is no decision {number}")
-        verdicts = decisions.verdicts_of(number)
+        verdicts = self._history.verdicts.of(number)
         weighed = compared(decision, [one for one in verdicts if one["verdict"] in JUDGED])  # not weekly reviews
         return {**decision.document(), "verdicts": verdicts, "compared": vars(weighed) if weighed else None}
 

@@ -24,7 +24,6 @@ from tiertune_connector.protocol.messages import (
     Abort,
     Commit,
     CommitReply,
-    FirstToken,
     Hello,
     Load,
     LoadPart,
@@ -32,17 +31,14 @@ from tiertune_connector.protocol.messages import (
     Lookup,
     LookupReply,
     Message,
-    Own,
     PrefillLine,
     Release,
-    Report,
     Reserve,
     ReserveReply,
     Side,
     SlotRef,
     StepReport,
     Steps,
-    TierReport,
 )
 from tiertune_connector.protocol.reporting import DRAM
 
@@ -100,7 +96,10 @@ class Reserved:
 
 
 class StoreClient(StoreLink):
-    """One engine's connection to the store of its host. Thread-safe."""
+    """One engine's connection to the store of its host. Thread-safe.
+
+    What needs no answer is a message for ``tell``: ``Own``, ``Report``, ``FirstToken``.
+    """
 
     def __init__(
         self,
@@ -147,7 +146,7 @@ class StoreClient(StoreLink):
         defer: bool = False,
         deadline_s: float = 0.0,
     ) -> "Future[LookupReply]":
-        """Where the leading chunks of a prompt are, and what fetching them costs; with ``defer``, ``own`` follows.
+        """Where the leading chunks of a prompt are, and what fetching them costs; with ``defer``, an ``Own`` follows.
 
         What the remote has not said by the deadline, if there is one, is not waited for. If all are in host memory,
         mostly nobody is asked: the store hears of it later.
@@ -164,10 +163,6 @@ class StoreClient(StoreLink):
             asked,
             lambda reply, _: reply if isinstance(reply, LookupReply) else LookupReply(0, [], {}, {}, "unreachable"),
         )
-
-    def own(self, request: str, *, gpu_chunks: int, staging_chunks: int) -> None:
-        """Tell the store how many leading chunks of a deferred lookup's prompt the engine had itself."""
-        self.tell(Own(request, gpu_chunks, staging_chunks))
 
     def load(self, keys: Keys, *, deadline_s: float, arriving: Arriving | None = None) -> "Future[Loaded]":
         """Bring chunks into DRAM slots and pin them; ``release`` the answer.
@@ -284,14 +279,6 @@ class StoreClient(StoreLink):
         for connection in {slot.connection for slot in slots}:
             back = [slot for slot in slots if slot.connection == connection]
             self.tell(Abort([slot.key for slot in back], [slot.ref for slot in back]), connection)
-
-    def report(self, tiers: Sequence[TierReport]) -> None:
-        """Tell the store what the gate decided, and what became of it."""
-        self.tell(Report(list(tiers)))
-
-    def first_token(self, tokens: int, seconds: float, group: str) -> None:
-        """Tell the store when a holdout's request had its first token, or ended without one."""
-        self.tell(FirstToken(tokens, seconds, group))
 
     def report_steps(self, steps: Sequence[StepReport]) -> bool:
         """Tell the store what the engine's steps took; returns whether it was sent."""

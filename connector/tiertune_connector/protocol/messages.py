@@ -295,6 +295,8 @@ class TierReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(Message, tag="report", frozen=True):
+    """What the gate decided for a request, and what became of it; one for each tier that offered chunks."""
+
     tiers: list[TierReport]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import GateDecision
-from tiertune_connector.protocol.messages import LookupReply, Side
+from tiertune_connector.protocol.messages import LookupReply, Own, Side
 from tiertune_connector.units import Clock
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Lookups:
             if not staged(key):
                 break
             in_staging += 1
-        self.client.own(ask.request, gpu_chunks=on_device, staging_chunks=in_staging)
+        self.client.tell(Own(ask.request, on_device, in_staging))
         ask.decision = self.choose(ask, on_device + in_staging)
         ask.cut_tokens = ask.decision.cut * self.chunk_tokens
         ask.wanted.update(ask.chain[: ask.decision.cut])

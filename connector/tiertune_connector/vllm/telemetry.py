@@ -11,6 +11,7 @@ from tiertune_connector.cost import GateDecision
 from tiertune_connector.cost.gate import REMOTE
 from tiertune_connector.profile.reports import Reporter
 from tiertune_connector.profile.steps import Steps
+from tiertune_connector.protocol.messages import FirstToken, Report
 from tiertune_connector.protocol.reporting import tier_reports
 from tiertune_connector.tracing import Tracing
 from tiertune_connector.vllm.lookups import Ask
@@ -99,7 +100,7 @@ class Telemetry:
             return
         tokens = sum(each.chunks for each in ask.decision.candidates if each.tier == REMOTE) * self.chunk_tokens
         if tokens:
-            self.client.first_token(tokens, monotonic() - ask.sent_at, group)
+            self.client.tell(FirstToken(tokens, monotonic() - ask.sent_at, group))
 
     def changes(self) -> dict[Key, float]:
         """What vLLM's metrics have not been given yet."""
@@ -128,7 +129,7 @@ class Telemetry:
             failure=_failure(ask, job) if job else "",
             used=used,
         )
-        self.client.report(reports)
+        self.client.tell(Report(reports))
         self._stats.gated(reports)
         if job is not None:
             self.tracing.loaded(ask.request, reports, ago_s=monotonic() - job.started - job.seconds)

@@ -7,7 +7,7 @@ import pytest
 from connector.lanes import Gate
 from connector.store.serving import put_remote
 from connector.stores import CHUNK_TOKENS, chain, eventually, no_more_threads
-from tiertune_connector.protocol.messages import Lookup, Side
+from tiertune_connector.protocol.messages import Lookup, Own, Side
 
 
 def test_what_the_remote_has_not_told_by_the_deadline_is_not_waited_for(remote, store, engine, http):
@@ -40,7 +40,7 @@ def test_what_left_before_it_was_counted_is_still_its_engine_s(engine, http):
     assert engine.client.lookup("a", keys, **asked).result(30).tiers == ["dram"] * 4
     engine.heard()
     assert http.post("/v1/flush", {}).status_code == 200
-    engine.client.own("a", gpu_chunks=0, staging_chunks=0)
+    engine.client.tell(Own("a", 0, 0))
     engine.heard()
     assert http.total("tier_lookup_tokens_total", tier="dram", result="hit", origin="self") == 4 * CHUNK_TOKENS
     assert http.total("tier_lookup_tokens_total", origin="same_host") == 0
@@ -50,7 +50,7 @@ def test_what_an_engine_has_itself_counts_also_while_the_store_is_bypassed(engin
     """Its prompts count, too: a share of them would tell that its own memory finds nothing."""
     assert http.post("/v1/bypass", {"on": True}).status_code == 200
     found = engine.client.lookup("a", chain("r", 6), prompt_tokens=6 * CHUNK_TOKENS, defer=True).result(30)
-    engine.client.own("a", gpu_chunks=3, staging_chunks=1)
+    engine.client.tell(Own("a", 3, 1))
     engine.heard()
     assert (found.tiers, found.reason) == ([], "bypassed")
     assert http.total("prompt_tokens_total") == 6 * CHUNK_TOKENS

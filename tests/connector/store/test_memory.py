@@ -21,7 +21,7 @@ from connector.stores import (
     running,
 )
 from tiertune_connector.keys import Namespace
-from tiertune_connector.protocol.messages import Abort, Side, TierReport
+from tiertune_connector.protocol.messages import Abort, Own, Report, Side, TierReport
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.units import format_size
 
@@ -79,12 +79,12 @@ def test_what_two_engines_compute_at_a_time_is_counted_once_too_often(store, eng
         late = chain("late", 4)
         assert other.find(late, "half") == engine.find(late, "theirs") == []
         engine.put_all(late, "theirs")
-        other.client.own("half", gpu_chunks=3, staging_chunks=0)
+        other.client.tell(Own("half", 3, 0))
         assert other.put(late, "half") == ["present"] * 4
         assert again() == 6, "what an engine had itself it did not compute"
-        other.client.report([TierReport("dram", 3, 48, 16, "cheaper", 0.1, 1.0, 3.0, "lost")])
+        other.client.tell(Report([TierReport("dram", 3, 48, 16, "cheaper", 0.1, 1.0, 3.0, "lost")]))
         eventually(lambda: again() == 8)
-        other.client.report([TierReport("dram", 1, 16, 48, "cheaper", 0.1, 1.0, 3.0, "won")])
+        other.client.tell(Report([TierReport("dram", 1, 16, 48, "cheaper", 0.1, 1.0, 3.0, "won")]))
         other.heard()
         assert again() == 8, "a counter does not fall"
 
@@ -157,7 +157,7 @@ def test_dram_that_was_once_slow_is_tried_again(remote, store, engine, monkeypat
     engine.put(chain("k", 2))
     slow = TierReport("dram", 1, 16, 16, "cheaper", 0.1, 1.0, 3.0, "lost")
     for _ in range(20):
-        engine.client.report([slow])
+        engine.client.tell(Report([slow]))
     engine.heard()
     assert store.store.health.costs()["dram"].seconds(1, CHUNK_BYTES) > 1.0
     monkeypatch.setattr("tiertune_connector.store.health._DRAM_SILENT_S", 0.0)
@@ -210,7 +210,7 @@ def test_a_deferred_lookup_is_counted_from_what_the_engine_lacked(remote, store,
     before = http.total("tier_lookup_tokens_total")
     find(engine, keys, defer=True)
     assert http.total("tier_lookup_tokens_total") == before
-    engine.client.own("r", gpu_chunks=2, staging_chunks=1)
+    engine.client.tell(Own("r", 2, 1))
     engine.heard()
     counted = {
         (tier, result): http.total("tier_lookup_tokens_total", tier=tier, result=result) / 16

@@ -6,6 +6,7 @@ import pytest
 
 from connector.store.serving import evict_all, held, in_remote, joined, serving, used, written
 from connector.stores import CHUNK_TOKENS, STRIDE, chain, eventually
+from tiertune_connector.protocol.messages import Own
 from tiertune_connector.tiers.base import Outcome
 
 pytestmark = pytest.mark.slow
@@ -85,7 +86,7 @@ def test_second_access_admits_what_is_used_again(remote, store, engine, http):
     assert held(remote) == 0
     engine.find(again)
     engine.client.lookup("r", own, prompt_tokens=3 * CHUNK_TOKENS, defer=True).result(10)
-    engine.client.own("r", gpu_chunks=3, staging_chunks=0)
+    engine.client.tell(Own("r", 3, 0))
     eventually(lambda: in_remote(remote, again) and in_remote(remote, own))
     assert held(remote) == 6
 
