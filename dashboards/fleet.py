@@ -19,10 +19,10 @@ from dashboards.queries import (
     rated,
     ratio,
     select,
-    share,
     total,
 )
 from dashboards.recording import CROSS_RATIO, FIRST, FLEET_RATIO
+from dashboards.stages import per_request
 
 NAME = "fleet"
 HIT, WON, JUDGED = 'result="hit"', 'outcome="won"', 'outcome=~"won|lost|late|failed"'
@@ -185,7 +185,6 @@ def _tokens() -> list[AnyPanel]:
 
 
 def _first_token() -> list[AnyPanel]:
-    seconds, requests = rate("stage_gpu_seconds_total", by="phase"), rate("requests_total")
     of_engines = "Of all engines that Prometheus scrapes, whatever store is chosen."
     return [
         lines(
@@ -198,8 +197,9 @@ def _first_token() -> list[AnyPanel]:
         lines(
             "Seconds per request, by phase",
             "s",
-            "What the mean request costs of each phase. kv_wait: how long it waited for its chunks.",
-            Query(share(seconds, requests, by=""), "{{phase}}"),
+            "What the mean request costs of each phase, where engines tell it. kv_wait: how long it waited for its "
+            "chunks.",
+            Query(per_request("phase"), "{{phase}}"),
         ),
     ]
 

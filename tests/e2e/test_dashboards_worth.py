@@ -114,3 +114,24 @@ def test_a_request_is_shared_out_among_all_that_worked_in_the_time_shown(tmp_pat
     ]
     shares = [('{stage="all", phase="prefill"}', 0.75), ('{stage="all", phase="kv_wait"}', 0.25)]
     shows(tmp_path, "stages: Share of a request: A", series, *shares)
+
+
+def test_a_request_costs_what_those_that_tell_it_spend(tmp_path):
+    """Of three sources with as many requests one tells its work, one its waiting alone, and one nothing."""
+    told = [("host-a", "prefill", 90), ("host-a", "kv_wait", 6), ("observed", "kv_wait", 18)]
+    series = [
+        {
+            "series": f'{PREFIX}stage_gpu_seconds_total{{store="{store}", stage="all", phase="{phase}"}}',
+            "values": f"600+{each}x{MINUTES}",
+        }
+        for store, phase, each in told
+    ]
+    for store in ("host-a", "observed", "silent"):
+        requests = f'{PREFIX}requests_total{{store="{store}", salted="no"}}'
+        series.append({"series": requests, "values": f"600+60x{MINUTES}"})
+    shows(tmp_path, "stages: Seconds of work per request: A", series, ("{}", 1.5))
+    shows(tmp_path, "stages: KV wait per request: A", series, ("{}", 0.2))
+    each = [('phase="prefill"', 1.5), ('phase="kv_wait"', 0.2)]
+    by_stage, by_phase = ([(f"{{{stage}{one}}}", value) for one, value in each] for stage in ('stage="all", ', ""))
+    shows(tmp_path, "stages: Seconds per request: A", series, *by_stage)
+    shows(tmp_path, "fleet: Seconds per request, by phase: A", series, *by_phase)
