@@ -168,7 +168,8 @@ def _tokens() -> list[AnyPanel]:
         lines(
             "Hit ratios",
             "percentunit",
-            "Shares of the tokens of all prompts: found in any tier, and found though another engine computed them.",
+            "Shares of the tokens of all prompts: found in any tier, and found though another engine computed them. Of "
+            "all stores.",
             Query(FLEET_RATIO, "any tier"),
             Query(CROSS_RATIO, "computed by another engine"),
             span=8,
