@@ -14,6 +14,7 @@ import yaml
 
 from e2e.promql import ROOT
 from tiertune_agent import settings as agent_settings
+from tiertune_agent.network import SERVERS_AT_ONCE
 from tiertune_connector.documents import load_yaml
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.units import parse_duration, parse_size
@@ -217,6 +218,12 @@ def test_the_agent_starts_from_its_file_and_looks_at_the_store():
     settings, store = agent_settings.load(DEPLOY / "agent.yaml"), store_settings()
     assert [(known.name, known.url) for known in settings.stores] == [(store.name, f"http://{address(store.http)}")]
     assert settings.policy is None or settings.policy.exists()
+
+
+def test_the_agent_may_have_the_threads_that_a_large_fleet_takes():
+    """A round, a flush and a doctor in its container ask as many stores at once as they may, while pages are served."""
+    rounds_and_commands, pages, own = 3 * SERVERS_AT_ONCE, 40, 16  # anyio's threads, whose number it does not name
+    assert SERVICES["agent"]["pids_limit"] >= rounds_and_commands + pages + own
 
 
 def test_the_agent_and_its_migration_find_the_database():
