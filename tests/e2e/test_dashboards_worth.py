@@ -56,6 +56,8 @@ def test_what_dram_hits_is_set_against_what_simulated_pools_are_asked(tmp_path):
         counter("tier_lookup_tokens_total", f'tier="{tier}", result="{result}", stage="all"', each)
         for tier, result, each in found
     ]
+    observed = f'{PREFIX}tier_lookup_tokens_total{{store="engine-b", tier="gpu", result="hit", stage="all"}}'
+    series.append({"series": observed, "values": f"600+600x{MINUTES}"})  # nothing is simulated of what it is asked
     shows(tmp_path, "whatif: Too large, too small?: A", series, ("{}", 0.5))
 
 
