@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from e2e.promql import ROOT
+from e2e.servers import exporter
 from tiertune_agent import settings as agent_settings
+from tiertune_agent.demo.ports import free_port
 from tiertune_agent.network import SERVERS_AT_ONCE
 from tiertune_connector.documents import load_yaml
 from tiertune_connector.settings import StoreSettings
@@ -68,6 +70,11 @@ def flags(name: str) -> dict[str, str]:
     """The ``--name=value`` parts of a service's command."""
     parts = (part.removeprefix("--").partition("=") for part in SERVICES[name]["command"] if part.startswith("--"))
     return {flag: value for flag, _, value in parts}
+
+
+def checked(name: str) -> list[str]:
+    """The command that tells whether a service is well; empty: none does."""
+    return SERVICES[name].get("healthcheck", {}).get("test", [])
 
 
 def engine_address(name: str) -> str:
@@ -357,3 +364,15 @@ def test_health_checks_ask_the_ports_of_the_settings():
     agent = agent_settings.load(DEPLOY / "agent.yaml")
     for name, http in (("store", store_settings().http), ("agent", agent.http)):
         assert f"http://{address(http)}/healthz" in SERVICES[name]["healthcheck"]["test"][-1]
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if "-c" in checked(name)])
+def test_health_checks_of_ours_go_through_no_proxy(name):
+    """Docker gives containers the proxy of its user, which cannot reach their loopback: engines would wait for ever."""
+    code = SERVICES[name]["healthcheck"]["test"][-1]
+    with exporter(lambda: b"ok") as address:
+        for path, well in (("metrics", True), ("nothing", False)):
+            asked = re.sub(r"http://[^']*", f"http://{address}/{path}", code)
+            environment = {"http_proxy": f"http://127.0.0.1:{free_port()}"}
+            result = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, check=False)
+            assert (result.returncode == 0) is well, result.stderr
