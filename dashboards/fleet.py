@@ -154,7 +154,8 @@ def _paying() -> list[AnyPanel]:
 def _tokens() -> list[AnyPanel]:
     hits, prompts = rate("tier_lookup_tokens_total", HIT, POOL, FIRST), rate("prompt_tokens_total", POOL, FIRST)
     each = f"rate({select('prompt_tokens_total', POOL, FIRST)}[$__rate_interval])"
-    of_stores = total(f"{each} and on (store) {select('tuning_version')}")  # observed sources do not report it
+    tuned = f"last_over_time({select('tuning_version')}[$__rate_interval])"  # observed sources are not
+    of_stores = total(f"{each} and on (store) {tuned}")
     return [
         stacked(
             "Prompt tokens by tier",

@@ -80,6 +80,19 @@ def test_what_left_unused_is_a_share_where_that_is_told(tmp_path):
     shows(tmp_path, "tiers: Evicted without any use: A", series, ('{tier="dram"}', 0.25), ('{tier="disk"}', 0.0))
 
 
+def test_a_store_that_has_ended_counts_as_long_as_what_it_told_is_rated(tmp_path):
+    """Its prompts, as well as what was computed again: a half, there as here. An observed source never."""
+    told = {"prompt_tokens_total": "600+60", "duplicate_prefill_tokens_total": "600+30", "tuning_version": "7+0"}
+    series = [
+        {"series": f'{PREFIX}{name}{{store="{store}", namespace="n"}}', "values": f"{values}x{until}"}
+        for name, values in told.items()
+        for store, until in (("left", f"{MINUTES - 2} stale"), ("here", MINUTES))
+    ]
+    observed = f'{PREFIX}prompt_tokens_total{{store="observed", namespace="n"}}'
+    series.append({"series": observed, "values": f"600+60x{MINUTES}"})
+    shows(tmp_path, "fleet: Computed again: A", series, ("{}", 0.5))
+
+
 def test_no_prompt_is_found_more_than_whole(tmp_path):
     """What is found is counted after its prompt: for moments it is more, and then nothing was found nowhere."""
     series = [
