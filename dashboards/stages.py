@@ -5,6 +5,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards.board import Rows, board
 from dashboards.panels import AnyPanel, bars, lines, number, stacked
 from dashboards.queries import Query, counted, rate, ratio, select, share, total
+from dashboards.recording import FIRST
 
 NAME = "stages"
 STEP, WAIT, WORK = "stage, phase", 'phase="kv_wait"', 'phase!="kv_wait"'
@@ -22,9 +23,17 @@ def dashboard() -> Dashboard:
 
 
 def requests_telling(*matchers: str) -> str:
-    """Requests per second at stores that tell of such seconds: an observed source tells of its waiting at most."""
-    every, told = (f"rate({select(*asked)}[$__rate_interval])" for asked in (("requests_total",), (SECONDS, *matchers)))
-    return total(f"{every} and on (store) {told}")
+    """Requests per second at stores that tell of such seconds: an observed source tells of its waiting at most.
+
+    Where decode looks them up once more, each counts once: as many as are the first stage's part of the prompt tokens.
+    """
+
+    def telling(*asked: str) -> str:
+        every, told = (f"rate({select(*one)}[$__rate_interval])" for one in (asked, (SECONDS, *matchers)))
+        return total(f"{every} and on (store) {told}")
+
+    prompts, first = telling("prompt_tokens_total"), telling("prompt_tokens_total", FIRST)
+    return f"{telling('requests_total')} * ({first} or {prompts}) / ({prompts} > 0)"
 
 
 def per_request(by: str) -> str:

@@ -142,11 +142,27 @@ def test_a_request_costs_what_those_that_tell_it_spend(tmp_path):
         for store, phase, each in told
     ]
     for store in ("host-a", "observed", "silent"):
-        requests = f'{PREFIX}requests_total{{store="{store}", salted="no"}}'
-        series.append({"series": requests, "values": f"600+60x{MINUTES}"})
+        for counted, labels in (("requests", 'salted="no"'), ("prompt_tokens", 'stage="all"')):
+            name = f'{PREFIX}{counted}_total{{store="{store}", {labels}}}'
+            series.append({"series": name, "values": f"600+60x{MINUTES}"})
     shows(tmp_path, "stages: Seconds of work per request: A", series, ("{}", 1.5))
     shows(tmp_path, "stages: KV wait per request: A", series, ("{}", 0.2))
     each = [('phase="prefill"', 1.5), ('phase="kv_wait"', 0.2)]
     by_stage, by_phase = ([(f"{{{stage}{one}}}", value) for one, value in each] for stage in ('stage="all", ', ""))
     shows(tmp_path, "stages: Seconds per request: A", series, *by_stage)
     shows(tmp_path, "fleet: Seconds per request, by phase: A", series, *by_phase)
+
+
+@pytest.mark.parametrize(("stages", "work_s"), [(("prefill", "decode"), 4.5), (("decode",), 3.0)])
+def test_a_request_counts_once_though_decode_looks_it_up_too(tmp_path, stages, work_s):
+    """Prefill works 1.5 s on each, decode 3 s; decode's store alone shows decode's part."""
+    series = []
+    for stage in stages:
+        for name, labels, each in (
+            ("stage_gpu_seconds_total", f'stage="{stage}", phase="{stage}"', {"prefill": 90, "decode": 180}[stage]),
+            ("requests_total", 'salted="no"', 60),
+            ("prompt_tokens_total", f'stage="{stage}"', 60_000),
+        ):
+            counted = f'{PREFIX}{name}{{store="{stage}", {labels}}}'
+            series.append({"series": counted, "values": f"600+{each}x{MINUTES}"})
+    shows(tmp_path, "stages: Seconds of work per request: A", series, ("{}", work_s))
