@@ -25,15 +25,16 @@ def dashboard() -> Dashboard:
 def requests_telling(*matchers: str) -> str:
     """Requests per second at stores that tell of such seconds: an observed source tells of its waiting at most.
 
-    Where decode looks them up once more, each counts once: as many as are the first stage's part of the prompt tokens.
+    Where decode looks them up once more, each counts once: of a pool's as many as are the first stage's part of its
+    prompt tokens. Where no prompt is at its first stage, all are decode's.
     """
-
-    def telling(*asked: str) -> str:
-        every, told = (f"rate({select(*one)}[$__rate_interval])" for one in (asked, (SECONDS, *matchers)))
-        return total(f"{every} and on (store) {told}")
-
-    prompts, first = telling("prompt_tokens_total"), telling("prompt_tokens_total", FIRST)
-    return f"{telling('requests_total')} * ({first} or {prompts}) / ({prompts} > 0)"
+    requests, first, prompts = (
+        rate(*asked, by="store, namespace")
+        for asked in (("requests_total",), ("prompt_tokens_total", FIRST), ("prompt_tokens_total",))
+    )
+    telling = f"and on (store) rate({select(SECONDS, *matchers)}[$__rate_interval])"
+    once = total(f"{requests} * {first} / ({prompts} > 0) {telling}")
+    return f"({once} > 0 or {total(f'{requests} {telling}')})"
 
 
 def per_request(by: str) -> str:

@@ -153,16 +153,40 @@ def test_a_request_costs_what_those_that_tell_it_spend(tmp_path):
     shows(tmp_path, "fleet: Seconds per request, by phase: A", series, *by_phase)
 
 
-@pytest.mark.parametrize(("stages", "work_s"), [(("prefill", "decode"), 4.5), (("decode",), 3.0)])
-def test_a_request_counts_once_though_decode_looks_it_up_too(tmp_path, stages, work_s):
-    """Prefill works 1.5 s on each, decode 3 s; decode's store alone shows decode's part."""
+@pytest.mark.parametrize(
+    ("per_minute", "work_s"),
+    [({"prefill": 60, "decode": 60}, 4.5), ({"decode": 60}, 3.0), ({"prefill": 0, "decode": 60}, 3.0)],
+)
+def test_a_request_counts_once_though_decode_looks_it_up_too(tmp_path, per_minute, work_s):
+    """Prefill works 1.5 s on each, decode 3 s; where no prefill is seen, or none is at work, it is decode's part."""
     series = []
-    for stage in stages:
+    for stage, requests in per_minute.items():
         for name, labels, each in (
-            ("stage_gpu_seconds_total", f'stage="{stage}", phase="{stage}"', {"prefill": 90, "decode": 180}[stage]),
-            ("requests_total", 'salted="no"', 60),
-            ("prompt_tokens_total", f'stage="{stage}"', 60_000),
+            ("stage_gpu_seconds_total", f'stage="{stage}", phase="{stage}"', {"prefill": 1.5, "decode": 3}[stage]),
+            ("requests_total", 'salted="no"', 1),
+            ("prompt_tokens_total", f'stage="{stage}"', 1000),
         ):
             counted = f'{PREFIX}{name}{{store="{stage}", {labels}}}'
-            series.append({"series": counted, "values": f"600+{each}x{MINUTES}"})
+            series.append({"series": counted, "values": f"600+{each * requests:g}x{MINUTES}"})
     shows(tmp_path, "stages: Seconds of work per request: A", series, ("{}", work_s))
+
+
+def test_requests_count_once_whatever_the_length_of_others_prompts(tmp_path):
+    """Both stages of one pool, 3 s a request; another pool of the same store with a hundred times the tokens, 1 s."""
+    series = [
+        {
+            "series": f'{PREFIX}{name}_total{{store="host-a", {labels}}}',
+            "values": f"600+{each}x{MINUTES}",
+        }
+        for name, labels, each in (
+            ("stage_gpu_seconds", 'stage="prefill", phase="prefill"', 60),
+            ("stage_gpu_seconds", 'stage="decode", phase="decode"', 120),
+            ("stage_gpu_seconds", 'stage="all", phase="prefill"', 60),
+            ("requests", 'namespace="apart", salted="no"', 120),
+            ("prompt_tokens", 'namespace="apart", stage="prefill"', 6000),
+            ("prompt_tokens", 'namespace="apart", stage="decode"', 6000),
+            ("requests", 'namespace="whole", salted="no"', 60),
+            ("prompt_tokens", 'namespace="whole", stage="all"', 600_000),
+        )
+    ]
+    shows(tmp_path, "stages: Seconds of work per request: A", series, ("{}", 2.0))
