@@ -8,7 +8,7 @@ FIRST = 'stage!="decode"'
 STORE_INFO = "tiertune:store_info"
 FLEET_RATIO, CROSS_RATIO = "tiertune:fleet_hit_ratio", "tiertune:cross_replica_hit_ratio"
 _PROMPTED = f"rate({PREFIX}prompt_tokens_total{{{FIRST}}}[5m])"
-_TOLD = f'{_PROMPTED} unless on (store) rate({PREFIX}tier_lookup_tokens_total{{origin="unknown"}}[5m])'
+_TOLD = f'{_PROMPTED} unless on (store) last_over_time({PREFIX}tier_lookup_tokens_total{{origin="unknown"}}[5m])'
 """Without sources that do not report who computed what they find."""
 
 
