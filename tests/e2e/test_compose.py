@@ -376,3 +376,10 @@ def test_health_checks_of_ours_go_through_no_proxy(name):
             environment = {"http_proxy": f"http://127.0.0.1:{free_port()}"}
             result = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, check=False)
             assert (result.returncode == 0) is well, result.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if "wget" in checked(name)])
+def test_health_checks_of_others_go_through_no_proxy(name):
+    """BusyBox's wget, which these images have, goes through a proxy to loopback, too, unless told not to."""
+    command = checked(name)
+    assert command[command.index("-Y") + 1] == "off"
