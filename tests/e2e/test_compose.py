@@ -383,3 +383,9 @@ def test_health_checks_of_others_go_through_no_proxy(name):
     """BusyBox's wget, which these images have, goes through a proxy to loopback, too, unless told not to."""
     command = checked(name)
     assert command[command.index("-Y") + 1] == "off"
+
+
+def test_the_front_asks_engines_through_no_proxy():
+    """It would wait for them for ever: its client goes by the variables of its environment, for loopback, too."""
+    asked = {urlsplit(part).hostname for part in SERVICES["front"]["command"] if part.startswith("http://")}
+    assert asked == {SERVICES["front"]["environment"]["NO_PROXY"]}
