@@ -161,7 +161,7 @@ TIERS = Group(
             "TierTuneCorruptChunks",
             "warning",
             "1m",
-            grown(f'{PREFIX}tier_errors_total{{reason="corrupt"}}', "15m", TIER),
+            grown(f'{PREFIX}tier_errors_total{{reason="corrupt"}}', "15m", TIER, job="tiertune-store"),
             "{{ $labels.store }}: corrupt chunks in the tier {{ $labels.tier }}",
             """Store {{ $labels.store }} read {{ printf "%.0f" $value }} chunks from the tier {{ $labels.tier }} in the
             last 15 minutes whose bytes are not those that were written. They were not used: each counts as a miss.""",
@@ -233,7 +233,7 @@ CHANGES = Group(
             "TierTuneRollbackHappened",
             "info",
             "1m",
-            grown(f'{PREFIX}agent_decisions_total{{state="rolled_back"}}', "1h", "tuner"),
+            grown(f'{PREFIX}agent_decisions_total{{state="rolled_back"}}', "1h", "tuner", job="tiertune-agent"),
             "A change by the tuner {{ $labels.tuner }} was rolled back",
             """{{ printf "%.0f" $value }} changes that the tuner {{ $labels.tuner }} had made were undone in the last
             hour, by their verdict or by an operator. The fleet is as it was before them.""",

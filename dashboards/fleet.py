@@ -19,10 +19,10 @@ from dashboards.queries import (
     rated,
     ratio,
     select,
-    share,
     total,
 )
 from dashboards.recording import CROSS_RATIO, FIRST, FLEET_RATIO
+from dashboards.stages import per_request
 
 NAME = "fleet"
 HIT, WON, JUDGED = 'result="hit"', 'outcome="won"', 'outcome=~"won|lost|late|failed"'
@@ -154,7 +154,8 @@ def _paying() -> list[AnyPanel]:
 def _tokens() -> list[AnyPanel]:
     hits, prompts = rate("tier_lookup_tokens_total", HIT, POOL, FIRST), rate("prompt_tokens_total", POOL, FIRST)
     each = f"rate({select('prompt_tokens_total', POOL, FIRST)}[$__rate_interval])"
-    of_stores = total(f"{each} and on (store) {select('tuning_version')}")  # observed sources do not report it
+    tuned = f"last_over_time({select('tuning_version')}[$__rate_interval])"  # observed sources are not
+    of_stores = total(f"{each} and on (store) {tuned}")
     return [
         stacked(
             "Prompt tokens by tier",
@@ -168,7 +169,8 @@ def _tokens() -> list[AnyPanel]:
         lines(
             "Hit ratios",
             "percentunit",
-            "Shares of the tokens of all prompts: found in any tier, and found though another engine computed them.",
+            "Shares of the tokens of all prompts: found in any tier, and found though another engine computed them. Of "
+            "all stores.",
             Query(FLEET_RATIO, "any tier"),
             Query(CROSS_RATIO, "computed by another engine"),
             span=8,
@@ -185,7 +187,6 @@ def _tokens() -> list[AnyPanel]:
 
 
 def _first_token() -> list[AnyPanel]:
-    seconds, requests = rate("stage_gpu_seconds_total", by="phase"), rate("requests_total")
     of_engines = "Of all engines that Prometheus scrapes, whatever store is chosen."
     return [
         lines(
@@ -198,8 +199,9 @@ def _first_token() -> list[AnyPanel]:
         lines(
             "Seconds per request, by phase",
             "s",
-            "What the mean request costs of each phase. kv_wait: how long it waited for its chunks.",
-            Query(share(seconds, requests, by=""), "{{phase}}"),
+            "What the mean request costs of each phase, where engines tell it. kv_wait: how long it waited for its "
+            "chunks.",
+            Query(per_request("phase"), "{{phase}}"),
         ),
     ]
 

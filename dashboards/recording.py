@@ -8,7 +8,7 @@ FIRST = 'stage!="decode"'
 STORE_INFO = "tiertune:store_info"
 FLEET_RATIO, CROSS_RATIO = "tiertune:fleet_hit_ratio", "tiertune:cross_replica_hit_ratio"
 _PROMPTED = f"rate({PREFIX}prompt_tokens_total{{{FIRST}}}[5m])"
-_TOLD = f'{_PROMPTED} unless on (store) {PREFIX}tier_lookup_tokens_total{{origin="unknown"}}'
+_TOLD = f'{_PROMPTED} unless on (store) last_over_time({PREFIX}tier_lookup_tokens_total{{origin="unknown"}}[5m])'
 """Without sources that do not report who computed what they find."""
 
 
@@ -23,7 +23,8 @@ def _share(prompted: str, *matchers: str) -> str:
     return f"clamp_max(({hits} or {prompts} * 0)\n  / ({prompts} > 0), 1)"
 
 
-_STORE_OF_INSTANCE = f'max by (instance, store) ({PREFIX}tuning_version{{state="applied"}}) ^ 0'
+_VERSION = f"{PREFIX}tuning_version"
+_STORE_OF_INSTANCE = f'max by (instance, store) ({_VERSION}{{state="applied"}}) ^ 0'
 GROUPS = (
     Group(
         "tiertune-ratios",
@@ -35,11 +36,12 @@ GROUPS = (
     Group(
         "tiertune-stores",
         (
-            # Always 1. Remembers the name of a store that is down for as long as Prometheus is told to scrape it.
+            # Always 1. Remembers the name of a store that is down for as long as Prometheus is told to scrape it, and
+            # nobody has that name at another address.
             Record(
                 STORE_INFO,
                 f"({_STORE_OF_INSTANCE})\n"
-                f"  or ({STORE_INFO} unless on (instance) {PREFIX}tuning_version)\n"
+                f"  or ({STORE_INFO} unless on (instance) {_VERSION} unless on (store) {_VERSION})\n"
                 f'    and on (instance) up{{job="tiertune-store"}}',
             ),
         ),

@@ -60,17 +60,21 @@ class Group:
         return {"name": self.name, "rules": [rule.document() for rule in self.rules]}
 
 
-def grown(counter: str, window: str, by: str) -> str:
+def grown(counter: str, window: str, by: str, *, job: str = "") -> str:
     """How much a counter grew, summed by labels, if it did; also if it appeared with its first event.
 
     ``increase`` alone takes the first value that it sees for the start: it misses a single event, and of a burst all
     that the first scrape brought. A counter's earlier value is looked for further back, so that it does not look new
-    after a failed scrape; in steps, as there are many series.
+    after a failed scrape; in steps, as there are many series. ``job``: of processes that export it from its first event
+    on. Where one answered without it, it began anew with a restart, though it may be as high again as before.
     """
     before = f"last_over_time({counter}[{LOOK_BACK}:5m] offset {window})"
-    appeared, anew = f"({counter} unless {before})", f"{counter} < {before}"
-    more, other = f"increase({counter}[{window}]) > 0", f"{counter} - {before} > 0"
-    return f"sum by ({by}) (\n  {appeared}\n    or {more}\n    or {other}\n    or {anew}\n)"
+    ways = [f"({counter} unless {before})", f"increase({counter}[{window}]) > 0"]
+    ways += [f"{counter} - {before} > 0", f"{counter} < {before}"]
+    if job:
+        answers = f'max by (job, instance) (sum_over_time(up{{job="{job}"}}[{window}]))'
+        ways.append(f"{counter} and count_over_time({counter}[{window}]) < on (job, instance) group_left () {answers}")
+    return "sum by ({}) (\n  {}\n)".format(by, "\n    or ".join(ways))
 
 
 def _text(expr: str) -> str:

@@ -5,6 +5,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards.board import Rows, board
 from dashboards.panels import AnyPanel, bars, lines, number, stacked
 from dashboards.queries import Query, counted, rate, ratio, select, share, total
+from dashboards.recording import FIRST
 
 NAME = "stages"
 STEP, WAIT, WORK = "stage, phase", 'phase="kv_wait"', 'phase!="kv_wait"'
@@ -19,6 +20,27 @@ def dashboard() -> Dashboard:
         ("GPUs", _devices()),
     ]
     return board(NAME, "stages", "Where engines spend their seconds, by stage and phase. On CPU: wall seconds.", rows)
+
+
+def requests_telling(*matchers: str) -> str:
+    """Requests per second at stores that tell of such seconds: an observed source tells of its waiting at most.
+
+    Where decode looks them up once more, each counts once: of a pool's as many as are the first stage's part of its
+    prompt tokens. Where no prompt is at its first stage, all are decode's.
+    """
+    requests, first, prompts = (
+        rate(*asked, by="store, namespace")
+        for asked in (("requests_total",), ("prompt_tokens_total", FIRST), ("prompt_tokens_total",))
+    )
+    telling = f"and on (store) rate({select(SECONDS, *matchers)}[$__rate_interval])"
+    once = total(f"{requests} * {first} / ({prompts} > 0) {telling}")
+    return f"({once} > 0 or {total(f'{requests} {telling}')})"
+
+
+def per_request(by: str) -> str:
+    """Seconds of the mean request, of those of which they are known."""
+    work, wait = rate(SECONDS, WORK, by=by), rate(SECONDS, WAIT, by=by)
+    return f"{share(work, requests_telling(WORK), by='')} or {share(wait, requests_telling(), by='')}"
 
 
 def _seconds() -> list[AnyPanel]:
@@ -50,22 +72,20 @@ def _seconds() -> list[AnyPanel]:
 
 
 def _requests() -> list[AnyPanel]:
-    requests = rate("requests_total")
     work, wait = rate(SECONDS, WORK), rate(SECONDS, WAIT)
-    each = share(rate(SECONDS, by=STEP), requests, by="")
     return [
         number(
             "Seconds of work per request",
             "s",
-            "GPU seconds of the mean request.",
-            Query(f"{work} / ({requests} > 0)"),
+            "GPU seconds of the mean request, where engines tell them.",
+            Query(f"{work} / ({requests_telling(WORK)} > 0)"),
             span=6,
         ),
         number(
             "KV wait per request",
             "s",
-            "Seconds that the mean request waited for its chunks.",
-            Query(f"({counted(wait, work)}) / ({requests} > 0)"),
+            "Seconds that the mean request waited for its chunks, where engines tell them.",
+            Query(f"({counted(wait, work)}) / ({requests_telling()} > 0)"),
             span=6,
         ),
         number(
@@ -75,12 +95,13 @@ def _requests() -> list[AnyPanel]:
             Query(ratio(_seconds_beside_work(WAIT), work)),
             span=6,
         ),
-        number("Requests", "reqps", "Requests that looked up, per second.", Query(requests), span=6),
+        number("Requests", "reqps", "Requests that looked up, per second.", Query(rate("requests_total")), span=6),
         lines(
             "Seconds per request",
             "s",
-            "Of the mean request, by stage and phase. kv_wait: how long it waited for its chunks.",
-            Query(each, "{{stage}}: {{phase}}"),
+            "Of the mean request, by stage and phase, where engines tell them. kv_wait: how long it waited for its "
+            "chunks.",
+            Query(per_request(STEP), "{{stage}}: {{phase}}"),
         ),
         bars(
             "Share of a request",

@@ -12,6 +12,8 @@ LRU, SIZES = 'algorithm="lru"', "whatif_tokens_total"
 SIZE = "capacity_bytes"
 NO_SLOWER, DRAM = 'tier=~"gpu|staging|dram"', 'tier="dram"'
 """Tiers as quick as DRAM or quicker."""
+SIMULATED = 'namespace!=""'
+"""Observed sources report no namespace, and nothing is simulated of them."""
 TUNERS = 'tuner=~"tier_size|eviction|admission"'
 ESTIMATE = "An estimate from sampled lookups."
 
@@ -48,7 +50,7 @@ def as_it_is() -> str:
     """
     lookups = "tier_lookup_tokens_total"
     found, missed = (
-        f"rate({select(lookups, POOL, *which)}[$__rate_interval])"
+        f"rate({select(lookups, POOL, SIMULATED, *which)}[$__rate_interval])"
         for which in ((HIT, NO_SLOWER), ('result="miss"', DRAM))
     )
     return ratio(total(found), total(f"{found} or {missed}"))

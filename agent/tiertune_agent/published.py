@@ -21,8 +21,8 @@ Labels = tuple[str, str, str, str, str, str]
 class Published:
     def __init__(self, metrics: AgentMetrics) -> None:
         self._metrics = metrics
-        self._evicted: dict[str, tuple[str, int]] = {}
-        """By server of the remote: its run id, and the keys evicted in that run."""
+        self._evicted: dict[str, dict[str, int]] = {}
+        """By server of the remote: keys evicted in each run, by its id. Sentinels may return to an earlier one."""
 
     def moved(self, decision: Decision) -> None:
         """A decision entered a state."""
@@ -69,9 +69,10 @@ class Published:
     def _count(self, server: JsonDict) -> None:
         """Redis counts from its start, or its last reset of statistics; we count from when we first saw it."""
         run, evicted = str(server["run_id"]), int(server["evicted_keys"])
-        known, before = self._evicted.get(server["server"], (run, evicted))
-        self._evicted[server["server"]] = run, evicted
-        more = evicted - before if run == known and evicted >= before else evicted
+        runs = self._evicted.setdefault(server["server"], {run: evicted})
+        before = runs.get(run, 0)
+        runs[run] = evicted
+        more = evicted - before if evicted >= before else evicted
         self._metrics.count(_EVICTIONS, REMOTE, str(server["policy"]), "room", amount=more)
 
 

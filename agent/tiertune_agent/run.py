@@ -85,6 +85,7 @@ class Agent:
         """``transport`` replaces the network; ``steady_s``: seconds by a clock that nobody sets, None: by ``wall``."""
         steady = steady_s or (lambda: wall().timestamp())
         self._keep = timedelta(seconds=settings.keep)
+        self._wall = wall
         self.now = now = Forward(wall, steady)
         self.policy = followed(settings.policy)
         self._remote = remote_of(settings.remote, steady, manages=manages(self.policy.content))
@@ -247,7 +248,7 @@ class Agent:
             self.metrics.count("agent_job_errors_total", name)
         else:
             self._failing.pop(name, None)
-            self.metrics.set("agent_last_success_timestamp_seconds", self.now().timestamp(), name)
+            self.metrics.set("agent_last_success_timestamp_seconds", self._wall().timestamp(), name)
 
     def _client(self, store: str) -> Tuned | None:
         if store == FLEET:

@@ -30,18 +30,19 @@ LABELS = {
     "namespace": "Digest of all that makes chunks exchangeable.",
     "model": "Served name of the model that the namespace belongs to.",
     "stage": "As an engine's `stage` says: `all`, prefill, decode, thinker, ...; `other` for one too many.",
-    "tier": "`gpu` and `staging` (an engine's own), `dram`, `disk`, `remote`.",
+    "tier": "`gpu` and `staging` (an engine's own), `dram`, `disk`, `remote`; `unknown` where an observed source tells "
+    "its hits as a whole.",
     "server": "Address of one server of a remote tier that has several.",
     "result": "`hit` or `miss`; of seconds by length `saved` or `lost`.",
     "origin": "Who computed what was found: `self`, `same_host` or `other_host`; empty for a miss. What the store does "
     "not remember (stored before its start, or about a million chunks ago) counts as `same_host` on disk and as "
-    "`other_host` in the remote.",
-    "salted": "`yes` or `no`.",
+    "`other_host` in the remote. Of an observed source `unknown`, but on its GPUs.",
+    "salted": "`yes` or `no`; of an observed source that does not tell `unknown`.",
     "state": "Of a capacity `desired` or `effective`, of a tier `ok`, `slow`, `bypassed`, `recovering` or `dead`, "
     "of a tuning `applied`, of memory `used` or `free`, of a decision as in the history.",
     "algorithm": f"Of eviction: `{'`, `'.join(ALGORITHMS)}`; of the remote its `maxmemory-policy`.",
     "reason": "Why, in one word: of the gate, of an eviction, of an error (`corrupt`, `timeout`, `late`, `error`), of "
-    "a refusal; `other` for one unknown.",
+    "a refusal; `other` for one that is no word of ours, `unknown` where an observed source does not tell.",
     "operation": "`present`, `read`, `write`, `flush`; of disk `attach` and `scrub`, of remote `encode` and `decode`.",
     "form": "`payload` as engines have it, `stored` as it was coded.",
     "outcome": "Of an operation `ok`, `there` (of a write), `miss`, `corrupt`, `full`, `timeout` or `error`; "

@@ -16,7 +16,7 @@ from tiertune_agent.collector.adapters.mapped import REASONS, Hints, Mapped
 from tiertune_agent.collector.counters import Reading, windows
 from tiertune_agent.incidents.detectors import known
 from tiertune_agent.records import Window, series
-from tiertune_connector.catalogue import METRICS
+from tiertune_connector.catalogue import LABELS, METRICS
 
 TEXTS = {"vllm": VLLM, "lmcache_mp": LMCACHE_MP, "lmcache": LMCACHE, "kv_exporter": KV_EXPORTER}
 AT = datetime(2025, 3, 5, 12, tzinfo=UTC)
@@ -35,6 +35,14 @@ def example():
 def test_every_adapter_has_its_text():
     """Registering an adapter without what its source tells fails here."""
     assert set(TEXTS) == set(ADAPTERS)
+
+
+@pytest.mark.parametrize("kind", sorted(TEXTS))
+def test_the_reference_says_which_labels_may_be_unknown(kind):
+    """Who asks for those that a store has would miss what a source tells."""
+    rows = ADAPTERS[kind](Exposition(TEXTS[kind]), Hints()).rows
+    unknown = {label for _, labels in rows for label, value in labels if value == "unknown"}
+    assert [label for label in sorted(unknown) if "`unknown`" not in LABELS[label]] == []
 
 
 def test_a_label_may_hold_what_unicode_takes_for_the_end_of_a_line():

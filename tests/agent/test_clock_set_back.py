@@ -64,6 +64,15 @@ def test_a_store_that_does_not_answer_is_not_shown_as_one_that_does(agent, clock
     assert not views.fleet()["stores"][0]["reachable"]
 
 
+def test_an_agent_that_gets_stuck_is_missed_though_its_own_time_is_ahead(agent, clock):
+    """Prometheus compares its clock with the last success, which must not lie in a year to come."""
+    for leap_s in (0, YEAR, -YEAR):
+        clock.advance(leap_s)
+        agent.tick()
+    assert agent.now() > clock.now()
+    assert agent.metrics.told("agent_last_success_timestamp_seconds") == {("loop",): clock.now().timestamp()}
+
+
 @pytest.mark.parametrize(("restarted", "end"), [(False, ("soaking", "off")), (True, ("expired", "on"))])
 def test_what_was_under_way_does_not_wait_for_its_hour_to_come_again(
     agents, agent, clock, *, store, rounds, restarted, end

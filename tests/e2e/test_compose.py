@@ -13,7 +13,10 @@ import pytest
 import yaml
 
 from e2e.promql import ROOT
+from e2e.servers import exporter
 from tiertune_agent import settings as agent_settings
+from tiertune_agent.demo.ports import free_port
+from tiertune_agent.network import SERVERS_AT_ONCE
 from tiertune_connector.documents import load_yaml
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.units import parse_duration, parse_size
@@ -67,6 +70,11 @@ def flags(name: str) -> dict[str, str]:
     """The ``--name=value`` parts of a service's command."""
     parts = (part.removeprefix("--").partition("=") for part in SERVICES[name]["command"] if part.startswith("--"))
     return {flag: value for flag, _, value in parts}
+
+
+def checked(name: str) -> list[str]:
+    """The command that tells whether a service is well; empty: none does."""
+    return SERVICES[name].get("healthcheck", {}).get("test", [])
 
 
 def engine_address(name: str) -> str:
@@ -219,6 +227,12 @@ def test_the_agent_starts_from_its_file_and_looks_at_the_store():
     assert settings.policy is None or settings.policy.exists()
 
 
+def test_the_agent_may_have_the_threads_that_a_large_fleet_takes():
+    """A round, a flush and a doctor in its container ask as many stores at once as they may, while pages are served."""
+    rounds_and_commands, pages, own = 3 * SERVERS_AT_ONCE, 40, 16  # anyio's threads, whose number it does not name
+    assert SERVICES["agent"]["pids_limit"] >= rounds_and_commands + pages + own
+
+
 def test_the_agent_and_its_migration_find_the_database():
     """The address is PostgreSQL's, its password the same secret; all of loopback has to tell it."""
     settings, postgres = agent_settings.load(DEPLOY / "agent.yaml"), SERVICES["postgres"]
@@ -350,3 +364,28 @@ def test_health_checks_ask_the_ports_of_the_settings():
     agent = agent_settings.load(DEPLOY / "agent.yaml")
     for name, http in (("store", store_settings().http), ("agent", agent.http)):
         assert f"http://{address(http)}/healthz" in SERVICES[name]["healthcheck"]["test"][-1]
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if "-c" in checked(name)])
+def test_health_checks_of_ours_go_through_no_proxy(name):
+    """Docker gives containers the proxy of its user, which cannot reach their loopback: engines would wait for ever."""
+    code = SERVICES[name]["healthcheck"]["test"][-1]
+    with exporter(lambda: b"ok") as address:
+        for path, well in (("metrics", True), ("nothing", False)):
+            asked = re.sub(r"http://[^']*", f"http://{address}/{path}", code)
+            environment = {"http_proxy": f"http://127.0.0.1:{free_port()}"}
+            result = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, check=False)
+            assert (result.returncode == 0) is well, result.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if "wget" in checked(name)])
+def test_health_checks_of_others_go_through_no_proxy(name):
+    """BusyBox's wget, which these images have, goes through a proxy to loopback, too, unless told not to."""
+    command = checked(name)
+    assert command[command.index("-Y") + 1] == "off"
+
+
+def test_the_front_asks_engines_through_no_proxy():
+    """It would wait for them for ever: its client goes by the variables of its environment, for loopback, too."""
+    asked = {urlsplit(part).hostname for part in SERVICES["front"]["command"] if part.startswith("http://")}
+    assert asked == {SERVICES["front"]["environment"]["NO_PROXY"]}

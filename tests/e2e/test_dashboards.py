@@ -157,6 +157,14 @@ class TestDashboard:
                 assert panel["fieldConfig"]["defaults"]["unit"]
         assert {one["datasource"]["uid"] for one in asking} == {"${datasource}"}
 
+    def test_a_panel_that_is_of_all_stores_says_so_unless_it_is_of_the_agent_s_work(self, document):
+        """Whoever chose a store takes what a panel shows for that store's."""
+        for panel in document["panels"]:
+            asked = [target["expr"] for target in panel.get("targets", []) if "$store" not in target["expr"]]
+            names = {name for expression in asked for name, _ in selectors(concrete(expression))}
+            if any(not name.startswith(f"{PREFIX}agent_") for name in names):
+                assert re.search(r"\b[Oo]f all (stores|engines)", panel["description"]), panel["title"]
+
     def test_every_line_has_a_legend_of_labels_that_its_query_keeps(self, path, document):
         """No legend shows a raw label set or an empty {{label}}; two lines of one panel are not called the same."""
         for query in (query for query in PANELS if query.dashboard == path.stem):

@@ -56,6 +56,8 @@ def test_what_dram_hits_is_set_against_what_simulated_pools_are_asked(tmp_path):
         counter("tier_lookup_tokens_total", f'tier="{tier}", result="{result}", stage="all"', each)
         for tier, result, each in found
     ]
+    observed = f'{PREFIX}tier_lookup_tokens_total{{store="engine-b", tier="gpu", result="hit", stage="all"}}'
+    series.append({"series": observed, "values": f"600+600x{MINUTES}"})  # nothing is simulated of what it is asked
     shows(tmp_path, "whatif: Too large, too small?: A", series, ("{}", 0.5))
 
 
@@ -76,6 +78,19 @@ def test_what_left_unused_is_a_share_where_that_is_told(tmp_path):
     series.append(counter("tier_evictions_total", 'tier="remote", algorithm="allkeys-lru"', 60))
     series.append({"series": f'{PREFIX}tier_evictions_total{{store="cache-a", tier="dram"}}', "values": "0+90x20"})
     shows(tmp_path, "tiers: Evicted without any use: A", series, ('{tier="dram"}', 0.25), ('{tier="disk"}', 0.0))
+
+
+def test_a_store_that_has_ended_counts_as_long_as_what_it_told_is_rated(tmp_path):
+    """Its prompts, as well as what was computed again: a half, there as here. An observed source never."""
+    told = {"prompt_tokens_total": "600+60", "duplicate_prefill_tokens_total": "600+30", "tuning_version": "7+0"}
+    series = [
+        {"series": f'{PREFIX}{name}{{store="{store}", namespace="n"}}', "values": f"{values}x{until}"}
+        for name, values in told.items()
+        for store, until in (("left", f"{MINUTES - 2} stale"), ("here", MINUTES))
+    ]
+    observed = f'{PREFIX}prompt_tokens_total{{store="observed", namespace="n"}}'
+    series.append({"series": observed, "values": f"600+60x{MINUTES}"})
+    shows(tmp_path, "fleet: Computed again: A", series, ("{}", 0.5))
 
 
 def test_no_prompt_is_found_more_than_whole(tmp_path):
@@ -114,3 +129,64 @@ def test_a_request_is_shared_out_among_all_that_worked_in_the_time_shown(tmp_pat
     ]
     shares = [('{stage="all", phase="prefill"}', 0.75), ('{stage="all", phase="kv_wait"}', 0.25)]
     shows(tmp_path, "stages: Share of a request: A", series, *shares)
+
+
+def test_a_request_costs_what_those_that_tell_it_spend(tmp_path):
+    """Of three sources with as many requests one tells its work, one its waiting alone, and one nothing."""
+    told = [("host-a", "prefill", 90), ("host-a", "kv_wait", 6), ("observed", "kv_wait", 18)]
+    series = [
+        {
+            "series": f'{PREFIX}stage_gpu_seconds_total{{store="{store}", stage="all", phase="{phase}"}}',
+            "values": f"600+{each}x{MINUTES}",
+        }
+        for store, phase, each in told
+    ]
+    for store in ("host-a", "observed", "silent"):
+        for counted, labels in (("requests", 'salted="no"'), ("prompt_tokens", 'stage="all"')):
+            name = f'{PREFIX}{counted}_total{{store="{store}", {labels}}}'
+            series.append({"series": name, "values": f"600+60x{MINUTES}"})
+    shows(tmp_path, "stages: Seconds of work per request: A", series, ("{}", 1.5))
+    shows(tmp_path, "stages: KV wait per request: A", series, ("{}", 0.2))
+    each = [('phase="prefill"', 1.5), ('phase="kv_wait"', 0.2)]
+    by_stage, by_phase = ([(f"{{{stage}{one}}}", value) for one, value in each] for stage in ('stage="all", ', ""))
+    shows(tmp_path, "stages: Seconds per request: A", series, *by_stage)
+    shows(tmp_path, "fleet: Seconds per request, by phase: A", series, *by_phase)
+
+
+@pytest.mark.parametrize(
+    ("per_minute", "work_s"),
+    [({"prefill": 60, "decode": 60}, 4.5), ({"decode": 60}, 3.0), ({"prefill": 0, "decode": 60}, 3.0)],
+)
+def test_a_request_counts_once_though_decode_looks_it_up_too(tmp_path, per_minute, work_s):
+    """Prefill works 1.5 s on each, decode 3 s; where no prefill is seen, or none is at work, it is decode's part."""
+    series = []
+    for stage, requests in per_minute.items():
+        for name, labels, each in (
+            ("stage_gpu_seconds_total", f'stage="{stage}", phase="{stage}"', {"prefill": 1.5, "decode": 3}[stage]),
+            ("requests_total", 'salted="no"', 1),
+            ("prompt_tokens_total", f'stage="{stage}"', 1000),
+        ):
+            counted = f'{PREFIX}{name}{{store="{stage}", {labels}}}'
+            series.append({"series": counted, "values": f"600+{each * requests:g}x{MINUTES}"})
+    shows(tmp_path, "stages: Seconds of work per request: A", series, ("{}", work_s))
+
+
+def test_requests_count_once_whatever_the_length_of_others_prompts(tmp_path):
+    """Both stages of one pool, 3 s a request; another pool of the same store with a hundred times the tokens, 1 s."""
+    series = [
+        {
+            "series": f'{PREFIX}{name}_total{{store="host-a", {labels}}}',
+            "values": f"600+{each}x{MINUTES}",
+        }
+        for name, labels, each in (
+            ("stage_gpu_seconds", 'stage="prefill", phase="prefill"', 60),
+            ("stage_gpu_seconds", 'stage="decode", phase="decode"', 120),
+            ("stage_gpu_seconds", 'stage="all", phase="prefill"', 60),
+            ("requests", 'namespace="apart", salted="no"', 120),
+            ("prompt_tokens", 'namespace="apart", stage="prefill"', 6000),
+            ("prompt_tokens", 'namespace="apart", stage="decode"', 6000),
+            ("requests", 'namespace="whole", salted="no"', 60),
+            ("prompt_tokens", 'namespace="whole", stage="all"', 600_000),
+        )
+    ]
+    shows(tmp_path, "stages: Seconds of work per request: A", series, ("{}", 2.0))

@@ -60,6 +60,12 @@ def test_it_is_asked_whether_it_is_well_where_it_listens(pod):
     assert container["startupProbe"]["failureThreshold"] >= 60
 
 
+@PODS
+def test_it_runs_on_nodes_that_are_kept_for_gpus(pod):
+    """Whoever asks for a GPU may be let onto such a node by the cluster; the store asks for none."""
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+
+
 def test_the_store_finds_what_its_settings_name():
     """Its settings, its tokens, its socket and its state are on volumes; DRAM fits into its memory."""
     mounts, container = mounted(STORE), main(STORE)
