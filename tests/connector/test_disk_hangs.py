@@ -1,7 +1,10 @@
 """A local disk that hangs: its index answers, its room is nobody else's, and flushes end."""
 
+import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -189,6 +192,24 @@ def test_a_flush_waits_for_who_takes_up_what_it_could_not_wipe(tier, monkeypatch
         pool.abort(b"new", kept)
     tier.settle()
     assert flushing.result(PATIENCE_S) == (Outcome.ERROR, 2)
+
+
+def test_a_flush_waits_for_a_removal_that_may_fail(tier, monkeypatch, hanging):
+    """The file of a namespace that is over keeps what the disk refused to wipe: that is no success before it is gone."""
+    write(tier, b"key")
+    with monkeypatch.context() as patch:
+        patch.setattr(Slab, "wipe", lambda *_: False)
+        patch.setattr(Path, "unlink", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+        assert tier.flush(A) == (Outcome.ERROR, 1)
+        tier.pools[A].lends = True
+        tier.retune(0, {})
+        hanging.at(Path, "unlink")
+        removing = hanging.begin(tier.settle)
+        flushing = hanging.start(lambda: tier.flush(A))
+        wait([flushing], 0.2)
+        hanging.free.set()
+        assert flushing.result(PATIENCE_S) == (Outcome.ERROR, 0)
+        assert not removing.result(PATIENCE_S)
 
 
 def test_a_file_system_that_does_not_answer_has_no_size(tier, monkeypatch, hanging):

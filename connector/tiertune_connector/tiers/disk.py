@@ -178,7 +178,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """In steps, like `DramTier.flush`."""
-        with self.lock:
+        with self._opening, self.lock:  # a pool that is being removed comes back if its file cannot be
             pools = self._named(namespace)
             for pool in pools:
                 pool.left += pool.unwiped
