@@ -195,7 +195,7 @@ def test_a_flush_waits_for_who_takes_up_what_it_could_not_wipe(tier, monkeypatch
 
 
 def test_a_flush_waits_for_a_removal_that_may_fail(tier, monkeypatch, hanging):
-    """The file of a namespace that is over keeps what the disk refused to wipe: that is no success before it is gone."""
+    """The file of a namespace that is over keeps what the disk refused to wipe: no success before it is gone."""
     write(tier, b"key")
     with monkeypatch.context() as patch:
         patch.setattr(Slab, "wipe", lambda *_: False)
@@ -215,7 +215,7 @@ def test_a_flush_waits_for_a_removal_that_may_fail(tier, monkeypatch, hanging):
 def test_a_file_system_that_does_not_answer_has_no_size(tier, monkeypatch, hanging):
     """Whoever asks is told so."""
     assert tier.room_bytes > 0
-    monkeypatch.setattr(disk, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(disk, "_SIZE_S", 0.01)
     hanging.at(disk.shutil, "disk_usage")
     with pytest.raises(OSError, match="timed out"):
         assert tier.room_bytes

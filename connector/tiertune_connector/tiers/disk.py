@@ -32,6 +32,8 @@ _IN_TURNS = 512
 """Chunks of a pool to name in turn: one read just before would come out of a cache."""
 _PATIENCE_S = 2.0
 """Wait for what others were still removing as a flush ended."""
+_SIZE_S = 0.5
+"""Wait for the file system's size. A change asks for it in its turn, for which others wait a second."""
 
 
 class DiskTier(OnFiles, LocalTier[DiskPool]):
@@ -196,7 +198,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
     def room_bytes(self) -> int:
         """Size of the file system; OSError, also if it does not answer."""
         try:
-            return self._readers.submit(shutil.disk_usage, self.root).result(_PATIENCE_S).total
+            return self._readers.submit(shutil.disk_usage, self.root).result(_SIZE_S).total
         except TimeoutError as error:
             raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
 
