@@ -49,11 +49,11 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         self._asked: Asked = {}
         self._wiped = threading.Condition(self.lock)
         self._opening = threading.Lock()
+        self._readers = Threads(_READERS, "disk-window", ready=_READERS)
         try:
             self._owner = locks.own(root)
         except BlockingIOError as error:
             raise OSError(f"{root}: another store uses this disk directory: end it, or name another") from error
-        self._readers = Threads(_READERS, "disk-window", ready=_READERS)
 
     def attach(self, namespace: str, chunk_bytes: int) -> Outcome:
         """Open the namespace's slab, and make room for it as `retune` asked. Waits for the disk.
