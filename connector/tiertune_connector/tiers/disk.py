@@ -192,7 +192,13 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
             others = [(pool, pool.unsure.union(pool.unwiped)) for pool in pools]  # which others may take up
             if not self._wiped.wait_for(lambda: not any(pool.unsure & slots for pool, slots in others), _PATIENCE_S):
                 return Outcome.TIMEOUT, count
-            return Outcome.ERROR if any(pool.unwiped for pool in pools) else Outcome.OK, count
+            if any(pool.unwiped for pool in pools):
+                return Outcome.ERROR, count
+        try:
+            self._sync(pools)
+        except OSError as error:
+            return self._failed(error), count
+        return Outcome.OK, count
 
     @property
     def room_bytes(self) -> int:
@@ -238,6 +244,13 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         for slab in unused:
             slab.close()
 
+    def _sync(self, pools: Sequence[DiskPool]) -> None:
+        """Have what was wiped of pools stay so; one that was removed is synced already. Waits for the disk; OSError."""
+        with self._opening:
+            for pool in pools:
+                if self.pools.get(pool.namespace) is pool:
+                    pool.slab.sync()
+
     def _remove_vacant(self) -> None:
         """Forget pools that lend their share and are empty, with their files. Waits for the disk."""
         with self._opening:
@@ -247,13 +260,12 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
                     del self.pools[pool.namespace]
             for pool in gone:  # nobody uses what takes nothing
                 try:
+                    pool.slab.sync()  # a loss of power may bring the file back
                     pool.slab.path.unlink(missing_ok=True)
-                except OSError:
-                    if pool.unwiped:  # a restart may find chunks there, until a flush wipes it
-                        with self.lock:
-                            self.pools[pool.namespace] = pool
-                        continue
-                pool.slab.close()
+                    pool.slab.close()
+                except OSError:  # a restart may find chunks there, until a flush wipes it
+                    with self.lock:
+                        self.pools[pool.namespace] = pool
 
     def _step(self) -> bool:
         """What `settle` does to the index."""

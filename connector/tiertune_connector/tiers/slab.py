@@ -1,7 +1,7 @@
 """One namespace's slab file on disk, cut into slots.
 
 A slot is a page with the chunk's header, then the payload. The header is written last and wiped first, so a slot is
-whole or nobody's. Nothing is synced: a cache may lose data, and every read is verified.
+whole or nobody's. Only flushes are synced: a cache may lose data, and every read is verified.
 """
 
 import os
@@ -58,6 +58,10 @@ class Slab(PayloadFile):
         except OSError:
             return False
         return True
+
+    def sync(self) -> None:
+        """Have what was wiped stay so over a loss of power; OSError."""
+        os.fsync(self.fd)
 
     def _header(self, slot: int) -> Header | None:
         header = decode_header(os.pread(self.fd, HEADER_BYTES, slot * self.stride))
