@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import suppress
 from unittest.mock import Mock
 
 import numpy as np
@@ -169,6 +170,41 @@ def test_a_loss_of_power_brings_back_nothing_that_was_flushed(tier, tmp_path, mo
     again = opened(tmp_path)
     assert again.usage().chunks == 0
     again.close()
+
+
+def test_a_loss_of_power_brings_back_nothing_that_a_refusing_disk_kept_either(tier, tmp_path, monkeypatch):
+    """The file of a namespace that is over may come back as it was last synced."""
+    write(tier, b"key")
+    file, real = slab_file(tmp_path), os.fsync
+    synced = list[bytes]()
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Slab, "wipe", lambda *_: False)
+        assert tier.flush() == (Outcome.ERROR, 1)
+    monkeypatch.setattr(module.os, "fsync", lambda fd: real(fd) or synced.append(file.read_bytes()))
+    tier.pools[A].lends = True
+    tier.retune(0, {})
+    tier.settle()
+    assert not file.exists()
+    assert tier.flush() == (Outcome.OK, 0)
+    tier.close()
+    file.write_bytes(synced[-1])
+    again = opened(tmp_path)
+    assert again.usage().chunks == 0
+    again.close()
+
+
+def test_a_file_that_fails_as_it_is_closed_is_used_no_more(tier, tmp_path, monkeypatch):
+    """Its descriptor, closed all the same, may be another file's a moment later."""
+    write(tier, b"key")
+    assert tier.flush() == (Outcome.OK, 1)
+    tier.pools[A].lends = True
+    tier.retune(0, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Slab, "close", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        with suppress(OSError):
+            tier.settle()
+    assert A not in tier.pools
+    assert not list(tmp_path.glob("*.slab"))
 
 
 def test_a_flush_that_cannot_be_synced_is_no_success(tier, monkeypatch):

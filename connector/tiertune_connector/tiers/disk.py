@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -180,22 +181,25 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """In steps, like `DramTier.flush`."""
-        with self._opening, self.lock:  # a pool that is being removed comes back if its file cannot be
+        with self.lock:
             pools = self._named(namespace)
+        count = self._drop_from(pools, tenant, at_once=_DROPPED)
+        with self._opening, self.lock:  # a pool that is being removed comes back if its file cannot be
+            pools += [pool for pool in self._named(namespace) if pool not in pools]
             for pool in pools:
                 pool.left += pool.unwiped
                 pool.unwiped.clear()
-        count = self._drop_from(pools, tenant, at_once=_DROPPED)
         for pool in pools:
             self._wipe(pool)
         with self.lock:
             others = [(pool, pool.unsure.union(pool.unwiped)) for pool in pools]  # which others may take up
             if not self._wiped.wait_for(lambda: not any(pool.unsure & slots for pool, slots in others), _PATIENCE_S):
                 return Outcome.TIMEOUT, count
-            if any(pool.unwiped for pool in pools):
+            if any(pool.unwiped or pool.ended for pool in pools):
                 return Outcome.ERROR, count
         try:
-            self._sync(pools)
+            for pool in pools:
+                pool.slab.sync()
         except OSError as error:
             return self._failed(error), count
         return Outcome.OK, count
@@ -244,13 +248,6 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         for slab in unused:
             slab.close()
 
-    def _sync(self, pools: Sequence[DiskPool]) -> None:
-        """Have what was wiped of pools stay so; one that was removed is synced already. Waits for the disk; OSError."""
-        with self._opening:
-            for pool in pools:
-                if self.pools.get(pool.namespace) is pool:
-                    pool.slab.sync()
-
     def _remove_vacant(self) -> None:
         """Forget pools that lend their share and are empty, with their files. Waits for the disk."""
         with self._opening:
@@ -260,12 +257,14 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
                     del self.pools[pool.namespace]
             for pool in gone:  # nobody uses what takes nothing
                 try:
-                    pool.slab.sync()  # a loss of power may bring the file back
+                    pool.slab.clear()  # a loss of power may bring the file back
                     pool.slab.path.unlink(missing_ok=True)
-                    pool.slab.close()
                 except OSError:  # a restart may find chunks there, until a flush wipes it
                     with self.lock:
                         self.pools[pool.namespace] = pool
+                else:
+                    with suppress(OSError):  # the descriptor is closed all the same
+                        pool.slab.close()
 
     def _step(self) -> bool:
         """What `settle` does to the index."""

@@ -52,6 +52,8 @@ class DiskPool(Held):
         self._tenants: dict[int, bytes] = {}
         """Tenants' digests, of chunks that have one, by slot."""
         self._clock = clock
+        self.ended = False
+        """Whether nothing more of it is wiped."""
         for header in slab.headers():
             slot = self._add()
             if header is None or header.key in self.pool or len(self.pool) >= capacity:
@@ -147,6 +149,7 @@ class DiskPool(Held):
         Who removed the pool closes the slab then, which waits for the disk.
         """
         self.left.clear()
+        self.ended = True
         return not self.pool.pinned and not self.wiping
 
     def _add(self) -> int:

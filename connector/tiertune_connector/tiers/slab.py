@@ -7,6 +7,7 @@ whole or nobody's. Only flushes are synced: a cache may lose data, and every rea
 import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 
 from tiertune_connector.chunk import HEADER_BYTES, Header, decode_header
@@ -60,7 +61,13 @@ class Slab(PayloadFile):
         return True
 
     def sync(self) -> None:
-        """Have what was wiped stay so over a loss of power; OSError."""
+        """Have what was wiped stay so over a loss of power, of a closed slab too; OSError."""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:  # removed: it was cleared before
+            os.fsync(file.fileno())
+
+    def clear(self) -> None:
+        """Have the file empty, over a loss of power too; OSError. Nobody may be using a slot."""
+        os.ftruncate(self.fd, 0)
         os.fsync(self.fd)
 
     def _header(self, slot: int) -> Header | None:
