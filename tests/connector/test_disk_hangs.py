@@ -253,3 +253,11 @@ def test_a_file_system_that_does_not_answer_has_no_size(tier, monkeypatch, hangi
     hanging.at(disk.shutil, "disk_usage")
     with pytest.raises(OSError, match="timed out"):
         assert tier.room_bytes
+
+
+def test_a_busy_disk_tells_its_size(tier, hanging):
+    """Windows that wait their turn are no reason to refuse a larger disk, which may be what they need."""
+    hanging.at(Slab, "read")
+    reading = [tier._readers.submit(Slab.read) for _ in range(8)]
+    assert tier.room_bytes > 0
+    assert not any(each.done() for each in reading)

@@ -51,6 +51,7 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         self._wiped = threading.Condition(self.lock)
         self._opening = threading.Lock()
         self._readers = Threads(_READERS, "disk-window", ready=_READERS)
+        self._sizer = Threads(1, "disk-size")  # else the size would wait for a busy disk's windows
         try:
             self._owner = locks.own(root)
         except BlockingIOError as error:
@@ -208,14 +209,15 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
     def room_bytes(self) -> int:
         """Size of the file system; OSError, also if it does not answer."""
         try:
-            return self._readers.submit(shutil.disk_usage, self.root).result(_SIZE_S).total
+            return self._sizer.submit(shutil.disk_usage, self.root).result(_SIZE_S).total
         except TimeoutError as error:
             raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
 
     def close(self) -> None:
         self._forget()
         self._owner.close()
-        self._readers.shutdown(wait=False)
+        for threads in (self._readers, self._sizer):
+            threads.shutdown(wait=False)
 
     def _opened(self, namespace: str, chunk_bytes: int) -> bool:
         pool = self.pools.get(namespace)
