@@ -78,6 +78,8 @@ class RemoteSettings(Login):
             parts = urlsplit(url)
             if parts.netloc or not parts.path.startswith("/"):
                 raise ValueError(f"write a path as {scheme}:///absolute/path")
+            if {*"?#"} & {*url}:  # else another path would be used
+                raise ValueError("write ? in a path as %3F, and # as %23")
         elif any(_medium(one) for one in listed(url)):
             raise ValueError("a path stands alone: name no other, as chunks are spread over Redis servers only")
         else:

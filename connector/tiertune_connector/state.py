@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
 
 log = logging.getLogger(__name__)
 _REMEMBERED_CHANGES = 64
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Kept = TypeVar("Kept")
 
 
@@ -47,13 +49,16 @@ class StateDir:
         self._directory, self.tuning_path = directory, directory / "tuning.json"
 
     def name(self, configured: str) -> str:
-        """The configured name, else an id that is made once and kept."""
+        """The configured name, else an id that is made once and kept. StateError if what was kept is no name."""
         if configured:
             return configured
         path = self._directory / "name"
         if not path.exists():
             self.write("name", f"store-{uuid.uuid4().hex[:8]}")
-        return path.read_text().strip()
+        name = path.read_bytes().strip().decode(errors="replace")
+        if not _NAME.fullmatch(name):  # it is a label of every metric
+            raise StateError(f"{path}: {name[:64]!r} is no name of a store: remove it to have another made")
+        return name
 
     def load(self) -> tuple[Tuning | None, dict[str, str]]:
         """The last tuning (None before the first), and by key each change's version and digest of its body.
@@ -74,10 +79,10 @@ class StateDir:
         self.write("tuning.json", json.dumps({"tuning": tuning.document(), "changes": dict(changes)}, indent=1))
 
     def tiers(self) -> list[str] | None:
-        """The tiers beside DRAM that the store had in its last run; None if they were never saved."""
+        """The tiers beside DRAM that the store had in its last run; None if they were never saved, or are spoilt."""
         try:
             return (self._directory / "tiers").read_text().split()
-        except FileNotFoundError:
+        except (FileNotFoundError, UnicodeDecodeError):
             return None
 
     def save_tiers(self, tiers: Sequence[str]) -> None:

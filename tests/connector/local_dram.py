@@ -30,7 +30,8 @@ class LocalDram(DramTier):
         try:
             np.copyto(np.frombuffer(out, np.uint8), slot.view())
             if checksum(out) != slot.checksum:
-                self.verify(namespace, key)
+                with self.lock:
+                    self.pools[namespace].drop(key)
                 return Outcome.CORRUPT, NOBODY
             came(len(out))
             return Outcome.OK, slot.origin

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -14,7 +15,7 @@ from connector.peers import dial, hello, raw, say
 from connector.stores import CHUNK_BYTES, NAMESPACE, PATIENCE_S, Engine, at_best, chain, eventually
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.protocol.frames import Frames
-from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Reply, Reserve
+from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Reply, Reserve, ReserveReply
 
 pytestmark = pytest.mark.slow
 
@@ -84,9 +85,10 @@ def test_garbage_on_the_socket_harms_nobody(store, http, data):
 
 
 def test_garbage_after_the_greeting_harms_nobody(store, http):
-    """What the client held goes; its connection ends."""
+    """What the client held goes; its connection ends. A checksum that fits no header would fail every tier's writes."""
+    sum_below_0 = ["commit", 1, [b"key"], [[1, 0, 1, -1]]]
     with Engine(store) as engine:
-        for message in ([9], ["welcome", ""], ["lookup", 1], ["load", 1, [b""], 1.0]):
+        for message in ([9], ["welcome", ""], ["lookup", 1], ["load", 1, [b""], 1.0], sum_below_0):
             sock, _, welcome = raw(store.server.path, hello(client=str(message)))
             assert welcome.refusal == ""
             say(sock, message)
@@ -94,6 +96,17 @@ def test_garbage_after_the_greeting_harms_nobody(store, http):
             sock.close()
         engine.put_all(chain("k", 3))
         assert http.total("internal_errors_total") == 0
+
+
+def test_descriptors_that_a_client_sends_are_not_kept(store):
+    """They would be the store's until the client goes: nobody else could connect once it has no more of its own."""
+    sock, frames, _ = raw(store.server.path, hello())
+    with sock, Path(os.devnull).open() as sent:
+        before = len([*Path("/proc/self/fd").iterdir()])
+        for _ in range(10):
+            socket.send_fds(sock, [frames.encode(Reserve(1, "r", [], b""))], [sent.fileno()] * 10)
+            assert isinstance(next(frames.receive()), ReserveReply)
+        assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 def test_why_a_connection_ended_is_in_the_log(store, caplog):

@@ -1,5 +1,6 @@
 """Connections: greeting, loss, quarantine, and everything that must not be left behind."""
 
+import gc
 import os
 import socket
 import threading
@@ -19,6 +20,7 @@ from connector.stores import (
     at_once,
     chain,
     eventually,
+    no_more_threads,
     payload,
     pinned,
     pool,
@@ -28,7 +30,7 @@ from connector.stores import (
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import Own, Reply, Report, Reserve
-from tiertune_connector.serve.main import StoreProcess
+from tiertune_connector.serve.main import StartError, StoreProcess
 from tiertune_connector.tiers.segment import slot_stride
 
 pytestmark = pytest.mark.slow
@@ -265,6 +267,19 @@ def test_a_client_that_cannot_be_greeted_leaves_nothing_and_the_next_one_is_welc
         assert len(store.server._connections) == 1
     eventually(lambda: store.store.namespaces._users == {})
     assert http.total("internal_errors_total", place="converse") == 1
+
+
+@pytest.mark.parametrize("thread", ["disk-write", "upkeep", "http"])
+def test_a_store_for_which_no_thread_can_be_had_says_so_and_leaves_nothing(home, monkeypatch, thread):
+    """As where a container may have few: an error that its command tells, and no traceback."""
+    threads = threading.active_count()
+    with monkeypatch.context() as patch:
+        no_more_threads(patch, named=thread)
+        with pytest.raises((OSError, StartError), match="not all threads"), running(home, disk="1MiB"):
+            raise AssertionError
+    assert [*home.iterdir()] == []
+    gc.collect()  # the error's frames, in which idle threads are held
+    eventually(lambda: threading.active_count() <= threads)
 
 
 def test_clients_and_stores_leave_no_descriptors_threads_or_files(home):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from connector.local_disk import NBYTES, SLOT, data_bytes, fill, intact, opened, slab_file, taken, write
-from connector.stores import A, B, amid, at_once, chain, view
+from connector.stores import A, B, amid, at_once, chain, no_more_threads, view
 from tiertune_connector.tiers import disk
 from tiertune_connector.tiers import slab as module
 from tiertune_connector.tiers.base import Outcome
@@ -49,6 +49,15 @@ def test_two_stores_cannot_use_one_directory(tier, tmp_path):
     """The second is told which directory it is."""
     with pytest.raises(OSError, match=f"{tmp_path}: another store"):
         DiskTier(tmp_path)
+
+
+def test_a_disk_for_which_no_threads_can_be_had_leaves_nothing(tmp_path, monkeypatch):
+    """Neither its folder nor a lock in it."""
+    with monkeypatch.context() as patch:
+        no_more_threads(patch)
+        with pytest.raises(OSError, match="not all threads"):
+            DiskTier(tmp_path / "disk")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_chunk_is_nothing_that_the_garbage_collector_goes_through(tier):
@@ -326,9 +335,9 @@ def test_nobody_takes_a_slot_to_wipe_as_its_slab_is_let_go(tier):
             super().clear()
 
     fill(tier, chain("k", 2))
-    tier.pools[A].left = Left()
+    tier.pools[A].slots.left = Left()
     assert tier.attach(A, 3 * NBYTES) is Outcome.OK
-    tier.pools[A].left = Left()
+    tier.pools[A].slots.left = Left()
     tier.close()
     assert alone == [True, True]
 

@@ -1,12 +1,15 @@
 """A local disk that hangs: its index answers, its room is nobody else's, and flushes end."""
 
+import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from connector.local_disk import NBYTES, SLOT, fill, intact, taken, write
+from connector.local_disk import NBYTES, SLOT, fill, intact, opened, taken, write
 from connector.stores import PATIENCE_S, A, B, chain, eventually, view
 from tiertune_connector.tiers import disk
 from tiertune_connector.tiers import slab as module
@@ -191,10 +194,70 @@ def test_a_flush_waits_for_who_takes_up_what_it_could_not_wipe(tier, monkeypatch
     assert flushing.result(PATIENCE_S) == (Outcome.ERROR, 2)
 
 
+def test_a_flush_waits_for_a_removal_that_may_fail(tier, monkeypatch, hanging):
+    """The file of a namespace that is over keeps what the disk refused to wipe: no success before it is gone."""
+    write(tier, b"key")
+    monkeypatch.setattr(Slab, "wipe", lambda *_: False)
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+    assert tier.flush(A) == (Outcome.ERROR, 1)
+    tier.pools[A].lends = True
+    tier.retune(0, {})
+    hanging.at(Path, "unlink")
+    removing = hanging.begin(tier.settle)
+    flushing = hanging.start(lambda: tier.flush(A))
+    wait([flushing], 0.2)
+    hanging.free.set()
+    assert flushing.result(PATIENCE_S) == (Outcome.ERROR, 0)
+    assert not removing.result(PATIENCE_S)
+
+
+def test_a_flush_empties_the_index_while_somebody_opens(tier, hanging):
+    """What a hanging disk does not let it wipe yet is found by nobody all the same."""
+    write(tier, b"key")
+    hanging.at(Slab, "headers")
+    opening = hanging.begin(lambda: tier.attach(B, NBYTES))
+    flushing = hanging.start(tier.flush)
+    eventually(lambda: tier.present(A, [b"key"]) == (Outcome.OK, 0))
+    hanging.free.set()
+    assert flushing.result(PATIENCE_S) == (Outcome.OK, 1)
+    assert opening.result(PATIENCE_S) is Outcome.OK
+
+
+def test_a_flush_that_syncs_keeps_no_namespace_from_opening(tier, hanging):
+    """A sync may take seconds where much was written: clients that come meanwhile would find the disk late."""
+    write(tier, b"key")
+    hanging.at(module.os, "fsync")
+    flushing = hanging.begin(tier.flush)
+    assert hanging.does_not_stop(lambda: tier.attach(B, NBYTES)) is Outcome.OK
+    hanging.free.set()
+    assert flushing.result(PATIENCE_S) == (Outcome.OK, 1)
+
+
+def test_a_flush_that_the_end_cuts_off_is_no_success(tier, tmp_path, hanging):
+    """A restart finds what was not wiped by then."""
+    fill(tier, chain("k", 3))
+    hanging.at(module, "punch_hole")
+    flushing = hanging.begin(tier.flush)
+    tier.close()
+    hanging.free.set()
+    assert flushing.result(PATIENCE_S) == (Outcome.ERROR, 3)
+    again = opened(tmp_path)
+    assert again.usage().chunks == 2
+    again.close()
+
+
 def test_a_file_system_that_does_not_answer_has_no_size(tier, monkeypatch, hanging):
     """Whoever asks is told so."""
     assert tier.room_bytes > 0
-    monkeypatch.setattr(disk, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(disk, "_SIZE_S", 0.01)
     hanging.at(disk.shutil, "disk_usage")
     with pytest.raises(OSError, match="timed out"):
         assert tier.room_bytes
+
+
+def test_a_busy_disk_tells_its_size(tier, hanging):
+    """Windows that wait their turn are no reason to refuse a larger disk, which may be what they need."""
+    hanging.at(Slab, "read")
+    reading = [tier._readers.submit(Slab.read) for _ in range(8)]
+    assert tier.room_bytes > 0
+    assert not any(each.done() for each in reading)

@@ -1,6 +1,9 @@
 """Local disk after a restart, a crash or damage: what is found is whole, and where it belongs."""
 
+import errno
 import os
+from contextlib import suppress
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -147,6 +150,71 @@ def test_damage_that_two_find_at_a_time_is_told_once(tier, tmp_path):
     assert tier.usage().chunks == 0
     assert write(tier, b"key") is Outcome.OK
     assert intact(tier, b"key")
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_loss_of_power_brings_back_nothing_that_was_flushed(tier, tmp_path, monkeypatch, removed):
+    """Nor in a file that was removed. It brings back all that was not synced, at worst."""
+    fill(tier, chain("k", 3))
+    file, real = slab_file(tmp_path), os.fsync
+    synced = [file.read_bytes()]
+    monkeypatch.setattr(module.os, "fsync", lambda fd: real(fd) or synced.append(file.read_bytes()))
+    if removed:
+        tier.pools[A].lends = True
+        tier.retune(0, {})
+        tier.settle()
+    assert file.exists() is not removed
+    assert tier.flush() == (Outcome.OK, 0 if removed else 3)
+    tier.close()
+    file.write_bytes(synced[-1])
+    again = opened(tmp_path)
+    assert again.usage().chunks == 0
+    again.close()
+
+
+def test_a_loss_of_power_brings_back_nothing_that_a_refusing_disk_kept_either(tier, tmp_path, monkeypatch):
+    """The file of a namespace that is over may come back as it was last synced."""
+    write(tier, b"key")
+    file, real = slab_file(tmp_path), os.fsync
+    synced = list[bytes]()
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Slab, "wipe", lambda *_: False)
+        assert tier.flush() == (Outcome.ERROR, 1)
+    monkeypatch.setattr(module.os, "fsync", lambda fd: real(fd) or synced.append(file.read_bytes()))
+    tier.pools[A].lends = True
+    tier.retune(0, {})
+    tier.settle()
+    assert not file.exists()
+    assert tier.flush() == (Outcome.OK, 0)
+    tier.close()
+    file.write_bytes(synced[-1])
+    again = opened(tmp_path)
+    assert again.usage().chunks == 0
+    again.close()
+
+
+def test_a_file_that_fails_as_it_is_closed_is_used_no_more(tier, tmp_path, monkeypatch):
+    """Its descriptor, closed all the same, may be another file's a moment later."""
+    write(tier, b"key")
+    assert tier.flush() == (Outcome.OK, 1)
+    tier.pools[A].lends = True
+    tier.retune(0, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Slab, "close", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        with suppress(OSError):
+            tier.settle()
+    assert A not in tier.pools
+    assert not list(tmp_path.glob("*.slab"))
+
+
+def test_a_flush_that_cannot_be_synced_is_no_success(tier, monkeypatch):
+    """A loss of power could undo it; the next one tries again."""
+    write(tier, b"key")
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fsync", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        assert tier.flush() == (Outcome.ERROR, 1)
+    assert "Input/output error" in tier.why
+    assert tier.flush() == (Outcome.OK, 0)
 
 
 def test_a_restart_with_less_room_keeps_within_it(tier, tmp_path):

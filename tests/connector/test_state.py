@@ -172,6 +172,19 @@ def test_a_store_without_a_name_gets_one_that_stays(tmp_path):
     again.close()
 
 
+@pytest.mark.parametrize("kept", [b"", b"\xff\xfe", b"a\nb", b"a b", b"x" * 65])
+def test_a_name_that_is_spoilt_is_named_with_what_to_do(tmp_path, kept):
+    """It would stand on every metric, or start with a traceback; what else the directory has does not matter."""
+    state = StateDir(tmp_path)
+    (tmp_path / "name").write_bytes(kept)
+    (tmp_path / "tiers").write_bytes(b"\xff")
+    with pytest.raises(StateError, match=f"^{tmp_path}/name: .* is no name of a store: remove it"):
+        state.name("")
+    assert state.name("host-a") == "host-a"
+    assert state.tiers() is None
+    state.close()
+
+
 @pytest.mark.parametrize("text", ["", "{", "{}", "\xff", "[" * 100_000])
 def test_writes_are_not_known_where_they_are_spoilt(tmp_path, text):
     """No store stays away for a spoilt file."""

@@ -23,8 +23,10 @@ _READ_BYTES = 1 << 16
 class Frames:
     """Frames on a connected unix socket. One thread at a time receives; sending is the caller's to serialise."""
 
-    def __init__(self, connection: socket.socket, message_type: object) -> None:
+    def __init__(self, connection: socket.socket, message_type: object, *, descriptors: bool = True) -> None:
+        """Without ``descriptors``, those that the other side sends are not taken from the kernel, which closes them."""
         self._socket = connection
+        self._ancillary_bytes = _FDS_BYTES if descriptors else 0
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(message_type)
         self._encoder = msgspec.msgpack.Encoder()
         self._room = memoryview(bytearray(_READ_BYTES))
@@ -83,7 +85,7 @@ class Frames:
 
         msgspec.DecodeError if what comes is no frame.
         """
-        count, ancillary, _, _ = self._socket.recvmsg_into([self._room], _FDS_BYTES, flags | _CLOEXEC)
+        count, ancillary, _, _ = self._socket.recvmsg_into([self._room], self._ancillary_bytes, flags | _CLOEXEC)
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 whole = len(data) // _FD.size * _FD.size

@@ -73,7 +73,7 @@ class SlotRef(msgspec.Struct, frozen=True, array_like=True):
     segment: int
     index: int
     generation: int
-    checksum: int
+    checksum: Count
     """xxh3_64 of the payload; 0 for one that is to be written."""
 
     @classmethod

@@ -44,7 +44,7 @@ class Connection:
         self.number = next(_numbers)
         """Higher numbers were accepted later."""
         self.peer = Peer(sock)
-        self.frames = Frames(sock, Request)
+        self.frames = Frames(sock, Request, descriptors=False)
         self._socket = sock
         self._sending = threading.RLock()
         self._lifetime = threading.Lock()  # a descriptor that is closed may be another file's a moment later

@@ -173,11 +173,14 @@ class StoreProcess:
         return lane(carries=True) if settings.path is None else lane(hung_s=HUNG_S)
 
     def start(self) -> None:
-        """Serve; OSError if another store listens on the socket."""
+        """Serve; OSError if another store listens on the socket, StartError if not all threads can be had."""
         disk = self.store.disk
         scrubbing = [Scrubber(disk, self.counters, self._clock).run] if disk else []
-        self.server.start(self.gpus.run, *scrubbing)
-        self._thread.start()
+        try:
+            self.server.start(self.gpus.run, *scrubbing)
+            self._thread.start()
+        except RuntimeError as error:
+            raise StartError(f"{error}: not all threads can be had") from error
         self._state.note("http", self.address + "\n")
         self._state.save_tiers(self._tiers)
         self._served = True

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from tiertune_connector.chunk import checksum
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import Release, SlotRef
 from tiertune_connector.sessions.quotas import Quotas
@@ -35,7 +36,7 @@ class Holdings:
         """A client no longer reads what a lease pinned. Drop what it found ``damaged``, if it is."""
         lease = session.leases.get(told.lease) if told.damaged else None
         for key in {*told.damaged}.intersection(lease.keys if lease else ()):
-            if self.dram.verify(session.digest, key) is Outcome.CORRUPT:
+            if self._dropped(session.digest, key):
                 self.counters.add("tier_errors_total", ("dram", "read", Outcome.CORRUPT.value))
         with self.dram.lock:
             lease = session.leases.pop(told.lease, None)
@@ -83,6 +84,20 @@ class Holdings:
             for held in (held for held in of_key if meant is None or meant(held[1])):
                 session.quarantined.remove(held)
                 self.dram.release_quarantine(session.digest, held[1])
+
+    def _dropped(self, namespace: str, key: bytes) -> bool:
+        """Check a chunk's checksum in place; drop it if it is not what was committed, and return whether it is so."""
+        slot = self.dram.pin(namespace, key, use=False)
+        if slot is None:
+            return False
+        try:
+            damaged = checksum(slot.view()) != slot.checksum
+            if damaged:
+                with self.dram.lock:
+                    self.dram.pools[namespace].drop(key)
+            return damaged
+        finally:
+            self.dram.unpin(namespace, key)
 
     def _take_back(self, session: Session, until: float) -> None:
         """Take what a client may hold until then at most: pins, and slots that it may still be writing."""

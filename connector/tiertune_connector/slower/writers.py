@@ -1,5 +1,6 @@
 """The chunks to be written behind to one slower tier, and the threads that write them."""
 
+import errno
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -70,7 +71,7 @@ class Writers:
         put: Callable[[Write], Outcome],
         refusal: Callable[[], str],
     ) -> None:
-        """``put`` writes a chunk, on a thread of ours, and raises nothing.
+        """``put`` writes a chunk, on a thread of ours, and raises nothing. OSError if not all threads can be had.
 
         ``refusal`` returns why nothing is written now; empty: all is well.
         """
@@ -83,8 +84,14 @@ class Writers:
         self._writing: set[Write] = set()
         self._closed = False
         self._threads = [threading.Thread(target=self._run, name=f"{tier}-write", daemon=True) for _ in range(_THREADS)]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            raise OSError(errno.EAGAIN, f"{tier}-write: not all threads ({_THREADS}) can be had") from error
 
     def queue(self, write: Write, *, at_most: int = MAX_QUEUED) -> None:
         """Queue a chunk; it is dropped and counted if its namespace's queue is full, or nothing is written now.

@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -32,6 +33,8 @@ _IN_TURNS = 512
 """Chunks of a pool to name in turn: one read just before would come out of a cache."""
 _PATIENCE_S = 2.0
 """Wait for what others were still removing as a flush ended."""
+_SIZE_S = 0.5
+"""Wait for the file system's size. A change asks for it in its turn, for which others wait a second."""
 
 
 class DiskTier(OnFiles, LocalTier[DiskPool]):
@@ -47,11 +50,12 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         self._asked: Asked = {}
         self._wiped = threading.Condition(self.lock)
         self._opening = threading.Lock()
+        self._readers = Threads(_READERS, "disk-window", ready=_READERS)
+        self._sizer = Threads(1, "disk-size")  # else the size would wait for a busy disk's windows
         try:
             self._owner = locks.own(root)
         except BlockingIOError as error:
             raise OSError(f"{root}: another store uses this disk directory: end it, or name another") from error
-        self._readers = Threads(_READERS, "disk-window", ready=_READERS)
 
     def attach(self, namespace: str, chunk_bytes: int) -> Outcome:
         """Open the namespace's slab, and make room for it as `retune` asked. Waits for the disk.
@@ -180,30 +184,39 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         """In steps, like `DramTier.flush`."""
         with self.lock:
             pools = self._named(namespace)
-            for pool in pools:
-                pool.left += pool.unwiped
-                pool.unwiped.clear()
         count = self._drop_from(pools, tenant, at_once=_DROPPED)
+        with self._opening, self.lock:  # a pool that is being removed comes back if its file cannot be
+            pools += [pool for pool in self._named(namespace) if pool not in pools]
+            for pool in pools:
+                pool.slots.wipe_again()
         for pool in pools:
             self._wipe(pool)
         with self.lock:
-            others = [(pool, pool.unsure.union(pool.unwiped)) for pool in pools]  # which others may take up
+            others = [(pool, pool.unsure.union(pool.slots.unwiped)) for pool in pools]  # which others may take up
             if not self._wiped.wait_for(lambda: not any(pool.unsure & slots for pool, slots in others), _PATIENCE_S):
                 return Outcome.TIMEOUT, count
-            return Outcome.ERROR if any(pool.unwiped for pool in pools) else Outcome.OK, count
+            if any(pool.slots.unwiped or pool.ended for pool in pools):
+                return Outcome.ERROR, count
+        try:
+            for pool in pools:
+                pool.slab.sync()
+        except OSError as error:
+            return self._failed(error), count
+        return Outcome.OK, count
 
     @property
     def room_bytes(self) -> int:
         """Size of the file system; OSError, also if it does not answer."""
         try:
-            return self._readers.submit(shutil.disk_usage, self.root).result(_PATIENCE_S).total
+            return self._sizer.submit(shutil.disk_usage, self.root).result(_SIZE_S).total
         except TimeoutError as error:
             raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
 
     def close(self) -> None:
         self._forget()
         self._owner.close()
-        self._readers.shutdown(wait=False)
+        for threads in (self._readers, self._sizer):
+            threads.shutdown(wait=False)
 
     def _opened(self, namespace: str, chunk_bytes: int) -> bool:
         pool = self.pools.get(namespace)
@@ -245,13 +258,14 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
                     del self.pools[pool.namespace]
             for pool in gone:  # nobody uses what takes nothing
                 try:
+                    pool.slab.clear()  # a loss of power may bring the file back
                     pool.slab.path.unlink(missing_ok=True)
-                except OSError:
-                    if pool.unwiped:  # a restart may find chunks there, until a flush wipes it
-                        with self.lock:
-                            self.pools[pool.namespace] = pool
-                        continue
-                pool.slab.close()
+                except OSError:  # a restart may find chunks there, until a flush wipes it
+                    with self.lock:
+                        self.pools[pool.namespace] = pool
+                else:
+                    with suppress(OSError):  # the descriptor is closed all the same
+                        pool.slab.close()
 
     def _step(self) -> bool:
         """What `settle` does to the index."""
@@ -271,10 +285,10 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         """Wipe what left a pool, newest first. Waits for the disk."""
         for _ in range(at_most):
             with self.lock:
-                slot = pool.to_wipe()
+                slot = pool.slots.to_wipe()
             if slot is None:
                 return
             sure = pool.slab.wipe(slot)
             with self.lock:
-                pool.wiped(slot, sure=sure)
+                pool.slots.wiped(slot, sure=sure)
                 self._wiped.notify_all()

@@ -9,9 +9,8 @@ one step at most.
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
 
-from tiertune_connector.chunk import Origin, checksum
+from tiertune_connector.chunk import Origin
 from tiertune_connector.tiers.base import Counted, Outcome
 from tiertune_connector.tiers.segment import Geometry, Segment
 from tiertune_connector.tiers.shares import HANDED_OVER, Asked, LocalTier, retune
@@ -155,20 +154,6 @@ class DramTier(LocalTier[DramPool]):
             if pool is not None:  # else the store ended during a load
                 pool.unpin(key)
 
-    def verify(self, namespace: str, key: bytes) -> Outcome:
-        """Check a chunk's checksum in place; drop it if it is not what was committed."""
-        slot = self.pin(namespace, key, use=False)
-        if slot is None:
-            return Outcome.MISS
-        try:
-            if checksum(slot.view()) == slot.checksum:
-                return Outcome.OK
-            with self.lock:
-                self.pools[namespace].drop(key)
-            return Outcome.CORRUPT
-        finally:
-            self.unpin(namespace, key)
-
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """In steps, with requests served in between; the caller keeps out what comes meanwhile and should go."""
         with self.lock:
@@ -181,12 +166,6 @@ class DramTier(LocalTier[DramPool]):
                 pool.close()
             self.pools.clear()
             self._given_back.clear()
-
-    def tell(self, now: float, numbers: Sequence[float]) -> None:
-        """Call `SharedIndex.tell` on every pool's index."""
-        with self.lock:
-            for index in [pool.index for pool in self.pools.values() if pool.index]:
-                index.tell(now, numbers)
 
     def _shrink(self, pool: DramPool) -> bool:
         with self.lock:

@@ -1,12 +1,13 @@
 """One namespace's slab file on disk, cut into slots.
 
 A slot is a page with the chunk's header, then the payload. The header is written last and wiped first, so a slot is
-whole or nobody's. Nothing is synced: a cache may lose data, and every read is verified.
+whole or nobody's. Only flushes are synced: a cache may lose data, and every read is verified.
 """
 
 import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 
 from tiertune_connector.chunk import HEADER_BYTES, Header, decode_header
@@ -58,6 +59,16 @@ class Slab(PayloadFile):
         except OSError:
             return False
         return True
+
+    def sync(self) -> None:
+        """Have what was wiped stay so over a loss of power, of a closed slab too; OSError."""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:  # removed: it was cleared before
+            os.fsync(file.fileno())
+
+    def clear(self) -> None:
+        """Have the file empty, over a loss of power too; OSError. Nobody may be using a slot."""
+        os.ftruncate(self.fd, 0)
+        os.fsync(self.fd)
 
     def _header(self, slot: int) -> Header | None:
         header = decode_header(os.pread(self.fd, HEADER_BYTES, slot * self.stride))

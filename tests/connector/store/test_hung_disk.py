@@ -2,8 +2,11 @@
 
 import errno
 import os
+import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -13,6 +16,7 @@ from connector.stores import NAMESPACE, PATIENCE_S, STRIDE, Clock, Engine, Http,
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.slab import Slab
+from tiertune_connector.tuning import TuningError
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +99,25 @@ def test_dram_serves_engines_come_and_tunings_apply_while_the_disk_hangs(store, 
         eventually(
             lambda: sum(path.stat().st_blocks * 512 for path in store.store.disk.root.glob("*.slab")) <= 6 * SLOT
         )
+
+
+def test_a_bypass_is_kept_while_the_disk_does_not_tell_its_size(store, http, monkeypatch):
+    """A change to a larger disk asks for it, and is refused before the bypass that waits for its turn gives up."""
+    asked, free = threading.Event(), threading.Event()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: asked.set() or free.wait())
+    wanted = store.store.tuning.document()
+    wanted["tiers"]["disk"]["capacity_bytes"] *= 2
+    try:
+        with ThreadPoolExecutor(1) as other:
+            change = partial(store.control.put, wanted, expected_version=wanted["version"], key="larger")
+            changing = other.submit(change)
+            assert asked.wait(PATIENCE_S)
+            assert store.control.bypass(on=True).bypass
+    finally:
+        free.set()
+    with pytest.raises(TuningError, match="timed out"):
+        changing.result()
+    assert store._state.load()[0] == store.store.tuning
 
 
 def test_upkeep_goes_on_while_the_disk_hangs(store, http, engine, hung):
