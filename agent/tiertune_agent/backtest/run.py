@@ -110,7 +110,7 @@ def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
         raise BacktestError(f"the history holds no window of the last {format_duration(last_s)}")
     remote = history.store(FLEET)
     known = [*stores, remote] if remote else stores
-    names = {store.name for store in known}
+    names = {FLEET, *(store.name for store in known)}  # a split of a remote that nobody manages any more was made, too
     decisions = [
         one
         for one in history.decisions.find(states=CHANGED, limit=EVERY)
