@@ -66,6 +66,13 @@ class TestPage:
         assert f"against {names[0] if 'baseline' not in names else 'baseline'}" in page.text
         assert ("What the agent did" in page.text) == ("tuned" in names)
 
+    def test_a_faster_run_is_told_where_the_agents_is_the_reference(self):
+        """tuned came first and baseline was not played: no page says that nothing is faster if something is."""
+        text = Page(report([played(tuned=TUNED, best_split=run(0.4))])).text
+        assert "With best_split the first token comes 20 % sooner than with tuned: 400 ms, not 500 ms." in text
+        text = Page(report([played(tuned=TUNED, best_split=run(0.6))])).text
+        assert "No run is faster than tuned: 500 ms to the first token on average." in text
+
     def test_stacked_hits_fill_the_bar(self):
         """The tiers' shares follow each other without a gap and end, with what was recomputed, at 100 %."""
         cell = played(rule=run(1.0))

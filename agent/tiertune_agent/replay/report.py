@@ -97,8 +97,9 @@ class Played:
 
     @property
     def shown(self) -> Run:
-        """The run that the headline is about: the agent's if it was played, else the fastest."""
-        return self.run("tuned") or min(self.runs, key=lambda run: float(run.figures["ttft_mean_s"]))
+        """The run that the headline is about: the agent's if there is one to hold it against, else the fastest."""
+        tuned = self.run("tuned") if self.reference != "tuned" else None
+        return tuned or min(self.runs, key=lambda run: float(run.figures["ttft_mean_s"]))
 
     @property
     def headline(self) -> str:
