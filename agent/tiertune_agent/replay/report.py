@@ -156,7 +156,8 @@ class Played:
         model = next((name for name, spec in MODELS.items() if spec == scenario.model), "a model of its own")
         sizes = {tier: getattr(scenario.tiers, tier) for tier in TIERS}
         told = [f"{tier} {_size(spec)}" for tier, spec in sizes.items() if spec.share or spec.gib]
-        moving = ", moving" if scenario.link.fluctuation or scenario.events else ""
+        slowed = any(event.link or event.link_factor for event in scenario.events)
+        moving = ", moving" if scenario.link.fluctuation or slowed else ""
         return [
             f"{self.document['requests']:,} requests in {text.span(self.span_s)}",
             f"{scenario.engines} engines on {scenario.nodes} hosts, {scenario.routing} routing",
