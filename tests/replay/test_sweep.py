@@ -4,11 +4,13 @@ import json
 import sys
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from connector.stores import short_folder
 from replay.files import SCENARIO, SCENARIOS, columns, write_trace
 from tiertune_agent.replay.sweep import grid, over_processes, over_ray, play, sweep_document
+from tiertune_agent.replay.traces import TraceError
 from tiertune_agent.terminal.options import InputError
 
 RUNS = ("never", "rule")
@@ -57,6 +59,13 @@ def test_the_page_tells_of_the_time_that_was_played(traces):
 
 
 class TestPlaces:
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_times_that_no_replay_plays_are_told_before_anything_is_played(self, traces, tmp_path, processes):
+        """A trace in milliseconds comes last: what was played before it would be lost."""
+        late = write_trace(tmp_path / "ms.parquet", columns() | {"t": pa.array([0.0, 1e6, 1e11])})
+        with pytest.raises(TraceError, match="ms: column 't' and time_factor make 1,157,407 days"):
+            next(over_processes(grid([*traces, late], [SCENARIO], ("never",)), processes))
+
     @pytest.mark.slow
     def test_processes_give_what_one_gives(self, cells):
         """Two processes, the same documents in the same order, wall times aside."""

@@ -63,8 +63,8 @@ def over_processes(cells: Sequence[Cell], processes: int, step: Step = unseen) -
 
     Raises TraceError before anything is played.
     """
-    for trace in dict.fromkeys(cell.trace for cell in cells):
-        _trace(trace)
+    for cell in cells:
+        arrivals(_trace(cell.trace), cell.scenario)
     workers = min(processes, len(cells))
     if workers < 2:
         yield from (play(cell, step) for cell in cells)
