@@ -2,7 +2,7 @@
 
 import pytest
 
-from replay.files import SCENARIO
+from replay.files import SCENARIO, SCENARIOS
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +38,14 @@ def test_a_policy_that_recommends_changes_nothing(tiertune, policy, call):
     assert (done.returncode, done.stderr) == (0, f"note: {policy}: guard.freeze: {LEFT_OUT}\n")
     tuned = document["runs"]["tuned"]
     assert (tuned["decisions"], tuned["split"][1:]) == (0, [])
+
+
+def test_a_folder_of_scenarios_is_told(tiertune, policy, call):
+    """A backtest plays one scenario; exit 2, and nothing is played."""
+    policy.write_text("version: 1\n")
+    done = tiertune(*call[:-1], SCENARIOS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"--scenario: {SCENARIOS} is a folder: name a file in it\n"
 
 
 def test_a_wrong_policy_is_told_with_its_place(tiertune, policy, call):

@@ -114,6 +114,8 @@ def backtest(policy: Path, trace: Path, scenario: Path, json_path: Path | None) 
     from tiertune_agent.terminal.progress import bar
     from tiertune_agent.terminal.tables import backtest_table, show
 
+    if scenario.is_dir():
+        raise InputError(f"--scenario: {scenario} is a folder: name a file in it")
     (cell,) = grid([trace], [scenario], BACKTEST_RUNS)
     cell = replace(cell, policy=_policy(policy))
     with bar("backtest", len(cell.runs)) as progress:
