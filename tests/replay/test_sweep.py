@@ -1,6 +1,7 @@
 """Sweeps: every trace under every scenario, the same wherever it is played."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from connector.stores import short_folder
 from replay.files import SCENARIO, SCENARIOS, columns, write_trace
-from tiertune_agent.replay.sweep import grid, over_processes, over_ray, play, sweep_document
+from tiertune_agent.replay.sweep import SweepError, grid, over_processes, over_ray, play, sweep_document
 from tiertune_agent.replay.traces import TraceError
 from tiertune_agent.terminal.options import InputError
 
@@ -25,6 +26,13 @@ def traces(tmp_path):
 def cells(traces):
     """All traces under all scenarios."""
     return grid(traces, [SCENARIOS], RUNS)
+
+
+class Killed:
+    """Ends the process that it is sent to."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
 
 
 def without_wall(document):
@@ -74,6 +82,12 @@ class TestPlaces:
         assert without_wall(sweep_document(alone, 0)) == without_wall(sweep_document(two, 0))
         assert len(alone) == len(cells)
         assert len(steps) == 2 * sum(len(cell.runs) for cell in cells)
+
+    def test_a_process_that_is_killed_is_told(self, cells):
+        """As by a kernel that is short of memory: one message which says what to do, and no traceback."""
+        killed = [replace(cell, policy=Killed()) for cell in cells]
+        with pytest.raises(SweepError, match=r"a process ended before its replays were done: .* lower --processes"):
+            list(over_processes(killed, 2))
 
     @pytest.mark.slow
     @pytest.mark.timeout(600)

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -22,6 +23,10 @@ from tiertune_agent.terminal.progress import Step, unseen
 
 ANSWERS_S = 5.0
 """Seconds within which a Ray cluster must be reachable."""
+
+
+class SweepError(RuntimeError):
+    """A sweep that did not end; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def play(cell: Cell, step: Step = unseen) -> Played:
 def over_processes(cells: Sequence[Cell], processes: int, step: Step = unseen) -> Iterator[Played]:
     """Play cells; each is yielded once it and those before it are done. ``step`` is called once for each run.
 
-    Raises TraceError before anything is played.
+    Raises TraceError before anything is played, and SweepError if a process is killed.
     """
     for cell in cells:
         arrivals(_trace(cell.trace), cell.scenario)
@@ -70,7 +75,11 @@ def over_processes(cells: Sequence[Cell], processes: int, step: Step = unseen) -
         yield from (play(cell, step) for cell in cells)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from _stepped(cells, pool.map(play, cells), step)
+        try:
+            yield from _stepped(cells, pool.map(play, cells), step)
+        except BrokenProcessPool as error:
+            told = "a process ended before its replays were done: if memory was short, lower --processes"
+            raise SweepError(told) from error
 
 
 def over_ray(cells: Sequence[Cell], address: str, step: Step = unseen) -> Iterator[Played]:
