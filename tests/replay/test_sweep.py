@@ -28,6 +28,16 @@ def cells(traces):
     return grid(traces, [SCENARIOS], RUNS)
 
 
+@pytest.fixture
+def ray(monkeypatch):
+    """Ray, which is to tell nobody that it was used."""
+    module = pytest.importorskip("ray", reason="Ray is not installed (make setup-ray)")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with short_folder() as folder:
+        monkeypatch.setenv("RAY_TMPDIR", str(folder))
+        yield module
+
+
 class Killed:
     """Ends the process that it is sent to."""
 
@@ -91,14 +101,20 @@ class TestPlaces:
 
     @pytest.mark.slow
     @pytest.mark.timeout(600)
-    def test_ray_gives_what_one_process_gives(self, cells, monkeypatch):
-        """On a local Ray, which ends with the sweep; it is to tell nobody that it was used."""
-        ray = pytest.importorskip("ray", reason="Ray is not installed (make setup-ray)")
-        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        with short_folder() as folder:
-            monkeypatch.setenv("RAY_TMPDIR", str(folder))
-            alone, spread = list(over_processes(cells, 1)), list(over_ray(cells, "local"))
+    def test_ray_gives_what_one_process_gives(self, cells, ray):
+        """On a local Ray, which ends with the sweep."""
+        alone, spread = list(over_processes(cells, 1)), list(over_ray(cells, "local"))
         assert without_wall(sweep_document(alone, 0)) == without_wall(sweep_document(spread, 0))
+        assert not ray.is_initialized()
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    def test_a_trace_that_ray_s_nodes_do_not_have_is_told(self, tmp_path, ray):
+        """By its own message, without Ray's account of where it came from."""
+        absent = tmp_path / "absent.parquet"
+        with pytest.raises(TraceError) as error:
+            list(over_ray(grid([absent], [SCENARIO], ("never",)), "local"))
+        assert (type(error.value), str(error.value)[: len(f"{absent}: ")]) == (TraceError, f"{absent}: ")
         assert not ray.is_initialized()
 
     @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "host:port"])

@@ -17,7 +17,7 @@ from tiertune_agent.replay.contents import arrivals
 from tiertune_agent.replay.report import Played
 from tiertune_agent.replay.scenario import Scenario, load_scenario
 from tiertune_agent.replay.simulate import replay_document, runs_of
-from tiertune_agent.replay.traces import Trace, open_trace
+from tiertune_agent.replay.traces import Trace, TraceError, open_trace
 from tiertune_agent.terminal.options import InputError
 from tiertune_agent.terminal.progress import Step, unseen
 
@@ -100,6 +100,8 @@ def over_ray(cells: Sequence[Cell], address: str, step: Step = unseen) -> Iterat
         remote = ray.remote(play)
         pending = [remote.remote(cell) for cell in cells]
         yield from _stepped(cells, map(ray.get, pending), step)
+    except TraceError as error:  # Ray's own, which tells of where it was raised, too
+        raise getattr(error, "cause", error) from None
     finally:
         ray.shutdown()
 
