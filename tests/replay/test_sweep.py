@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -123,6 +125,21 @@ class TestPlaces:
         monkeypatch.setitem(sys.modules, "ray", object())
         with pytest.raises(InputError, match=f"no Ray cluster answers at '{address}'"):
             next(over_ray(cells, address))
+
+    @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+    @pytest.mark.parametrize("scheme", ["", "ray://"])
+    def test_a_cluster_may_have_an_ipv6_address(self, cells, monkeypatch, scheme):
+        """In brackets, as Ray reads it: what listens there is asked."""
+
+        def init(**_):
+            raise ConnectionError("was asked")
+
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+        with (
+            socket.create_server(("::1", 0), family=socket.AF_INET6) as listening,
+            pytest.raises(InputError, match="was asked"),
+        ):
+            next(over_ray(cells, f"{scheme}[::1]:{listening.getsockname()[1]}"))
 
     def test_without_ray_it_says_what_to_install(self, cells, monkeypatch):
         """The extra is optional."""

@@ -120,7 +120,7 @@ def _check_listens(address: str) -> None:
     if not colon:
         return  # a word, such as auto
     try:
-        socket.create_connection((host, int(port)), timeout=ANSWERS_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS_S).close()
     except (OSError, ValueError) as error:
         raise InputError(f"--ray: no Ray cluster answers at {address!r}: {error}") from error
 
