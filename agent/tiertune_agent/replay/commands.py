@@ -114,9 +114,9 @@ def backtest(policy: Path, trace: Path, scenario: Path, json_path: Path | None) 
     from tiertune_agent.terminal.progress import bar
     from tiertune_agent.terminal.tables import backtest_table, show
 
-    if scenario.is_dir():
-        raise InputError(f"--scenario: {scenario} is a folder: name a file in it")
-    (cell,) = grid([trace], [scenario], BACKTEST_RUNS)
+    cell, *more = grid([trace], [scenario], BACKTEST_RUNS)
+    if more:
+        raise InputError(f"--scenario: {scenario} is a folder of several: name a file in it")
     cell = replace(cell, policy=_policy(policy))
     with bar("backtest", len(cell.runs)) as progress:
         document = play(cell, progress.step).document
