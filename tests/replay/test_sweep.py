@@ -119,6 +119,14 @@ class TestPlaces:
         assert (type(error.value), str(error.value)[: len(f"{absent}: ")]) == (TraceError, f"{absent}: ")
         assert not ray.is_initialized()
 
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    @pytest.mark.usefixtures("ray")
+    def test_a_process_of_a_node_that_is_killed_is_told(self, cells):
+        """Once Ray has given it up."""
+        with pytest.raises(SweepError, match=r"^--ray: a process of a node ended before its replay was done: .+$"):
+            list(over_ray([replace(cells[0], policy=Killed())], "local"))
+
     @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "host:port"])
     def test_a_cluster_that_does_not_answer_is_told(self, cells, monkeypatch, address):
         """At once, not after Ray's own patience of minutes."""

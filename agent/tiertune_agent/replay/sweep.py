@@ -85,6 +85,7 @@ def over_processes(cells: Sequence[Cell], processes: int, step: Step = unseen) -
 def over_ray(cells: Sequence[Cell], address: str, step: Step = unseen) -> Iterator[Played]:
     """As ``over_processes``, on a Ray cluster whose nodes have this package and the traces at the same paths.
 
+    Raises TraceError if a node cannot use a trace, whatever was played before, and SweepError if a process is killed.
     ``address`` is Ray's: ``host:port``, ``auto`` for a running cluster, ``local`` for one that this call starts.
     """
     try:
@@ -102,6 +103,9 @@ def over_ray(cells: Sequence[Cell], address: str, step: Step = unseen) -> Iterat
         yield from _stepped(cells, map(ray.get, pending), step)
     except TraceError as error:  # Ray's own, which tells of where it was raised, too
         raise getattr(error, "cause", error) from None
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+        told = f"--ray: a process of a node ended before its replay was done: {str(error).splitlines()[0]}"
+        raise SweepError(told) from error
     finally:
         ray.shutdown()
 
