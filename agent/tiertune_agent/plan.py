@@ -236,9 +236,11 @@ def _against(fleet: PlannedFleet, made: Plan) -> Iterator[str]:
     """Why sharing is not worth it, the strongest reason first."""
     lost = made.shared_hit_share - made.isolated_hit_share
     if lost < HARDLY:
-        yield "the replicas' own caches have " + (
-            f"all but {lost:.1%} of the hits" if fleet.hit_share else "nothing to hit, nor has a shared one"
-        )
+        told = "nothing to hit, nor has a shared one"
+        if fleet.hit_share:
+            hits = f"the hits, and these are {fleet.hit_share:.1%} of the prompts' tokens"
+            told = f"all but {lost / fleet.hit_share:.1%} of {hits}"
+        yield f"the replicas' own caches have {told}"
         return
     if fleet.remote < fleet.hit_bytes:
         held, prefix = format_size(fleet.remote), format_size(fleet.hit_bytes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.agents import POLICY, pass_windows
+from agent.agents import POLICY, made, pass_windows
 from agent.fakes import DIGEST, FAST, SLOW, costs
 from tiertune_agent.backtest.run import BacktestError, backtest, record, rehearse
 from tiertune_agent.fields import replaced
@@ -54,6 +54,21 @@ def test_sizes_are_weighed_with_what_came_before(rounds, agent):
     )
     recording = record(agent.history, 60.0, 300.0)
     assert [prospect.requests for prospect in recording.prospects] == [240, 10]
+
+
+@pytest.mark.parametrize(
+    ("last_s", "began_with"), [(150, "lru"), (90, "arc"), (30, "lru")], ids=["before both", "between", "after both"]
+)
+def test_a_span_begins_with_what_a_store_had_then(agent, store, rounds, last_s, began_with):
+    """A change that was rolled back a minute later stood in between, whenever it was made."""
+    rounds(4)
+    decision = made(agent, store, "defaults.eviction", "lru", "arc")
+    rounds(4)
+    agent.changes.rollback(decision.id, "ops")
+    rounds(4)
+    recording = record(agent.history, last_s, 300.0)
+    assert recording.tuning["host-a"]["defaults"]["eviction"] == began_with
+    assert [one.id for one in recording.decisions] == ([decision.id] if last_s == 150 else [])
 
 
 BUDGETED = """

@@ -9,6 +9,7 @@ from agent.managed import GIB, MORE_DRAM, POLICY
 from e2e.servers import redis_server
 from tiertune_agent.backtest.run import record, rehearse
 from tiertune_agent.demo.ports import free_port
+from tiertune_agent.fields import capacity_of
 from tiertune_agent.history.database import open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import load
@@ -236,6 +237,21 @@ def test_a_backtest_tells_of_a_remote_that_nobody_managed(world, tmp_path):
     found = rehearsed(world, tmp_path)
     assert list(found.would) == []
     assert "The history tells nothing of the remote" in found.sentences()[1]
+
+
+def test_a_backtest_knows_of_a_split_of_a_remote_that_is_managed_no_more(world):
+    """What was done is told, and hosts begin with the sizes before it, whoever owns the remote by now."""
+    world.prospects(MORE_DRAM)
+    world.rounds(2)
+    world.edit(("manage: true", "manage: false"))
+    world.rounds()
+    recording = record(world.agent.history, 3600, 300.0)
+    assert recording.remote is None
+    assert [one.id for one in recording.decisions] == [one.id for one in world.decisions()] != []
+    assert {name: capacity_of(tuning, "dram") for name, tuning in recording.tuning.items()} == {
+        "host-a": GIB,
+        "host-b": GIB,
+    }
 
 
 def rehearsed(world, tmp_path):

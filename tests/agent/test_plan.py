@@ -155,6 +155,13 @@ class TestVerdict:
         assert not told.worth
         assert said in told.verdict
 
+    def test_of_hardly_any_hits_it_tells_how_many_are_lost_and_how_few_they_are(self):
+        """Sixteen caches lose nearly all of the hits, which are too few to win anything."""
+        told = of(hit_share=1e-3)
+        lost = 1 - told.isolated_hit_share / told.shared_hit_share
+        assert lost > 0.9
+        assert f"have all but {lost:.1%} of the hits, and these are 0.1% of the prompts' tokens" in told.verdict
+
     def test_what_does_not_hit_takes_no_time_to_fetch(self):
         """Not even the latency."""
         assert of(hit_share=0).fetch_s == 0

@@ -1,8 +1,10 @@
 """A policy over a trace: its run beside those that it must beat, and what it would have decided."""
 
+import shutil
+
 import pytest
 
-from replay.files import SCENARIO
+from replay.files import SCENARIO, SCENARIOS, columns, write_trace
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +40,24 @@ def test_a_policy_that_recommends_changes_nothing(tiertune, policy, call):
     assert (done.returncode, done.stderr) == (0, f"note: {policy}: guard.freeze: {LEFT_OUT}\n")
     tuned = document["runs"]["tuned"]
     assert (tuned["decisions"], tuned["split"][1:]) == (0, [])
+
+
+def test_a_folder_of_scenarios_is_told(tiertune, policy, call):
+    """A backtest plays one scenario; exit 2, and nothing is played."""
+    policy.write_text("version: 1\n")
+    done = tiertune(*call[:-1], SCENARIOS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"--scenario: {SCENARIOS} is a folder of several: name a file in it\n"
+
+
+def test_a_folder_of_one_scenario_is_that_scenario(tiertune, policy, tmp_path):
+    """As in a replay."""
+    policy.write_text("version: 1\n")
+    (tmp_path / "one").mkdir()
+    shutil.copy(SCENARIO, tmp_path / "one")
+    trace = write_trace(tmp_path / "t.parquet", columns())
+    done, document = tiertune.json("policy", "backtest", policy, "--trace", trace, "--scenario", tmp_path / "one")
+    assert (done.returncode, done.stderr, document["requests"]) == (0, "", 3)
 
 
 def test_a_wrong_policy_is_told_with_its_place(tiertune, policy, call):

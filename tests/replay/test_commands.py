@@ -83,6 +83,19 @@ def test_wrong_input_is_told_and_exits_with_2(tiertune, arguments, message):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("match", "left_out"), [('model: "*"', False), ('store: "gpu-*"', True), ('model: "llama-*"', True)]
+)
+def test_overrides_that_a_trace_cannot_fit_are_told_as_left_out(tiertune, tmp_path, match, left_out):
+    """It names neither stores nor models: rules for some of them are not what is tested."""
+    policy = tmp_path / "p.yaml"
+    policy.write_text(f"version: 1\noverrides: [{{match: {{{match}}}, mode: auto}}]\n")
+    trace = write_trace(tmp_path / "t.parquet", columns())
+    done = tiertune("replay", trace, "--scenario", SCENARIO, "--run", "tuned", "--policy", policy)
+    note = f"note: {policy}: overrides: a trace names no stores and no models, entries for some of them are left out\n"
+    assert (done.returncode, done.stderr) == (0, note if left_out else "")
+
+
 def test_a_process_of_its_own_tells_the_same():
     """What the shell sees of wrong input: one message, nothing on standard output, status 2."""
     command = [sys.executable, "-c", "from tiertune_agent.cli import main; main()", "curve", "absent", "--sizes", "0.1"]

@@ -1,6 +1,7 @@
 """The report: figures of the runs, whichever were played, on one page that calls nothing and runs nothing."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from agent.hostile import HOSTILE
 from agent.html import Page
 from replay.files import SCENARIO
 from tiertune_agent.replay.report import Played, report
-from tiertune_agent.replay.scenario import load_scenario
+from tiertune_agent.replay.scenario import Event, load_scenario
 from tiertune_agent.web.over_time import step_chart
 
 
@@ -65,6 +66,28 @@ class TestPage:
         page = Page(report([played(**runs)]))
         assert f"against {names[0] if 'baseline' not in names else 'baseline'}" in page.text
         assert ("What the agent did" in page.text) == ("tuned" in names)
+
+    def test_a_faster_run_is_told_where_the_agents_is_the_reference(self):
+        """tuned came first and baseline was not played: no page says that nothing is faster if something is."""
+        text = Page(report([played(tuned=TUNED, best_split=run(0.4))])).text
+        assert "With best_split the first token comes 20 % sooner than with tuned: 400 ms, not 500 ms." in text
+        text = Page(report([played(tuned=TUNED, best_split=run(0.6))])).text
+        assert "No run is faster than tuned: 500 ms to the first token on average." in text
+
+    @pytest.mark.parametrize(
+        ("event", "moves"), [({"link_factor": 0.5}, True), ({"link": "down"}, True), ({"by_hand": {}}, False)]
+    )
+    def test_a_link_is_called_moving_only_if_something_happens_to_it(self, event, moves):
+        """What somebody changes in DRAM by hand is an event, too."""
+        cell = played(rule=run(1.0))
+        steady = cell.scenario.model_copy(
+            update={
+                "link": cell.scenario.link.model_copy(update={"fluctuation": None}),
+                "events": [Event.model_validate({"at_s": 1, "for_s": 1, **event})],
+            }
+        )
+        text = Page(report([replace(cell, scenario=steady)])).text
+        assert ("gigabits, moving" in text) == moves
 
     def test_stacked_hits_fill_the_bar(self):
         """The tiers' shares follow each other without a gap and end, with what was recomputed, at 100 %."""

@@ -1,14 +1,19 @@
 """Sweeps: every trace under every scenario, the same wherever it is played."""
 
 import json
+import os
+import socket
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from connector.stores import short_folder
 from replay.files import SCENARIO, SCENARIOS, columns, write_trace
-from tiertune_agent.replay.sweep import grid, over_processes, over_ray, play, sweep_document
+from tiertune_agent.replay.sweep import SweepError, grid, over_processes, over_ray, play, sweep_document
+from tiertune_agent.replay.traces import TraceError
 from tiertune_agent.terminal.options import InputError
 
 RUNS = ("never", "rule")
@@ -23,6 +28,23 @@ def traces(tmp_path):
 def cells(traces):
     """All traces under all scenarios."""
     return grid(traces, [SCENARIOS], RUNS)
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    """Ray, which is to tell nobody that it was used."""
+    module = pytest.importorskip("ray", reason="Ray is not installed (make setup-ray)")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with short_folder() as folder:
+        monkeypatch.setenv("RAY_TMPDIR", str(folder))
+        yield module
+
+
+class Killed:
+    """Ends the process that it is sent to."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
 
 
 def without_wall(document):
@@ -57,6 +79,13 @@ def test_the_page_tells_of_the_time_that_was_played(traces):
 
 
 class TestPlaces:
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_times_that_no_replay_plays_are_told_before_anything_is_played(self, traces, tmp_path, processes):
+        """A trace in milliseconds comes last: what was played before it would be lost."""
+        late = write_trace(tmp_path / "ms.parquet", columns() | {"t": pa.array([0.0, 1e6, 1e11])})
+        with pytest.raises(TraceError, match="ms: column 't' and time_factor make 1,157,407 days"):
+            next(over_processes(grid([*traces, late], [SCENARIO], ("never",)), processes))
+
     @pytest.mark.slow
     def test_processes_give_what_one_gives(self, cells):
         """Two processes, the same documents in the same order, wall times aside."""
@@ -66,17 +95,37 @@ class TestPlaces:
         assert len(alone) == len(cells)
         assert len(steps) == 2 * sum(len(cell.runs) for cell in cells)
 
+    def test_a_process_that_is_killed_is_told(self, cells):
+        """As by a kernel that is short of memory: one message which says what to do, and no traceback."""
+        killed = [replace(cell, policy=Killed()) for cell in cells]
+        with pytest.raises(SweepError, match=r"a process ended before its replays were done: .* lower --processes"):
+            list(over_processes(killed, 2))
+
     @pytest.mark.slow
     @pytest.mark.timeout(600)
-    def test_ray_gives_what_one_process_gives(self, cells, monkeypatch):
-        """On a local Ray, which ends with the sweep; it is to tell nobody that it was used."""
-        ray = pytest.importorskip("ray", reason="Ray is not installed (make setup-ray)")
-        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        with short_folder() as folder:
-            monkeypatch.setenv("RAY_TMPDIR", str(folder))
-            alone, spread = list(over_processes(cells, 1)), list(over_ray(cells, "local"))
+    def test_ray_gives_what_one_process_gives(self, cells, ray):
+        """On a local Ray, which ends with the sweep."""
+        alone, spread = list(over_processes(cells, 1)), list(over_ray(cells, "local"))
         assert without_wall(sweep_document(alone, 0)) == without_wall(sweep_document(spread, 0))
         assert not ray.is_initialized()
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    def test_a_trace_that_ray_s_nodes_do_not_have_is_told(self, tmp_path, ray):
+        """By its own message, without Ray's account of where it came from."""
+        absent = tmp_path / "absent.parquet"
+        with pytest.raises(TraceError) as error:
+            list(over_ray(grid([absent], [SCENARIO], ("never",)), "local"))
+        assert (type(error.value), str(error.value)[: len(f"{absent}: ")]) == (TraceError, f"{absent}: ")
+        assert not ray.is_initialized()
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    @pytest.mark.usefixtures("ray")
+    def test_a_process_of_a_node_that_is_killed_is_told(self, cells):
+        """Once Ray has given it up."""
+        with pytest.raises(SweepError, match=r"^--ray: a process of a node ended before its replay was done: .+$"):
+            list(over_ray([replace(cells[0], policy=Killed())], "local"))
 
     @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "host:port"])
     def test_a_cluster_that_does_not_answer_is_told(self, cells, monkeypatch, address):
@@ -84,6 +133,21 @@ class TestPlaces:
         monkeypatch.setitem(sys.modules, "ray", object())
         with pytest.raises(InputError, match=f"no Ray cluster answers at '{address}'"):
             next(over_ray(cells, address))
+
+    @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+    @pytest.mark.parametrize("scheme", ["", "ray://"])
+    def test_a_cluster_may_have_an_ipv6_address(self, cells, monkeypatch, scheme):
+        """In brackets, as Ray reads it: what listens there is asked."""
+
+        def init(**_):
+            raise ConnectionError("was asked")
+
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+        with (
+            socket.create_server(("::1", 0), family=socket.AF_INET6) as listening,
+            pytest.raises(InputError, match="was asked"),
+        ):
+            next(over_ray(cells, f"{scheme}[::1]:{listening.getsockname()[1]}"))
 
     def test_without_ray_it_says_what_to_install(self, cells, monkeypatch):
         """The extra is optional."""

@@ -159,6 +159,18 @@ def test_a_file_that_is_no_parquet_is_refused(tmp_path):
     assert refused(tmp_path) == "is a directory: name a file in it"
 
 
+def test_text_that_is_no_utf_8_is_refused(written):
+    """As another program, or damage, may leave it."""
+    table = columns() | {"type": pa.array([b"r\xe4t"] * 3, pa.binary()).view(pa.string())}
+    assert refused(written(table)).startswith("cannot be read as parquet: 'utf-8' codec can't decode byte 0xe4")
+
+
+def test_dictionary_codes_without_an_entry_are_refused(written):
+    """Damage that parquet's own checks do not find."""
+    table = columns() | {"type": pa.DictionaryArray.from_arrays(pa.array([0, 7, 0]), ["chat"], safe=False)}
+    assert refused(written(table)).startswith("cannot be read as parquet: ")
+
+
 @given(
     paths=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=20),
     stride=st.integers(1, 1000),

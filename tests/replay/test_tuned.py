@@ -10,13 +10,26 @@ from replay import files
 from replay.files import first
 from tiertune_agent.policy.budgets import Budgets
 from tiertune_agent.policy.document import Guard, Policy
+from tiertune_agent.records import State
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.stores import Stores
 from tiertune_agent.replay.traces import builtin_trace
-from tiertune_agent.replay.tuned import DEFAULT_POLICY, ReplayAgent, conduct, tuned
+from tiertune_agent.replay.tuned import (
+    DEFAULT_POLICY,
+    DRAM,
+    DRAM_FIELD,
+    DRAM_POOL,
+    EVICTION_FIELD,
+    ReplayAgent,
+    conduct,
+    tuned,
+)
+from tiertune_agent.tuners.base import Proposal
+from tiertune_agent.tuners.eviction import EvictionSettings, EvictionTuner
 from tiertune_agent.tuners.registry import Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
-from tiertune_agent.tuners.tier_size import TierSizeSettings
+from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
+from tiertune_agent.verdicts.verdict import Verdict
 
 pytestmark = pytest.mark.slow
 
@@ -267,6 +280,30 @@ def test_harm_by_hand_is_no_older_than_it_is(trace):
     change = agent.changes[-1]
     assert (change.at_s, change.target.tier) == (52, "dram")
     assert change.after > 2 * change.before
+
+
+@pytest.mark.parametrize("field", [DRAM_FIELD, EVICTION_FIELD])
+def test_a_verdict_sets_nothing_back_that_was_changed_by_hand_since(trace, monkeypatch, field):
+    """As an agent's: the change was not what soaked, so it is inconclusive, though what it was weighs better."""
+    monkeypatch.setattr("tiertune_agent.replay.tuned.weigh", lambda *_, **__: Verdict(State.ROLLED_BACK, "worse", {}))
+    replay = Replay(trace, scenario())
+    start = replay.split(0.5)
+    fleet = replay.fleet(start)
+    agent = ReplayAgent(replay, DEFAULT_POLICY, start, fleet)
+    own = start.dram * replay.chunk_bytes
+    tuner, before, after = {
+        DRAM_FIELD: (TierSize(TierSizeSettings()), own, own // 2),
+        EVICTION_FIELD: (EvictionTuner(EvictionSettings()), "lru", "arc"),
+    }[field]
+    agent._take(
+        tuner, DRAM if field == DRAM_FIELD else DRAM_POOL, Proposal(field, before, after, "because", {"shape": ""})
+    )
+    fleet.resize(dram=7)
+    fleet.switch("fifo")
+    agent.until(400.0)
+    (change,) = agent.changes
+    assert (change.state, change.reason) == ("inconclusive", "because; somebody changed it within the soak")
+    assert [(pool.capacity, pool.algorithm) for pool in fleet.dram_pools] == [(7, "fifo")] * 4
 
 
 FEW = DEFAULT_POLICY.model_copy(update={"guard": Guard(changes_per_hour=1000, min_requests=10)})

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -110,21 +110,18 @@ def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
         raise BacktestError(f"the history holds no window of the last {format_duration(last_s)}")
     remote = history.store(FLEET)
     known = [*stores, remote] if remote else stores
-    names = {store.name for store in known}
-    decisions = [
-        one
-        for one in history.decisions.find(states=CHANGED, limit=EVERY)
-        if one.target.store in names and one.applied_at and one.applied_at >= since
-    ]
+    names = {FLEET, *(store.name for store in known)}  # a split of a remote that nobody manages any more was made, too
+    moved = history.decisions.find(states=CHANGED, limit=EVERY, since=since)
+    changed = [one for one in moved if one.target.store in names]
     return Recording(
         stores=[store for store in stores if any(window.store == store.name for window in windows)],
         remote=remote,
-        tuning={store.name: _before(store.tuning, decisions, store.name) for store in known},
+        tuning={store.name: _began_with(store, changed, since) for store in known},
         windows=sorted(windows, key=ended),
         prospects=sorted(
             history.measured.prospects("", since - timedelta(seconds=horizon_s(sizes_period_s))), key=ended
         ),
-        decisions=sorted(decisions, key=attrgetter("made_at")),
+        decisions=sorted((one for one in changed if one.made_at >= since), key=attrgetter("made_at")),
     )
 
 
@@ -232,12 +229,16 @@ def _recorded(url: str) -> Iterator[History]:
         yield history
 
 
-def _before(tuning: Json, decisions: Sequence[Decision], store: str) -> Json:
-    """The tuning without the changes that still stand."""
-    for one in sorted(decisions, key=lambda one: one.id, reverse=True):
-        for part in parts(one):
-            if part.target.store == store and one.state != State.ROLLED_BACK and read(tuning, part.field) == part.after:
-                tuning = replaced(tuning, part.field, part.before)
+def _began_with(store: StoreRow, changed: Sequence[Decision], since: datetime) -> Json:
+    """The store's tuning at a time: what changes and rollbacks set from then on is set back, the newest first."""
+    made = [(one.made_at, one.id, False, one) for one in changed]
+    made += [(one.updated_at, one.id, True, one) for one in changed if one.state == State.ROLLED_BACK]
+    tuning = store.tuning
+    for at, _, undone, one in sorted(made, key=itemgetter(0, 1, 2), reverse=True):
+        for part in parts(one) if at >= since else ():
+            old, new = (part.after, part.before) if undone else (part.before, part.after)
+            if part.target.store == store.name and read(tuning, part.field) == new:
+                tuning = replaced(tuning, part.field, old)
     return tuning
 
 

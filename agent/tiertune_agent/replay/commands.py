@@ -114,7 +114,9 @@ def backtest(policy: Path, trace: Path, scenario: Path, json_path: Path | None) 
     from tiertune_agent.terminal.progress import bar
     from tiertune_agent.terminal.tables import backtest_table, show
 
-    (cell,) = grid([trace], [scenario], BACKTEST_RUNS)
+    cell, *more = grid([trace], [scenario], BACKTEST_RUNS)
+    if more:
+        raise InputError(f"--scenario: {scenario} is a folder of several: name a file in it")
     cell = replace(cell, policy=_policy(policy))
     with bar("backtest", len(cell.runs)) as progress:
         document = play(cell, progress.step).document
@@ -127,12 +129,16 @@ def backtest(policy: Path, trace: Path, scenario: Path, json_path: Path | None) 
 
 
 def _policy(path: Path) -> "Policy":
-    """The policy in a file; a note says if it has freezes, which a replay leaves out."""
+    """The policy in a file; notes tell what a replay leaves out: freezes, and rules for some stores or models."""
     from tiertune_agent.policy.document import load
+    from tiertune_agent.replay.tuned import DRAM
 
     policy = load(path).policy
     if policy.guard.freeze or any(override.guard.freeze for override in policy.overrides):
         typer.echo(f"note: {path}: guard.freeze: a trace has no dates, its calendar is left out", err=True)
+    if not all(override.match.fits(DRAM) for override in policy.overrides):
+        told = "a trace names no stores and no models, entries for some of them are left out"
+        typer.echo(f"note: {path}: overrides: {told}", err=True)
     return policy
 
 

@@ -107,8 +107,9 @@ class Played:
 
     @property
     def shown(self) -> Run:
-        """The run that the headline is about: the agent's if it was played, else the fastest."""
-        return self.run("tuned") or min(self.runs, key=lambda run: float(run.figures["ttft_mean_s"]))
+        """The run that the headline is about: the agent's if there is one to hold it against, else the fastest."""
+        tuned = self.run("tuned") if self.reference != "tuned" else None
+        return tuned or min(self.runs, key=lambda run: float(run.figures["ttft_mean_s"]))
 
     @property
     def headline(self) -> str:
@@ -156,7 +157,8 @@ class Played:
         model = next((name for name, spec in MODELS.items() if spec == scenario.model), "a model of its own")
         sizes = {tier: getattr(scenario.tiers, tier) for tier in TIERS}
         told = [f"{tier} {_size(spec)}" for tier, spec in sizes.items() if spec.share or spec.gib]
-        moving = ", moving" if scenario.link.fluctuation or scenario.events else ""
+        slowed = any(event.link or event.link_factor for event in scenario.events)
+        moving = ", moving" if scenario.link.fluctuation or slowed else ""
         return [
             f"{self.document['requests']:,} requests in {text.span(self.span_s)}",
             f"{scenario.engines} engines on {scenario.nodes} hosts, {scenario.routing} routing",

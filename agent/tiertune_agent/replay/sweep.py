@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -16,12 +17,16 @@ from tiertune_agent.replay.contents import arrivals
 from tiertune_agent.replay.report import Played
 from tiertune_agent.replay.scenario import Scenario, load_scenario
 from tiertune_agent.replay.simulate import replay_document, runs_of
-from tiertune_agent.replay.traces import Trace, open_trace
+from tiertune_agent.replay.traces import Trace, TraceError, open_trace
 from tiertune_agent.terminal.options import InputError
 from tiertune_agent.terminal.progress import Step, unseen
 
 ANSWERS_S = 5.0
 """Seconds within which a Ray cluster must be reachable."""
+
+
+class SweepError(RuntimeError):
+    """A sweep that did not end; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -61,21 +66,26 @@ def play(cell: Cell, step: Step = unseen) -> Played:
 def over_processes(cells: Sequence[Cell], processes: int, step: Step = unseen) -> Iterator[Played]:
     """Play cells; each is yielded once it and those before it are done. ``step`` is called once for each run.
 
-    Raises TraceError before anything is played.
+    Raises TraceError before anything is played, and SweepError if a process is killed.
     """
-    for trace in dict.fromkeys(cell.trace for cell in cells):
-        _trace(trace)
+    for cell in cells:
+        arrivals(_trace(cell.trace), cell.scenario)
     workers = min(processes, len(cells))
     if workers < 2:
         yield from (play(cell, step) for cell in cells)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from _stepped(cells, pool.map(play, cells), step)
+        try:
+            yield from _stepped(cells, pool.map(play, cells), step)
+        except BrokenProcessPool as error:
+            told = "a process ended before its replays were done: if memory was short, lower --processes"
+            raise SweepError(told) from error
 
 
 def over_ray(cells: Sequence[Cell], address: str, step: Step = unseen) -> Iterator[Played]:
     """As ``over_processes``, on a Ray cluster whose nodes have this package and the traces at the same paths.
 
+    Raises TraceError if a node cannot use a trace, whatever was played before, and SweepError if a process is killed.
     ``address`` is Ray's: ``host:port``, ``auto`` for a running cluster, ``local`` for one that this call starts.
     """
     try:
@@ -91,6 +101,11 @@ def over_ray(cells: Sequence[Cell], address: str, step: Step = unseen) -> Iterat
         remote = ray.remote(play)
         pending = [remote.remote(cell) for cell in cells]
         yield from _stepped(cells, map(ray.get, pending), step)
+    except TraceError as error:  # Ray's own, which tells of where it was raised, too
+        raise getattr(error, "cause", error) from None
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+        told = f"--ray: a process of a node ended before its replay was done: {str(error).splitlines()[0]}"
+        raise SweepError(told) from error
     finally:
         ray.shutdown()
 
@@ -109,7 +124,7 @@ def _check_listens(address: str) -> None:
     if not colon:
         return  # a word, such as auto
     try:
-        socket.create_connection((host, int(port)), timeout=ANSWERS_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS_S).close()
     except (OSError, ValueError) as error:
         raise InputError(f"--ray: no Ray cluster answers at {address!r}: {error}") from error
 

@@ -88,14 +88,12 @@ def load_trace(path: Path) -> Trace:
     if not path.is_file():
         raise TraceError(f"{path}: there is no such file; the included traces are {', '.join(BUILTIN)}")
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise TraceError(f"{path}: cannot be read as parquet: {reason}") from error
-    try:
-        return _read(path.stem, table)
+        return _read(path.stem, pq.read_table(path))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:  # some damage shows in values only
+        reason = str(error).splitlines()[0]
+        raise TraceError(f"{path}: cannot be read as parquet: {reason}") from error
 
 
 def _read(name: str, table: Any) -> Trace:  # noqa: ANN401 (pyarrow has no types)

@@ -276,6 +276,9 @@ class ReplayAgent:
         """End soaks that are over."""
         over = [change for change in self._soaking(tier) if self._at_s >= change.until_s]
         for change in over:
+            if read(self._tuning, change.field) != change.after:
+                self._end(change, State.INCONCLUSIVE, "; somebody changed it within the soak")
+                continue
             verdict = weigh(self._trial(change), worse_by=self._rule.guard.roll_back_if_worse_by)
             undone = verdict.state is State.ROLLED_BACK
             self._end(change, verdict.state, f"; rolled back: {verdict.reason}" if undone else "")
