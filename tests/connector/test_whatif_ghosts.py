@@ -171,6 +171,17 @@ def test_hits_count_as_much_when_sampling_begins(together):
     assert found == pytest.approx([truth] * len(found), abs=0.02)
 
 
+@pytest.mark.parametrize("requests_between", [1, 3])
+def test_however_often_counts_are_asked_for_they_tell_the_same(traffic, requests_between):
+    """What comes between two questions may show no sampled key that came before: it counts with what comes after."""
+    chains, _ = traffic
+    ghosts, once = PoolGhosts(4_000), feed(PoolGhosts(4_000), chains).counts()
+    for start in range(0, len(chains), requests_between):
+        often = feed(ghosts, chains[start : start + requests_between]).counts()
+    told, expected = ({which: hits / keys for which, (hits, keys) in counts.items()} for counts in (often, once))
+    assert told == pytest.approx(expected, abs=0.02)
+
+
 def test_many_capacities_are_not_all_remembered(traffic):
     """At most 16 are told, the latest ones."""
     ghosts = PoolGhosts(50)

@@ -100,7 +100,7 @@ class Miniatures:
 
         ``more``: hits of sampled keys, with algorithms that are followed elsewhere.
         """
-        if self._plain and not self._sampled:
+        if self.rate < 1 and self._weight.too_few(self._keys - self._plain, self._hot_low):
             return {}
         scale, sure, keys = self._scale(), self._keys - self._plain, float(self._keys)
         hits = {**{name: mini.hits for name, mini in self._caches().items()}, **more}

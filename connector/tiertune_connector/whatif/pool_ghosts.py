@@ -175,7 +175,7 @@ class PoolGhosts:
     def _look(self, sizes: Collection[int]) -> None:
         """See what the curve has counted for these sizes by now."""
         self._seen = dict(zip(sizes, self._curve.hits(list(sizes)), strict=True))
-        self._seen_keys = self._curve.accesses
+        self._seen_keys = self._curve.counted
 
     def _new_curve(self, hot: HotSet) -> Curve:
         largest = SPAN * self._minis.capacity
