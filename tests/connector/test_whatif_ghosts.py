@@ -64,6 +64,23 @@ def test_no_ghost_hits_more_than_came(chains, capacity, rate):
         before = counts
 
 
+@given(
+    chains=grown(),
+    capacities=st.lists(st.sampled_from([4, 5, 8, 16]), min_size=1, max_size=8),
+    rate=st.sampled_from([0.125, 0.5]),
+)
+def test_nothing_counts_twice_where_the_capacity_changes(chains, capacities, rate):
+    """What too few were sampled of is told of the capacity under which it came, by the ghosts or by the curve."""
+    ghosts, came = PoolGhosts(capacities[0], rate=rate), 0
+    for number, chain in enumerate(chains):
+        feed(ghosts, [chain])
+        came += len(chain)
+        ghosts.resize(capacities[number % len(capacities)])
+        assert all(keys <= came for _, keys in ghosts.counts().values())
+    ghosts.resize(99)
+    assert sum(keys for (name, _), (_, keys) in ghosts.counts().items() if name == "arc") == came
+
+
 @pytest.mark.parametrize("capacity", [0, 1, 127, 128, 129, 1_023, 1_024, 65_536, 65_537, 100_000, 10**7])
 def test_the_rate_follows_the_capacity(capacity):
     """Small pools are simulated whole, of others at most one key in 16 or 32; a ghost never holds too many or few."""

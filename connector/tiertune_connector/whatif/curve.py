@@ -152,8 +152,12 @@ class Curve:
     def hits(self, sizes: Sequence[float]) -> list[float]:
         """Counted keys within cached prefixes so far, in caches of these sizes; never fewer in a larger one."""
         if not self._weight.too_few(self._hot_accesses, self._hot_low):
-            self._settle(self.rate)
+            self.settle()
         return [min(hits, self.counted) for hits in self._distances.hits(sizes)]
+
+    def settle(self) -> None:
+        """Count all that came, also what too few were sampled of to tell how much it hits."""
+        self._settle(self.rate)
 
     def thin(self, rate: float) -> None:
         """Go on at a lower rate."""
