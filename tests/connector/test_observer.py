@@ -8,7 +8,8 @@ import pytest
 from connector.stores import CHUNK_BYTES, CHUNK_TOKENS, NAMESPACE, amid, at_once, chain, counted, eventually, in_turns
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
-from tiertune_connector.protocol.messages import PrefillLine
+from tiertune_connector.protocol.messages import PrefillLine, Side
+from tiertune_connector.sampling.ghosts import Room
 from tiertune_connector.sampling.observer import Observer, Sampling, StaleError
 from tiertune_connector.sampling.samples import LookupRecord, Samples
 from tiertune_connector.sessions.session import Session
@@ -322,3 +323,17 @@ def test_samples_do_not_hold_whole_prompts(session):
     _, samples = observer.read(0)
     assert {sample["chain_len"] for sample in samples} == {50}
     assert watched() is None
+
+
+def test_ghosts_leave_room_for_the_chunks_of_other_groups_of_layers(session):
+    """A pool of 100 chunks holds 50 of a chain beside as many of another group; both are the same bytes."""
+    observer = Observer(lambda _: Room(100, 10), lambda: 0.0)
+    observer.attach(session)
+    keys = chain("k", 60)
+    observer.beside(session, [Side(chain("other", 60), CHUNK_TOKENS, 4)])
+    observer.beside(session, [])
+    for _ in range(2):
+        observer.seen(session, keys, 60 * CHUNK_TOKENS)
+    hits = {labels[:3]: count for _, labels, count in observer.rows() if labels[1] == "1000"}
+    assert hits["lru", "1000", "hit"] == 50 * CHUNK_TOKENS
+    assert hits["lru", "1000", "miss"] == 70 * CHUNK_TOKENS

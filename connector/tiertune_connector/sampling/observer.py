@@ -13,7 +13,7 @@ import msgspec
 
 from tiertune_connector.counters import Counters, Gauge
 from tiertune_connector.documents import Json
-from tiertune_connector.protocol.messages import PrefillLine
+from tiertune_connector.protocol.messages import PrefillLine, Side
 from tiertune_connector.sampling.ghosts import Ghosts, Room
 from tiertune_connector.sampling.samples import PAGE, LookupRecord, Samples
 from tiertune_connector.sessions.session import Session
@@ -58,6 +58,8 @@ class _Namespace:
     chunks: int = 0
     frequent: Frequent = field(default_factory=Frequent)
     prefill: PrefillLine | None = None
+    each: float = 1.0
+    """Chunks of the pool for each of a chain, with those of other groups of layers."""
     ghosts: Ghosts | None = None
     """None: no request has come to its pool yet."""
 
@@ -111,6 +113,12 @@ class Observer:
         known = self._namespaces.get(session.digest)
         if line is not None and known is not None:
             known.prefill = line
+
+    def beside(self, session: Session, sides: Sequence[Side]) -> None:
+        """Note that other groups of layers keep chunks of the same prompt, which take room too."""
+        known = self._namespaces.get(session.digest)
+        if known is not None:  # a short prompt has not all of them
+            known.each = max(known.each, 1.0 + sum(session.chunk_tokens / side.chunk_tokens for side in sides))
 
     def forget(self, namespace: str) -> None:
         """Nobody uses it any more: its totals begin anew if a client of it comes again."""
@@ -231,5 +239,6 @@ class Observer:
                 self._samples.add(asked, picked)
         known.frequent.requests(chains)
         if (room := self.room(namespace)) is not None:
+            room = room.of(known.each)
             known.ghosts = known.ghosts or Ghosts(room)
             known.ghosts.requests(room, chains, hashed)
