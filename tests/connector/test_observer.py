@@ -300,13 +300,13 @@ def test_who_studies_rests_the_shorter_the_more_waits(session, lookups, shortest
 def test_terms_are_what_engines_told_last(session):
     """Tokens of a chunk, and the line of its prefill."""
     observer = observer_of(session)
-    assert observer.terms(DIGEST) == {"chunk_tokens": CHUNK_TOKENS, "prefill": None}
+    assert observer.terms(DIGEST) == {"chunk_tokens": CHUNK_TOKENS, "chunks_each": 1.0, "prefill": None}
     observer.prefill(session, PrefillLine(0.01, 1e-15, 8e9, 32, 4096, 8192))
     observer.prefill(session, None)
     assert observer.terms(DIGEST)["prefill"] == {
         "overhead_s": 0.01, "seconds_per_flop": 1e-15, "params": 8e9, "layers": 32, "width": 4096, "step_tokens": 8192,
     }  # fmt: skip
-    assert observer.terms("unknown") == {"chunk_tokens": 0, "prefill": None}
+    assert observer.terms("unknown") == {"chunk_tokens": 0, "chunks_each": 1.0, "prefill": None}
 
 
 def test_samples_do_not_hold_whole_prompts(session):

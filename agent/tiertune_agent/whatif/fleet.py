@@ -38,7 +38,8 @@ class GhostPlan(NamedTuple):
     rate: float
     seed: int
     chunk_bytes: int
-    """Bytes of a chunk divided by the namespace's share of its hosts' tiers, as if it had them alone."""
+    """Bytes of a chunk, with those of other groups of layers, divided by the namespace's share of its hosts' tiers, as
+    if it had them alone."""
     remote_chunk_bytes: int
     """The same for the remote."""
 
@@ -207,7 +208,7 @@ class FleetWhatif:
         sampling = self._handout.current
         told = (read(snapshot.status, f"pools.{namespace}") for snapshot in fleet)
         pool: Json = next(filter(None, told), {})
-        chunk_bytes = int(pool.get("chunk_bytes") or 0)
+        chunk_bytes = round(int(pool.get("chunk_bytes") or 0) * float(pool.get("chunks_each") or 1.0))
         if sampling is None or not chunk_bytes:
             return
         sizes = (max(1, round(chunk_bytes / share)) for share in _shares(namespace, fleet))

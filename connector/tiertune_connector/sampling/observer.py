@@ -190,11 +190,15 @@ class Observer:
         return header, page
 
     def terms(self, namespace: str) -> Json:
-        """Tokens of a namespace's chunk, and what prefilling costs its engines, as far as known."""
+        """Tokens of a namespace's chunk, how many chunks each of a chain takes, and what prefilling costs its engines.
+
+        As far as known.
+        """
         known = self._namespaces.get(namespace)
         line = known.prefill if known else None
         return {
             "chunk_tokens": known.chunk_tokens if known else 0,
+            "chunks_each": known.each if known else 1.0,
             "prefill": msgspec.structs.asdict(line) if line else None,
         }
 
