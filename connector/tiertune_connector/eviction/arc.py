@@ -60,8 +60,8 @@ class ARC:
         held, target = len(self._recent), self.target
         shrunk = held + len(self._frequent) > self.capacity
         recent = held > target or (0 < held == target and self._incoming == _FREQUENT_GHOST)
-        first, second = (self._recent, self._frequent) if recent else (self._frequent, self._recent)
-        key = oldest_of(first, second, pinned)
+        seen, used = self._recent, self._frequent
+        key = oldest_of(seen, used, pinned) if recent else oldest_of(used, seen, pinned)
         if key is None:
             return None
         if key in self._recent:

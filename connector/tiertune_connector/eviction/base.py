@@ -113,7 +113,8 @@ def oldest_of(first: Iterable[Key], second: Iterable[Key], pinned: Container[Key
 
     A long prompt that is loaded or written pins many: each of its keys that enters must not look at all of them.
     """
-    for key in islice(first, LOOKS):
+    for key in first:
         if key not in pinned:
             return key
-    return oldest(chain(islice(second, LOOKS), first, second), pinned)
+        break  # most are free at once, and a ghost pins nothing: it comes here with every key
+    return oldest(chain(islice(first, LOOKS), islice(second, LOOKS), first, second), pinned)
