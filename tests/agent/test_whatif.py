@@ -9,6 +9,7 @@ from agent.whatif_fleet import (
     CHUNK_BYTES,
     CHUNK_TOKENS,
     DIGEST,
+    FETCH,
     NOW,
     Fleet,
     Host,
@@ -66,13 +67,15 @@ def costs(fleet, requests):
     return told
 
 
-def test_the_chunks_of_other_groups_of_layers_take_room_too():
-    """A model with two groups has in tiers twice as large what one with a single group has."""
+@pytest.mark.parametrize("begun_anew", [0, 1])
+def test_the_chunks_of_other_groups_of_layers_take_room_too(begun_anew, monkeypatch):
+    """A model with two groups has in tiers twice as large what one with a single group has; a store may not know."""
+    monkeypatch.setattr("agent.whatif_fleet.FETCH", dict.fromkeys(FETCH, (0.0, 1e-15)))
     plain, requests = begun(400)
     (expected,) = plain.told(requests)
     fleet = Fleet(dram=80, remote=160)
-    for host in fleet.hosts:
-        host.observer.beside(host.session, [Side([b"k" * 16], CHUNK_TOKENS, 4)])
+    for host in fleet.hosts[begun_anew:]:
+        host.observer.beside(host.session, [Side([b"k" * 16], CHUNK_TOKENS, 0)])
     fleet.round()
     (prospect,) = fleet.told(requests)
     twice = Shape(2 * NOW.dram, 0, 2 * NOW.remote)
