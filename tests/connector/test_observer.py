@@ -330,10 +330,20 @@ def test_ghosts_leave_room_for_the_chunks_of_other_groups_of_layers(session):
     observer = Observer(lambda _: Room(100, 10), lambda: 0.0)
     observer.attach(session)
     keys = chain("k", 60)
-    observer.beside(session, [Side(chain("other", 60), CHUNK_TOKENS, 4)])
+    observer.beside(session, [Side(chain("other", 60), CHUNK_TOKENS, 0)])
     observer.beside(session, [])
     for _ in range(2):
         observer.seen(session, keys, 60 * CHUNK_TOKENS)
     hits = {labels[:3]: count for _, labels, count in observer.rows() if labels[1] == "1000"}
     assert hits["lru", "1000", "hit"] == 50 * CHUNK_TOKENS
     assert hits["lru", "1000", "miss"] == 70 * CHUNK_TOKENS
+
+
+def test_a_group_with_a_window_leaves_ghosts_their_room(session):
+    """Engines keep only its last chunks of a prompt, though they name all of them in a lookup."""
+    observer = observer_of(session)
+    windowed, whole = Side(chain("w", 60), CHUNK_TOKENS, 4), Side(chain("other", 60), CHUNK_TOKENS * 2, 0)
+    observer.beside(session, [windowed])
+    assert observer.terms(DIGEST)["chunks_each"] == 1.0
+    observer.beside(session, [windowed, whole])
+    assert observer.terms(DIGEST)["chunks_each"] == 1.5

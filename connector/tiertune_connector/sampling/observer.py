@@ -59,7 +59,7 @@ class _Namespace:
     frequent: Frequent = field(default_factory=Frequent)
     prefill: PrefillLine | None = None
     each: float = 1.0
-    """Chunks of the pool for each of a chain, with those of other groups of layers."""
+    """Chunks of the pool for each of a chain, with those of other groups of layers that keep whole prompts too."""
     ghosts: Ghosts | None = None
     """None: no request has come to its pool yet."""
 
@@ -115,10 +115,14 @@ class Observer:
             known.prefill = line
 
     def beside(self, session: Session, sides: Sequence[Side]) -> None:
-        """Note that other groups of layers keep chunks of the same prompt, which take room too."""
+        """Note that other groups of layers keep chunks of the same prompt, which take room too.
+
+        Not those with a window: engines keep only the last chunks of a prompt there, few beside the others.
+        """
         known = self._namespaces.get(session.digest)
         if known is not None:  # a short prompt has not all of them
-            known.each = max(known.each, 1.0 + sum(session.chunk_tokens / side.chunk_tokens for side in sides))
+            whole = (side.chunk_tokens for side in sides if not side.window_chunks)
+            known.each = max(known.each, 1.0 + sum(session.chunk_tokens / tokens for tokens in whole))
 
     def forget(self, namespace: str) -> None:
         """Nobody uses it any more: its totals begin anew if a client of it comes again."""
