@@ -60,27 +60,6 @@ def test_what_is_pinned_stays_in_a_flood(algorithm):
     assert len(pool) == 4
 
 
-class Pins(dict):
-    """Counts how often it is asked."""
-
-    asked = 0
-
-    def __contains__(self, key):
-        self.asked += 1
-        return super().__contains__(key)
-
-
-@pytest.mark.parametrize("algorithm", CANDIDATES)
-def test_a_long_prompt_is_reserved_without_looking_at_all_of_it_each_time(algorithm):
-    """A thousand chunks are being written: the next one looks at some of them for a victim, under the store's lock."""
-    pool = SimulatedPool(2_000, algorithm)
-    for _ in range(3):
-        pool.write_through(range(2_000))
-    pool._pins = Pins()
-    assert all(pool.reserve(key) for key in range(10_000, 11_000))
-    assert pool._pins.asked < 200 * 1_000
-
-
 @pytest.mark.parametrize("algorithm", CANDIDATES)
 @pytest.mark.parametrize("free", [0, 299, 300, 599])
 def test_what_is_free_is_found_behind_all_that_is_pinned(algorithm, free):
