@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 
-from tiertune_connector.eviction.base import Key, oldest
+from tiertune_connector.eviction.base import Key, oldest_of
 
 PROTECTED_SHARE = 0.2
 """Of the capacity. The paper's disks want more; conversations go on for some time, and then are never used again."""
@@ -42,12 +42,10 @@ class SLRU:
         """Nothing to adapt."""
 
     def evict(self, pinned: Container[Key]) -> Key | None:
-        for queue in (self._once, self._again):
-            key = oldest(queue, pinned)
-            if key is not None:
-                del queue[key]
-                return key
-        return None
+        key = oldest_of(self._once, self._again, pinned)
+        if key is not None:
+            del self._queue_of(key)[key]
+        return key
 
     def insert(self, key: Key) -> None:
         self._once[key] = None

@@ -218,6 +218,17 @@ def test_a_prompt_of_mean_length_stands_for_candidates_that_nobody_saw():
     assert (alone.nbytes, alone.recompute_s) == (20_000.0, pytest.approx(costs.prefill_s(20)))
 
 
+def test_the_chunks_of_other_groups_of_layers_are_fetched_too():
+    """Twice the bytes for a model with two groups; a store that does not tell has one."""
+    gauges = {"fetch_estimate_t0_seconds": 0.01, "fetch_estimate_bytes_per_second": 1e6}
+    for each, nbytes in (({}, 1000), ({"chunks_each": 2.0}, 2000)):
+        told = snapshot(pool=POOL | {"prefill": LINE} | each, windows=[window("disk", gauges)])
+        known = KnownCosts()
+        known.hear(told)
+        assert known.costs(told, "n").fetch_s["disk"] == pytest.approx((0.01, nbytes / 1e6))
+        assert mean_prompt(told, [prompts("n", 10.0, 3250.0)]).nbytes == 20 * nbytes
+
+
 @pytest.mark.parametrize("windows", [[], [prompts("n", 10.0, 150.0)], [prompts("n", 0.0, 0.0)]])
 def test_without_prompts_of_a_chunk_nothing_stands_for_candidates(windows):
     """None came, or none as long as a chunk; nor where nobody told what computing one takes."""

@@ -9,6 +9,7 @@ from agent.whatif_fleet import (
     CHUNK_BYTES,
     CHUNK_TOKENS,
     DIGEST,
+    FETCH,
     NOW,
     Fleet,
     Host,
@@ -18,6 +19,7 @@ from agent.whatif_fleet import (
     exact_rest,
 )
 from tiertune_connector.keys import Namespace
+from tiertune_connector.protocol.messages import Side
 from tiertune_connector.whatif.chain import Shape
 
 
@@ -63,6 +65,21 @@ def costs(fleet, requests):
     told = [(Shape.parse(name), cost) for name, cost in prospect.costs.items() if "@" not in name]
     assert len(told) > 5
     return told
+
+
+@pytest.mark.parametrize("begun_anew", [0, 1])
+def test_the_chunks_of_other_groups_of_layers_take_room_too(begun_anew, monkeypatch):
+    """A model with two groups has in tiers twice as large what one with a single group has; a store may not know."""
+    monkeypatch.setattr("agent.whatif_fleet.FETCH", dict.fromkeys(FETCH, (0.0, 1e-15)))
+    plain, requests = begun(400)
+    (expected,) = plain.told(requests)
+    fleet = Fleet(dram=80, remote=160)
+    for host in fleet.hosts[begun_anew:]:
+        host.observer.beside(host.session, [Side([b"k" * 16], CHUNK_TOKENS, 0)])
+    fleet.round()
+    (prospect,) = fleet.told(requests)
+    twice = Shape(2 * NOW.dram, 0, 2 * NOW.remote)
+    assert prospect.costs[str(twice)] == pytest.approx(expected.costs[str(NOW)])
 
 
 def test_namespaces_share_the_tiers():

@@ -65,6 +65,7 @@ class Host:
 
     def snapshot(self, at):
         pool = {"chunk_tokens": CHUNK_TOKENS, "chunk_bytes": CHUNK_BYTES, "prefill": self.prefill,
+                "chunks_each": self.observer.terms(self.namespace.digest)["chunks_each"],
                 "dram": {"effective": {"capacity_bytes": self.dram, "eviction": "lru"}}}  # fmt: skip
         remote = {"health": "ok", "capacity_bytes": self.remote} if self.remote else {"health": "absent"}
         gauges = [

@@ -277,6 +277,19 @@ def test_a_way_that_stalled_has_no_price():
     assert traffic.estimate(13.0).bytes_per_s == pytest.approx(SPEED)
 
 
+def test_what_is_asked_after_a_stall_teaches_at_once():
+    """What was under way was given up while the stall went on, so nothing that comes then was half done."""
+    traffic = way(now=0.0)
+    ask(traffic, 2, 1.0)
+    traffic.stalled(11.0)
+    for _ in range(2):
+        traffic.ended(CHUNK, 11.0, came=False)
+    traffic.stalled(12.0)
+    traffic.asked(CHUNK, 20.0)
+    traffic.ended(CHUNK, 20.1, came=True)
+    assert traffic.estimate(21.0).bytes_per_s == pytest.approx(SPEED)
+
+
 def test_a_way_that_stays_silent_after_a_stall_is_slow_from_then_on():
     """What is still under way counts from the stall, not from when it was asked for."""
     traffic = way(now=0.0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from connector.stores import CHUNK_TOKENS, NAMESPACE, STRIDE, Engine, chain, eventually, pool, running
+from tiertune_connector.protocol.messages import Side
 from tiertune_connector.sampling.ghosts import Ghosts, Room
 from tiertune_connector.whatif.sampler import hashes
 
@@ -56,6 +57,21 @@ def test_the_ghost_of_the_pools_own_algorithm_hits_what_the_pool_hits(store, htt
     really = http.total("tier_lookup_tokens_total", tier="dram", result="hit")
     assert 0.3 * asked < really < 0.9 * asked
     assert hit == pytest.approx(really, abs=0.02 * asked)
+
+
+def test_the_ghost_of_a_model_with_two_groups_of_layers_hits_what_the_pool_hits(store, http, algorithm):
+    """The other group's chunks of the same prompts take half of the pool."""
+    with Engine(store) as engine:
+        eventually(lambda: pool(store).provisioned == CHUNKS)
+        for index, keys in enumerate(prompts(1200)):
+            request, others = f"r{index}", [key[::-1] for key in keys]
+            asked = {"prompt_tokens": len(keys) * CHUNK_TOKENS, "sides": [Side(others, CHUNK_TOKENS, 0)]}
+            found = len(engine.client.lookup(request, keys, **asked).result(10).tiers)
+            engine.put(keys[found:], request)
+            engine.put(others[found:], request)
+    hit, missed = whatif(http, algorithm)
+    really = http.total("tier_lookup_tokens_total", tier="dram", result="hit")
+    assert hit == pytest.approx(really, abs=0.05 * (hit + missed))
 
 
 class TestMetrics:

@@ -8,7 +8,8 @@ import pytest
 from connector.stores import CHUNK_BYTES, CHUNK_TOKENS, NAMESPACE, amid, at_once, chain, counted, eventually, in_turns
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
-from tiertune_connector.protocol.messages import PrefillLine
+from tiertune_connector.protocol.messages import PrefillLine, Side
+from tiertune_connector.sampling.ghosts import Room
 from tiertune_connector.sampling.observer import Observer, Sampling, StaleError
 from tiertune_connector.sampling.samples import LookupRecord, Samples
 from tiertune_connector.sessions.session import Session
@@ -299,13 +300,13 @@ def test_who_studies_rests_the_shorter_the_more_waits(session, lookups, shortest
 def test_terms_are_what_engines_told_last(session):
     """Tokens of a chunk, and the line of its prefill."""
     observer = observer_of(session)
-    assert observer.terms(DIGEST) == {"chunk_tokens": CHUNK_TOKENS, "prefill": None}
+    assert observer.terms(DIGEST) == {"chunk_tokens": CHUNK_TOKENS, "chunks_each": 1.0, "prefill": None}
     observer.prefill(session, PrefillLine(0.01, 1e-15, 8e9, 32, 4096, 8192))
     observer.prefill(session, None)
     assert observer.terms(DIGEST)["prefill"] == {
         "overhead_s": 0.01, "seconds_per_flop": 1e-15, "params": 8e9, "layers": 32, "width": 4096, "step_tokens": 8192,
     }  # fmt: skip
-    assert observer.terms("unknown") == {"chunk_tokens": 0, "prefill": None}
+    assert observer.terms("unknown") == {"chunk_tokens": 0, "chunks_each": 1.0, "prefill": None}
 
 
 def test_samples_do_not_hold_whole_prompts(session):
@@ -322,3 +323,27 @@ def test_samples_do_not_hold_whole_prompts(session):
     _, samples = observer.read(0)
     assert {sample["chain_len"] for sample in samples} == {50}
     assert watched() is None
+
+
+def test_ghosts_leave_room_for_the_chunks_of_other_groups_of_layers(session):
+    """A pool of 100 chunks holds 50 of a chain beside as many of another group; both are the same bytes."""
+    observer = Observer(lambda _: Room(100, 10), lambda: 0.0)
+    observer.attach(session)
+    keys = chain("k", 60)
+    observer.beside(session, [Side(chain("other", 60), CHUNK_TOKENS, 0)])
+    observer.beside(session, [])
+    for _ in range(2):
+        observer.seen(session, keys, 60 * CHUNK_TOKENS)
+    hits = {labels[:3]: count for _, labels, count in observer.rows() if labels[1] == "1000"}
+    assert hits["lru", "1000", "hit"] == 50 * CHUNK_TOKENS
+    assert hits["lru", "1000", "miss"] == 70 * CHUNK_TOKENS
+
+
+def test_a_group_with_a_window_leaves_ghosts_their_room(session):
+    """Engines keep only its last chunks of a prompt, though they name all of them in a lookup."""
+    observer = observer_of(session)
+    windowed, whole = Side(chain("w", 60), CHUNK_TOKENS, 4), Side(chain("other", 60), CHUNK_TOKENS * 2, 0)
+    observer.beside(session, [windowed])
+    assert observer.terms(DIGEST)["chunks_each"] == 1.0
+    observer.beside(session, [windowed, whole])
+    assert observer.terms(DIGEST)["chunks_each"] == 1.5

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.eviction import ALGORITHMS
+from tiertune_connector.eviction import ALGORITHMS, CANDIDATES
 from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.simulated import SimulatedPool
 
@@ -58,3 +58,17 @@ def test_what_is_pinned_stays_in_a_flood(algorithm):
     pool.write_through([b"%d" % index for index in range(64)])
     assert b"c" in pool
     assert len(pool) == 4
+
+
+@pytest.mark.parametrize("algorithm", CANDIDATES)
+@pytest.mark.parametrize("free", [0, 299, 300, 599])
+def test_what_is_free_is_found_behind_all_that_is_pinned(algorithm, free):
+    """Wherever the only victim stands, among keys used once or more often."""
+    pool = SimulatedPool(600, algorithm)
+    for _ in range(3):
+        pool.write_through(range(300))
+    pool.write_through(range(300, 600))
+    held = set(range(600)) - {free}
+    assert all(map(pool.pin, held))
+    assert pool.reserve(1_000) == [(free, True)]
+    assert pool.reserve(1_001) is None

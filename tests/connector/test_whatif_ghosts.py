@@ -64,6 +64,23 @@ def test_no_ghost_hits_more_than_came(chains, capacity, rate):
         before = counts
 
 
+@given(
+    chains=grown(),
+    capacities=st.lists(st.sampled_from([4, 5, 8, 16]), min_size=1, max_size=8),
+    rate=st.sampled_from([0.125, 0.5]),
+)
+def test_nothing_counts_twice_where_the_capacity_changes(chains, capacities, rate):
+    """What too few were sampled of is told of the capacity under which it came, by the ghosts or by the curve."""
+    ghosts, came = PoolGhosts(capacities[0], rate=rate), 0
+    for number, chain in enumerate(chains):
+        feed(ghosts, [chain])
+        came += len(chain)
+        ghosts.resize(capacities[number % len(capacities)])
+        assert all(keys <= came for _, keys in ghosts.counts().values())
+    ghosts.resize(99)
+    assert sum(keys for (name, _), (_, keys) in ghosts.counts().items() if name == "arc") == came
+
+
 @pytest.mark.parametrize("capacity", [0, 1, 127, 128, 129, 1_023, 1_024, 65_536, 65_537, 100_000, 10**7])
 def test_the_rate_follows_the_capacity(capacity):
     """Small pools are simulated whole, of others at most one key in 16 or 32; a ghost never holds too many or few."""
@@ -169,6 +186,17 @@ def test_hits_count_as_much_when_sampling_begins(together):
     truth = hits_of(chains, 10**6) / sum(map(len, chains))
     found = [hits / keys for (name, _), (hits, keys) in ghosts.counts().items() if name == "lru"]
     assert found == pytest.approx([truth] * len(found), abs=0.02)
+
+
+@pytest.mark.parametrize("requests_between", [1, 3])
+def test_however_often_counts_are_asked_for_they_tell_the_same(traffic, requests_between):
+    """What comes between two questions may show no sampled key that came before: it counts with what comes after."""
+    chains, _ = traffic
+    ghosts, once = PoolGhosts(4_000), feed(PoolGhosts(4_000), chains).counts()
+    for start in range(0, len(chains), requests_between):
+        often = feed(ghosts, chains[start : start + requests_between]).counts()
+    told, expected = ({which: hits / keys for which, (hits, keys) in counts.items()} for counts in (often, once))
+    assert told == pytest.approx(expected, abs=0.02)
 
 
 def test_many_capacities_are_not_all_remembered(traffic):

@@ -26,6 +26,16 @@ def chains(depth=6):
     return st.lists(path.map(lambda steps: [bytes(steps[: end + 1]) for end in range(len(steps))]), max_size=60)
 
 
+class Pins(dict):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def __contains__(self, key):
+        self.asked += 1
+        return super().__contains__(key)
+
+
 class EvictionContract:
     """Subclass with ``algorithm``; the pool drives it as the store does, a plain model says what must hold."""
 
@@ -87,6 +97,15 @@ class EvictionContract:
         pool.resize(room)
         assert len(pool) <= room
         assert pool._eviction.ghosts <= 2 * room
+
+    def test_a_long_prompt_is_reserved_without_looking_at_all_of_it_each_time(self):
+        """Many chunks are being written: the next one looks at some of them for a victim, under the store's lock."""
+        pool = SimulatedPool(2_000, self.algorithm)
+        for _ in range(3):
+            pool.write_through(range(2_000))
+        pool._pins = Pins()
+        assert all(pool.reserve(key) for key in range(10_000, 11_900))
+        assert pool._pins.asked < 200 * 1_900
 
 
 class TestLRU(EvictionContract):

@@ -10,6 +10,7 @@ from vllm.config import WeightTransferConfig
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
+from connector.stores import eventually
 from e2e.vllm_model import planned
 from engine import beside
 from engine.conftest import BLOCK, on
@@ -33,6 +34,11 @@ def whole():
 
 def window():
     return whole() | {"b.attn": SlidingWindowSpec(sliding_window=100, **HEAD)}
+
+
+def two_whole():
+    """As many layers with a window as others make one group; twice as many others make two."""
+    return window() | {"c.attn": FullAttentionSpec(**HEAD)}
 
 
 def narrow():
@@ -344,3 +350,15 @@ def test_of_a_recurrent_model_no_more_is_stored_than_a_request_asks_for(played, 
     other.run()
     assert other.answers["again"] == answer(other_prompt, 8)
     assert other.loaded == loaded
+
+
+@pytest.mark.parametrize(("layers", "each"), [(whole, 1), (window, 1), (recurrent, 1), (two_whole, 2)])
+def test_a_prompt_takes_the_room_that_is_reckoned_with(played, store, layers, each):
+    """Of a group with a window vLLM keeps only the last chunks of a prompt, though a lookup names all of them."""
+    one = played(layers, 64, max_model_len=832)
+    one.add("asked", tokens(800, seed=5))
+    one.run()
+    one.drain()
+    ((digest, held),) = store.store.dram.pools.items()
+    assert store.store.observer.terms(digest)["chunks_each"] == each
+    eventually(lambda: 12 * each <= len(held.pool) <= 12 * each + 2)

@@ -180,6 +180,14 @@ def test_a_cache_too_small_for_the_rate_is_sampled_at_a_higher_one(monkeypatch):
     assert 0 < everything.hit_ratios[0] < 1
 
 
+@pytest.mark.parametrize("algorithm", ["lru", "arc"])
+def test_a_trace_of_which_nothing_that_came_again_was_sampled_has_a_curve(algorithm, monkeypatch):
+    """Few blocks come twice, none of them sampled: nothing is seen to hit, and each size has its point."""
+    monkeypatch.setattr("tiertune_agent.replay.sampled.EXACT_BELOW", 0)
+    trace = trace_of([*([block] for block in range(6_000)), [0], [1], [2]])
+    assert sampled(trace, algorithm, [1_000, 2_000], 0.01, 1).hit_ratios == [0.0, 0.0]
+
+
 def test_a_tenth_of_the_blocks_tells_the_curve(monkeypatch):
     """Within 1.5 points on a shipped trace, mean over seeds; the whole of it without error."""
     monkeypatch.setattr("tiertune_agent.replay.sampled.EXACT_BELOW", 0)

@@ -14,6 +14,7 @@ _POOL = {
     "model": str,
     "chunk_bytes": NUMBER,
     "chunk_tokens": NUMBER,
+    "chunks_each": NUMBER,
     "prefill": {EACH: NUMBER},
     "dram": _SIZES,
     "disk": _SIZES,

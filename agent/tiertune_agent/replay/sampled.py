@@ -62,6 +62,7 @@ def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled
         curve = Curve(rate, hot=hot) if rate < 1 else Curve(rate, largest=trace.unique, most_tracked=2 * trace.unique)
         for batch in batches(trace, seed):
             curve.requests(*batch)
+        curve.settle()
         ratios.update(zip(large, curve.hit_ratios(large), strict=True))
     rates = [curve.rate if size * rate >= 1 else 1.0 for size in chunks]
     return Sampled([ratios[size] for size in chunks], rates, len(small) + bool(large))
@@ -78,7 +79,7 @@ def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float
             cache.requests(chains, hashed, again)
             if refreshed:
                 cache.warm(hot)
-    taken = [cache.take() for cache in caches]
+    taken = [cache.take(whole=True) for cache in caches]
     return Sampled([hits / keys for each in taken for hits, keys in each.values()], rates, len(chunks))
 
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from tiertune_agent.collector.samples import Answer, SampleReader
 from tiertune_agent.collector.sampling import Handout
-from tiertune_agent.fields import Json, read
+from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Snapshot
 from tiertune_agent.tuners.base import pools
 from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape, remote_bytes
-from tiertune_agent.whatif.terms import KnownCosts
+from tiertune_agent.whatif.terms import KnownCosts, bytes_each
 from tiertune_connector.units import Clock
 from tiertune_connector.whatif.chain import ChainGhosts, Costs, SampledRequest, Shape
 
@@ -38,7 +38,8 @@ class GhostPlan(NamedTuple):
     rate: float
     seed: int
     chunk_bytes: int
-    """Bytes of a chunk divided by the namespace's share of its hosts' tiers, as if it had them alone."""
+    """Bytes of a chunk, with those of other groups of layers, divided by the namespace's share of its hosts' tiers, as
+    if it had them alone."""
     remote_chunk_bytes: int
     """The same for the remote."""
 
@@ -183,7 +184,7 @@ class FleetWhatif:
 
     def _hand_out(self, fleet: Sequence[Snapshot], answers: Sequence[Answer], at: datetime, shape: Shape) -> None:
         nbytes = len(fleet) * (shape.dram + shape.disk) + shape.remote
-        sizes = [int(pool.get("chunk_bytes") or 0) for snapshot in fleet for pool in pools(snapshot.status).values()]
+        sizes = [bytes_each(pool) for snapshot in fleet for pool in pools(snapshot.status).values()]
         smallest = min((size for size in sizes if size), default=0)
         self._pace.add(sum(grown["chunks"] for answer in answers for grown in answer.grown.values()), at)
         self._handout.round(
@@ -206,8 +207,7 @@ class FleetWhatif:
         """Set up the namespace's ghosts, or replace them if they no longer simulate what there is."""
         sampling = self._handout.current
         told = (read(snapshot.status, f"pools.{namespace}") for snapshot in fleet)
-        pool: Json = next(filter(None, told), {})
-        chunk_bytes = int(pool.get("chunk_bytes") or 0)
+        chunk_bytes = max(map(bytes_each, filter(None, told)), default=0)  # one that has just begun knows one group
         if sampling is None or not chunk_bytes:
             return
         sizes = (max(1, round(chunk_bytes / share)) for share in _shares(namespace, fleet))

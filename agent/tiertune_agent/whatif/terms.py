@@ -97,7 +97,12 @@ def mean_prompt(snapshot: Snapshot, windows: Windows) -> TypicalCandidate | None
     return TypicalCandidate(0, nbytes / requests, recompute_s / requests) if nbytes else None
 
 
+def bytes_each(pool: Json) -> int:
+    """Bytes of a chunk with those of other groups of layers, by a store's status of a pool; 0: not told yet."""
+    return round(int(pool.get("chunk_bytes") or 0) * float(pool.get("chunks_each") or 1.0))
+
+
 def _sizes(pool: Json) -> tuple[int, int] | None:
-    """Tokens and bytes of a chunk, by a store's status of a pool; None: not told yet."""
-    tokens, nbytes = int(pool.get("chunk_tokens") or 0), int(pool.get("chunk_bytes") or 0)
+    """Tokens of a chunk, and bytes as of `bytes_each`; None: not told yet."""
+    tokens, nbytes = int(pool.get("chunk_tokens") or 0), bytes_each(pool)
     return (tokens, nbytes) if tokens and nbytes else None

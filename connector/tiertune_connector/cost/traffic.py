@@ -82,7 +82,7 @@ class Traffic:
         """Nothing came for long, and loads waited in vain: forget what that taught, as it is not a fetch's cost."""
         self.cost = FetchCost(now=now)
         self._begin(now)
-        self._cut = True
+        self._cut = self._chunks > 0
 
     def estimate(self, now: float, chunks: int = 0, nbytes: int = 0) -> FetchEstimate | None:
         """What a fetch asked for now costs; None: unknown.

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 
-from tiertune_connector.eviction.base import Key, Order, oldest
+from tiertune_connector.eviction.base import Key, Order, oldest_of
 
 _NEW, _RECENT_GHOST, _FREQUENT_GHOST = range(3)
 
@@ -60,13 +60,11 @@ class ARC:
         held, target = len(self._recent), self.target
         shrunk = held + len(self._frequent) > self.capacity
         recent = held > target or (0 < held == target and self._incoming == _FREQUENT_GHOST)
-        key = oldest(self._recent if recent else self._frequent, pinned)
+        seen, used = self._recent, self._frequent
+        key = oldest_of(seen, used, pinned) if recent else oldest_of(used, seen, pinned)
         if key is None:
-            recent = not recent
-            key = oldest(self._recent if recent else self._frequent, pinned)
-            if key is None:
-                return None
-        if recent:
+            return None
+        if key in self._recent:
             del self._recent[key]
             self._recent_ghosts[key] = None
         else:

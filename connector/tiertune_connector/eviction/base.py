@@ -8,6 +8,7 @@ then puts the pieces in the order that they would have if they had come at once.
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Protocol
 
 Key = bytes
@@ -15,6 +16,8 @@ Key = bytes
 Keys = Sequence[Key]
 """Of a chain, mostly all of it, head first."""
 Order = OrderedDict[Key, None]
+LOOKS = 64
+"""Pinned keys that are passed at the head of one order before another is looked at."""
 
 
 class Eviction(Protocol):
@@ -103,3 +106,15 @@ def oldest(order: Iterable[Key], pinned: Container[Key]) -> Key | None:
         if key not in pinned:
             return key
     return None
+
+
+def oldest_of(first: Iterable[Key], second: Iterable[Key], pinned: Container[Key]) -> Key | None:
+    """The first key that is not pinned, of ``second`` if those of ``first`` that are next to leave are.
+
+    A long prompt that is loaded or written pins many: each of its keys that enters must not look at all of them.
+    """
+    for key in first:
+        if key not in pinned:
+            return key
+        break  # most are free at once, and a ghost pins nothing: it comes here with every key
+    return oldest(chain(islice(first, LOOKS), islice(second, LOOKS), first, second), pinned)

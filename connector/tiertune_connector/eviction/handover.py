@@ -1,7 +1,8 @@
 """Switches from one algorithm to another in bounded steps, so that no request waits for it.
 
 The successor adopts the residents in their old order, the next victim first. What enters or is used meanwhile waits
-behind them and follows last, so the successor ends with the order that a switch in one go would have given it.
+behind them and follows last. So LRU ends with the order that a switch in one go would have given it; in queues that no
+use reorders (FIFO, S3-FIFO) what was used meanwhile stands further back than that.
 """
 
 from collections import OrderedDict

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 
-from tiertune_connector.eviction.base import Key, Order, oldest
+from tiertune_connector.eviction.base import Key, Order, oldest_of
 
 SMALL_SHARE = 0.1
 """The paper's share of the capacity for the small queue, on probation."""
@@ -53,13 +53,10 @@ class S3FIFO:
         uses, small, main = self._uses, self._small, self._main
         while True:
             probation = len(small) >= self._small_capacity or not main
-            key = oldest(small if probation else main, pinned)
-            if key is None:  # all of it is pinned
-                probation = not probation
-                key = oldest(small if probation else main, pinned)
-                if key is None:
-                    return None
-            if probation:
+            key = oldest_of(small, main, pinned) if probation else oldest_of(main, small, pinned)
+            if key is None:
+                return None
+            if key in small:
                 del small[key]
                 if uses.pop(key, 0) > PROMOTED_ABOVE:
                     main[key] = None

@@ -18,6 +18,10 @@ class Room(NamedTuple):
     stride: int
     """Bytes that each one takes."""
 
+    def of(self, each: float) -> "Room":
+        """The same for chains that take ``each`` chunks where one is asked for."""
+        return Room(int(self.chunks / each), round(self.stride * each))
+
 
 class Ghosts:
     """The ghosts of one pool, and what was told of them: estimates may fall, a counter does not. Not thread-safe."""

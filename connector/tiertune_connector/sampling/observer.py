@@ -13,7 +13,7 @@ import msgspec
 
 from tiertune_connector.counters import Counters, Gauge
 from tiertune_connector.documents import Json
-from tiertune_connector.protocol.messages import PrefillLine
+from tiertune_connector.protocol.messages import PrefillLine, Side
 from tiertune_connector.sampling.ghosts import Ghosts, Room
 from tiertune_connector.sampling.samples import PAGE, LookupRecord, Samples
 from tiertune_connector.sessions.session import Session
@@ -58,6 +58,8 @@ class _Namespace:
     chunks: int = 0
     frequent: Frequent = field(default_factory=Frequent)
     prefill: PrefillLine | None = None
+    each: float = 1.0
+    """Chunks of the pool for each of a chain, with those of other groups of layers that keep whole prompts too."""
     ghosts: Ghosts | None = None
     """None: no request has come to its pool yet."""
 
@@ -111,6 +113,16 @@ class Observer:
         known = self._namespaces.get(session.digest)
         if line is not None and known is not None:
             known.prefill = line
+
+    def beside(self, session: Session, sides: Sequence[Side]) -> None:
+        """Note that other groups of layers keep chunks of the same prompt, which take room too.
+
+        Not those with a window: engines keep only the last chunks of a prompt there, few beside the others.
+        """
+        known = self._namespaces.get(session.digest)
+        if known is not None:  # a short prompt has not all of them
+            whole = (side.chunk_tokens for side in sides if not side.window_chunks)
+            known.each = max(known.each, 1.0 + sum(session.chunk_tokens / tokens for tokens in whole))
 
     def forget(self, namespace: str) -> None:
         """Nobody uses it any more: its totals begin anew if a client of it comes again."""
@@ -182,11 +194,15 @@ class Observer:
         return header, page
 
     def terms(self, namespace: str) -> Json:
-        """Tokens of a namespace's chunk, and what prefilling costs its engines, as far as known."""
+        """Tokens of a namespace's chunk, how many chunks each of a chain takes, and what prefilling costs its engines.
+
+        As far as known.
+        """
         known = self._namespaces.get(namespace)
         line = known.prefill if known else None
         return {
             "chunk_tokens": known.chunk_tokens if known else 0,
+            "chunks_each": known.each if known else 1.0,
             "prefill": msgspec.structs.asdict(line) if line else None,
         }
 
@@ -231,5 +247,6 @@ class Observer:
                 self._samples.add(asked, picked)
         known.frequent.requests(chains)
         if (room := self.room(namespace)) is not None:
+            room = room.of(known.each)
             known.ghosts = known.ghosts or Ghosts(room)
             known.ghosts.requests(room, chains, hashed)

@@ -74,6 +74,7 @@ class Lookups(Parts):
         """
         self.accounts.prompt(session, asked.prompt_tokens, salted=bool(asked.tenant))
         self.observer.prefill(session, asked.prefill)
+        self.observer.beside(session, asked.sides)
         if reply.reason:
             return
         self.observer.seen(session, asked.keys, asked.prompt_tokens, asked.tenant)

@@ -43,6 +43,8 @@ class Curve:
         self._smallest, self._largest = smallest, largest
         self.accesses = 0
         """Keys that came."""
+        self.counted = 0
+        """Those among which hits are told; the latest wait until some that came before were sampled."""
         self._begun = 0  # keys that came for the first time
         self.below = threshold(self.rate)
         """Hashes of sampled keys lie below."""
@@ -144,13 +146,18 @@ class Curve:
         return list(self._plain)[-count:] if count else []
 
     def hit_ratios(self, sizes: Sequence[float]) -> list[float]:
-        """Hit ratios of caches of these sizes, in chunks, over all that came."""
-        return [hits / max(1, self.accesses) for hits in self.hits(sizes)]
+        """Hit ratios of caches of these sizes, in chunks, over all that were counted."""
+        return [hits / max(1, self.counted) for hits in self.hits(sizes)]
 
     def hits(self, sizes: Sequence[float]) -> list[float]:
-        """Keys within cached prefixes so far, in caches of these sizes; never fewer in a larger one."""
+        """Counted keys within cached prefixes so far, in caches of these sizes; never fewer in a larger one."""
+        if not self._weight.too_few(self._hot_accesses, self._hot_low):
+            self.settle()
+        return [min(hits, self.counted) for hits in self._distances.hits(sizes)]
+
+    def settle(self) -> None:
+        """Count all that came, also what too few were sampled of to tell how much it hits."""
         self._settle(self.rate)
-        return [min(hits, self.accesses) for hits in self._distances.hits(sizes)]
 
     def thin(self, rate: float) -> None:
         """Go on at a lower rate."""
@@ -193,6 +200,7 @@ class Curve:
     def _settle(self, rate: float) -> None:
         self._distances.settle(self._weight.take(self._hot_accesses, self._hot_low, otherwise=1 / self.rate), rate)
         self._hot_accesses = self._hot_low = 0
+        self.counted = self.accesses
 
     def _limit(self) -> int:
         """Most keys to follow for their hash."""

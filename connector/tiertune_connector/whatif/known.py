@@ -47,6 +47,10 @@ class Weight:
         self._all += again.size
         self._low += int(np.count_nonzero(again < np.uint64(self.below)))
 
+    def too_few(self, hot: int, hot_low: int) -> bool:
+        """Whether known keys came since the last `take`, but none with a low hash: nothing tells what they hit."""
+        return self._all > hot and self._low <= hot_low
+
     def take(self, hot: int, hot_low: int, *, otherwise: float) -> float:
         """The weight since the last call, without so many ``hot`` accesses, ``hot_low`` of them with a low hash.
 

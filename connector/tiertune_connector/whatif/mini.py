@@ -95,12 +95,13 @@ class Miniatures:
         if self._tiny:
             self._follow_tiny(every)
 
-    def take(self, **more: float) -> dict[str, tuple[float, float]]:
-        """By algorithm: hits, and all keys that came, since the last time; nothing yet if too few came.
+    def take(self, *, whole: bool = False, **more: float) -> dict[str, tuple[float, float]]:
+        """By algorithm: hits, and all keys that came, since the last time.
 
+        Not ``whole``: nothing yet if too few came.
         ``more``: hits of sampled keys, with algorithms that are followed elsewhere.
         """
-        if self._plain and not self._sampled:
+        if not whole and self.rate < 1 and self._weight.too_few(self._keys - self._plain, self._hot_low):
             return {}
         scale, sure, keys = self._scale(), self._keys - self._plain, float(self._keys)
         hits = {**{name: mini.hits for name, mini in self._caches().items()}, **more}

@@ -95,7 +95,7 @@ class PoolGhosts:
         """The pool has another capacity. Ghosts keep what they hold as far as it fits, the curve may begin anew."""
         if capacity == self._minis.capacity:
             return
-        self._settle()
+        self._settle(whole=True)
         rate = self._wanted_rate or rate_of(capacity)
         changed = rate != self.rate
         if self._lru_by_curve and (changed or capacity > self._minis.capacity):
@@ -151,14 +151,19 @@ class PoolGhosts:
         minis.hit(hits)
         curve.hit(hits)
 
-    def _settle(self) -> None:
-        """Count what came since the last time: at the pool's own size by the miniatures, at the others by the curve."""
+    def _settle(self, *, whole: bool = False) -> None:
+        """Count what came since the last time: at the pool's own size by the miniatures, at the others by the curve.
+
+        Not ``whole``: what too few were sampled of waits for more.
+        """
         self._study()
+        if whole:
+            self._curve.settle()
         own, before, keys = self._minis.capacity, self._seen, self._seen_keys
         self._look(before)
         since = {size: hits - before[size] for size, hits in self._seen.items()}
         by_curve = since.pop(own)
-        minis = self._minis.take(**({LRU.name: by_curve} if self._lru_by_curve else {}))
+        minis = self._minis.take(whole=whole, **({LRU.name: by_curve} if self._lru_by_curve else {}))
         came = float(self._seen_keys - keys)
         told = {(name, own): counts for name, counts in minis.items()}
         told |= {(LRU.name, size): (hits, came) for size, hits in since.items()}
@@ -175,7 +180,7 @@ class PoolGhosts:
     def _look(self, sizes: Collection[int]) -> None:
         """See what the curve has counted for these sizes by now."""
         self._seen = dict(zip(sizes, self._curve.hits(list(sizes)), strict=True))
-        self._seen_keys = self._curve.accesses
+        self._seen_keys = self._curve.counted
 
     def _new_curve(self, hot: HotSet) -> Curve:
         largest = SPAN * self._minis.capacity
