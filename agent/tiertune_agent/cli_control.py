@@ -29,7 +29,7 @@ def decisions_list(
     """List decisions, newest first."""
     from tiertune_agent.terminal.tables import decisions_table, show
 
-    query = urlencode({"limit": limit} | ({"state": state} if state else {}), errors="surrogateescape")
+    query = urlencode({"limit": limit} | ({} if state is None else {"state": state}), errors="surrogateescape")
     document = _agent("GET", agent, f"/api/v1/decisions?{query}")
     result(document, json_path, lambda: show(decisions_table(document["decisions"])))
 
@@ -93,7 +93,7 @@ def freeze(
     json_path: JsonPath = None,
 ) -> None:
     """Stop all changes."""
-    body = {"reason": reason} | ({"for": duration} if duration else {})
+    body = {"reason": reason} | ({} if duration is None else {"for": duration})
     document = _agent("POST", agent, "/api/v1/freeze", body)
     until = f"until {document['until']}" if document["until"] else "until tiertune unfreeze"
     result(document, json_path, lambda: typer.echo(f"frozen {until}"))

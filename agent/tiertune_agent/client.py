@@ -44,6 +44,6 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
 def _detail(document: Any) -> str:  # noqa: ANN401 (JSON)
     detail = document.get("detail", document.get("message")) if isinstance(document, dict) else document
     if isinstance(detail, list):
-        told = (f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg'].removeprefix('Value error, ')}" for one in detail)
+        told = (f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in detail)
         return "; ".join(told)
     return str(detail)
