@@ -13,10 +13,14 @@ from tiertune_agent.terminal.options import InputError, printable
 NO_PATH = {"detail": "Not Found"}
 """What a web framework answers for a path that it does not serve: then the server is not ours."""
 ASKED_WRONGLY = (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY)
-_UNKNOWN = re.compile("CERTIFICATE_VERIFY_FAILED.*(self.signed|issuer certificate)")
-"""Of an authority that is not trusted; not of a certificate that expired or has another name."""
-START = "start it, or name its address by"
-TRUST = f"name the authority that signed its certificate in {CA_FILE}"
+START = "start it, or name its address by --{what}"
+MENDS = {
+    "self.signed|issuer certificate": f"name the authority that signed its certificate in {CA_FILE}",
+    "certificate (has expired|is not yet valid)": "renew its certificate, or set this machine's clock",
+    "certificate is not valid for": "name it as its certificate does, by --{what}",
+    "WRONG_VERSION_NUMBER": "it speaks no TLS: write http:// in --{what}",
+}
+"""What to mend, by what OpenSSL says of a server; of any other that does not answer ``START``."""
 
 
 def call(method: str, url: str, path: str, body: object = None, *, what: str = "agent", timeout_s: float = 30.0) -> Any:  # noqa: ANN401 (JSON)
@@ -30,8 +34,8 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
                 answer = asked_whole(http, method, path, json=body)
                 document = printable(json_of(answer))
         except CallError as error:
-            mend = f"; {TRUST}" if _UNKNOWN.search(str(error)) and CA_FILE not in os.environ else f"; {START} --{what}"
-            raise CallError(f"{error}{mend}") from error
+            mend = next((mend for told, mend in MENDS.items() if re.search(told, str(error))), START)
+            raise CallError(f"{error}; {mend.format(what=what)}") from error
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise InputError(f"{url} {turned_away(http)}")
     if answer.status_code == httpx.codes.NOT_FOUND and document == NO_PATH:
