@@ -205,6 +205,8 @@ class TestControl:
             ("bypass on --store gopher://x", "--store: write the store's address as http://host:port"),
             ("bypass on --store http://", "--store: write the store's address as http://host:port"),
             ("unfreeze --agent http://", "--agent: write the agent's address as http://host:port"),
+            ("doctor --agent ''", "--agent: write the agent's address as http://host:port"),
+            ("doctor --storage ''", "--storage: "),
             ("flush --agent ''", "--agent: write the agent's address as http://host:port"),
             ("flush --namespace abc", "namespace: write the whole digest, 32 characters of 0-9 and a-f"),
             ("flush --tenant ''", "tenant: write the whole digest, 32 characters of 0-9 and a-f"),
