@@ -92,6 +92,11 @@ def _address(url: str | URL) -> URL:
         raise UnusableError(
             "database: no address such as sqlite:///tiertune.sqlite or postgresql://user@host/name"
         ) from None
+    if backend == "sqlite" and "?" in str(url):  # what follows would have no effect
+        told = f"an SQLite file has no parameters, and none of its path a ?: {shown(parsed)}?..."
+        raise UnusableError(f"database: {told}")
+    if parsed.port is not None and not 0 < parsed.port < 1 << 16:
+        raise UnusableError(f"database: a port is a number from 1 to 65535, not {parsed.port}")
     if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
         return parsed
     if parsed.drivername in ("postgresql", "postgresql+psycopg") and "password" not in parsed.query:
