@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from tiertune_agent.credentials import CA_FILE, from_environment, turned_away
+from tiertune_agent.fields import Json
 from tiertune_agent.network import CallError, asked_whole, calling, json_of
 from tiertune_agent.terminal.options import InputError, printable
 
@@ -38,15 +39,17 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
             raise CallError(f"{error}; {mend.format(what=what)}") from error
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise InputError(f"{url} {turned_away(http)}")
-    if answer.status_code == httpx.codes.NOT_FOUND and document == NO_PATH:
+    told = _detail(document) if answer.is_error and isinstance(document, dict) else ""
+    if not isinstance(document, dict) or document == NO_PATH or (answer.is_error and not told):
         raise InputError(f"what answers at {url} is no {what}: mend the address")
     if answer.is_error:
-        raise (InputError if answer.status_code in ASKED_WRONGLY else CallError)(_detail(document))
+        raise (InputError if answer.status_code in ASKED_WRONGLY else CallError)(told)
     return document
 
 
-def _detail(document: Any) -> str:  # noqa: ANN401 (JSON)
-    detail = document.get("detail", document.get("message")) if isinstance(document, dict) else document
+def _detail(document: Json) -> str:
+    """What an error's answer says; empty: nothing that is ours to read."""
+    detail = document.get("detail", document.get("message", ""))
     if isinstance(detail, list):
         told = (f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in detail)
         return "; ".join(told)

@@ -182,6 +182,14 @@ class TestControl:
         assert (code, out) == (1, "")
         assert "the agent knows no store: nothing was done" in err
 
+    @pytest.mark.parametrize(("code", "answer"), [(404, {"error": "no index"}), (404, []), (200, []), (500, {})])
+    def test_another_program_is_no_agent(self, tiertune, monkeypatch, code, answer):
+        """What it says is not told as an agent's refusal, nor read as an answer: the address is wrong."""
+        answered, made = httpx.MockTransport(lambda _: httpx.Response(code, json=answer)), httpx.Client
+        monkeypatch.setattr(client.httpx, "Client", lambda **kwargs: made(**{**kwargs, "transport": answered}))
+        said = "what answers at http://host:9200 is no agent: mend the address\n"
+        assert tiertune("decisions", "list", "--agent", "http://host:9200")[::2] == (2, said)
+
     def test_bypass_straight_to_a_store(self, tiertune, monkeypatch):
         """An address goes to the store itself, though no agent runs."""
         calls = []
