@@ -20,6 +20,7 @@ from tiertune_agent.history.database import (
     DatabaseError,
     UnusableError,
     _document,
+    _written,
     connect,
     open_current,
     revisions,
@@ -53,6 +54,12 @@ def test_documents_are_read_as_python_wrote_them(document):
     """To the last digit; also what is no JSON but in Python, and half a surrogate."""
     written = json.dumps(document)
     assert repr(_document(written)) == repr(json.loads(written))
+
+
+@given(st.lists(st.text("\\u0\0x")))
+def test_documents_are_written_without_zero_bytes(words):
+    """And otherwise as they are, whatever backslashes stand before."""
+    assert json.loads(_written(words)) == [word.replace("\0", "") for word in words]
 
 
 class TestMigrations:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 import time
 from pathlib import Path
@@ -36,6 +37,8 @@ _NETWORK = {
 }
 """libpq's parameters: a server that is silent for about 10 s counts as gone. The address's query overrules them."""
 _NEW_FILE_S = 5.0
+_ZERO = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+"""The escape of a zero byte, and of backslashes before it."""
 _UPGRADES = 0x74696572, 3
 """Advisory lock that allows one upgrade at a time."""
 
@@ -116,6 +119,7 @@ def _postgresql(url: URL, password_file: Path | None) -> Engine:
             pool_pre_ping=True,
             pool_timeout=5,
             hide_parameters=True,
+            json_serializer=_written,
             json_deserializer=_document,
             connect_args={**network, "options": options},
         )
@@ -132,6 +136,12 @@ def _document(told: str | bytes) -> Any:  # noqa: ANN401 (JSON)
         return msgspec.json.decode(told)
     except msgspec.DecodeError:
         return json.loads(told)
+
+
+def _written(document: Any) -> str:  # noqa: ANN401 (JSON)
+    """JSON without zero bytes: PostgreSQL takes them, but looks into no document that has one."""
+    text = json.dumps(document)
+    return _ZERO.sub(r"\1", text) if "u0000" in text else text
 
 
 def _password(path: Path) -> Any:  # noqa: ANN401 (a listener)
