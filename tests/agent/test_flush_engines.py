@@ -98,6 +98,15 @@ class TestReset:
         assert shown({"TIERTUNE_ENGINE_KEY": "a", "VLLM_API_KEY": "b"}) == {"Authorization": "Bearer a"}
         assert shown({"VLLM_API_KEY": "b"}) == {"Authorization": "Bearer b"}
         assert shown({"OPENAI_API_KEY": "c"}) == {}
+        assert shown({"TIERTUNE_ENGINE_KEY": "\n", "VLLM_API_KEY": "b\n"}) == {"Authorization": "Bearer b"}
+
+    @pytest.mark.parametrize("key", ["s3cret\u00fc", "s3\ncret", "s3cret\x1b"])
+    def test_a_key_that_no_header_can_hold_is_told_to_nobody(self, monkeypatch, key):
+        """Only where it stands: what refuses to send it would say it."""
+        monkeypatch.setenv("TIERTUNE_ENGINE_KEY", key)
+        network = httpx.MockTransport(lambda _: httpx.Response(200, json={"success": True}))
+        told = Engines(["http://e:8000"], Access(transport=network)).reset()["http://e:8000"]
+        assert told == {"ok": False, "reason": "TIERTUNE_ENGINE_KEY: a key has visible ASCII characters alone"}
 
 
 class TestAgent:
