@@ -31,6 +31,10 @@ class CallError(RuntimeError):
     """A call failed; the message says why."""
 
 
+class UnsendableError(ValueError):
+    """What is to be sent is no text in UTF-8; the message shows where."""
+
+
 def http_client(trust: ssl.SSLContext | None = None, **options: Any) -> httpx.Client:  # noqa: ANN401 (httpx's own)
     """A client that uses no proxy of the environment, and trusts whom the system trusts if no others are named.
 
@@ -141,10 +145,16 @@ def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
 
 @contextmanager
 def calling(what: str, url: str = "") -> Iterator[None]:
-    """Turn failures to ask a ``what`` within into CallError. ``url``: where it is, unless it is shown beside."""
+    """Turn failures to ask a ``what`` within into CallError. ``url``: where it is, unless it is shown beside.
+
+    UnsendableError for a text in another encoding.
+    """
     at = url and f" at {url}"
     try:
         yield
+    except UnicodeEncodeError as error:
+        told = error.object[error.start : error.end]
+        raise UnsendableError(f"what is to be sent is no text in UTF-8: {told!a} is none of its letters") from None
     except httpx.HTTPError as error:
         raise CallError(f"no {what} answers{at}: {said(error)}") from error
     except ValueError as error:

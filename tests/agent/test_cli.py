@@ -159,6 +159,15 @@ class TestControl:
         assert (code, out, said in err) == (2, "", True), err
         assert agent.operators.frozen() == ""
 
+    @pytest.mark.parametrize(
+        "words", ["freeze --reason Gr\udcf6sse", "bypass on --store \udcff", "flush --tenant \udcff"]
+    )
+    def test_a_text_in_another_encoding_is_wrong_input(self, served, tiertune, seen, agent, words):
+        """As a terminal in Latin-1 writes it: it cannot be sent, and that is not the agent's failure."""
+        status, _, err = tiertune(*words.split())
+        assert (status, "what is to be sent is no text in UTF-8: '\\udcf" in err) == (2, True), err
+        assert (seen().fleet["frozen"], agent.history.journal.audited()) == (None, [])
+
     def test_a_freeze_says_why(self, served, tiertune, agent):
         """No reason is none: the message says what it is for."""
         assert tiertune("freeze", "--reason", " ")[::2] == (2, "reason: say why: it is shown to everyone who asks\n")
