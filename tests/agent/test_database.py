@@ -328,6 +328,14 @@ class TestPasswords:
             with pytest.raises(DatabaseError, match=told):
                 open_current(url)
 
+    @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+    def test_a_database_that_lacks_letters_is_refused(self, postgres, encoding):
+        """As a cluster made without a locale has it: a later round would fail on a letter of a reason, or the first."""
+        name = f"of_{encoding}".lower()
+        postgres.command(f"create database {name} encoding '{encoding}' template template0 lc_collate 'C' lc_ctype 'C'")
+        with pytest.raises(UnusableError, match=f"/{name} is encoded in {encoding}: give it one of CREATE DATABASE"):
+            open_current(postgres.url(name))
+
     def test_no_message_holds_the_password(self, upgrade, postgres):
         """Neither what is done nor what goes wrong tells it."""
         url = postgres.url("empty", password=PASSWORD)

@@ -34,6 +34,7 @@ _NETWORK = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "application_name": "tiertune",
+    "client_encoding": "UTF8",  # of an SQL_ASCII database the driver would give bytes
 }
 """libpq's parameters: a server that is silent for about 10 s counts as gone. The address's query overrules them."""
 _NEW_FILE_S = 5.0
@@ -233,6 +234,7 @@ def revisions(engine: Engine) -> tuple[str | None, str]:
 
     try:
         with engine.connect() as connection:
+            _holds_all_letters(connection)
             tables = inspect(connection).get_table_names()  # first, as another may be filling it just now
             have = MigrationContext.configure(connection).get_current_revision()
             if have is None and tables:
@@ -240,6 +242,15 @@ def revisions(engine: Engine) -> tuple[str | None, str]:
     except SQLAlchemyError as error:
         raise _failed(engine, "opened", error) from error
     return have, str(ScriptDirectory.from_config(_config()).get_current_head())
+
+
+def _holds_all_letters(connection: Connection) -> None:
+    """UnusableError for a PostgreSQL that would refuse what people and stores say, at any time later."""
+    if connection.dialect.name == "postgresql":
+        encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+        if encoding != "UTF8":
+            mend = "give it one of CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
+            raise UnusableError(f"database: {shown(connection.engine.url)} is encoded in {encoding}: {mend}")
 
 
 def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str]:
