@@ -20,8 +20,11 @@ MENDS = {
     "certificate (has expired|is not yet valid)": "renew its certificate, or set this machine's clock",
     "certificate is not valid for": "name it as its certificate does, by --{what}",
     "WRONG_VERSION_NUMBER": "it speaks no TLS: write http:// in --{what}",
+    "disconnected without sending": "if it speaks TLS, write https:// in --{what}; else see its log",
 }
-"""What to mend, by what OpenSSL says of a server; of any other that does not answer ``START``."""
+"""What to mend, by what is said of a server; of any other that does not answer ``START``."""
+HANGS = "it is there, see its log; what was asked may still be done"
+"""Of one that took the call, and did not answer in time."""
 
 
 def call(method: str, url: str, path: str, body: object = None, *, what: str = "agent", timeout_s: float = 30.0) -> Any:  # noqa: ANN401 (JSON)
@@ -35,7 +38,8 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
                 answer = asked_whole(http, method, path, json=body)
                 document = printable(json_of(answer))
         except CallError as error:
-            mend = next((mend for told, mend in MENDS.items() if re.search(told, str(error))), START)
+            known = (mend for told, mend in MENDS.items() if re.search(told, str(error)))
+            mend = HANGS if isinstance(error.__cause__, httpx.ReadTimeout) else next(known, START)
             raise CallError(f"{error}; {mend.format(what=what)}") from error
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise InputError(f"{url} {turned_away(http)}")

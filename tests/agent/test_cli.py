@@ -199,6 +199,20 @@ class TestControl:
         said = "what answers at http://host:9200 is no agent: mend the address\n"
         assert tiertune("decisions", "list", "--agent", "http://host:9200")[::2] == (2, said)
 
+    def test_an_agent_that_hangs_need_not_be_started(self, tiertune, monkeypatch):
+        """It has the command: whoever froze is not told that it was for nothing."""
+
+        def hang(_request):
+            raise httpx.ReadTimeout("timed out")
+
+        made = httpx.Client
+        monkeypatch.setattr(
+            client.httpx, "Client", lambda **kwargs: made(**{**kwargs, "transport": httpx.MockTransport(hang)})
+        )
+        status, _, err = tiertune("freeze", "--reason", "x", "--agent", "http://agent:7420")
+        told = "timed out; it is there, see its log; what was asked may still be done\n"
+        assert (status, err) == (1, f"no agent answers at http://agent:7420: {told}")
+
     def test_bypass_straight_to_a_store(self, tiertune, monkeypatch):
         """An address goes to the store itself, though no agent runs."""
         calls = []

@@ -300,6 +300,12 @@ def test_what_is_wrong_with_a_certificate_is_told_as_that(monkeypatch, encrypted
         command.call("GET", encrypted.url, "/v1/status")
 
 
+def test_what_speaks_tls_is_named_with_it(encrypted):
+    """It ends a call that does not: the store is there."""
+    with pytest.raises(command.CallError, match=r"; if it speaks TLS, write https:// in --store; else see its log$"):
+        command.call("GET", encrypted.url.replace("https:", "http:"), "/healthz", what="store")
+
+
 def test_what_speaks_no_tls_is_named_without(agent):
     """An address with one letter too many."""
     with app_served(agent.app) as url, pytest.raises(command.CallError, match="; it speaks no TLS: write http:// in"):
