@@ -2,12 +2,12 @@
 
 import os
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 
 from tiertune_agent.credentials import CA_FILE, from_environment, turned_away
-from tiertune_agent.fields import Json
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import CallError, asked_whole, calling, json_of
 from tiertune_agent.terminal.options import InputError, printable
 
@@ -27,6 +27,17 @@ HANGS = "it is there, see its log; what was asked may still be done"
 """Of one that took the call, and did not answer in time."""
 
 
+class _Answer(JsonDict):
+    """An object; InputError says what is wrong where it lacks what is read of it."""
+
+    def __init__(self, told: Json, foreign: str) -> None:
+        super().__init__(told)
+        self._foreign = foreign
+
+    def __missing__(self, _: str) -> NoReturn:
+        raise InputError(self._foreign)
+
+
 def call(method: str, url: str, path: str, body: object = None, *, what: str = "agent", timeout_s: float = 30.0) -> Any:  # noqa: ANN401 (JSON)
     """The JSON that ``url`` answers. InputError or CallError if it refuses, or nobody answers in time.
 
@@ -43,12 +54,13 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
             raise CallError(f"{error}; {mend.format(what=what)}") from error
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise InputError(f"{url} {turned_away(http)}")
+    foreign = f"what answers at {url} is no {what}: mend the address"
     told = _detail(document) if answer.is_error and isinstance(document, dict) else ""
     if not isinstance(document, dict) or document == NO_PATH or (answer.is_error and not told):
-        raise InputError(f"what answers at {url} is no {what}: mend the address")
+        raise InputError(foreign)
     if answer.is_error:
         raise (InputError if answer.status_code in ASKED_WRONGLY else CallError)(told)
-    return document
+    return _Answer(document, foreign)
 
 
 def _detail(document: Json) -> str:

@@ -191,7 +191,9 @@ class TestControl:
         assert (code, out) == (1, "")
         assert "the agent knows no store: nothing was done" in err
 
-    @pytest.mark.parametrize(("code", "answer"), [(404, {"error": "no index"}), (404, []), (200, []), (500, {})])
+    @pytest.mark.parametrize(
+        ("code", "answer"), [(404, {"error": "no index"}), (404, []), (200, []), (200, {}), (500, {})]
+    )
     def test_another_program_is_no_agent(self, tiertune, monkeypatch, code, answer):
         """What it says is not told as an agent's refusal, nor read as an answer: the address is wrong."""
         answered, made = httpx.MockTransport(lambda _: httpx.Response(code, json=answer)), httpx.Client
