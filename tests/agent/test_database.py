@@ -10,9 +10,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import update
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import START
+from agent.fakes import START, remember
 from connector.stores import at_once
 from e2e.postgres import PASSWORD
 from tiertune_agent.demo.ports import free_port
@@ -27,7 +28,7 @@ from tiertune_agent.history.database import (
     shown,
     upgrade,
 )
-from tiertune_agent.history.models import Base
+from tiertune_agent.history.models import Base, StoreRow
 from tiertune_agent.history.store import History
 
 pytestmark = pytest.mark.slow
@@ -335,6 +336,20 @@ class TestPasswords:
         postgres.command(f"create database {name} encoding '{encoding}' template template0 lc_collate 'C' lc_ctype 'C'")
         with pytest.raises(UnusableError, match=f"/{name} is encoded in {encoding}: give it one of CREATE DATABASE"):
             open_current(postgres.url(name))
+
+    def test_what_others_wrote_meanwhile_is_read_whatever_the_servers_default(self, postgres):
+        """A stricter isolation would refuse whoever writes a row that changed since he began: a bypass, or a round."""
+        postgres.command("create database strict template empty")
+        postgres.command("alter database strict set default_transaction_isolation = 'repeatable read'")
+        history, other = (History(open_current(postgres.url("strict"))) for _ in range(2))
+        remember(history, store="host-a", tuning={"bypass": False})
+        with history._session() as session:
+            assert session.get(StoreRow, "host-a").pending_bypass is None
+            other.wish_bypass("host-a", on=True)
+            session.execute(update(StoreRow).values(version="2"))
+        assert history.store("host-a").pending_bypass
+        for one in (history, other):
+            one.close()
 
     def test_no_message_holds_the_password(self, upgrade, postgres):
         """Neither what is done nor what goes wrong tells it."""

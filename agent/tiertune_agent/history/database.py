@@ -22,6 +22,7 @@ _PACKAGED = Path(__file__).parents[1] / "migrations"
 _REPOSITORY = Path(__file__).parents[3] / "migrations"
 _SESSION = (
     "-c timezone=UTC -c statement_timeout=30s -c lock_timeout=5s -c idle_in_transaction_session_timeout=30s "
+    "-c default_transaction_isolation=read\\ committed "  # a stricter one refuses what others have changed meanwhile
     "-c synchronous_commit=on "  # a decision is made only when it is sure to be remembered
     # The server also treats a client that is silent for about 10 s as gone: by default it would keep the lead of a
     # dead host for two hours.
