@@ -119,8 +119,8 @@ def asked_whole(
                 raise httpx.ReadError(f"the answer has more than {MOST_BYTES} bytes")
             if time.monotonic() > until:
                 raise httpx.ReadTimeout(f"the answer took more than {within_s:g} s")
-        packed = ("content-encoding", "content-length")  # of a body that is decoded by now
-        headers = [(name, value) for name, value in answer.headers.items() if name not in packed]
+        packed = (b"content-encoding", b"content-length")  # of a body that is decoded by now
+        headers = [(name, value) for name, value in answer.headers.raw if name.lower() not in packed]
         return httpx.Response(answer.status_code, headers=headers, content=b"".join(parts), request=answer.request)
 
 

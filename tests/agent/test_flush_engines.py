@@ -89,6 +89,13 @@ class TestReset:
         network = httpx.MockTransport(lambda _: answer)
         assert Engines(["http://e:8000"], Access(transport=network)).reset()["http://e:8000"]["reason"] == reason
 
+    @pytest.mark.parametrize("letter", ["\u00fc".encode(), "\u00fc".encode("latin-1")])
+    def test_a_header_in_any_encoding_is_no_failure(self, letter):
+        """As a proxy before an engine may add one: the engine acknowledged, and nothing is raised."""
+        answer = httpx.Response(200, headers=[(b"Via", b"M" + letter + b"nchen")], json={"success": True})
+        network = httpx.MockTransport(lambda _: answer)
+        assert Engines(["http://e:8000"], Access(transport=network)).reset()["http://e:8000"]["ok"]
+
     def test_one_that_is_away_is_told(self):
         """And nothing is raised."""
         assert "no engine answers: " in Engines(["http://127.0.0.1:9"]).reset()["http://127.0.0.1:9"]["reason"]
