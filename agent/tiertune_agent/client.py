@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import httpx
@@ -16,13 +17,15 @@ NO_PATH = {"detail": "Not Found"}
 ASKED_WRONGLY = (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY)
 START = "start it, or name its address by --{what}"
 MENDS = {
-    "self.signed|issuer certificate": f"name the authority that signed its certificate in {CA_FILE}",
-    "certificate (has expired|is not yet valid)": "renew its certificate, or set this machine's clock",
-    "certificate is not valid for": "name it as its certificate does, by --{what}",
-    "WRONG_VERSION_NUMBER": "it speaks no TLS: write http:// in --{what}",
-    "disconnected without sending": "if it speaks TLS, write https:// in --{what}; else see its log",
+    "VERIFY_FAILED.*(self.signed|issuer certificate)": f"name the authority that signed its certificate in {CA_FILE}",
+    "VERIFY_FAILED.*certificate (has expired|is not yet valid)": "renew its certificate, or set this machine's clock",
+    "VERIFY_FAILED.*certificate is not valid for": "name it as its certificate does, by --{what}",
+    "VERIFY_FAILED": "mend its certificate",
+    "WRONG_VERSION_NUMBER|record layer failure": "it speaks no TLS: write http:// in --{what}",
+    "at http:.*disconnected without sending": "if it speaks TLS, write https:// in --{what}; else see its log",
+    "disconnected without sending": "see its log",
 }
-"""What to mend, by what is said of a server; of any other that does not answer ``START``."""
+"""What to mend, by what is said of a server, the first that fits; of any other that does not answer ``START``."""
 HANGS = "it is there, see its log; what was asked may still be done"
 """Of one that took the call, and did not answer in time."""
 
@@ -48,6 +51,9 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
             with calling(what, url):
                 answer = asked_whole(http, method, path, json=body)
                 document = printable(json_of(answer))
+                told = _detail(document) if answer.is_error and isinstance(document, dict) else ""
+                if answer.is_server_error and not told:  # a proxy's that reaches nobody
+                    answer.raise_for_status()
         except CallError as error:
             known = (mend for told, mend in MENDS.items() if re.search(told, str(error)))
             mend = HANGS if isinstance(error.__cause__, httpx.ReadTimeout) else next(known, START)
@@ -55,7 +61,6 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise InputError(f"{url} {turned_away(http)}")
     foreign = f"what answers at {url} is no {what}: mend the address"
-    told = _detail(document) if answer.is_error and isinstance(document, dict) else ""
     if not isinstance(document, dict) or document == NO_PATH or (answer.is_error and not told):
         raise InputError(foreign)
     if answer.is_error:
@@ -67,6 +72,6 @@ def _detail(document: Json) -> str:
     """What an error's answer says; empty: nothing that is ours to read."""
     detail = document.get("detail", document.get("message", ""))
     if isinstance(detail, list):
-        told = (f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in detail)
-        return "; ".join(told)
-    return str(detail)
+        with suppress(KeyError, TypeError):
+            return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in detail)
+    return detail if isinstance(detail, str) else ""

@@ -27,6 +27,19 @@ def served(agent, monkeypatch):
         yield url
 
 
+@pytest.fixture
+def network(monkeypatch):
+    """Sets what answers the commands."""
+
+    def set_to(answer):
+        made = httpx.Client
+        monkeypatch.setattr(
+            client.httpx, "Client", lambda **kwargs: made(**{**kwargs, "transport": httpx.MockTransport(answer)})
+        )
+
+    return set_to
+
+
 def test_it_tells_its_version(tiertune):
     """That of the package, as stores tell it."""
     assert tiertune("--version")[:2] == (0, f"tiertune {__version__}\n")
@@ -192,25 +205,57 @@ class TestControl:
         assert "the agent knows no store: nothing was done" in err
 
     @pytest.mark.parametrize(
-        ("code", "answer"), [(404, {"error": "no index"}), (404, []), (200, []), (200, {}), (500, {})]
+        ("code", "answer"),
+        [
+            *((404, answer) for answer in ({"error": "no index"}, [], {"detail": None}, {"detail": ["no index"]})),
+            (200, []),
+            (200, {}),
+            (422, {"message": [{"text": "no index"}]}),
+        ],
     )
-    def test_another_program_is_no_agent(self, tiertune, monkeypatch, code, answer):
+    def test_another_program_is_no_agent(self, tiertune, network, code, answer):
         """What it says is not told as an agent's refusal, nor read as an answer: the address is wrong."""
-        answered, made = httpx.MockTransport(lambda _: httpx.Response(code, json=answer)), httpx.Client
-        monkeypatch.setattr(client.httpx, "Client", lambda **kwargs: made(**{**kwargs, "transport": answered}))
+        network(lambda _: httpx.Response(code, json=answer))
         said = "what answers at http://host:9200 is no agent: mend the address\n"
         assert tiertune("decisions", "list", "--agent", "http://host:9200")[::2] == (2, said)
 
-    def test_an_agent_that_hangs_need_not_be_started(self, tiertune, monkeypatch):
+    @pytest.mark.parametrize("answer", [{}, [], {"error": "no upstream"}, {"detail": None}])
+    def test_a_proxy_that_reaches_nobody_is_no_wrong_address(self, tiertune, network, answer):
+        """Whatever it answers: no agent does."""
+        network(lambda _: httpx.Response(502, json=answer))
+        status, _, err = tiertune("decisions", "list", "--agent", "http://agent:7420")
+        told = "it answers 502 Bad Gateway; start it, or name its address by --agent\n"
+        assert (status, err) == (1, f"no agent answers at http://agent:7420: {told}")
+
+    @pytest.mark.parametrize(
+        ("url", "said", "mend"),
+        [
+            ("https://a", "[SSL: WRONG_VERSION_NUMBER] wrong version number", "it speaks no TLS: write http:// in --"),
+            ("https://a", "[SSL] record layer failure (_ssl.c:1032)", "it speaks no TLS: write http:// in --agent"),
+            ("http://a", "Server disconnected without sending a response.", "if it speaks TLS, write https:// in --"),
+            ("https://a", "Server disconnected without sending a response.", "see its log"),
+            ("https://a", "certificate verify failed: Missing Authority Key Identifier", "mend its certificate"),
+            ("https://self-signed", "[Errno 111] Connection refused", "start it, or name its address by --agent"),
+        ],
+    )
+    def test_what_to_mend_goes_by_what_was_said(self, tiertune, network, url, said, mend):
+        """By OpenSSL 3.0 or newer, by Python 3.13 or older; not by what the address happens to be."""
+        said = said.replace("certificate verify", "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify")
+
+        def fail(_request):
+            raise httpx.ConnectError(said)
+
+        network(fail)
+        status, _, err = tiertune("decisions", "list", "--agent", url)
+        assert (status, err.startswith(f"no agent answers at {url}: {said}; {mend}")) == (1, True), err
+
+    def test_an_agent_that_hangs_need_not_be_started(self, tiertune, network):
         """It has the command: whoever froze is not told that it was for nothing."""
 
         def hang(_request):
             raise httpx.ReadTimeout("timed out")
 
-        made = httpx.Client
-        monkeypatch.setattr(
-            client.httpx, "Client", lambda **kwargs: made(**{**kwargs, "transport": httpx.MockTransport(hang)})
-        )
+        network(hang)
         status, _, err = tiertune("freeze", "--reason", "x", "--agent", "http://agent:7420")
         told = "timed out; it is there, see its log; what was asked may still be done\n"
         assert (status, err) == (1, f"no agent answers at http://agent:7420: {told}")
