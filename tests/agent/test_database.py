@@ -337,6 +337,17 @@ class TestPasswords:
         with pytest.raises(UnusableError, match=f"/{name} is encoded in {encoding}: give it one of CREATE DATABASE"):
             open_current(postgres.url(name))
 
+    def test_one_that_was_filled_in_another_encoding_goes_on(self, postgres, monkeypatch):
+        """As an agent before this one did: an upgrade of the agent ends no history that holds all its letters."""
+        postgres.command("create database former encoding 'LATIN1' template template0 lc_collate 'C' lc_ctype 'C'")
+        with monkeypatch.context() as former:
+            former.setattr("tiertune_agent.history.database._holds_all_letters", lambda _: None)
+            open_current(postgres.url("former")).dispose()
+        history = History(open_current(postgres.url("former")))
+        history.journal.audit("J\u00fcrgen", "", "freeze", {}, START)
+        assert [row["who"] for row in history.journal.audited()] == ["J\u00fcrgen"]
+        history.close()
+
     def test_what_others_wrote_meanwhile_is_read_whatever_the_servers_default(self, postgres):
         """A stricter isolation would refuse whoever writes a row that changed since he began: a bypass, or a round."""
         postgres.command("create database strict template empty")

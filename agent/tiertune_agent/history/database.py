@@ -235,18 +235,22 @@ def revisions(engine: Engine) -> tuple[str | None, str]:
 
     try:
         with engine.connect() as connection:
-            _holds_all_letters(connection)
             tables = inspect(connection).get_table_names()  # first, as another may be filling it just now
             have = MigrationContext.configure(connection).get_current_revision()
             if have is None and tables:
                 raise UnusableError("database: it holds tables that are not TierTune's; give it one of its own")
+            if have is None:
+                _holds_all_letters(connection)
     except SQLAlchemyError as error:
         raise _failed(engine, "opened", error) from error
     return have, str(ScriptDirectory.from_config(_config()).get_current_head())
 
 
 def _holds_all_letters(connection: Connection) -> None:
-    """UnusableError for a PostgreSQL that would refuse what people and stores say, at any time later."""
+    """UnusableError for a PostgreSQL that would refuse what people and stores say, at any time later.
+
+    One that was filled before this was looked at goes on: it lacks nothing until such a letter comes.
+    """
     if connection.dialect.name == "postgresql":
         encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
         if encoding != "UTF8":
