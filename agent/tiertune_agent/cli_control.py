@@ -57,7 +57,7 @@ def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: JsonPa
 def decisions_reject(number: Number, agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
     """Reject a proposed change."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/reject")
-    result(document, json_path, lambda: typer.echo(f"decision {number} is rejected"))
+    result(document, json_path, lambda: typer.echo(f"decision {number} is {document['state']}"))
 
 
 @decisions_app.command("rollback")
@@ -126,7 +126,7 @@ def bypass(
         from tiertune_agent.client import call
 
         document = call("POST", server("--store", "store", store), "/v1/bypass", body, what="store")
-        result(document, json_path, lambda: typer.echo(f"{store}: bypass is {switch}"))
+        result(document, json_path, lambda: typer.echo(f"{store}: bypass is {'on' if document['bypass'] else 'off'}"))
         return
     document = _agent("POST", agent, "/api/v1/bypass", body | {"store": store})
     result(document, json_path, lambda: _say_stores(document["stores"], f"bypass is {switch}"))

@@ -219,6 +219,15 @@ class TestControl:
         said = "what answers at http://host:9200 is no agent: mend the address\n"
         assert tiertune("decisions", "list", "--agent", "http://host:9200")[::2] == (2, said)
 
+    @pytest.mark.parametrize(
+        ("words", "what"), [("decisions reject 1 --agent", "agent"), ("bypass on --store", "store")]
+    )
+    def test_nothing_is_told_as_done_that_nobody_did(self, tiertune, network, words, what):
+        """Another program may answer whatever is asked."""
+        network(lambda _: httpx.Response(200, json={"ok": True}))
+        said = f"what answers at http://host:9200 is no {what}: mend the address\n"
+        assert tiertune(*words.split(), "http://host:9200")[:3] == (2, "", said)
+
     @pytest.mark.parametrize("answer", [{}, [], {"error": "no upstream"}, {"detail": None}])
     def test_a_proxy_that_reaches_nobody_is_no_wrong_address(self, tiertune, network, answer):
         """Whatever it answers: no agent does."""
