@@ -140,7 +140,9 @@ def doctor(
     from tiertune_connector.serve import measure
     from tiertune_connector.settings import load as load_store
 
-    asked = Endpoints(agent and server("--agent", "agent", agent), engines=list(addresses(engine or ())))
+    asked = Endpoints(engines=list(addresses(engine or ())))
+    if agent is not None:
+        asked.agent = server("--agent", "agent", agent)
     like = None
     for path in configs or ():
         if is_store(path):
@@ -152,13 +154,13 @@ def doctor(
         else:
             asked.add_agent(load_agent(path))
     measured = None
-    if storage:
+    if storage is not None:
         known(model=model, gpu=gpu)
         named = measure.storage(storage, like)
         with bar("measuring", measure.OPERATIONS) as progress:
             timed = measure.measure(named, step=progress.step)
         measured = weighed(StorageFacts(**asdict(timed)), model=model, gpu=gpu)
-    elif not (agent or configs or engine):
+    elif agent is None and not (configs or engine):
         asked.agent = AGENT
     if not tell(examine(asked, measured), json_path):
         raise typer.Exit(1)
@@ -212,9 +214,9 @@ def policy_backtest(
     json_path: JsonPath = None,
 ) -> None:
     """Show what this policy would have done over a trace or recorded history. Changes nothing."""
-    if history and not trace and not scenario:
-        _over_history(file, history, last or "6h", json_path)
-    elif trace and scenario and not history and not last:
+    if history and trace is None and scenario is None:
+        _over_history(file, history, "6h" if last is None else last, json_path)
+    elif trace and scenario and history is None and last is None:
         backtest(file, trace, scenario, json_path)
     else:
         fail("give either --trace and --scenario, or --history and, if wanted, --last", 2)

@@ -29,7 +29,7 @@ def decisions_list(
     """List decisions, newest first."""
     from tiertune_agent.terminal.tables import decisions_table, show
 
-    query = urlencode({"limit": limit} | ({"state": state} if state else {}), errors="surrogateescape")
+    query = urlencode({"limit": limit} | ({} if state is None else {"state": state}), errors="surrogateescape")
     document = _agent("GET", agent, f"/api/v1/decisions?{query}")
     result(document, json_path, lambda: show(decisions_table(document["decisions"])))
 
@@ -57,7 +57,7 @@ def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: JsonPa
 def decisions_reject(number: Number, agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
     """Reject a proposed change."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/reject")
-    result(document, json_path, lambda: typer.echo(f"decision {number} is rejected"))
+    result(document, json_path, lambda: typer.echo(f"decision {number} is {document['state']}"))
 
 
 @decisions_app.command("rollback")
@@ -93,7 +93,7 @@ def freeze(
     json_path: JsonPath = None,
 ) -> None:
     """Stop all changes."""
-    body = {"reason": reason} | ({"for": duration} if duration else {})
+    body = {"reason": reason} | ({} if duration is None else {"for": duration})
     document = _agent("POST", agent, "/api/v1/freeze", body)
     until = f"until {document['until']}" if document["until"] else "until tiertune unfreeze"
     result(document, json_path, lambda: typer.echo(f"frozen {until}"))
@@ -126,7 +126,7 @@ def bypass(
         from tiertune_agent.client import call
 
         document = call("POST", server("--store", "store", store), "/v1/bypass", body, what="store")
-        result(document, json_path, lambda: typer.echo(f"{store}: bypass is {switch}"))
+        result(document, json_path, lambda: typer.echo(f"{store}: bypass is {'on' if document['bypass'] else 'off'}"))
         return
     document = _agent("POST", agent, "/api/v1/bypass", body | {"store": store})
     result(document, json_path, lambda: _say_stores(document["stores"], f"bypass is {switch}"))

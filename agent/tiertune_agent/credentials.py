@@ -97,6 +97,6 @@ def _trust(ca_file: Path) -> ssl.SSLContext:
 def _token(path: Path) -> str:
     """The first word of a file."""
     words = read_text(path).split()
-    if not words or not words[0].isascii():
+    if not words or not (words[0].isascii() and words[0].isprintable()):
         raise DocumentError([f"{path}: a token was expected, in ASCII"])
     return words[0]

@@ -9,7 +9,7 @@ import httpx
 from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.network import CallError, asked_whole, at_once, calling, json_of, web_address
-from tiertune_agent.terminal.options import parsed
+from tiertune_agent.terminal.options import InputError, parsed
 from tiertune_connector.units import Clock
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
@@ -34,8 +34,10 @@ def addresses(urls: Iterable[str]) -> tuple[str, ...]:
 
 
 def shown(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Headers with the key, if there is one."""
-    key = next((environment[name] for name in KEYS if environment.get(name)), "")
+    """Headers with the key, if there is one. InputError for what no header can hold: sending it would tell it."""
+    name, key = next(((name, key) for name in KEYS if (key := environment.get(name, "").strip())), ("", ""))
+    if not (key.isascii() and key.isprintable()):
+        raise InputError(f"{name}: a key has visible ASCII characters alone")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -64,7 +66,11 @@ class Engines:
     def _reset(self, url: str) -> str:
         """Why it did not reset; empty: it did."""
         until, asked = self._clock() + PATIENCE_S, f"{url}/reset_prefix_cache?reset_external=true"
-        with self._access.client(timeout=RESET_TIMEOUT_S, headers=shown()) as http:
+        try:
+            key = shown()
+        except InputError as error:
+            return str(error)
+        with self._access.client(timeout=RESET_TIMEOUT_S, headers=key) as http:
             while True:
                 try:
                     with calling("engine"):

@@ -31,6 +31,10 @@ class CallError(RuntimeError):
     """A call failed; the message says why."""
 
 
+class UnsendableError(ValueError):
+    """What is to be sent is no text in UTF-8; the message shows where."""
+
+
 def http_client(trust: ssl.SSLContext | None = None, **options: Any) -> httpx.Client:  # noqa: ANN401 (httpx's own)
     """A client that uses no proxy of the environment, and trusts whom the system trusts if no others are named.
 
@@ -115,8 +119,8 @@ def asked_whole(
                 raise httpx.ReadError(f"the answer has more than {MOST_BYTES} bytes")
             if time.monotonic() > until:
                 raise httpx.ReadTimeout(f"the answer took more than {within_s:g} s")
-        packed = ("content-encoding", "content-length")  # of a body that is decoded by now
-        headers = [(name, value) for name, value in answer.headers.items() if name not in packed]
+        packed = (b"content-encoding", b"content-length")  # of a body that is decoded by now
+        headers = [(name, value) for name, value in answer.headers.raw if name.lower() not in packed]
         return httpx.Response(answer.status_code, headers=headers, content=b"".join(parts), request=answer.request)
 
 
@@ -141,10 +145,16 @@ def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
 
 @contextmanager
 def calling(what: str, url: str = "") -> Iterator[None]:
-    """Turn failures to ask a ``what`` within into CallError. ``url``: where it is, unless it is shown beside."""
+    """Turn failures to ask a ``what`` within into CallError. ``url``: where it is, unless it is shown beside.
+
+    UnsendableError for a text in another encoding.
+    """
     at = url and f" at {url}"
     try:
         yield
+    except UnicodeEncodeError as error:
+        told = error.object[error.start : error.end]
+        raise UnsendableError(f"what is to be sent is no text in UTF-8: {told!a} is none of its letters") from None
     except httpx.HTTPError as error:
         raise CallError(f"no {what} answers{at}: {said(error)}") from error
     except ValueError as error:

@@ -76,6 +76,10 @@ def documents(path: Path) -> list[Warming]:
     return found
 
 
+class RefusedError(CallError):
+    """An engine answers, but refuses; the message does not say which."""
+
+
 def _asked(http: httpx.Client, method: str, url: str, path: str, **more: Any) -> JsonDict:  # noqa: ANN401 (JSON)
     with calling("engine", url):
         answer = asked_whole(http, method, url + path, **more)
@@ -84,12 +88,15 @@ def _asked(http: httpx.Client, method: str, url: str, path: str, **more: Any) ->
         return document
     error = document.get("error", document) if isinstance(document, dict) else {}
     told = error.get("message") if isinstance(error, dict) else error
-    raise CallError(f"{answer.status_code}: {told or 'no reason told'}")
+    raise RefusedError(f"{answer.status_code}: {told or 'no reason told'}")
 
 
 def first_model(http: httpx.Client, url: str) -> str:
     """The first model that an engine names. CallError if it does not answer, or names none."""
-    told = _asked(http, "GET", url, "/v1/models")
+    try:
+        told = _asked(http, "GET", url, "/v1/models")
+    except RefusedError as error:
+        raise CallError(f"{url} answers {error}") from error
     try:
         name = told["data"][0]["id"]
     except (LookupError, TypeError):

@@ -113,8 +113,8 @@ class FieldError(ValueError):
     def of(cls, error: ValidationError) -> Self:
         """From the first of the error's problems."""
         problem = error.errors()[0]
-        unknown = problem["type"] == "extra_forbidden"
-        return cls(".".join(map(str, problem["loc"])), "unknown field" if unknown else problem["msg"])
+        unknown, told = problem["type"] == "extra_forbidden", problem["msg"].removeprefix("Value error, ")
+        return cls(".".join(map(str, problem["loc"])), "unknown field" if unknown else told)
 
 
 def load_yaml(path: Path | str, model: type[Model]) -> Model:

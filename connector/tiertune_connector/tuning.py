@@ -4,12 +4,22 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from tiertune_connector.documents import Document, Extra, FieldError, Json, validated
 from tiertune_connector.eviction import ALGORITHMS, CANDIDATES
 
-_DIGEST = re.compile(r"[0-9a-f]{32}")
+_DIGEST = "[0-9a-f]{32}"
+
+
+def _whole(digest: str) -> str:
+    if not re.fullmatch(_DIGEST, digest):
+        raise ValueError("write the whole digest, 32 characters of 0-9 and a-f")
+    return digest
+
+
+Digest = Annotated[str, AfterValidator(_whole), Field(json_schema_extra={"pattern": f"^{_DIGEST}$"})]
+"""Of a namespace or a tenant."""
 if TYPE_CHECKING:
     Algorithm = str
     CandidateAlgorithm = str
@@ -167,6 +177,6 @@ def parse_tuning(document: object, *, extra: Extra = "forbid") -> Tuning:
         raise TuningError.of(error) from error
     for name, digests in (("pools", tuning.pools), ("tenants", tuning.tenants)):
         for digest in digests:
-            if not _DIGEST.fullmatch(digest):
+            if not re.fullmatch(_DIGEST, digest):
                 raise TuningError(f"{name}.{digest}", "expected a digest of 32 hex characters as the name")
     return tuning

@@ -143,7 +143,7 @@ CASES = {
     "agent_unreachable": (
         facts(agent=AgentFacts("http://agent:7420", problem="connection refused")),
         with_agent(),
-        ("connection refused", "start it"),
+        ("connection refused", "start it", "its authority in TIERTUNE_CA_FILE"),
     ),
     "agent_stuck": (
         facts(agent=agent(stores=[heard(age_s=600.0)]), stores=[store()]),
@@ -169,7 +169,7 @@ CASES = {
     "store_unreachable": (
         facts(stores=[StoreFacts("http://host-a:7410", "host-a", problem="timed out")]),
         with_store(),
-        ("http://host-a:7410", "timed out", "start the store"),
+        ("http://host-a:7410", "timed out", "start the store", "stores_ca_file"),
     ),
     "clock_skew": (
         facts(agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(0.0, 0.1))]),

@@ -264,6 +264,7 @@ class TestWrongInput:
             ("--trace lmcache_agents", "give either"),
             ("--history sqlite:///absent.sqlite", "database: there is no file absent.sqlite"),
             ("--history nothing", "no address such as sqlite:///"),
+            ("--history sqlite:///absent.sqlite --last=", "--last: '' is not understood"),
             ("--history sqlite:///absent.sqlite --last 2moons", "--last: '2moons' is not understood"),
             ("--history sqlite:///absent.sqlite --last 999999d", "--last: more than nothing, and at most"),
             ("--history sqlite:///absent.sqlite --last 0s", "--last: more than nothing"),

@@ -27,6 +27,19 @@ def served(agent, monkeypatch):
         yield url
 
 
+@pytest.fixture
+def network(monkeypatch):
+    """Sets what answers the commands."""
+
+    def set_to(answer):
+        made = httpx.Client
+        monkeypatch.setattr(
+            client.httpx, "Client", lambda **kwargs: made(**{**kwargs, "transport": httpx.MockTransport(answer)})
+        )
+
+    return set_to
+
+
 def test_it_tells_its_version(tiertune):
     """That of the package, as stores tell it."""
     assert tiertune("--version")[:2] == (0, f"tiertune {__version__}\n")
@@ -47,7 +60,7 @@ def test_help_names_the_traces_that_come_along():
 
 @pytest.mark.usefixtures("served")
 class TestDecisions:
-    @pytest.mark.parametrize("state", ["\x1b[31m", "\udcff", "kept&limit=0", "kept#", "no such"])
+    @pytest.mark.parametrize("state", ["", "\x1b[31m", "\udcff", "kept&limit=0", "kept#", "no such"])
     def test_a_state_that_is_none_is_refused_as_one(self, tiertune, state):
         """Whatever is written: the agent names the states that there are."""
         status, out, err = tiertune("decisions", "list", "--state", state)
@@ -143,11 +156,34 @@ class TestControl:
             None,
         ]
 
-    def test_a_freeze_for_nonsense_is_wrong_input(self, served, tiertune, agent):
-        """The message says how to write a duration, and nothing is frozen."""
-        code, _, err = tiertune("freeze", "--for", "2moons", "--reason", "x")
-        assert code == 2
-        assert "write it as 30s, 10m or 6h" in err
+    @pytest.mark.parametrize(
+        ("how_long", "said"),
+        [
+            ("2moons", "write it as 30s, 10m or 6h"),
+            ("", "write it as 30s, 10m or 6h"),
+            ("0s", "for: a freeze lasts from 1s to 366d; leave this out to freeze until it is lifted"),
+            ("0.000001ms", "for: a freeze lasts from 1s to 366d"),
+            ("900d", "for: a freeze lasts from 1s to 366d"),
+        ],
+    )
+    def test_a_freeze_for_nonsense_is_wrong_input(self, served, tiertune, agent, how_long, said):
+        """The message says how to write a duration, and which there are; nothing is frozen, least of all for ever."""
+        code, out, err = tiertune("freeze", "--for", how_long, "--reason", "x")
+        assert (code, out, said in err) == (2, "", True), err
+        assert agent.operators.frozen() == ""
+
+    @pytest.mark.parametrize(
+        "words", ["freeze --reason Gr\udcf6sse", "bypass on --store \udcff", "flush --tenant \udcff"]
+    )
+    def test_a_text_in_another_encoding_is_wrong_input(self, served, tiertune, seen, agent, words):
+        """As a terminal in Latin-1 writes it: it cannot be sent, and that is not the agent's failure."""
+        status, _, err = tiertune(*words.split())
+        assert (status, "what is to be sent is no text in UTF-8: '\\udcf" in err) == (2, True), err
+        assert (seen().fleet["frozen"], agent.history.journal.audited()) == (None, [])
+
+    def test_a_freeze_says_why(self, served, tiertune, agent):
+        """No reason is none: the message says what it is for."""
+        assert tiertune("freeze", "--reason", " ")[::2] == (2, "reason: say why: it is shown to everyone who asks\n")
         assert agent.operators.frozen() == ""
 
     def test_bypass_by_the_agent(self, served, tiertune, store, rounds):
@@ -167,6 +203,71 @@ class TestControl:
         code, out, err = tiertune(*words)
         assert (code, out) == (1, "")
         assert "the agent knows no store: nothing was done" in err
+
+    @pytest.mark.parametrize(
+        ("code", "answer"),
+        [
+            *((404, answer) for answer in ({"error": "no index"}, [], {"detail": None}, {"detail": ["no index"]})),
+            (200, []),
+            (200, {}),
+            (422, {"message": [{"text": "no index"}]}),
+        ],
+    )
+    def test_another_program_is_no_agent(self, tiertune, network, code, answer):
+        """What it says is not told as an agent's refusal, nor read as an answer: the address is wrong."""
+        network(lambda _: httpx.Response(code, json=answer))
+        said = "what answers at http://host:9200 is no agent: mend the address\n"
+        assert tiertune("decisions", "list", "--agent", "http://host:9200")[::2] == (2, said)
+
+    @pytest.mark.parametrize(
+        ("words", "what"), [("decisions reject 1 --agent", "agent"), ("bypass on --store", "store")]
+    )
+    def test_nothing_is_told_as_done_that_nobody_did(self, tiertune, network, words, what):
+        """Another program may answer whatever is asked."""
+        network(lambda _: httpx.Response(200, json={"ok": True}))
+        said = f"what answers at http://host:9200 is no {what}: mend the address\n"
+        assert tiertune(*words.split(), "http://host:9200")[:3] == (2, "", said)
+
+    @pytest.mark.parametrize("answer", [{}, [], {"error": "no upstream"}, {"detail": None}])
+    def test_a_proxy_that_reaches_nobody_is_no_wrong_address(self, tiertune, network, answer):
+        """Whatever it answers: no agent does."""
+        network(lambda _: httpx.Response(502, json=answer))
+        status, _, err = tiertune("decisions", "list", "--agent", "http://agent:7420")
+        told = "it answers 502 Bad Gateway; start it, or name its address by --agent\n"
+        assert (status, err) == (1, f"no agent answers at http://agent:7420: {told}")
+
+    @pytest.mark.parametrize(
+        ("url", "said", "mend"),
+        [
+            ("https://a", "[SSL: WRONG_VERSION_NUMBER] wrong version number", "it speaks no TLS: write http:// in --"),
+            ("https://a", "[SSL] record layer failure (_ssl.c:1032)", "it speaks no TLS: write http:// in --agent"),
+            ("http://a", "Server disconnected without sending a response.", "if it speaks TLS, write https:// in --"),
+            ("https://a", "Server disconnected without sending a response.", "see its log"),
+            ("https://a", "certificate verify failed: Missing Authority Key Identifier", "mend its certificate"),
+            ("https://self-signed", "[Errno 111] Connection refused", "start it, or name its address by --agent"),
+        ],
+    )
+    def test_what_to_mend_goes_by_what_was_said(self, tiertune, network, url, said, mend):
+        """By OpenSSL 3.0 or newer, by Python 3.13 or older; not by what the address happens to be."""
+        said = said.replace("certificate verify", "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify")
+
+        def fail(_request):
+            raise httpx.ConnectError(said)
+
+        network(fail)
+        status, _, err = tiertune("decisions", "list", "--agent", url)
+        assert (status, err.startswith(f"no agent answers at {url}: {said}; {mend}")) == (1, True), err
+
+    def test_an_agent_that_hangs_need_not_be_started(self, tiertune, network):
+        """It has the command: whoever froze is not told that it was for nothing."""
+
+        def hang(_request):
+            raise httpx.ReadTimeout("timed out")
+
+        network(hang)
+        status, _, err = tiertune("freeze", "--reason", "x", "--agent", "http://agent:7420")
+        told = "timed out; it is there, see its log; what was asked may still be done\n"
+        assert (status, err) == (1, f"no agent answers at http://agent:7420: {told}")
 
     def test_bypass_straight_to_a_store(self, tiertune, monkeypatch):
         """An address goes to the store itself, though no agent runs."""
@@ -191,9 +292,11 @@ class TestControl:
             ("bypass on --store gopher://x", "--store: write the store's address as http://host:port"),
             ("bypass on --store http://", "--store: write the store's address as http://host:port"),
             ("unfreeze --agent http://", "--agent: write the agent's address as http://host:port"),
+            ("doctor --agent ''", "--agent: write the agent's address as http://host:port"),
+            ("doctor --storage ''", "--storage: "),
             ("flush --agent ''", "--agent: write the agent's address as http://host:port"),
-            ("flush --namespace abc", "namespace: String should match pattern '^[0-9a-f]{32}$'"),
-            ("flush --tenant ''", "tenant: String should match pattern '^[0-9a-f]{32}$'"),
+            ("flush --namespace abc", "namespace: write the whole digest, 32 characters of 0-9 and a-f"),
+            ("flush --tenant ''", "tenant: write the whole digest, 32 characters of 0-9 and a-f"),
             ("flush --epoch -1", "--epoch"),
             ("unfreeze --agent http://127.0.0.1:9", "Connection refused; start it, or name its address by --agent"),
             ("freeze", "Missing option"),

@@ -10,9 +10,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import update
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import START
+from agent.fakes import START, remember
 from connector.stores import at_once
 from e2e.postgres import PASSWORD
 from tiertune_agent.demo.ports import free_port
@@ -20,13 +21,14 @@ from tiertune_agent.history.database import (
     DatabaseError,
     UnusableError,
     _document,
+    _written,
     connect,
     open_current,
     revisions,
     shown,
     upgrade,
 )
-from tiertune_agent.history.models import Base
+from tiertune_agent.history.models import Base, StoreRow
 from tiertune_agent.history.store import History
 
 pytestmark = pytest.mark.slow
@@ -53,6 +55,12 @@ def test_documents_are_read_as_python_wrote_them(document):
     """To the last digit; also what is no JSON but in Python, and half a surrogate."""
     written = json.dumps(document)
     assert repr(_document(written)) == repr(json.loads(written))
+
+
+@given(st.lists(st.text("\\u0\0x")))
+def test_documents_are_written_without_zero_bytes(words):
+    """And otherwise as they are, whatever backslashes stand before."""
+    assert json.loads(_written(words)) == [word.replace("\0", "") for word in words]
 
 
 class TestMigrations:
@@ -140,6 +148,10 @@ class TestAddresses:
             ("mysql://ops:hidden@a/b", "not in mysql://ops@a/b"),
             ("postgresql+asyncpg://a/b", "not in postgresql"),
             ("postgresql://a/b?password=hidden", "not in postgresql://a/b"),
+            ("postgresql://a:99999/b", "a port is a number from 1 to 65535, not 99999"),
+            ("postgresql://a:0/b", "a port is a number from 1 to 65535, not 0"),
+            ("sqlite:////tmp/x?mode=ro", "no parameters, and none of its path a ?: sqlite:////tmp/x?..."),
+            ("sqlite:////data/what?/tiertune.sqlite", "no parameters, and none of its path a ?: sqlite:////data/what?"),
             ("sqlite://", "not in sqlite://"),
             ("sqlite:///:memory:", "not in sqlite:///%3Amemory%3A"),
         ],
@@ -316,6 +328,39 @@ class TestPasswords:
         ):
             with pytest.raises(DatabaseError, match=told):
                 open_current(url)
+
+    @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+    def test_a_database_that_lacks_letters_is_refused(self, postgres, encoding):
+        """As a cluster made without a locale has it: a later round would fail on a letter of a reason, or the first."""
+        name = f"of_{encoding}".lower()
+        postgres.command(f"create database {name} encoding '{encoding}' template template0 lc_collate 'C' lc_ctype 'C'")
+        with pytest.raises(UnusableError, match=f"/{name} is encoded in {encoding}: give it one of CREATE DATABASE"):
+            open_current(postgres.url(name))
+
+    def test_one_that_was_filled_in_another_encoding_goes_on(self, postgres, monkeypatch):
+        """As an agent before this one did: an upgrade of the agent ends no history that holds all its letters."""
+        postgres.command("create database former encoding 'LATIN1' template template0 lc_collate 'C' lc_ctype 'C'")
+        with monkeypatch.context() as former:
+            former.setattr("tiertune_agent.history.database._holds_all_letters", lambda _: None)
+            open_current(postgres.url("former")).dispose()
+        history = History(open_current(postgres.url("former")))
+        history.journal.audit("J\u00fcrgen", "", "freeze", {}, START)
+        assert [row["who"] for row in history.journal.audited()] == ["J\u00fcrgen"]
+        history.close()
+
+    def test_what_others_wrote_meanwhile_is_read_whatever_the_servers_default(self, postgres):
+        """A stricter isolation would refuse whoever writes a row that changed since he began: a bypass, or a round."""
+        postgres.command("create database strict template empty")
+        postgres.command("alter database strict set default_transaction_isolation = 'repeatable read'")
+        history, other = (History(open_current(postgres.url("strict"))) for _ in range(2))
+        remember(history, store="host-a", tuning={"bypass": False})
+        with history._session() as session:
+            assert session.get(StoreRow, "host-a").pending_bypass is None
+            other.wish_bypass("host-a", on=True)
+            session.execute(update(StoreRow).values(version="2"))
+        assert history.store("host-a").pending_bypass
+        for one in (history, other):
+            one.close()
 
     def test_no_message_holds_the_password(self, upgrade, postgres):
         """Neither what is done nor what goes wrong tells it."""

@@ -89,6 +89,13 @@ class TestReset:
         network = httpx.MockTransport(lambda _: answer)
         assert Engines(["http://e:8000"], Access(transport=network)).reset()["http://e:8000"]["reason"] == reason
 
+    @pytest.mark.parametrize("letter", ["\u00fc".encode(), "\u00fc".encode("latin-1")])
+    def test_a_header_in_any_encoding_is_no_failure(self, letter):
+        """As a proxy before an engine may add one: the engine acknowledged, and nothing is raised."""
+        answer = httpx.Response(200, headers=[(b"Via", b"M" + letter + b"nchen")], json={"success": True})
+        network = httpx.MockTransport(lambda _: answer)
+        assert Engines(["http://e:8000"], Access(transport=network)).reset()["http://e:8000"]["ok"]
+
     def test_one_that_is_away_is_told(self):
         """And nothing is raised."""
         assert "no engine answers: " in Engines(["http://127.0.0.1:9"]).reset()["http://127.0.0.1:9"]["reason"]
@@ -98,6 +105,15 @@ class TestReset:
         assert shown({"TIERTUNE_ENGINE_KEY": "a", "VLLM_API_KEY": "b"}) == {"Authorization": "Bearer a"}
         assert shown({"VLLM_API_KEY": "b"}) == {"Authorization": "Bearer b"}
         assert shown({"OPENAI_API_KEY": "c"}) == {}
+        assert shown({"TIERTUNE_ENGINE_KEY": "\n", "VLLM_API_KEY": "b\n"}) == {"Authorization": "Bearer b"}
+
+    @pytest.mark.parametrize("key", ["s3cret\u00fc", "s3\ncret", "s3cret\x1b"])
+    def test_a_key_that_no_header_can_hold_is_told_to_nobody(self, monkeypatch, key):
+        """Only where it stands: what refuses to send it would say it."""
+        monkeypatch.setenv("TIERTUNE_ENGINE_KEY", key)
+        network = httpx.MockTransport(lambda _: httpx.Response(200, json={"success": True}))
+        told = Engines(["http://e:8000"], Access(transport=network)).reset()["http://e:8000"]
+        assert told == {"ok": False, "reason": "TIERTUNE_ENGINE_KEY: a key has visible ASCII characters alone"}
 
 
 class TestAgent:

@@ -187,6 +187,15 @@ class TestDecisions:
         assert expected(history) == ("off", at[4])
         assert undo(decisions.get(third.id), at[7]) == ("on", at[7])
 
+    def test_a_model_whose_name_holds_a_zero_byte_hides_no_change(self, history, decisions):
+        """Evidence names models as stores do: what was changed is read past it, round after round."""
+        step = {"store": "host-a", "tier": "dram", "field": "tiers.dram.capacity_bytes", "from": 1, "to": 2}
+        wish = replace(WISH, evidence={"split": [{**step, "models": ["a\0b"]}]})
+        made = proposed(history, "tier_size", Target(FLEET, "dram"), wish)
+        decisions.move(decisions.move(made, State.APPROVED, now=START), State.APPLIED, now=START, applied_at=START)
+        assert history.changed.count(START, LATER) == {FLEET: 1, "host-a": 1}
+        assert place("tier_size", Target("host-a", "dram")) in history.changed.last(["host-a"])
+
     def test_every_part_of_a_split_is_expected(self, history, decisions):
         """Of a host that left the fleet, nothing is."""
         size = Proposal("tiers.dram.capacity_bytes", 1, 2, "")

@@ -257,6 +257,15 @@ class TestWhatItTells:
         assert "Changes frozen until 2025-03-05 14:00 UTC, by" in told
         assert "launch day" in told
 
+    def test_the_policys_calendar_is_no_freeze_by_command(self, look, agent, policy_file):
+        """It binds TierTune alone: nobody is told that nothing changes."""
+        policy_file.write_text('version: 1\nguard: {freeze: [{from: "00:00", to: "00:00"}]}\n')
+        agent.loop.run_once()
+        told = look().text
+        assert "changes nothing by itself now; who approves or rolls back may." in told
+        assert "Changes only commanded ones, by the policy's calendar until Thu 00:00 UTC" in told
+        assert "Frozen" not in told
+
     def test_a_policy_that_cannot_be_read_is_an_open_incident(self, look, agent, policy_file):
         """A bad edit shows with its place, and with what stays in force."""
         policy_file.write_text("version: 1\nmode: sometimes\n")

@@ -221,8 +221,8 @@ def test_where_nothing_can_be_written_is_told(tiertune, tmp_path, monkeypatch, b
 
 
 def test_a_prometheus_that_does_not_answer_is_told(tiertune, tmp_path):
-    """Exit 1, with its address; no folder is left behind."""
+    """Exit 1, with its address, but for the password in it; no folder is left behind."""
     out = tmp_path / "pages" / "today"
-    code, _, err = tiertune("dashboards", "preview", "--prometheus", "http://127.0.0.1:9", "--out", out)
-    assert (code, "http://127.0.0.1:9" in err) == (1, True)
+    code, _, err = tiertune("dashboards", "preview", "--prometheus", "http://ops:s3cret@127.0.0.1:9", "--out", out)
+    assert (code, "http://127.0.0.1:9" in err, "s3cret" in err) == (1, True, False)
     assert list(tmp_path.iterdir()) == []

@@ -168,7 +168,7 @@ def test_an_engine_with_a_key_is_shown_it(prewarm, engine, monkeypatch):
     """From the environment; without it the refusal is told."""
     engine.key = "s3cret-of-the-engine"
     code, _, said = prewarm()
-    assert (code, "401: Unauthorized" in said) == (1, True)
+    assert (code, f"{engine.url} answers 401: Unauthorized" in said) == (1, True)
     monkeypatch.setenv("TIERTUNE_ENGINE_KEY", engine.key)
     assert prewarm()[0] == 0
 

@@ -12,7 +12,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from connector.stores import at_once, running
-from e2e.redis_servers import Certificates, certificates
+from e2e.redis_servers import Certificates, certificates, expire
+from e2e.servers import app_served
 from tiertune_agent import client as command
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, access, from_environment
@@ -286,9 +287,29 @@ def test_an_authority_that_the_system_trusts_is_trusted_unless_another_is_named(
 def test_a_certificate_of_another_name_is_not_told_as_one_of_an_unknown_authority(monkeypatch, encrypted):
     """As if the system trusted its authority: naming that would mend nothing."""
     monkeypatch.setenv("SSL_CERT_FILE", str(encrypted.files.ca))
-    with pytest.raises(command.CallError, match="IP address mismatch") as caught:
-        command.call("GET", encrypted.url.replace("localhost", "127.0.0.1"), "/v1/status")
-    assert CA_FILE not in str(caught.value)
+    told = r"certificate is not valid for '127.0.0.1'.*; name it as its certificate does, by --store$"
+    with pytest.raises(command.CallError, match=told):
+        command.call("GET", encrypted.url.replace("localhost", "127.0.0.1"), "/v1/status", what="store")
+
+
+def test_what_is_wrong_with_a_certificate_is_told_as_that(monkeypatch, encrypted):
+    """Who answers need not be started: the certificate is to be renewed, or the address mended."""
+    monkeypatch.setenv(CA_FILE, str(encrypted.files.ca))
+    expire(encrypted.files)
+    with pytest.raises(command.CallError, match=r"has expired.*; renew its certificate, or set this machine's clock$"):
+        command.call("GET", encrypted.url, "/v1/status")
+
+
+def test_what_speaks_tls_is_named_with_it(encrypted):
+    """It ends a call that does not: the store is there."""
+    with pytest.raises(command.CallError, match=r"; if it speaks TLS, write https:// in --store; else see its log$"):
+        command.call("GET", encrypted.url.replace("https:", "http:"), "/healthz", what="store")
+
+
+def test_what_speaks_no_tls_is_named_without(agent):
+    """An address with one letter too many."""
+    with app_served(agent.app) as url, pytest.raises(command.CallError, match="; it speaks no TLS: write http:// in"):
+        command.call("GET", url.replace("http:", "https:"), "/healthz")
 
 
 def test_a_certificate_that_is_exchanged_is_served_at_the_next_connection(encrypted, tmp_path):

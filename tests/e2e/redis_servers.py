@@ -44,6 +44,13 @@ def certificates(folder: Path) -> Certificates:
     return Certificates(folder / "ca.pem", *own)
 
 
+def expire(files: Certificates) -> None:
+    """Exchange the server's certificate for one that ended yesterday."""
+    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-days", "-1", "-extfile", "server.ext")
+    command = [program("openssl"), "x509", "-req", "-in", "server.csr", *signed, "-out", files.server.name]
+    subprocess.run(command, cwd=files.server.parent, check=True, capture_output=True)
+
+
 @contextlib.contextmanager
 def redis_by_tls(files: Certificates, *, options: Sequence[str] = ()) -> Iterator[int]:
     """The port, on ``localhost``, of a Redis that speaks TLS alone and wants a client's certificate."""

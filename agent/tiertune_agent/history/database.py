@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ _PACKAGED = Path(__file__).parents[1] / "migrations"
 _REPOSITORY = Path(__file__).parents[3] / "migrations"
 _SESSION = (
     "-c timezone=UTC -c statement_timeout=30s -c lock_timeout=5s -c idle_in_transaction_session_timeout=30s "
+    "-c default_transaction_isolation=read\\ committed "  # a stricter one refuses what others have changed meanwhile
     "-c synchronous_commit=on "  # a decision is made only when it is sure to be remembered
     # The server also treats a client that is silent for about 10 s as gone: by default it would keep the lead of a
     # dead host for two hours.
@@ -33,9 +35,12 @@ _NETWORK = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "application_name": "tiertune",
+    "client_encoding": "UTF8",  # of an SQL_ASCII database the driver would give bytes
 }
 """libpq's parameters: a server that is silent for about 10 s counts as gone. The address's query overrules them."""
 _NEW_FILE_S = 5.0
+_ZERO = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+"""The escape of a zero byte, and of backslashes before it."""
 _UPGRADES = 0x74696572, 3
 """Advisory lock that allows one upgrade at a time."""
 
@@ -92,6 +97,11 @@ def _address(url: str | URL) -> URL:
         raise UnusableError(
             "database: no address such as sqlite:///tiertune.sqlite or postgresql://user@host/name"
         ) from None
+    if backend == "sqlite" and "?" in str(url):  # what follows would have no effect
+        told = f"an SQLite file has no parameters, and none of its path a ?: {shown(parsed)}?..."
+        raise UnusableError(f"database: {told}")
+    if parsed.port is not None and not 0 < parsed.port < 1 << 16:
+        raise UnusableError(f"database: a port is a number from 1 to 65535, not {parsed.port}")
     if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
         return parsed
     if parsed.drivername in ("postgresql", "postgresql+psycopg") and "password" not in parsed.query:
@@ -111,6 +121,7 @@ def _postgresql(url: URL, password_file: Path | None) -> Engine:
             pool_pre_ping=True,
             pool_timeout=5,
             hide_parameters=True,
+            json_serializer=_written,
             json_deserializer=_document,
             connect_args={**network, "options": options},
         )
@@ -127,6 +138,12 @@ def _document(told: str | bytes) -> Any:  # noqa: ANN401 (JSON)
         return msgspec.json.decode(told)
     except msgspec.DecodeError:
         return json.loads(told)
+
+
+def _written(document: Any) -> str:  # noqa: ANN401 (JSON)
+    """JSON without zero bytes: PostgreSQL takes them, but looks into no document that has one."""
+    text = json.dumps(document)
+    return _ZERO.sub(r"\1", text) if "u0000" in text else text
 
 
 def _password(path: Path) -> Any:  # noqa: ANN401 (a listener)
@@ -222,9 +239,23 @@ def revisions(engine: Engine) -> tuple[str | None, str]:
             have = MigrationContext.configure(connection).get_current_revision()
             if have is None and tables:
                 raise UnusableError("database: it holds tables that are not TierTune's; give it one of its own")
+            if have is None:
+                _holds_all_letters(connection)
     except SQLAlchemyError as error:
         raise _failed(engine, "opened", error) from error
     return have, str(ScriptDirectory.from_config(_config()).get_current_head())
+
+
+def _holds_all_letters(connection: Connection) -> None:
+    """UnusableError for a PostgreSQL that would refuse what people and stores say, at any time later.
+
+    One that was filled before this was looked at goes on: it lacks nothing until such a letter comes.
+    """
+    if connection.dialect.name == "postgresql":
+        encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+        if encoding != "UTF8":
+            mend = "give it one of CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
+            raise UnusableError(f"database: {shown(connection.engine.url)} is encoded in {encoding}: {mend}")
 
 
 def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str]:

@@ -29,7 +29,8 @@ class Series:
 class Prometheus:
     def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         """``transport`` may replace the network. Queries raise CallError if no Prometheus answers, or it refuses."""
-        self._url = url
+        self._url = str(httpx.URL(url).copy_with(userinfo=b""))
+        """Without a password, for messages."""
         self._http = http_client(base_url=url, timeout=TIMEOUT_S, transport=transport)
 
     def __enter__(self) -> Self:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from tiertune_agent.catalogue import AgentMetrics
@@ -25,14 +25,28 @@ from tiertune_agent.web.views import Number, Views
 from tiertune_connector.documents import Document
 from tiertune_connector.httpd.guarded import called_by
 from tiertune_connector.httpd.sites import LOOPBACK_NAMES
-from tiertune_connector.units import Duration
+from tiertune_connector.tuning import Digest
+from tiertune_connector.units import Duration, parse_duration
 
-LONGEST_FREEZE_S = 366 * 86400.0
+SHORTEST_FREEZE_S, LONGEST_FREEZE_S = 1.0, 366 * 86400.0
+
+
+def _bounded(value: object) -> object:
+    """How long a freeze shall last, as it was written; ValueError says how long it may."""
+    if value is not None and not SHORTEST_FREEZE_S <= parse_duration(value) <= LONGEST_FREEZE_S:
+        raise ValueError("a freeze lasts from 1s to 366d; leave this out to freeze until it is lifted")
+    return value
+
+
+def _said(reason: str) -> str:
+    if not reason:
+        raise ValueError("say why: it is shown to everyone who asks")
+    return reason
 
 
 class FreezeBody(Document, strict=True):
-    reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)]
-    seconds: Duration | None = Field(default=None, alias="for", gt=0, le=LONGEST_FREEZE_S)
+    reason: Annotated[str, StringConstraints(strip_whitespace=True, max_length=500), AfterValidator(_said)]
+    seconds: Annotated[Duration | None, BeforeValidator(_bounded)] = Field(default=None, alias="for")
     """None: until lifted."""
 
 
@@ -43,8 +57,8 @@ class BypassBody(Document, strict=True):
 
 
 class FlushBody(Document, strict=True):
-    namespace: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
-    tenant: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
+    namespace: Digest | None = None
+    tenant: Digest | None = None
     epoch: int | None = Field(default=None, ge=0)
     engines: bool = False
     """Also flush the engines in the agent's settings: their whole prefix caches, as they know no namespaces."""

@@ -35,5 +35,8 @@ class Bounded:
 def unprocessable(_: Request, error: Exception) -> Response:
     """Like FastAPI's own answer without what was sent: half a character or ``NaN`` cannot go into an answer."""
     assert isinstance(error, RequestValidationError)
-    problems = [{name: problem[name] for name in ("type", "loc", "msg")} for problem in error.errors()]
+    problems = [
+        {"type": problem["type"], "loc": problem["loc"], "msg": problem["msg"].removeprefix("Value error, ")}
+        for problem in error.errors()
+    ]
     return Response(json.dumps({"detail": problems}), 422, media_type="application/json")

@@ -12,6 +12,8 @@ DOES = {
     "recommend": "TierTune recommends changes and waits for approval.",
     "observe": "TierTune only watches and changes nothing.",
 }
+FROZEN = "Frozen: nothing changes."
+CALENDAR = "By the policy's calendar TierTune changes nothing by itself now; who approves or rolls back may."
 ADVISES = "TierTune measures and advises; it cannot change anything there."
 
 
@@ -97,7 +99,8 @@ def _doing(fleet: Json, modes: Mapping[str, str], waiting: int) -> str:
         return "This agent stands by: another one leads."
     does = next(does for mode, does in DOES.items() if mode in modes.values() or mode == "observe")
     asks = f" {format_count(waiting, 'change')} to approve." if waiting else ""
-    return ("Frozen: nothing changes." if fleet["frozen"] else does) + asks
+    frozen = fleet["frozen"]
+    return (does if not frozen else FROZEN if frozen["since"] else CALENDAR) + asks
 
 
 def _stores(stores: Sequence[Json], unheard: Sequence[str]) -> Fact:
@@ -116,9 +119,10 @@ def _sources(sources: Sequence[Json], unheard: Sequence[str]) -> Fact:
 def _frozen(frozen: Json | None) -> Fact:
     if not frozen:
         return Fact("Changes", "allowed", "ok")
+    if not frozen["since"]:
+        return Fact("Changes", f"only commanded ones, {frozen['reason']}", "warn")
     until = f" until {frozen['until'][:16].replace('T', ' ')} UTC" if frozen["until"] else ""
-    who = "" if frozen["who"] == "policy" else f"by {frozen['who']}: "
-    return Fact("Changes", f"frozen{until}, {who}{frozen['reason']}", "warn")
+    return Fact("Changes", f"frozen{until}, by {frozen['who']}: {frozen['reason']}", "warn")
 
 
 def _bypass(stores: Sequence[Json], unheard: Sequence[Json]) -> Fact:

@@ -76,7 +76,7 @@ class Views:
         }
 
     def frozen(self) -> JsonDict | None:
-        """Why nothing may change now, by command or by the policy's calendar."""
+        """Why nothing may change now, by command; or nothing by itself, by the policy's calendar: no ``since``."""
         freeze = self._history.journal.frozen(self._now())
         if freeze:
             return {**freeze.told("reason", "who", "until"), "since": freeze.start.isoformat()}

@@ -31,6 +31,7 @@ from tiertune_connector.serve.writes import Writes, changed, traced
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.status import status
 from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tuning import Digest
 from tiertune_connector.units import Clock
 
 MAX_BODY_BYTES = 1 << 20
@@ -51,8 +52,8 @@ Body = TypeVar("Body", bound=Document)
 
 
 class FlushRequest(Document):
-    namespace: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
-    tenant: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
+    namespace: Digest | None = None
+    tenant: Digest | None = None
     epoch: int | None = Field(default=None, ge=0)
 
 

@@ -24,7 +24,7 @@ INCIDENTS = {
 }
 """Kinds of open incidents that no other check looks for, each with its mend."""
 ALSO_LOOKED_FOR = {
-    "store_unreachable": "start the store, or mend its address or the token among the agent's settings",
+    "store_unreachable": "start the store, or mend the agent's settings: its address, the token, stores_ca_file",
     "tier_dead": "look at what the tier stands on: its reason says what failed",
     "unsalted_traffic": "have the front set cache_salt on every request, or set isolation: require_salt at the engines",
 }
@@ -45,7 +45,8 @@ def agent_unreachable(agent: AgentFacts) -> Told:
         mend = "see to its database: the agent goes on by itself when that is back"
         yield f"the agent cannot tell anything: {agent.problem}", mend
     elif not agent.answers:
-        mend = "start it (tiertune agent run), or name where it serves by --agent, and a token in TIERTUNE_TOKEN_FILE"
+        shown = "a token in TIERTUNE_TOKEN_FILE and, for https://, its authority in TIERTUNE_CA_FILE"
+        mend = f"start it (tiertune agent run), or name where it serves by --agent, {shown}"
         yield f"no agent answers: {agent.problem}", mend
 
 
