@@ -149,9 +149,10 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
         return operators.bypass(caller, body.on, body.store)
 
     @api.post("/flush")
-    def flush(body: FlushBody, caller: CallerOf) -> JsonDict:
-        which = body.model_dump(exclude_none=True, exclude={"engines"})
-        return operators.flush(caller, which, engines=body.engines)
+    def flush(caller: CallerOf, body: FlushBody | None = None) -> JsonDict:
+        asked = body or FlushBody()
+        which = asked.model_dump(exclude_none=True, exclude={"engines"})
+        return operators.flush(caller, which, engines=asked.engines)
 
     return api
 
