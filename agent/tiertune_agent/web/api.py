@@ -97,6 +97,7 @@ def _reading(views: Views, looks: Looks, metrics: AgentMetrics, unwell: Callable
     def render() -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @api.head("/healthz", include_in_schema=False)
     @api.get("/healthz", response_class=PlainTextResponse)
     def healthz() -> Response:
         """Alive; a round that fails is reported, but is no reason to end the agent."""
