@@ -150,7 +150,9 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
         return operators.bypass(caller, body.on, body.store)
 
     @api.post("/flush")
-    def flush(caller: CallerOf, body: FlushBody | None = None) -> JsonDict:
+    def flush(request: Request, caller: CallerOf, body: FlushBody | None = None) -> JsonDict:
+        if request.url.query:
+            raise HTTPException(422, "say what to flush in the body, as JSON: after a ? it is not read")
         asked = body or FlushBody()
         which = asked.model_dump(exclude_none=True, exclude={"engines"})
         return operators.flush(caller, which, engines=asked.engines)
