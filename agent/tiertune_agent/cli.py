@@ -258,11 +258,14 @@ def database_upgrade(config: Config = Path("agent.yaml"), json_path: JsonPath = 
 
 def main() -> None:
     """Entry point: a failure is one message and an exit status, never a traceback."""
+    from tiertune_agent.terminal.output import heard
     from tiertune_connector.ending import heed_sigterm
 
     heed_sigterm()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: a name may have what the locale lacks
+        if sys.stdout is sys.__stdout__:
+            sys.stdout = heard(sys.stdout)
     try:
         app()
     except ModuleNotFoundError as error:

@@ -59,10 +59,11 @@ def documents(path: Path) -> list[Warming]:
 
     DocumentError names the lines that are no documents.
     """
-    text = read_text(path)
+    lines = path.suffix == ".jsonl"
+    text = read_text(path, newline=None if lines else "")  # a document's own line ends are tokens
     if not text.strip():
         raise DocumentError([f"{path}:1:1: the file is empty"])
-    if path.suffix != ".jsonl":
+    if not lines:
         return [Warming(str(path), text)]
     found, problems = [], []
     for number, line in enumerate(text.split("\n"), 1):

@@ -122,10 +122,11 @@ def load_yaml(path: Path | str, model: type[Model]) -> Model:
     return parse_yaml(read_text(path), model, name=str(path))
 
 
-def read_text(path: Path | str) -> str:
-    """The text in ``path``, or DocumentError saying why it cannot be read."""
+def read_text(path: Path | str, *, newline: str | None = None) -> str:
+    """The text in ``path``, or DocumentError saying why it cannot be read. Its line ends are as ``open`` makes them."""
     try:
-        return plain_file(Path(path)).read_text(encoding="utf-8")
+        with plain_file(Path(path)).open(encoding="utf-8-sig", newline=newline) as file:
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise DocumentError([f"{path}: cannot be read: {reason}"]) from error

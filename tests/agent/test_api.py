@@ -146,6 +146,7 @@ def test_alive_is_not_well(agent, http, clock, monkeypatch):
     agent.sum_up()
     answer = http.get("/healthz")
     assert (answer.status_code, answer.text) == (200, f"ok\nloop fails since {since}: see the log\n")
+    assert http.head("/healthz").status_code == 200
     monkeypatch.undo()
     agent.tick()
     assert http.get("/healthz").text == "ok\n"

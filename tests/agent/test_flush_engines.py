@@ -149,6 +149,16 @@ class TestAgent:
         rows = api.get("/api/v1/audit").json()["audit"]
         assert [row["detail"] for row in rows if row["what"] == "flush"] == [{}, {"engines": True}]
 
+    def test_a_flush_without_a_body_is_of_all_stores(self, api, calls):
+        """As at a store itself: nothing named is nothing left out."""
+        answer = api.post("/api/v1/flush")
+        assert (answer.status_code, answer.json()["complete"], calls) == (200, True, ["host-a/v1/flush"])
+
+    def test_what_is_named_after_a_question_mark_is_no_flush_of_everything(self, api, calls):
+        """It is not read: a tenant's flush would be one of all tenants."""
+        answer = api.post(f"/api/v1/flush?tenant={'ab' * 16}")
+        assert (answer.status_code, "in the body" in answer.json()["detail"], calls) == (422, True, [])
+
     def test_without_the_word_engines_are_left_alone(self, api, calls):
         """Their caches are whole: a flush of one tenant need not cost all others theirs."""
         assert "engines" not in api.post("/api/v1/flush", json={"tenant": "ab" * 16}).json()

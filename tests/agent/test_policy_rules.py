@@ -18,7 +18,7 @@ from tiertune_agent.policy.document import (
     rules_for,
     settable,
 )
-from tiertune_agent.policy.lint import manages, without_effect
+from tiertune_agent.policy.lint import ENDLESS, manages, without_effect
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import TunerSettings
@@ -167,6 +167,17 @@ def test_equal_hours_freeze_the_whole_day(minutes):
         {"version": 1, "guard": {"freeze": [{"from": "06:00", "to": "06:00"}]}}, strict=False
     )
     assert frozen_by(policy, datetime(2025, 3, 3, tzinfo=UTC) + timedelta(minutes=minutes))
+
+
+def test_a_freeze_that_never_ends_is_told(policy_of):
+    """Also in an override; whole days are frozen so on purpose, and hours that differ end."""
+    hours = '{days: %s, from: "06:00", to: "%s"}'
+    every, some = "[mon, tue, wed, thu, fri, sat, sun]", "[sat, sun]"
+    each = [hours % (every, "05:59"), hours % (some, "06:00"), hours % (every, "06:00"), '{from: "00:00", to: "00:00"}']
+    guard = f"guard: {{freeze: [{', '.join(each)}]}}"
+    told = without_effect(policy_of(f"version: 1\n{guard}\noverrides: [{{match: {{store: a}}, {guard}}}]\n"))
+    of_all = [f"guard.freeze.{index}.to: {ENDLESS}" for index in (2, 3)]
+    assert told == [*of_all, *(f"overrides.0.{note}" for note in of_all)]
 
 
 def test_keys_without_effect_are_told(policy_of):

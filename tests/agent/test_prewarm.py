@@ -216,6 +216,20 @@ def test_a_text_may_hold_what_else_ends_a_line(tmp_path):
     assert [one.prompt for one in documents(tmp_path / "d.jsonl")] == ["a\u2028b\u0085c", "d"]
 
 
+@pytest.mark.parametrize("text", ["one\r\ntwo\r\n", "one\rtwo\n", "one\ntwo"])
+def test_a_text_keeps_its_line_ends(tmp_path, text):
+    """Other line ends are other tokens: what was warmed would be no beginning of what is asked."""
+    (tmp_path / "d.txt").write_bytes(text.encode())
+    assert [one.prompt for one in documents(tmp_path / "d.txt")] == [text]
+
+
+@pytest.mark.parametrize(("name", "text"), [("d.txt", "one"), ("d.jsonl", '{"prompt": "one"}')])
+def test_a_mark_of_the_encoding_is_no_text(tmp_path, name, text):
+    """Some editors begin a file with it; no prompt begins so."""
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert [one.prompt for one in documents(tmp_path / name)] == ["one"]
+
+
 def test_wrong_usage_is_exit_2(prewarm, tmp_path, engine):
     """A file that is none; an address that is none; an empty text."""
     (tmp_path / "empty.txt").write_text(" \n")

@@ -349,6 +349,8 @@ def test_a_flush_that_is_mistyped_drops_nothing(http, traffic):
     ):
         answer = http.post("/v1/flush", {field: value})
         assert (answer.status_code, answer.json()["field"]) == (422, field)
+    answer = http.raw("POST", f"/v1/flush?tenant={'0' * 32}", b"")
+    assert (answer.status_code, "in the body" in answer.json()["message"]) == (422, True)
     assert http.get("/v1/status")["pools"][DIGEST]["dram"]["chunks"] > 0
 
 

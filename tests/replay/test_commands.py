@@ -1,11 +1,16 @@
 """The two commands, as people call them."""
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from replay.files import ROOT, SCENARIO, columns, write_trace
+
+FULL = Path("/dev/full")
 
 
 def test_curve_tells_and_writes_the_same(tiertune):
@@ -103,6 +108,36 @@ def test_a_process_of_its_own_tells_the_same():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("absent: there is no such file")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def curve_told_to(tmp_path):
+    """Runs ``curve`` in a process of its own, of a given standard output; also returns the file of --json."""
+    trace, path = write_trace(tmp_path / "t.parquet", columns([[0, 1], [0, 1]])), tmp_path / "told.json"
+    main = "from tiertune_agent.cli import main; main()"
+    command = [sys.executable, "-c", main, "curve", str(trace), "--sizes", "0.1", "--json", str(path)]
+
+    def run(output):
+        return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False, timeout=60), path
+
+    return run
+
+
+def test_a_reader_that_leaves_costs_no_result(curve_told_to):
+    """As `head` does before the first line: the work goes on, the file of --json is whole, the status is 0."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done, path = curve_told_to(writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr, json.loads(path.read_text())["accesses"]) == (0, b"", 4)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_under_the_output_is_told_once(curve_told_to):
+    """One message, and status 1: no traceback of what Python tries to write again at its end."""
+    with FULL.open("wb") as full:
+        done, _ = curve_told_to(full)
+    assert (done.returncode, done.stderr) == (1, b"[Errno 28] No space left on device\n")
 
 
 def test_wrong_files_are_told_with_their_places(tiertune, tmp_path):

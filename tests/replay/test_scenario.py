@@ -65,6 +65,14 @@ def test_a_model_and_gpus_can_be_spelled_out():
     assert scenario.gpu.utilisation == 0.4
 
 
+@pytest.mark.parametrize(("kv_bytes", "token"), [(1, 65_536), (2, 131_072), (131_072, 131_072), (65_536, 65_536)])
+def test_kv_bytes_beside_the_heads_are_of_a_value_or_of_a_token(kv_bytes, token):
+    """2 (bf16) and 1 (fp8) can only be a value's: were they a token's, fetches would be all but free."""
+    heads = f"layers: 32, width: 4096, kv_heads: 8, head_dim: 128, kv_bytes: {kv_bytes}"
+    model = parse(GOOD.replace("llama-3-8b", f"{{params: 8.03e+9, {heads}}}")).model
+    assert model.kv_token_bytes == token
+
+
 def test_a_size_in_gib_counts_in_chunks():
     """1 GiB of 8 MiB chunks is 128 of them, whatever the trace."""
     scenario = parse(GOOD.replace("remote: {share: 0.3}", "remote: {gib: 1}"))
@@ -78,6 +86,7 @@ def test_a_size_in_gib_counts_in_chunks():
         ("nodes: 4", "nods: 4", "s.yaml:3:1: nods: unknown key"),
         ("gpu: h100", "gpu: h900", "s.yaml:5:6: gpu: unknown name 'h900': use one of h100, "),
         ("model: llama-3-8b", "model: {params: 1, layers: 1, width: 1}", "s.yaml:4:8: model: give kv_bytes, or both"),
+        ("llama-3-8b", "{params: 1, layers: 1, width: 1, kv_bytes: 2}", "s.yaml:4:8: model: kv_bytes 2 is a value's: "),
         ("{share: 0.02}", "{share: 0.02, gib: 3}", "s.yaml:7:9: tiers.dram: give either share or gib"),
         ("{share: 0.02}", "{}", "s.yaml:7:9: tiers.dram: give either share or gib"),
         ("{share: 0.02}", "{share: -1}", "s.yaml:7:17: tiers.dram.share: Input should be greater than or equal to 0"),

@@ -34,6 +34,27 @@ def test_a_good_trace_is_loaded_whole(written):
     assert trace.type == ["chat"] * 3
 
 
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ("type", pa.large_string()),
+        ("type", pa.string_view()),
+        ("type", pa.dictionary(pa.uint8(), pa.large_string())),
+        ("session", pa.uint64()),
+        ("hash_ids", pa.large_list(pa.int64())),
+        ("hash_ids", pa.list_(pa.int32(), 2)),
+    ],
+    ids=str,
+)
+def test_a_column_may_have_any_encoding_of_its_values(written, column, kind):
+    """Other libraries write text, numbers and lists otherwise; in a file all are parquet's own."""
+    table = columns([[0, 1], [0, 2], [3, 4]])
+    plain = load_trace(written(table))
+    loaded = load_trace(written(table | {column: pa.array(table[column].to_pylist(), kind)}))
+    assert loaded.chains == plain.chains
+    assert (loaded.type, loaded.session.tolist()) == (plain.type, plain.session.tolist())
+
+
 @pytest.mark.parametrize("name", BUILTIN)
 def test_shipped_traces_load_by_name(name):
     """What the demo and the examples use is there, valid, and repeats blocks."""

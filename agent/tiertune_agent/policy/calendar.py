@@ -44,6 +44,11 @@ class FreezeTimes(Document):
         zone(value)
         return value
 
+    @property
+    def endless(self) -> bool:
+        """Whether each day's freeze ends as the next one begins."""
+        return self.start == self.end and set(self.days) == set(DAYS)
+
     def ends(self, now: datetime) -> datetime | None:
         """When the freeze that ``now`` lies in ends; None: it lies in none."""
         local = now.astimezone(zone(self.zone))

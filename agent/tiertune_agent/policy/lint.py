@@ -16,6 +16,7 @@ SIZES_OF_REMOTE = ("budgets.remote", "tuners.tier_size.min.remote", "tuners.tier
 LIMITS = ("budgets.remote", "budgets.total", "tuners.tier_size.max.remote")
 """Keys of which one must say how large a managed remote may get."""
 UNMANAGED = "the remote is sized only where remote.manage is on"
+ENDLESS = "it is as from, on every day: the freeze never ends, and nothing is ever changed by itself"
 ELSEWHERE = "the remote is the whole fleet's, which this fits not"
 
 
@@ -86,6 +87,8 @@ def _managing(policy: Policy) -> str:
 def _without_effect(rule: Rule) -> list[str]:
     notes = _vain(rule, ["objectives"], "no tuner aims at an objective in this version")
     advice = [key for key, settings in rule.tuners if settings.advisory and settings.mode == "auto"]
+    hours = enumerate(rule.guard.freeze)
+    notes += [f"guard.freeze.{index}.to: {ENDLESS}" for index, each in hours if each.endless]
     return notes + [f"tuners.{key}.mode: it only recommends, also on auto, in this version" for key in advice]
 
 

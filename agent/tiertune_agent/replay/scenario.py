@@ -11,6 +11,8 @@ from tiertune_connector.tuning import Algorithm
 Spec = TypeVar("Spec")
 LEAST = 1e-9
 """Lower bound of numbers above 0: products and quotients of all numbers here stay finite."""
+WIDEST_VALUE = 8
+"""Bytes of the widest number in a KV cache; a token of all layers takes more."""
 Positive = Annotated[float, Field(ge=LEAST, le=1e24)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Share = Annotated[float, Field(ge=LEAST, le=1)]
@@ -30,17 +32,22 @@ class ModelSpec(Document):
     kv_heads: Count | None = None
     head_dim: Count | None = None
     kv_bytes: Count | None = None
-    """Bytes per token, all layers; left out, it is 2 * layers * kv_heads * head_dim * 2 (bf16)."""
+    """Bytes per token, all layers. Up to 8 beside kv_heads and head_dim: bytes per value; left out, 2 (bf16)."""
 
     @model_validator(mode="after")
     def _has_kv_size(self) -> Self:
-        if self.kv_bytes is None and (self.kv_heads is None or self.head_dim is None):
-            raise ValueError("give kv_bytes, or both kv_heads and head_dim")
+        if self.kv_heads is None or self.head_dim is None:
+            if self.kv_bytes is None:
+                raise ValueError("give kv_bytes, or both kv_heads and head_dim")
+            if self.kv_bytes <= WIDEST_VALUE:
+                raise ValueError(f"kv_bytes {self.kv_bytes} is a value's: give a token's, or kv_heads and head_dim too")
         return self
 
     @property
     def kv_token_bytes(self) -> int:
-        return self.kv_bytes or 4 * self.layers * (self.kv_heads or 0) * (self.head_dim or 0)
+        values = 2 * self.layers * (self.kv_heads or 0) * (self.head_dim or 0)
+        size = self.kv_bytes or 2
+        return values * size if values and size <= WIDEST_VALUE else size
 
 
 class GpuSpec(Document):

@@ -111,6 +111,7 @@ def _reading(views: Views, looks: Looks, metrics: AgentMetrics, unwell: Callable
     def render() -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @api.head("/healthz", include_in_schema=False)
     @api.get("/healthz", response_class=PlainTextResponse)
     def healthz() -> Response:
         """Alive; a round that fails is reported, but is no reason to end the agent."""
@@ -163,9 +164,12 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
         return operators.bypass(caller, body.on, body.store)
 
     @api.post("/flush")
-    def flush(body: FlushBody, caller: CallerOf) -> JsonDict:
-        which = body.model_dump(exclude_none=True, exclude={"engines"})
-        return operators.flush(caller, which, engines=body.engines)
+    def flush(request: Request, caller: CallerOf, body: FlushBody | None = None) -> JsonDict:
+        if request.url.query:
+            raise HTTPException(422, "say what to flush in the body, as JSON: after a ? it is not read")
+        asked = body or FlushBody()
+        which = asked.model_dump(exclude_none=True, exclude={"engines"})
+        return operators.flush(caller, which, engines=asked.engines)
 
     return api
 

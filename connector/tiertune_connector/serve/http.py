@@ -202,6 +202,8 @@ class Http:
         return _tuning(self.control)
 
     async def flush(self, request: Request) -> Response:
+        if request.url.query:
+            raise FieldError("", "say what to flush in the body, as JSON: after a ? it is not read")
         what = _parse(FlushRequest, await _json(request))
         request.state.detail = what.model_dump(exclude_none=True)
         tenant = bytes.fromhex(what.tenant) if what.tenant else None
