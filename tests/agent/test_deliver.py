@@ -7,6 +7,7 @@ import pytest
 
 from agent.agents import pass_windows
 from agent.fakes import FakeStore
+from agent.test_history_at_once import meanwhile
 from tiertune_agent.changes.operators import Caller
 
 pytestmark = pytest.mark.slow
@@ -110,8 +111,8 @@ def test_of_two_bypasses_at_once_one_stands_for_all_stores(agent, hung, healthy,
     wish, wished, ended, operators = agent.history.wish_bypass, [], threading.Event(), agent.operators
     off = threading.Thread(target=lambda: (operators.bypass(CALLER, False, None), ended.set()))
 
-    def slow(name, *, on):
-        wish(name, on=on)
+    def slow(name, *, on, **where):
+        wish(name, on=on, **where)
         wished.append(name)
         if len(wished) == 3:  # of the fleet and two stores
             off.start()
@@ -136,6 +137,21 @@ def test_a_store_that_came_back_under_another_name_hears_it(agents, store):
     assert store.bypass
     assert agent.history.wishes.of(["http://host-a:7410"]) == {}
     assert [(one.name, one.pending_bypass) for one in agent.history.stores()] == [("host-a-again", None)]
+
+
+def test_whoever_is_met_at_its_address_meanwhile_hears_it(agents, store):
+    """A round finds another name at the address just before the bypass is written down."""
+    agent = agents()
+    agent.tick()
+    store.name = "host-a-again"
+    store.restart()
+    met = meanwhile(agent.history, "stores", lambda: pass_windows(agent, store, store.clock, tick=True))
+    agent.operators.bypass(CALLER, True, "host-a")
+    assert met
+    pass_windows(agent, store, store.clock, tick=True)
+    assert store.bypass
+    assert agent.history.wishes.of(["http://host-a:7410"]) == {}
+    assert {one.name: one.pending_bypass for one in agent.history.stores()} == {"host-a-again": None}
 
 
 def test_a_bypass_of_all_holds_for_those_to_come(agents, clock, listed):

@@ -82,7 +82,6 @@ class Operators:
         return {"on": on, "stores": self.deliver(named)}
 
     def _wish(self, named: Mapping[str, str], store: str | None, *, on: bool) -> None:
-        known = {record.url: record.name for record in self._history.stores()}
         if store is None:
             self._history.wish_bypass(FLEET, on=on)
         if not on:
@@ -90,11 +89,7 @@ class Operators:
         elif store is None:
             self._history.wishes.keep(FLEET, on=True)
         for name, url in named.items():
-            if known.get(url) == name:
-                self._history.wish_bypass(name, on=on)
-                self._history.wishes.drop(url)
-            else:
-                self._history.wishes.keep(url, on=on)
+            self._history.wish_bypass(name, on=on, url=url)
 
     def deliver(self, names: Container[str] | None = None) -> dict[str, str]:
         """Send stores the bypass that they have not acknowledged; per store: ok, or why not.

@@ -48,7 +48,7 @@ class Wishes(OfHistory):
         self._do(delete(WishRow).filter_by(url=url, bypass=on))
 
     def drop(self, url: str) -> None:
-        """Drop the wish: the store is known by now, and what it has not received is kept beside its name."""
+        """Drop the wish."""
         self._do(delete(WishRow).filter_by(url=url))
 
 
@@ -150,13 +150,21 @@ class History(OfHistory):
             session.execute(delete(WishRow).where(WishRow.url.not_in({FLEET, *named})))
         return names
 
-    def wish_bypass(self, store: str, *, on: bool) -> None:
+    def wish_bypass(self, store: str, *, on: bool, url: str | None = None) -> None:
         """Remember what the store has not acknowledged yet; ``fleet``: all stores that were ever seen.
 
-        Those that left hear it under their names: another store may have the address by then.
+        If another one, or none, answered at ``url`` last, it is for whoever will answer there. Those that left hear it
+        under their names: another store may have the address by then.
         """
         if store != FLEET:
-            self._do(update(StoreRow).filter_by(name=store).values(pending_bypass=on))
+            where = {"name": store} | ({} if url is None else {"url": url})
+            with self._session() as session:
+                # First, which locks the row: a round may move to the address what was wished of the store until then.
+                wished = session.execute(update(StoreRow).filter_by(**where).values(pending_bypass=on))
+                if url is not None and getattr(wished, "rowcount", 0):
+                    session.execute(delete(WishRow).filter_by(url=url))
+                elif url is not None:
+                    _keep(session, url, on=on)
             return
         told = self._rows(select(StoreRow.name, StoreRow.status))  # PostgreSQL looks into no document with a zero byte
         ours = sorted(name for name, status in told if name != FLEET and not status.get(OBSERVED))
