@@ -187,6 +187,15 @@ class TestThrash:
         assert told(decisions=flips) == {"thrash": "tiers.remote.fetch went back and forth 3 times in 4 decisions"}
         assert told(decisions=flips[:3]) == {}
 
+    def test_a_rollback_is_a_reversal(self):
+        """The same change was made and set back, and again; what was only kept goes one way."""
+        grown = replace(MADE, field="tiers.dram.capacity_bytes", before=1, after=2)
+        undone = [replace(grown, state=State.ROLLED_BACK)] * 2
+        assert told(decisions=undone) == {
+            "thrash": "tiers.dram.capacity_bytes went back and forth 3 times in 2 decisions"
+        }
+        assert "thrash" not in told(decisions=[undone[0], grown])
+
 
 def test_unsalted_traffic_where_tenants_pay():
     """Requests without a salt are told where the tuning knows tenants, however few they are."""

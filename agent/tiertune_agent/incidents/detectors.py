@@ -20,6 +20,7 @@ from tiertune_agent.records import (
     Windows,
     covered_s,
     direction,
+    grouped,
     sum_known,
     total,
 )
@@ -170,11 +171,18 @@ def thrash(sight: Sight) -> Iterator[str]:
     for tier, below in (("dram", ("disk", "remote")), ("disk", ("remote",))):
         yield from _young_and_wanted(sight, tier, [window for name in below for window in sight.of(name)])
     made = [decision for decision in sight.decisions if decision.state in CHANGED]
-    for field in dict.fromkeys(decision.field for decision in made):
-        ways = [direction(each.before, each.after) for each in made if each.field == field]
+    for field, mine in grouped(made, lambda decision: decision.field).items():
+        ways = [way for decision in mine for way in _ways(decision)]
         turns = sum(one != other for one, other in pairwise(ways))
         if turns >= TURNS:
-            yield f"{field} went back and forth {turns} times in {len(ways)} decisions"
+            yield f"{field} went back and forth {turns} times in {len(mine)} decisions"
+
+
+def _ways(decision: Decision) -> Iterator[object]:
+    """Directions in which it moved its field: there, and back if it was rolled back."""
+    yield direction(decision.before, decision.after)
+    if decision.state == State.ROLLED_BACK:
+        yield direction(decision.after, decision.before)
 
 
 def _young_and_wanted(sight: Sight, tier: str, below: Iterable[Window]) -> Iterator[str]:
