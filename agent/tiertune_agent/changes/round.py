@@ -1,11 +1,12 @@
 """The facts of one round of tuning: the policy, who answered, and what their tiers may hold."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from math import inf
+from typing import get_args
 
 from tiertune_agent.fields import in_force
 from tiertune_agent.policy.budgets import Budgeted, Capacities
@@ -76,14 +77,17 @@ class Round:
         hosts = [Target(snapshot.store, SPLIT.tier) for snapshot in self.fleet]
         return (target, REMOTE, *hosts) if target == SPLIT else (target,)
 
-    def elsewhere(self, target: Target, *, wished: bool = False) -> dict[str, int]:
-        """Bytes by tier that do not belong to the target; ``wished``: as if what is proposed was approved."""
+    def elsewhere(self, target: Target, mode: Mode = "auto") -> dict[str, int]:
+        """Bytes by tier that do not belong to the target, for one in this mode.
+
+        On recommend as if what may be approved was, too; on observe as if all was that is wished.
+        """
         remote = {"remote": self.shared.capacity or 0} if self.shared else {}
-        return {**remote, **(self._wished if wished else self._made).elsewhere(target)}
+        return {**remote, **self._capacities[mode].elsewhere(target)}
 
     def own(self, target: Target) -> int:
         """Capacity of the target in bytes."""
-        return self._made.own(target)
+        return self._capacities["auto"].own(target)
 
     def disallowed(self, decision: Decision) -> str:
         """Why neither its tuner may make it by itself, nor a verdict set it back; empty: they may."""
@@ -121,8 +125,10 @@ class Round:
     def note(self, decisions: Iterable[Decision]) -> None:
         """Count what these grow against the budgets from now on."""
         for decision in decisions:
-            for capacities in (self._wished,) if decision.state == State.PROPOSED else (self._wished, self._made):
-                capacities.note(decision)
+            made = decision.state != State.PROPOSED
+            for mode, capacities in self._capacities.items():
+                if made or mode == "observe" or (mode == "recommend" and decision.mode != "observe"):
+                    capacities.note(decision)
 
     def allowed(self, answer: Answer, paid: Budgeted | None) -> Answer:
         """Limit the answer to the budget that pays for the target. Of a split, the remote gives back first."""
@@ -166,9 +172,6 @@ class Round:
         return Counter(frozenset(served(snapshot.status)) for snapshot in self.fleet)
 
     @cached_property
-    def _made(self) -> Capacities:
-        return Capacities(self.fleet)
-
-    @cached_property
-    def _wished(self) -> Capacities:
-        return Capacities(self.fleet)
+    def _capacities(self) -> Mapping[Mode, Capacities]:
+        """What stores may hold, by the mode of the tuner that asks."""
+        return {mode: Capacities(self.fleet) for mode in get_args(Mode)}
