@@ -65,6 +65,16 @@ def test_what_was_followed_by_another_does_not_stand(agent, store, clock, auto, 
     assert len(asked) == 1
 
 
+def test_what_stands_again_is_reviewed(agent, store, clock, arc, soak):
+    """What followed it was rolled back: since then it is in force as before."""
+    soak(4, 500, 600)
+    later = made(agent, store, EVICTION, "arc", "s3fifo", namespace=DIGEST)
+    agent.changes.rollback(later.id, "ops")
+    clock.advance(8 * 86400)
+    soak(2, 500, 600)
+    assert len(reviews(agent, arc)) == 1
+
+
 def test_what_does_not_stand_is_not_reviewed(agent, store, clock, arc, soak):
     """A decision that was rolled back, or whose value is gone, is no standing decision."""
     soak(4, 500, 600)

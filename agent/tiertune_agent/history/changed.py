@@ -10,7 +10,7 @@ from sqlalchemy.orm import aliased
 
 from tiertune_agent.history.models import DecisionRow, VerdictRow, cut
 from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target
+from tiertune_agent.records import CHANGED, FLEET, STANDING, Decision, Made, State, Target
 from tiertune_agent.tuners.remote_fetch import FIELD, protects
 
 _FIELD = ("tuner", "store", "tier", "namespace", "field")
@@ -91,14 +91,14 @@ class Changed(OfHistory):
         return found
 
     def standing(self, before: datetime, stores: Collection[str]) -> list[Decision]:
-        """Decisions kept or inconclusive, not judged since ``before``, nor followed by another."""
+        """Decisions kept or inconclusive, not judged since ``before``, nor followed by another that stands."""
         judged = select(VerdictRow.id).where(VerdictRow.decision == DecisionRow.id, VerdictRow.at > before)
         query = select(DecisionRow).where(
             _of(stores),
             DecisionRow.state.in_((State.KEPT, State.INCONCLUSIVE)),
             DecisionRow.applied_at <= before,
             ~judged.exists(),
-            ~_followed().exists(),
+            ~_followed(STANDING).exists(),
         )
         return self._decided(query)
 
@@ -111,11 +111,11 @@ def _of(stores: Collection[str]) -> Any:  # noqa: ANN401 (a condition)
     return DecisionRow.store.in_({FLEET, *stores})
 
 
-def _followed(*, within_soak: bool = False) -> Any:  # noqa: ANN401 (a Select)
+def _followed(states: Collection[State] = CHANGED, *, within_soak: bool = False) -> Any:  # noqa: ANN401 (a Select)
     """Query of later decisions that changed the same field; ``within_soak``: before the verdict."""
     later = aliased(DecisionRow)
     same = (getattr(later, name) == getattr(DecisionRow, name) for name in _FIELD)
-    query = select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(CHANGED))
+    query = select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(states))
     return query.where(later.applied_at <= DecisionRow.updated_at) if within_soak else query
 
 
