@@ -185,6 +185,18 @@ def test_half_a_character_stops_nobody(both, odd, name):
     assert len(agent.history.measured.windows("host-b", tier="remote")) == windows + 1
 
 
+@pytest.mark.parametrize("name", ["host-a\0", "host-a" * 60])
+def test_names_that_the_database_cannot_tell_apart_stop_nobody(both, store, odd, name):
+    """The second of them is told, as one that has the other's name is; every other store is tuned."""
+    agent, pass_one = both
+    store.name, odd.name = name.replace("\0", ""), name if "\0" in name else f"{name}-too"
+    for _ in range(2):
+        told = pass_one()
+    assert [kind for kind, _ in told] == ["duplicate_store"]
+    (kept,) = [one for one in agent.history.stores() if one.name == store.name[:255]]
+    assert kept.url == "http://host-a:7410"
+
+
 def test_half_a_character_in_a_stores_name_stops_nobody(both, store, odd):
     """It is called by what is left of it, and the other one is tuned."""
     agent, pass_one = both

@@ -15,7 +15,7 @@ from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
-from tiertune_agent.records import FLEET, Now, Snapshot
+from tiertune_agent.records import FLEET, Now, Snapshot, cut
 from tiertune_connector.units import Clock
 
 TIMEOUT_S = 3.0
@@ -123,7 +123,7 @@ class Collector:
         answers, told = dict(zip(clients, at_once(self._ask, clients), strict=True)), []
         seen: dict[str, str] = {}
         for url, answer in answers.items():
-            first = seen.setdefault(answer.store, url)
+            first = seen.setdefault(cut(answer.store), url)  # the database cannot tell others apart
             if first == url:
                 gone = url in self.roster.former
                 told.append(replace(answer, gone=gone) if isinstance(answer, Trouble) else answer)

@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import Row, and_, func, or_, select
 from sqlalchemy.orm import aliased
 
-from tiertune_agent.history.models import DecisionRow, VerdictRow, cut
+from tiertune_agent.history.models import DecisionRow, VerdictRow
 from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import CHANGED, FLEET, STANDING, Decision, Made, State, Target
+from tiertune_agent.records import CHANGED, FLEET, STANDING, Decision, Made, State, Target, cut
 from tiertune_agent.tuners.remote_fetch import FIELD, protects
 
 _FIELD = ("tuner", "store", "tier", "namespace", "field")

@@ -10,10 +10,10 @@ from sqlalchemy import ColumnExpressionArgument, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import JsonDict, in_force, replaced
-from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, StoreRow, VerdictRow, cut
+from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, StoreRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row
 from tiertune_agent.history.sessions import OfHistory, Sessions
-from tiertune_agent.records import CHANGED, JUDGED, STANDING, Decision, State, Target, grouped, parts
+from tiertune_agent.records import CHANGED, JUDGED, STANDING, Decision, State, Target, cut, grouped, parts
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.remote_fetch import FIELD
 from tiertune_agent.verdicts.verdict import Verdict

@@ -16,12 +16,12 @@ from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.journal import Journal
 from tiertune_agent.history.ledger import Booked, Ledger, book
 from tiertune_agent.history.measured import Measured
-from tiertune_agent.history.models import AnswerRow, IncidentRow, StageWindowRow, StoreRow, WindowRow, WishRow, cut
+from tiertune_agent.history.models import AnswerRow, IncidentRow, StageWindowRow, StoreRow, WindowRow, WishRow
 from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import NEVER, add_late, over
 from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions
-from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window
+from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window, cut
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 from tiertune_agent.tuners.remote_fetch import candidates
 
