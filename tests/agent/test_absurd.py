@@ -185,6 +185,17 @@ def test_half_a_character_stops_nobody(both, odd, name):
     assert len(agent.history.measured.windows("host-b", tier="remote")) == windows + 1
 
 
+def test_a_pool_whose_model_is_not_told_stops_nobody(both, store, odd, policy_file):
+    """Not even where the policy looks at models: it is one without a name, and the other store is tuned."""
+    _, pass_one = both
+    answering(odd, "get_status", lambda text: text.replace('"model": "llama"', '"model": null'))
+    policy_file.write_text(policy_file.read_text() + "overrides: [{match: {model: other-*}, mode: observe}]\n")
+    store.bandwidth = SLOW
+    for _ in range(6):
+        assert ("store_nonsense", "host-b") not in pass_one()
+    assert fetch(store) == "off"
+
+
 @pytest.mark.parametrize("name", ["host-a\0", "host-a" * 60])
 def test_names_that_the_database_cannot_tell_apart_stop_nobody(both, store, odd, name):
     """The second of them is told, as one that has the other's name is; every other store is tuned."""
