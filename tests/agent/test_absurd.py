@@ -1,5 +1,6 @@
 """A store tells absurd numbers: an incident of its own. It is not remembered, and the other stores go on."""
 
+import itertools
 import json
 import re
 
@@ -193,6 +194,25 @@ def test_a_pool_whose_model_is_not_told_stops_nobody(both, store, odd, policy_fi
     store.bandwidth = SLOW
     for _ in range(6):
         assert ("store_nonsense", "host-b") not in pass_one()
+    assert fetch(store) == "off"
+
+
+@pytest.mark.parametrize("labels", [[], ["tier"], ["tier", "tokens"]])
+def test_a_length_that_is_none_stops_nobody(both, store, odd, labels):
+    """Fetches by the tokens of the prompt, from a version that tells them otherwise: the other store is tuned."""
+    _, pass_one = both
+    numbers = itertools.count(1)
+
+    def change(text):
+        told = {"labels": labels, "rows": [[*("remote", "short")[: len(labels)], next(numbers)]]}
+        document = json.loads(text)
+        document["metrics"] |= dict.fromkeys(("gate_length_requests_total", "gate_length_seconds_total"), told)
+        return json.dumps(document)
+
+    answering(odd, "get_counters", change)
+    store.bandwidth = SLOW
+    for _ in range(6):
+        pass_one()
     assert fetch(store) == "off"
 
 
