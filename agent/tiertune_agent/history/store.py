@@ -161,7 +161,8 @@ class History(OfHistory):
             with self._session() as session:
                 # First, which locks the row: a round may move to the address what was wished of the store until then.
                 wished = session.execute(update(StoreRow).filter_by(**where).values(pending_bypass=on))
-                if url is not None and getattr(wished, "rowcount", 0):
+                found = bool(getattr(wished, "rowcount", 0))
+                if url is not None and found:
                     session.execute(delete(WishRow).filter_by(url=url))
                 elif url is not None:
                     _keep(session, url, on=on)
