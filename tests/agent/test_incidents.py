@@ -161,10 +161,11 @@ class TestVainKnobs:
         )
 
     def test_an_accepted_change_that_reads_back_otherwise(self):
-        """What the actuator found is an incident as long as nothing newer is known of the field."""
+        """What the actuator found is an incident until the store follows after all, or something newer is known."""
         failed = replace(MADE, state=State.FAILED, reason="it costs; accepted without effect: it reads back as on")
         assert "accepted without effect" in told(decisions=[failed])["knob_without_effect"]
         assert told(decisions=[failed, replace(MADE, after="on")]) == {}
+        assert told(decisions=[failed], tuning=replaced(TUNING, failed.field, failed.after)) == {}
 
 
 class TestThrash:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from tiertune_agent.collector.adapters.mapped import CHUNKS
-from tiertune_agent.fields import capacity_field, read
+from tiertune_agent.fields import capacity_field, in_force, read
 from tiertune_agent.records import (
     CHANGED,
     OBSERVED,
@@ -137,9 +137,10 @@ def vain_knobs(sight: Sight) -> Iterator[str]:
     last = {decision.field: decision for decision in sight.decisions}
     for decision in last.values():
         when = decision.applied_at or decision.updated_at
-        if decision.state == State.FAILED and "without effect" in decision.reason:
+        follows = in_force(sight.snapshot.tuning, decision.field) == decision.after
+        if decision.state == State.FAILED and "without effect" in decision.reason and not follows:
             yield f"decision {decision.id}: {decision.reason}"
-        stands = decision.state in STANDING and read(sight.snapshot.tuning, decision.field) == decision.after
+        stands = decision.state in STANDING and follows
         if stands and when + GRACE <= sight.now:
             yield from _unfollowed(sight, decision, when)
 
