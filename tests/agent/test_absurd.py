@@ -216,6 +216,19 @@ def test_a_length_that_is_none_stops_nobody(both, store, odd, labels):
     assert fetch(store) == "off"
 
 
+@pytest.mark.parametrize("name", ["get_status", "get_tuning"])
+def test_a_number_that_no_database_takes_is_nonsense_wherever_it_is(both, store, odd, name):
+    """In a part of the answer that nobody reads, too: PostgreSQL refuses the document, and with it all stores'."""
+    _, pass_one = both
+    sound_again = answering(odd, name, lambda text: text.replace("{", '{"later": {"figure": 1e999}, ', 1))
+    store.bandwidth = SLOW
+    for _ in range(6):
+        assert ("store_nonsense", "host-b") in pass_one()
+    assert fetch(store) == "off"
+    sound_again()
+    assert ("store_nonsense", "host-b") not in pass_one()
+
+
 @pytest.mark.parametrize("name", ["host-a\0", "host-a" * 60])
 def test_names_that_the_database_cannot_tell_apart_stop_nobody(both, store, odd, name):
     """The second of them is told, as one that has the other's name is; every other store is tuned."""

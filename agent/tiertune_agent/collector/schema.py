@@ -1,5 +1,6 @@
 """The shape of a store's answers, as far as the agent reads them; other versions may send more."""
 
+import json
 from typing import Any
 
 EACH = "*"
@@ -62,3 +63,8 @@ def check(told: Any, shape: Any, place: str) -> None:  # noqa: ANN401 (JSON)
                 check(value, shape[EACH], f"{place}.{name}")
             elif value is not None and (inner := shape.get(name, shape.get(EACH))) is not None:
                 check(value, inner, f"{place}.{name}")
+
+
+def check_finite(told: Any) -> None:  # noqa: ANN401 (JSON)
+    """Raise ValueError if there is an infinite number anywhere: no database takes it."""
+    json.dumps(told, allow_nan=False)
