@@ -229,6 +229,24 @@ def test_a_number_that_no_database_takes_is_nonsense_wherever_it_is(both, store,
     assert ("store_nonsense", "host-b") not in pass_one()
 
 
+@pytest.mark.parametrize("levels", [101, 500, 950])
+@pytest.mark.parametrize("where", ["get_status", "get_tuning", "writes"])
+def test_what_is_nested_deeper_than_can_be_kept_stops_nobody(both, store, odd, where, levels):
+    """It can be read, but not written: the other store is tuned. Of commands, the one is left out."""
+    _, pass_one = both
+    deep = f"{'[' * levels}{']' * levels}"
+    if where == "writes":
+        told = '"at": "2025-03-05T12:00:00Z", "who": "a", "source": "b", "what": "c", "client": "d"'
+        command = f'{{{told}, "detail": {{"e": {deep}}}}}'
+        answering(odd, "get_status", lambda text: text.replace("{", f'{{"writes": [{command}], ', 1))
+    else:
+        answering(odd, where, lambda text: text.replace("{", f'{{"later": {deep}, ', 1))
+    store.bandwidth = SLOW
+    for _ in range(6):
+        assert (("store_nonsense", "host-b") in pass_one()) is (where != "writes")
+    assert fetch(store) == "off"
+
+
 @pytest.mark.parametrize("name", ["host-a\0", "host-a" * 60])
 def test_names_that_the_database_cannot_tell_apart_stop_nobody(both, store, odd, name):
     """The second of them is told, as one that has the other's name is; every other store is tuned."""
