@@ -175,20 +175,23 @@ def test_a_bypass_of_all_holds_for_those_to_come(agents, clock, listed):
     assert agent.history.wishes.of(["fleet"]) == {}
 
 
-def test_a_store_that_is_met_while_all_are_bypassed_is_bypassed(agents, clock, listed):
+@pytest.mark.parametrize("on", [True, False])
+def test_a_store_that_is_met_while_all_are_bypassed_hears_of_it(agents, clock, listed, on):
     """It is listed, and answers for the first time, after the command began, and before it is known to be for all."""
     there, new = stores = [FakeStore(clock, name) for name in ("there", "new")]
     agent = agents(*stores, stores=(), stores_file=listed("there"))
     agent.tick()
+    if not on:
+        agent.operators.bypass(CALLER, True, None)
 
     def meet():
         listed("there", "new")
         pass_windows(agent, stores, clock, tick=True)
 
     met = meanwhile(agent.history, "stores", meet)
-    agent.operators.bypass(CALLER, True, None)
+    agent.operators.bypass(CALLER, on, None)
     assert met
-    assert (there.bypass, new.bypass) == (True, True)
+    assert (there.bypass, new.bypass) == (on, on)
 
 
 def test_who_gets_the_address_of_one_that_left_hears_no_wish_for_it(agents, clock, listed):

@@ -78,13 +78,13 @@ class Operators:
         with self.audited(caller, "bypass", {"on": on, "store": store}):
             named = self._named(store)
         with self._wishing:
-            if store is None:
-                self._history.wish_bypass(FLEET, on=on)
             if not on:
                 self._history.wishes.drop(FLEET)
             elif store is None:
                 self._history.wishes.keep(FLEET, on=True)
-                named = self._named(None)  # again: who was met before that has not heard of it
+            if store is None:
+                self._history.wish_bypass(FLEET, on=on)
+                named = self._named(None)  # again: whoever was met since heard what held until then
             for name, url in named.items():
                 self._history.wish_bypass(name, on=on, url=url)
         return {"on": on, "stores": self.deliver(named)}
