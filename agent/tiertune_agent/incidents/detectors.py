@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from tiertune_agent.collector.adapters.mapped import CHUNKS
@@ -173,17 +174,19 @@ def thrash(sight: Sight) -> Iterator[str]:
         yield from _young_and_wanted(sight, tier, [window for name in below for window in sight.of(name)])
     made = [decision for decision in sight.decisions if decision.state in CHANGED]
     for field, mine in grouped(made, lambda decision: decision.field).items():
-        ways = [way for decision in mine for way in _ways(decision)]
-        turns = sum(one != other for one, other in pairwise(ways))
+        turns = sum(one != other for one, other in pairwise(_ways(mine)))
         if turns >= TURNS:
             yield f"{field} went back and forth {turns} times in {len(mine)} decisions"
 
 
-def _ways(decision: Decision) -> Iterator[object]:
-    """Directions in which it moved its field: there, and back if it was rolled back."""
-    yield direction(decision.before, decision.after)
-    if decision.state == State.ROLLED_BACK:
-        yield direction(decision.after, decision.before)
+def _ways(made: Iterable[Decision]) -> list[object]:
+    """Directions in which they moved their field, by time: each there, and back if it was rolled back."""
+    moves = []
+    for one in made:
+        moves.append((one.applied_at or one.updated_at, direction(one.before, one.after)))
+        if one.state == State.ROLLED_BACK:
+            moves.append((one.updated_at, direction(one.after, one.before)))
+    return [way for _, way in sorted(moves, key=itemgetter(0))]
 
 
 def _young_and_wanted(sight: Sight, tier: str, below: Iterable[Window]) -> Iterator[str]:
