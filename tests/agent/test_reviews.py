@@ -66,11 +66,15 @@ def test_what_was_followed_by_another_does_not_stand(agent, store, clock, auto, 
 
 
 def test_what_stands_again_is_reviewed(agent, store, clock, arc, soak):
-    """What followed it was rolled back: since then it is in force as before."""
+    """What followed it was rolled back: a week later its week has nothing of the other's."""
     soak(4, 500, 600)
     later = made(agent, store, EVICTION, "arc", "s3fifo", namespace=DIGEST)
-    agent.changes.rollback(later.id, "ops")
     clock.advance(8 * 86400)
+    soak(2, 500, 600)
+    agent.changes.rollback(later.id, "ops")
+    soak(6, 500, 600)
+    assert reviews(agent, arc) == []
+    clock.advance(7 * 86400)
     soak(2, 500, 600)
     assert len(reviews(agent, arc)) == 1
 

@@ -91,14 +91,14 @@ class Changed(OfHistory):
         return found
 
     def standing(self, before: datetime, stores: Collection[str]) -> list[Decision]:
-        """Decisions kept or inconclusive, not judged since ``before``, nor followed by another that stands."""
+        """Decisions kept or inconclusive, not judged since ``before``, with no later one in force since then."""
         judged = select(VerdictRow.id).where(VerdictRow.decision == DecisionRow.id, VerdictRow.at > before)
         query = select(DecisionRow).where(
             _of(stores),
             DecisionRow.state.in_((State.KEPT, State.INCONCLUSIVE)),
             DecisionRow.applied_at <= before,
             ~judged.exists(),
-            ~_followed(STANDING).exists(),
+            ~_followed(since=before).exists(),
         )
         return self._decided(query)
 
@@ -111,11 +111,16 @@ def _of(stores: Collection[str]) -> Any:  # noqa: ANN401 (a condition)
     return DecisionRow.store.in_({FLEET, *stores})
 
 
-def _followed(states: Collection[State] = CHANGED, *, within_soak: bool = False) -> Any:  # noqa: ANN401 (a Select)
-    """Query of later decisions that changed the same field; ``within_soak``: before the verdict."""
+def _followed(*, within_soak: bool = False, since: datetime | None = None) -> Any:  # noqa: ANN401 (a Select)
+    """Query of later decisions that changed the same field.
+
+    ``within_soak``: before the verdict; ``since``: those that were in force at any time since then.
+    """
     later = aliased(DecisionRow)
     same = (getattr(later, name) == getattr(DecisionRow, name) for name in _FIELD)
-    query = select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(states))
+    query = select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(CHANGED))
+    if since:
+        query = query.where(or_(later.state.in_(STANDING), later.updated_at > since))
     return query.where(later.applied_at <= DecisionRow.updated_at) if within_soak else query
 
 
