@@ -167,10 +167,11 @@ def test_a_part_of_a_tier_that_tells_little_stops_nobody(both, odd):
         sound_again()
 
 
-def test_a_store_that_calls_itself_the_fleet_is_misnamed(both, odd):
-    """What is decided for the whole fleet is not its."""
+@pytest.mark.parametrize("name", ["fleet", "fleet\0"])
+def test_a_store_that_calls_itself_the_fleet_is_misnamed(both, odd, name):
+    """What is decided for the whole fleet is not its. The database knows no zero byte."""
     agent, _ = both
-    odd.name = "fleet"
+    odd.name = name
     told = agent.loop.collector.collect()[1]
     assert (told.kind, told.store) == ("store_misnamed", "host-b")
     assert "give it another name" in told.message

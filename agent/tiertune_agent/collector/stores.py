@@ -186,7 +186,7 @@ class Collector:
 
     def _misnamed(self, url: str, name: str) -> str:
         """What is wrong with the name that a store gives itself; empty: nothing, and it is called so from now on."""
-        if name == FLEET:
+        if cut(name) == FLEET:
             return f"{FLEET}, which stands for the whole fleet: give it another name"
         listed = self.roster.stores[url].name
         if listed and name != listed:
