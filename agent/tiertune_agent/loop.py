@@ -7,7 +7,7 @@ from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
 from tiertune_agent.changes.prospects import Prospects
-from tiertune_agent.changes.round import Round
+from tiertune_agent.changes.round import Permission, Round
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.collector.direct_commands import DirectCommands
 from tiertune_agent.collector.observer import Observer
@@ -71,16 +71,17 @@ class Loop:
         managed, remote = self._look(policy, told)
         shared = Managed(policy, remote, fleet, missing) if remote else None
         this = Round(policy, revision, fleet, managed, shared, missing)
+        permission = Permission(this)
         self.operators.deliver()
         silent = {one.store for one in (*answers, told) if isinstance(one, Trouble) and one.kind in SILENT}
 
         def disallowed(decision: Decision) -> str:
-            why = this.disallowed(decision)
+            why = permission.disallowed(decision)
             this.note([] if why else [decision])  # the room that it takes is no other's
             return why
 
         under_way, went_on = self.changes.settle(
-            lambda decision: self.operators.frozen() or this.frozen(decision, self.now()), disallowed, silent
+            lambda decision: self.operators.frozen() or permission.frozen(decision, self.now()), disallowed, silent
         )
         this.note(under_way)
         uncertain = {one.target.store for one in (*under_way, *(part for one in went_on for part in parts(one)))}

@@ -39,6 +39,11 @@ OBSERVED = "observed"
 """Marks sources that are only observed: in a status it holds their kind, in windows it is 1."""
 
 
+def cut(name: str) -> str:
+    """A name as the database keeps it."""
+    return name.replace("\0", "")[:255]
+
+
 def series(name: str, labels: Iterable[tuple[str, str]]) -> str:
     """Name of a counter within a window: ``name`` or ``name{label=value,...}``."""
     inner = ",".join(f"{label}={value}" for label, value in labels)

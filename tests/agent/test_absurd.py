@@ -1,5 +1,6 @@
 """A store tells absurd numbers: an incident of its own. It is not remembered, and the other stores go on."""
 
+import itertools
 import json
 import re
 
@@ -166,10 +167,11 @@ def test_a_part_of_a_tier_that_tells_little_stops_nobody(both, odd):
         sound_again()
 
 
-def test_a_store_that_calls_itself_the_fleet_is_misnamed(both, odd):
-    """What is decided for the whole fleet is not its."""
+@pytest.mark.parametrize("name", ["fleet", "fleet\0"])
+def test_a_store_that_calls_itself_the_fleet_is_misnamed(both, odd, name):
+    """What is decided for the whole fleet is not its. The database knows no zero byte."""
     agent, _ = both
-    odd.name = "fleet"
+    odd.name = name
     told = agent.loop.collector.collect()[1]
     assert (told.kind, told.store) == ("store_misnamed", "host-b")
     assert "give it another name" in told.message
@@ -183,6 +185,79 @@ def test_half_a_character_stops_nobody(both, odd, name):
     answering(odd, name, lambda text: text.replace("{", '{"later": "\\ud83d\\ude00 \\ud800", ', 1))
     assert ("store_nonsense", "host-b") not in pass_one()
     assert len(agent.history.measured.windows("host-b", tier="remote")) == windows + 1
+
+
+def test_a_pool_whose_model_is_not_told_stops_nobody(both, store, odd, policy_file):
+    """Not even where the policy looks at models: it is one without a name, and the other store is tuned."""
+    _, pass_one = both
+    answering(odd, "get_status", lambda text: text.replace('"model": "llama"', '"model": null'))
+    policy_file.write_text(policy_file.read_text() + "overrides: [{match: {model: other-*}, mode: observe}]\n")
+    store.bandwidth = SLOW
+    for _ in range(6):
+        assert ("store_nonsense", "host-b") not in pass_one()
+    assert fetch(store) == "off"
+
+
+@pytest.mark.parametrize("labels", [[], ["tier"], ["tier", "tokens"]])
+def test_a_length_that_is_none_stops_nobody(both, store, odd, labels):
+    """Fetches by the tokens of the prompt, from a version that tells them otherwise: the other store is tuned."""
+    _, pass_one = both
+    numbers = itertools.count(1)
+
+    def change(text):
+        told = {"labels": labels, "rows": [[*("remote", "short")[: len(labels)], next(numbers)]]}
+        document = json.loads(text)
+        document["metrics"] |= dict.fromkeys(("gate_length_requests_total", "gate_length_seconds_total"), told)
+        return json.dumps(document)
+
+    answering(odd, "get_counters", change)
+    store.bandwidth = SLOW
+    for _ in range(6):
+        pass_one()
+    assert fetch(store) == "off"
+
+
+@pytest.mark.parametrize("name", ["get_status", "get_tuning"])
+def test_a_number_that_no_database_takes_is_nonsense_wherever_it_is(both, store, odd, name):
+    """In a part of the answer that nobody reads, too: PostgreSQL refuses the document, and with it all stores'."""
+    _, pass_one = both
+    sound_again = answering(odd, name, lambda text: text.replace("{", '{"later": {"figure": 1e999}, ', 1))
+    store.bandwidth = SLOW
+    for _ in range(6):
+        assert ("store_nonsense", "host-b") in pass_one()
+    assert fetch(store) == "off"
+    sound_again()
+    assert ("store_nonsense", "host-b") not in pass_one()
+
+
+@pytest.mark.parametrize("levels", [101, 500, 950])
+@pytest.mark.parametrize("where", ["get_status", "get_tuning", "writes"])
+def test_what_is_nested_deeper_than_can_be_kept_stops_nobody(both, store, odd, where, levels):
+    """It can be read, but not written: the other store is tuned. Of commands, the one is left out."""
+    _, pass_one = both
+    deep = f"{'[' * levels}{']' * levels}"
+    if where == "writes":
+        told = '"at": "2025-03-05T12:00:00Z", "who": "a", "source": "b", "what": "c", "client": "d"'
+        command = f'{{{told}, "detail": {{"e": {deep}}}}}'
+        answering(odd, "get_status", lambda text: text.replace("{", f'{{"writes": [{command}], ', 1))
+    else:
+        answering(odd, where, lambda text: text.replace("{", f'{{"later": {deep}, ', 1))
+    store.bandwidth = SLOW
+    for _ in range(6):
+        assert (("store_nonsense", "host-b") in pass_one()) is (where != "writes")
+    assert fetch(store) == "off"
+
+
+@pytest.mark.parametrize("name", ["host-a\0", "host-a" * 60])
+def test_names_that_the_database_cannot_tell_apart_stop_nobody(both, store, odd, name):
+    """The second of them is told, as one that has the other's name is; every other store is tuned."""
+    agent, pass_one = both
+    store.name, odd.name = name.replace("\0", ""), name if "\0" in name else f"{name}-too"
+    for _ in range(2):
+        told = pass_one()
+    assert [kind for kind, _ in told] == ["duplicate_store"]
+    (kept,) = [one for one in agent.history.stores() if one.name == store.name[:255]]
+    assert kept.url == "http://host-a:7410"
 
 
 def test_half_a_character_in_a_stores_name_stops_nobody(both, store, odd):

@@ -339,6 +339,14 @@ def test_what_is_no_count_is_unknown(value):
     assert not made.rows
 
 
+@pytest.mark.parametrize("share", ["5e-324", "1e-300", "0", "-1"])
+def test_a_capacity_that_no_server_has_is_unknown(share):
+    """By a share of it that is in use which cannot be."""
+    text = LMCACHE_MP.replace('l1_tag="_default"} 0.25', f'l1_tag="_default"}} {share}')
+    told = mapped("lmcache_mp", text)
+    assert not [name for name, _ in told.rows if name == "tier_capacity_bytes"]
+
+
 def test_reasons_of_a_source_are_few_plain_words():
     """What is no word, or one too many, is counted as other: labels of ours stay labels of ours."""
     made = Mapped()

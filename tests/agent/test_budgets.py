@@ -136,6 +136,15 @@ def test_a_recommendation_takes_nothing_from_what_acts_by_itself(world):
     assert world.drams() == [1, 1, 1, 2.5]
 
 
+def test_what_is_only_looked_at_takes_nothing_from_what_may_be_approved(world):
+    """A host in mode observe is asked first, and wishes for the most; nobody can approve that."""
+    world.allow("dram: 6GiB", mode="recommend", more="overrides: [{match: {store: host-0}, mode: observe}]\n")
+    world.rounds(6)
+    wishes = world.wishes()
+    assert [wishes[f"host-{number}"].after / GIB for number in (1, 2)] == [2.5, 1.5]
+    assert (wishes["host-0"].state, wishes["host-0"].mode, "host-3" in wishes) == ("proposed", "observe", False)
+
+
 def test_what_is_under_way_is_spent(world):
     """A change has not reached its host yet: nobody else gets these bytes, in its round or in those after."""
     world.allow("dram: 6GiB")

@@ -7,6 +7,7 @@ import pytest
 
 from agent.agents import pass_windows
 from agent.fakes import FakeStore
+from agent.test_history_at_once import meanwhile
 from tiertune_agent.changes.operators import Caller
 
 pytestmark = pytest.mark.slow
@@ -110,8 +111,8 @@ def test_of_two_bypasses_at_once_one_stands_for_all_stores(agent, hung, healthy,
     wish, wished, ended, operators = agent.history.wish_bypass, [], threading.Event(), agent.operators
     off = threading.Thread(target=lambda: (operators.bypass(CALLER, False, None), ended.set()))
 
-    def slow(name, *, on):
-        wish(name, on=on)
+    def slow(name, *, on, **where):
+        wish(name, on=on, **where)
         wished.append(name)
         if len(wished) == 3:  # of the fleet and two stores
             off.start()
@@ -138,6 +139,21 @@ def test_a_store_that_came_back_under_another_name_hears_it(agents, store):
     assert [(one.name, one.pending_bypass) for one in agent.history.stores()] == [("host-a-again", None)]
 
 
+def test_whoever_is_met_at_its_address_meanwhile_hears_it(agents, store):
+    """A round finds another name at the address just before the bypass is written down."""
+    agent = agents()
+    agent.tick()
+    store.name = "host-a-again"
+    store.restart()
+    met = meanwhile(agent.history, "stores", lambda: pass_windows(agent, store, store.clock, tick=True))
+    agent.operators.bypass(CALLER, True, "host-a")
+    assert met
+    pass_windows(agent, store, store.clock, tick=True)
+    assert store.bypass
+    assert agent.history.wishes.of(["http://host-a:7410"]) == {}
+    assert {one.name: one.pending_bypass for one in agent.history.stores()} == {"host-a-again": None}
+
+
 def test_a_bypass_of_all_holds_for_those_to_come(agents, clock, listed):
     """A new store hears that it is on; one that was away for the lifting hears of that when it is back."""
     away, *_ = stores = [FakeStore(clock, name) for name in ("away", "there", "new")]
@@ -157,6 +173,25 @@ def test_a_bypass_of_all_holds_for_those_to_come(agents, clock, listed):
     bypass(False, "there", "away")
     assert not any(store.bypass for store in stores)
     assert agent.history.wishes.of(["fleet"]) == {}
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_store_that_is_met_while_all_are_bypassed_hears_of_it(agents, clock, listed, on):
+    """It is listed, and answers for the first time, after the command began, and before it is known to be for all."""
+    there, new = stores = [FakeStore(clock, name) for name in ("there", "new")]
+    agent = agents(*stores, stores=(), stores_file=listed("there"))
+    agent.tick()
+    if not on:
+        agent.operators.bypass(CALLER, True, None)
+
+    def meet():
+        listed("there", "new")
+        pass_windows(agent, stores, clock, tick=True)
+
+    met = meanwhile(agent.history, "stores", meet)
+    agent.operators.bypass(CALLER, on, None)
+    assert met
+    assert (there.bypass, new.bypass) == (on, on)
 
 
 def test_who_gets_the_address_of_one_that_left_hears_no_wish_for_it(agents, clock, listed):

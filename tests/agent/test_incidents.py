@@ -161,10 +161,11 @@ class TestVainKnobs:
         )
 
     def test_an_accepted_change_that_reads_back_otherwise(self):
-        """What the actuator found is an incident as long as nothing newer is known of the field."""
+        """What the actuator found is an incident until the store follows after all, or something newer is known."""
         failed = replace(MADE, state=State.FAILED, reason="it costs; accepted without effect: it reads back as on")
         assert "accepted without effect" in told(decisions=[failed])["knob_without_effect"]
         assert told(decisions=[failed, replace(MADE, after="on")]) == {}
+        assert told(decisions=[failed], tuning=replaced(TUNING, failed.field, failed.after)) == {}
 
 
 class TestThrash:
@@ -186,6 +187,34 @@ class TestThrash:
         flips = [replace(MADE, before=before, after=after) for before, after in ways]
         assert told(decisions=flips) == {"thrash": "tiers.remote.fetch went back and forth 3 times in 4 decisions"}
         assert told(decisions=flips[:3]) == {}
+
+    def test_a_rollback_is_a_reversal(self):
+        """The same change was made and set back, and again; what was only kept goes one way."""
+        grown = replace(MADE, field="tiers.dram.capacity_bytes", before=1, after=2)
+        undone = [
+            replace(grown, state=State.ROLLED_BACK, applied_at=after(minutes=at), updated_at=after(minutes=at + 5))
+            for at in (0, 10)
+        ]
+        assert told(decisions=undone) == {
+            "thrash": "tiers.dram.capacity_bytes went back and forth 3 times in 2 decisions"
+        }
+        assert "thrash" not in told(decisions=[undone[0], replace(grown, applied_at=after(minutes=10))])
+
+    def test_two_changes_that_are_undone_one_after_the_other_turn_once(self):
+        """Up, up, then down, down: the later one was set back first."""
+        first, second = (
+            replace(
+                MADE,
+                field="tiers.dram.capacity_bytes",
+                before=size,
+                after=size + 1,
+                state=State.ROLLED_BACK,
+                applied_at=after(minutes=10 * size),
+                updated_at=after(minutes=60 - 10 * size),
+            )
+            for size in (1, 2)
+        )
+        assert told(decisions=[first, second]) == {}
 
 
 def test_unsalted_traffic_where_tenants_pay():

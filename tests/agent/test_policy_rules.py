@@ -142,6 +142,39 @@ def test_the_calendar_freezes_over_midnight(policy_of, at, frozen):
     assert bool(frozen_by(policy_of(CONTRACT), now)) is frozen
 
 
+@pytest.mark.parametrize(
+    ("day", "begins", "ends", "frozen"),
+    [
+        ("sat", "22:00", "02:30", (-240, 90)),
+        ("sun", "02:30", "04:00", (30, 180)),
+        ("sat", "02:30", "02:30", (-1410, 90)),
+        ("sun", "03:30", "04:00", (150, 180)),
+    ],
+)
+def test_a_freeze_has_no_gap_where_clocks_are_set_back(policy_of, day, begins, ends, frozen):
+    """That night has 02:00 to 03:00 twice: what begins or ends then lasts from the first to the second time.
+
+    ``frozen``: minutes since it is 02:00 for the first time.
+    """
+    guard = f'{{freeze: [{{days: [{day}], from: "{begins}", to: "{ends}", zone: Europe/Zurich}}]}}'
+    policy, first = policy_of(f"version: 1\nguard: {guard}\n"), datetime(2025, 10, 26, tzinfo=UTC)
+    start, end = frozen
+    for minutes in (start, 0, 29, 30, 59, 60, 89, 90, end - 1):
+        if start <= minutes < end:
+            told = frozen_by(policy, first + timedelta(minutes=minutes))
+            assert told == f"by the policy's calendar until Sun {ends} CET", minutes
+    for minutes in (start - 1, end):
+        assert not frozen_by(policy, first + timedelta(minutes=minutes)), minutes
+
+
+def test_a_freeze_ends_where_clocks_leave_out_its_end(policy_of):
+    """That night has no time from 02:00 to 03:00."""
+    policy = policy_of('version: 1\nguard: {freeze: [{from: "22:00", to: "02:30", zone: Europe/Zurich}]}\n')
+    last = datetime(2025, 3, 30, 0, 59, tzinfo=UTC)
+    assert frozen_by(policy, last)
+    assert not frozen_by(policy, last + timedelta(minutes=1))
+
+
 def test_the_calendar_counts_in_its_own_zone(policy_of):
     """Hours are those of the zone that the file names."""
     policy = policy_of('version: 1\nguard: {freeze: [{from: "09:00", to: "10:00", zone: Asia/Tokyo}]}\n')

@@ -65,6 +65,20 @@ def test_what_was_followed_by_another_does_not_stand(agent, store, clock, auto, 
     assert len(asked) == 1
 
 
+def test_what_stands_again_is_reviewed(agent, store, clock, arc, soak):
+    """What followed it was rolled back: a week later its week has nothing of the other's."""
+    soak(4, 500, 600)
+    later = made(agent, store, EVICTION, "arc", "s3fifo", namespace=DIGEST)
+    clock.advance(8 * 86400)
+    soak(2, 500, 600)
+    agent.changes.rollback(later.id, "ops")
+    soak(6, 500, 600)
+    assert reviews(agent, arc) == []
+    clock.advance(7 * 86400)
+    soak(2, 500, 600)
+    assert len(reviews(agent, arc)) == 1
+
+
 def test_what_does_not_stand_is_not_reviewed(agent, store, clock, arc, soak):
     """A decision that was rolled back, or whose value is gone, is no standing decision."""
     soak(4, 500, 600)

@@ -184,6 +184,15 @@ def test_a_line_of_another_version_may_have_more_but_not_less():
     assert known.costs(long, "n").prefill_s(1) == pytest.approx(1e-3 * (16 + 2 * 16**2))
 
 
+@pytest.mark.parametrize("name", LINE)
+def test_a_figure_that_is_null_is_missing(name):
+    """It stops neither who weighs sizes nor who asks for a prompt of mean length."""
+    known, told = KnownCosts(), snapshot(pool=POOL | {"prefill": LINE | {name: None}})
+    known.hear(told)
+    assert known.costs(told, "n") is None
+    assert mean_prompt(told, [prompts("n", 10.0, 3250.0)]) is None
+
+
 def test_fetches_are_priced_by_the_last_estimates():
     """They stay known through rounds that tell nothing; a remote never measured is never worth a fetch."""
     known = KnownCosts()

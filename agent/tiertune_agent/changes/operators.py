@@ -1,6 +1,6 @@
 """Commands of operators: freeze, bypass, flush. Every command leaves an audit row."""
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -78,23 +78,16 @@ class Operators:
         with self.audited(caller, "bypass", {"on": on, "store": store}):
             named = self._named(store)
         with self._wishing:
-            self._wish(named, store, on=on)
+            if not on:
+                self._history.wishes.drop(FLEET)
+            elif store is None:
+                self._history.wishes.keep(FLEET, on=True)
+            if store is None:
+                self._history.wish_bypass(FLEET, on=on)
+                named = self._named(None)  # again: whoever was met since heard what held until then
+            for name, url in named.items():
+                self._history.wish_bypass(name, on=on, url=url)
         return {"on": on, "stores": self.deliver(named)}
-
-    def _wish(self, named: Mapping[str, str], store: str | None, *, on: bool) -> None:
-        known = {record.url: record.name for record in self._history.stores()}
-        if store is None:
-            self._history.wish_bypass(FLEET, on=on)
-        if not on:
-            self._history.wishes.drop(FLEET)
-        elif store is None:
-            self._history.wishes.keep(FLEET, on=True)
-        for name, url in named.items():
-            if known.get(url) == name:
-                self._history.wish_bypass(name, on=on)
-                self._history.wishes.drop(url)
-            else:
-                self._history.wishes.keep(url, on=on)
 
     def deliver(self, names: Container[str] | None = None) -> dict[str, str]:
         """Send stores the bypass that they have not acknowledged; per store: ok, or why not.

@@ -98,7 +98,7 @@ class Question:
 
     @cached_property
     def _elsewhere(self) -> dict[str, int]:
-        return self.this.elsewhere(self.target, wished=mode_of(self._rule, self.tuner.name) != "auto")
+        return self.this.elsewhere(self.target, mode_of(self._rule, self.tuner.name))
 
     @cached_property
     def _last(self) -> Made | None:

@@ -1,11 +1,12 @@
-"""The facts of one round of tuning: the policy, who answered, and what their tiers may hold."""
+"""The facts of one round of tuning: the policy, who answered, what their tiers may hold; and what these permit."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from math import inf
+from typing import get_args
 
 from tiertune_agent.fields import in_force
 from tiertune_agent.policy.budgets import Budgeted, Capacities
@@ -36,19 +37,15 @@ class Round:
         """The policy's rules for a target."""
         return self.policy.for_target(target)
 
-    def frozen(self, decision: Decision, now: datetime) -> str:
-        """Why the policy's calendar forbids now to make it or to set it back; empty: it does not."""
-        return next(filter(None, (frozen_by(rule, now) for rule in self._rules(decision))), "")
-
-    def mode(self, decision: Decision) -> Mode:
-        """The policy's mode for it by now; of a split, auto only if it is for each host that it sets."""
-        modes = (mode_of(rule, decision.tuner) for rule in self._rules(decision))
-        return next((mode for mode in modes if mode != "auto"), "auto")
+    @cached_property
+    def snapshots(self) -> dict[str, Snapshot]:
+        """The fleet by name."""
+        return {snapshot.store: snapshot for snapshot in self.fleet}
 
     def snapshot_of(self, target: Target) -> Snapshot | None:
         """Of the store that has the target; of a split only if the whole fleet answered, as it is of all hosts."""
         if target.store != FLEET:
-            return self._snapshots.get(target.store)
+            return self.snapshots.get(target.store)
         return self.shared.snapshot if self.shared and (self.shared.complete or target == REMOTE) else None
 
     @cached_property
@@ -76,18 +73,64 @@ class Round:
         hosts = [Target(snapshot.store, SPLIT.tier) for snapshot in self.fleet]
         return (target, REMOTE, *hosts) if target == SPLIT else (target,)
 
-    def elsewhere(self, target: Target, *, wished: bool = False) -> dict[str, int]:
-        """Bytes by tier that do not belong to the target; ``wished``: as if what is proposed was approved."""
+    def elsewhere(self, target: Target, mode: Mode = "auto") -> dict[str, int]:
+        """Bytes by tier that do not belong to the target, for one in this mode.
+
+        On recommend as if what may be approved was, too; on observe as if all was that is wished.
+        """
         remote = {"remote": self.shared.capacity or 0} if self.shared else {}
-        return {**remote, **(self._wished if wished else self._made).elsewhere(target)}
+        return {**remote, **self._capacities[mode].elsewhere(target)}
 
     def own(self, target: Target) -> int:
         """Capacity of the target in bytes."""
-        return self._made.own(target)
+        return self._capacities["auto"].own(target)
+
+    def note(self, decisions: Iterable[Decision]) -> None:
+        """Count what these grow against the budgets from now on."""
+        for decision in decisions:
+            made = decision.state != State.PROPOSED
+            for mode, capacities in self._capacities.items():
+                if made or mode == "observe" or (mode == "recommend" and decision.mode != "observe"):
+                    capacities.note(decision)
+
+    def allowed(self, answer: Answer, paid: Budgeted | None) -> Answer:
+        """Limit the answer to the budget that pays for the target. Of a split, the remote gives back first."""
+        if paid is None:
+            return answer
+        silent = self.managed and self.shared is None and paid.budget == "total"
+        away = ", ".join([*self.missing, *(["the remote"] if silent else [])])
+        later = self.splits and (self.shared is None or self.shared.spare > 0)
+        return paid.known(answer if later else paid.given_back(answer), away)
+
+    @cached_property
+    def _served(self) -> Counter[frozenset[str]]:
+        """Number of stores by the exact set of namespaces that they serve."""
+        return Counter(frozenset(served(snapshot.status)) for snapshot in self.fleet)
+
+    @cached_property
+    def _capacities(self) -> Mapping[Mode, Capacities]:
+        """What stores may hold, by the mode of the tuner that asks."""
+        return {mode: Capacities(self.fleet) for mode in get_args(Mode)}
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Whether a round's facts let a decision be made, or set back."""
+
+    this: Round
+
+    def frozen(self, decision: Decision, now: datetime) -> str:
+        """Why the policy's calendar forbids now to make it or to set it back; empty: it does not."""
+        return next(filter(None, (frozen_by(rule, now) for rule in self._rules(decision))), "")
+
+    def mode(self, decision: Decision) -> Mode:
+        """The policy's mode for it by now; of a split, auto only if it is for each host that it sets."""
+        modes = (mode_of(rule, decision.tuner) for rule in self._rules(decision))
+        return next((mode for mode in modes if mode != "auto"), "auto")
 
     def disallowed(self, decision: Decision) -> str:
         """Why neither its tuner may make it by itself, nor a verdict set it back; empty: they may."""
-        if decision.target.store == FLEET and not self.managed:
+        if decision.target.store == FLEET and not self.this.managed:
             return "the policy's remote.manage is off by now"
         mode = self.mode(decision)
         if mode != "auto":
@@ -98,12 +141,13 @@ class Round:
         """Why bounds and budgets forbid what it sets, or with ``back`` what its undo sets; empty: they do not."""
         if decision.tuner != TierSize.name:
             return ""
+        shared = self.this.shared
         made = [(part.target, part.before, part.after) for part in parts(decision)]
         moves = [(target, after, before) for target, before, after in made] if back else made
-        if self.shared and self.shared.budget and decision.target == SPLIT:
+        if shared and shared.budget and decision.target == SPLIT:
             held = {replace(target, models=()): to for target, _, to in moves}
-            spent = self.shared.spent(held) - len(moves)  # each is rounded to bytes
-            sizes: list[tuple[float, float]] = [(spent, max(self.shared.budget.budget, self.shared.spent({})))]
+            spent = shared.spent(held) - len(moves)  # each is rounded to bytes
+            sizes: list[tuple[float, float]] = [(spent, max(shared.budget.budget, shared.spent({})))]
             for target, was, to in moves:
                 most = getattr(self._rule_of_part(target).tuners.tier_size.max, target.tier)
                 grows = to > was and not self._left(target)
@@ -115,60 +159,29 @@ class Round:
 
     def makeable(self, wish: Decision) -> bool:
         """Whether all that it sets has the value from before: else it cannot be approved any more."""
-        found = ((part, self.snapshot_of(part.target)) for part in parts(wish))
+        found = ((part, self.this.snapshot_of(part.target)) for part in parts(wish))
         return all(there and in_force(there.tuning, part.field) == part.before for part, there in found)
-
-    def note(self, decisions: Iterable[Decision]) -> None:
-        """Count what these grow against the budgets from now on."""
-        for decision in decisions:
-            for capacities in (self._wished,) if decision.state == State.PROPOSED else (self._wished, self._made):
-                capacities.note(decision)
-
-    def allowed(self, answer: Answer, paid: Budgeted | None) -> Answer:
-        """Limit the answer to the budget that pays for the target. Of a split, the remote gives back first."""
-        if paid is None:
-            return answer
-        silent = self.managed and self.shared is None and paid.budget == "total"
-        away = ", ".join([*self.missing, *(["the remote"] if silent else [])])
-        later = self.splits and (self.shared is None or self.shared.spare > 0)
-        return paid.known(answer if later else paid.given_back(answer), away)
 
     def _rules(self, decision: Decision) -> list[Rule]:
         """The rules for its target; for a split, also those for each host that it sets."""
         others = [part.target for part in parts(decision) if part.target.store != decision.target.store]
-        return [self.rule(decision.target), *(self._rule_of_part(one) for one in others if not self._left(one))]
+        return [self.this.rule(decision.target), *(self._rule_of_part(one) for one in others if not self._left(one))]
 
     def _left(self, target: Target) -> bool:
         """Whether it is a host's that has left the fleet, where nothing is set any more."""
-        return target.store not in {FLEET, *self._snapshots} and not self.missing
+        return target.store not in {FLEET, *self.this.snapshots} and not self.this.missing
 
     def _rule_of_part(self, target: Target) -> Rule:
         """The rules for a part of a split, by what models its host serves by now; if it does not say, served then."""
-        snapshot = self._snapshots.get(target.store)
-        return self.rule(host(snapshot) if snapshot else target)
+        snapshot = self.this.snapshots.get(target.store)
+        return self.this.rule(host(snapshot) if snapshot else target)
 
     def _most(self, target: Target) -> float:
         """Bytes that a tier may have: those it has, or more if the policy allows more."""
+        shared = self.this.shared
         if target == REMOTE:
-            own, rules = (self.shared.capacity or 0, self.shared.rules(target)) if self.shared else (0, None)
+            own, rules = (shared.capacity or 0, shared.rules(target)) if shared else (0, None)
         else:
-            own, elsewhere = self.own(target), self.elsewhere(target)
+            own, elsewhere = self.this.own(target), self.this.elsewhere(target)
             rules = rules_for(self._rule_of_part(target), TierSize.name, target.tier, elsewhere=elsewhere, own=own)
         return inf if rules is None or rules.most is None else max(own, rules.most)
-
-    @cached_property
-    def _snapshots(self) -> dict[str, Snapshot]:
-        return {snapshot.store: snapshot for snapshot in self.fleet}
-
-    @cached_property
-    def _served(self) -> Counter[frozenset[str]]:
-        """Number of stores by the exact set of namespaces that they serve."""
-        return Counter(frozenset(served(snapshot.status)) for snapshot in self.fleet)
-
-    @cached_property
-    def _made(self) -> Capacities:
-        return Capacities(self.fleet)
-
-    @cached_property
-    def _wished(self) -> Capacities:
-        return Capacities(self.fleet)

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.question import Question
-from tiertune_agent.changes.round import Round
-from tiertune_agent.changes.survey import HOUR, Survey, TierWindows
+from tiertune_agent.changes.round import Permission, Round
+from tiertune_agent.changes.survey import HOUR, Answered, Survey, TierWindows
 from tiertune_agent.history.changed import Place, place
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
@@ -64,30 +64,30 @@ class Rounds:
         began = led[0] if led and now - led[1] <= HOUR else now
         self._led = began, now
         self._asked = {key: (at, due) for key, (at, due) in self._asked.items() if now < due + HOUR}
-        with self._survey(snapshots) as survey:
+        with self._asking(snapshots) as (survey, answers):
             resting = {at for at, (_, due) in self._asked.items() if now < due}
             here = {snapshot.store for snapshot in snapshots}
             stays = (
                 one
-                for one in survey.proposed
+                for one in answers.proposed
                 if one.target.store not in here or place(one.tuner, one.target) in resting
             )
-            this.note(filter(this.makeable, stays))
+            this.note(filter(Permission(this).makeable, stays))
             started = self._timer()
             first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
             for snapshot in (*snapshots[first:], *snapshots[:first]):
                 if self._timer() - started > self._half.total_seconds():
                     self._next = snapshot.store
                     break
-                self._ask(_asked(OF_STORES, snapshot, this), snapshot, this, survey)
+                self._ask(_asked(OF_STORES, snapshot, this), snapshot, this, survey, answers)
             if now - began > HOUR:
-                survey.withdraw_all_but(self._asked)
+                answers.withdraw_all_but(self._asked)
 
     def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
         """Ask about sources that are only observed: nothing there can be set, so they only get advice."""
-        with self._survey(sources) as survey:
+        with self._asking(sources) as (survey, answers):
             for snapshot in sources:
-                self._ask(_asked(OF_SOURCES, snapshot, this), snapshot, this, survey)
+                self._ask(_asked(OF_SOURCES, snapshot, this), snapshot, this, survey, answers)
 
     def tune_remote(self, this: Round) -> bool:
         """Ask about the remote and the split of one budget. Returns whether anything was, or may have been, changed."""
@@ -96,21 +96,23 @@ class Rounds:
             return False
         rule = shared.rule
         asked = [(made(kind, rule), shared.target if kind.scope == "size" else REMOTE) for kind in OF_REMOTE]
-        with self._survey(this.fleet) as survey:
+        with self._asking(this.fleet) as (survey, answers):
             if shared.complete:
                 other = SPLIT if shared.target == REMOTE else REMOTE
-                survey.withdraw(TierSize.name, other, f"{shared.target} is sized now")
-            return self._ask(asked, shared.snapshot, this, survey)
+                answers.withdraw(TierSize.name, other, f"{shared.target} is sized now")
+            return self._ask(asked, shared.snapshot, this, survey, answers)
 
     def leave_remote(self, why: str) -> None:
         """``why`` becomes the answer of all that is asked about the remote."""
         asked = [(TierSize.name, SPLIT), *((kind.name, REMOTE) for kind in OF_REMOTE)]
         self._history.answers.remember(((tuner, target, NoChange(why)) for tuner, target in asked), self._now())
 
-    def _ask(self, those: Iterable[Asked], snapshot: Snapshot, this: Round, survey: Survey) -> bool:
+    def _ask(self, those: Iterable[Asked], snapshot: Snapshot, this: Round, survey: Survey, answers: Answered) -> bool:
         """Ask those that are due, up to one that changed, or may have changed, something: the rest wait a window."""
         return any(
-            self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey) for tuner, target in those
+            self._due(tuner, target)
+            and self._taken(Question(tuner, target, snapshot, this, survey, self._now, self._frozen), answers)
+            for tuner, target in those
         )
 
     def _due(self, tuner: Tuner, target: Target) -> bool:
@@ -122,31 +124,33 @@ class Rounds:
         return True
 
     @contextmanager
-    def _survey(self, those: Iterable[Snapshot]) -> Iterator[Survey]:
-        """A survey of these, written at the end. If it cannot be, tuners are asked again when the database is back."""
-        survey = Survey(self._history, self._now(), self._windows, {one.store for one in those})
+    def _asking(self, those: Iterable[Snapshot]) -> Iterator[tuple[Survey, Answered]]:
+        """Readings of these, and answers, which are written at the end; if they cannot be, tuners are asked again."""
+        now = self._now()
+        survey = Survey(self._history, now, self._windows, {one.store for one in those})
+        answers = Answered(self._history, now)
         try:
             try:
-                yield survey
+                yield survey, answers
             finally:
-                survey.write()
+                answers.write()
         except DatabaseError:
-            self._asked |= dict.fromkeys(survey.asked, (None, self._now()))
+            self._asked |= dict.fromkeys(answers.asked, (None, self._now()))
             raise
 
-    def _taken(self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey) -> bool:
+    def _taken(self, question: Question, answers: Answered) -> bool:
         """Ask, and take what is wished. Returns whether the store was, or may have been, changed."""
-        survey.asked.append(place(tuner.name, target))
-        question = Question(tuner, target, snapshot, this, survey, self._now, self._frozen)
+        tuner, target, this = question.tuner.name, question.target, question.this
+        answers.asked.append(place(tuner, target))
         answer = question.answer()
-        survey.answered(tuner.name, target, answer)
+        answers.answered(tuner, target, answer)
         if not isinstance(answer, Proposal):
-            survey.withdraw(tuner.name, target, answer.reason, answer.refused)
+            answers.withdraw(tuner, target, answer.reason, answer.refused)
             return False
-        version = int(snapshot.tuning.get("version", 0))
+        version = int(question.snapshot.tuning.get("version", 0))
         try:
             made = self._changes.take(
-                tuner.name, target, answer, mode=question.rules.mode, version=version, policy=this.revision
+                tuner, target, answer, mode=question.rules.mode, version=version, policy=this.revision
             )
         except Refused:  # an operator was quicker
             return True

@@ -35,7 +35,7 @@ MEMORY = timedelta(days=30)
 
 
 class Survey:
-    """One round's readings and answers. Misses decisions made meanwhile: stores refuse what rests on an older tuning.
+    """One round's readings. Misses decisions made meanwhile: stores refuse what rests on an older tuning.
 
     What was changed or undone at an hour that lies ahead, by an agent whose clock was ahead, is over.
     """
@@ -47,14 +47,8 @@ class Survey:
         self._tiers = tiers
         self._now = now
         self._last = history.changed.last(stores)
-        self.proposed = history.decisions.in_state(State.PROPOSED)
-        """What was proposed before, and is open still."""
-        self._open = grouped(self.proposed, lambda one: place(one.tuner, one.target))
         self._prospects: dict[tuple[str, float], list[Prospect]] = {}
         self._store: tuple[str, timedelta, list[Window]] = ("", HOUR, [])
-        self.asked: list[Place] = []
-        """Tuners and targets that were asked."""
-        self._answers: list[tuple[str, Target, Answer]] = []
 
     def last_change(self, tuner: str, *targets: Target) -> Made | None:
         """The tuner's last change of any of these targets; at equal times, of the first target."""
@@ -123,6 +117,32 @@ class Survey:
         """What a typical candidate of the tier was when there last were any."""
         return typical_candidate(self._history.measured.candidates([target.store]).get(target.store, ()))
 
+    @cached_property
+    def _undone(self) -> Mapping[Where, Sequence[Made]]:
+        return self._history.changed.undone(self._now - MEMORY, self._now, self._stores)
+
+    @cached_property
+    def _made(self) -> Mapping[str, int]:
+        return self._history.changed.count(self._now - HOUR, self._now)
+
+    @cached_property
+    def _watched(self) -> Sequence[Decision]:
+        return self._history.decisions.in_state(*UNJUDGED)
+
+
+class Answered:
+    """One round's answers, beside what was proposed before."""
+
+    def __init__(self, history: History, now: datetime) -> None:
+        self._history = history
+        self._now = now
+        self.proposed = history.decisions.in_state(State.PROPOSED)
+        """What was proposed before, and is open still."""
+        self._open = grouped(self.proposed, lambda one: place(one.tuner, one.target))
+        self.asked: list[Place] = []
+        """Tuners and targets that were asked."""
+        self._answers: list[tuple[str, Target, Answer]] = []
+
     def answered(self, tuner: str, target: Target, answer: Answer) -> None:
         self._answers.append((tuner, target, answer))
 
@@ -141,18 +161,6 @@ class Survey:
     def write(self) -> None:
         """Write the answers to history."""
         self._history.answers.remember(self._answers, self._now)
-
-    @cached_property
-    def _undone(self) -> Mapping[Where, Sequence[Made]]:
-        return self._history.changed.undone(self._now - MEMORY, self._now, self._stores)
-
-    @cached_property
-    def _made(self) -> Mapping[str, int]:
-        return self._history.changed.count(self._now - HOUR, self._now)
-
-    @cached_property
-    def _watched(self) -> Sequence[Decision]:
-        return self._history.decisions.in_state(*UNJUDGED)
 
 
 class TierWindows:

@@ -1,7 +1,10 @@
 """The shape of a store's answers, as far as the agent reads them; other versions may send more."""
 
+from math import isfinite
 from typing import Any
 
+LEVELS = 100
+"""Most levels of a document; far fewer are in any of a store's."""
 EACH = "*"
 """Of a mapping whose keys are names."""
 NUMBER = "a number"
@@ -63,3 +66,14 @@ def check(told: Any, shape: Any, place: str) -> None:  # noqa: ANN401 (JSON)
                 check(value, shape[EACH], f"{place}.{name}")
             elif value is not None and (inner := shape.get(name, shape.get(EACH))) is not None:
                 check(value, inner, f"{place}.{name}")
+
+
+def check_kept(told: Any, levels: int = LEVELS) -> None:  # noqa: ANN401 (JSON)
+    """Raise ValueError for what no database takes, wherever it is: an infinite number, or nesting without end."""
+    if isinstance(told, dict | list):
+        if not levels:
+            raise ValueError(f"it is nested over {LEVELS} levels deep")
+        for one in told.values() if isinstance(told, dict) else told:
+            check_kept(one, levels - 1)
+    elif isinstance(told, float) and not isfinite(told):
+        raise ValueError(f"{told} is no number")

@@ -11,11 +11,11 @@ import httpx
 from tiertune_agent.collector.counters import Leapt, Reading, parse, windows
 from tiertune_agent.collector.direct_commands import AGENT
 from tiertune_agent.collector.roster import Roster
-from tiertune_agent.collector.schema import STATUS, TUNING, check
+from tiertune_agent.collector.schema import STATUS, TUNING, check, check_kept
 from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
-from tiertune_agent.records import FLEET, Now, Snapshot
+from tiertune_agent.records import FLEET, Now, Snapshot, cut
 from tiertune_connector.units import Clock
 
 TIMEOUT_S = 3.0
@@ -66,6 +66,7 @@ class StoreHttp:
         """The document, with its version; KeyError, TypeError or ValueError if the answer is malformed."""
         told: JsonDict = self.get("/v1/tuning")
         check(told, TUNING, "tuning")
+        check_kept(told)
         return {**told, "version": int(told["version"])}
 
     def tuning_of(self, status: Json) -> JsonDict:
@@ -123,7 +124,7 @@ class Collector:
         answers, told = dict(zip(clients, at_once(self._ask, clients), strict=True)), []
         seen: dict[str, str] = {}
         for url, answer in answers.items():
-            first = seen.setdefault(answer.store, url)
+            first = seen.setdefault(cut(answer.store), url)  # the database cannot tell others apart
             if first == url:
                 gone = url in self.roster.former
                 told.append(replace(answer, gone=gone) if isinstance(answer, Trouble) else answer)
@@ -171,6 +172,7 @@ class Collector:
         try:
             reading, status = parse(client.get("/v1/counters")), client.get("/v1/status")
             check(status, STATUS, "status")
+            check_kept({**status, "writes": None})
             tuning = client.tuning_of(status)
             if misnamed := self._misnamed(url, reading.store):
                 return Trouble(self._names[url], "store_misnamed", f"{url} is called {misnamed}")
@@ -184,7 +186,7 @@ class Collector:
 
     def _misnamed(self, url: str, name: str) -> str:
         """What is wrong with the name that a store gives itself; empty: nothing, and it is called so from now on."""
-        if name == FLEET:
+        if cut(name) == FLEET:
             return f"{FLEET}, which stands for the whole fleet: give it another name"
         listed = self.roster.stores[url].name
         if listed and name != listed:

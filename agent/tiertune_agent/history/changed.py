@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import Row, and_, func, or_, select
 from sqlalchemy.orm import aliased
 
-from tiertune_agent.history.models import DecisionRow, VerdictRow, cut
+from tiertune_agent.history.models import DecisionRow, VerdictRow
 from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target
+from tiertune_agent.records import CHANGED, FLEET, STANDING, Decision, Made, State, Target, cut
 from tiertune_agent.tuners.remote_fetch import FIELD, protects
 
 _FIELD = ("tuner", "store", "tier", "namespace", "field")
@@ -91,14 +91,14 @@ class Changed(OfHistory):
         return found
 
     def standing(self, before: datetime, stores: Collection[str]) -> list[Decision]:
-        """Decisions kept or inconclusive, not judged since ``before``, nor followed by another."""
+        """Decisions kept or inconclusive, not judged since ``before``, with no later one in force since then."""
         judged = select(VerdictRow.id).where(VerdictRow.decision == DecisionRow.id, VerdictRow.at > before)
         query = select(DecisionRow).where(
             _of(stores),
             DecisionRow.state.in_((State.KEPT, State.INCONCLUSIVE)),
             DecisionRow.applied_at <= before,
             ~judged.exists(),
-            ~_followed().exists(),
+            ~_followed(since=before).exists(),
         )
         return self._decided(query)
 
@@ -111,11 +111,16 @@ def _of(stores: Collection[str]) -> Any:  # noqa: ANN401 (a condition)
     return DecisionRow.store.in_({FLEET, *stores})
 
 
-def _followed(*, within_soak: bool = False) -> Any:  # noqa: ANN401 (a Select)
-    """Query of later decisions that changed the same field; ``within_soak``: before the verdict."""
+def _followed(*, within_soak: bool = False, since: datetime | None = None) -> Any:  # noqa: ANN401 (a Select)
+    """Query of later decisions that changed the same field.
+
+    ``within_soak``: before the verdict; ``since``: those that were in force at any time since then.
+    """
     later = aliased(DecisionRow)
     same = (getattr(later, name) == getattr(DecisionRow, name) for name in _FIELD)
     query = select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(CHANGED))
+    if since:
+        query = query.where(or_(later.state.in_(STANDING), later.updated_at > since))
     return query.where(later.applied_at <= DecisionRow.updated_at) if within_soak else query
 
 

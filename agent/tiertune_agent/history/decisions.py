@@ -9,10 +9,10 @@ from sqlalchemy import ColumnExpressionArgument, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import in_force, replaced
-from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, StoreRow, VerdictRow, cut
+from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, StoreRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row, verdict_row
 from tiertune_agent.history.sessions import OfHistory, Sessions
-from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, parts
+from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, cut, parts
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.remote_fetch import FIELD
 

@@ -9,8 +9,9 @@ from sqlalchemy import func, select
 
 from tiertune_agent.collector.direct_commands import Entry
 from tiertune_agent.fields import Json, JsonDict
-from tiertune_agent.history.models import AuditRow, FreezeRow, IncidentRow, PolicyRevisionRow, cut
+from tiertune_agent.history.models import AuditRow, FreezeRow, IncidentRow, PolicyRevisionRow
 from tiertune_agent.history.sessions import OfHistory
+from tiertune_agent.records import cut
 
 log = logging.getLogger(__name__)
 

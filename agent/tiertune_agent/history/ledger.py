@@ -9,9 +9,9 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import Json, JsonDict
-from tiertune_agent.history.models import LedgerRow, cut
+from tiertune_agent.history.models import LedgerRow
 from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import Rates, Window, sum_known
+from tiertune_agent.records import Rates, Window, cut, sum_known
 from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, UNKNOWN_SHARE, added, measured, stratified, sums
 from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 

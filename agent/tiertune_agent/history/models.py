@@ -8,6 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from tiertune_agent.fields import JsonDict
+from tiertune_agent.records import cut
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 """A counting key: on SQLite only an Integer counts up by itself."""
@@ -30,11 +31,6 @@ class Utc(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-
-def cut(value: str) -> str:
-    """A name as the database keeps it."""
-    return value.replace("\0", "")[:255]
 
 
 class Name(TypeDecorator[str]):

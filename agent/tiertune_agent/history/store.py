@@ -16,13 +16,13 @@ from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.journal import Journal
 from tiertune_agent.history.ledger import Booked, Ledger, book
 from tiertune_agent.history.measured import Measured
-from tiertune_agent.history.models import AnswerRow, IncidentRow, StageWindowRow, StoreRow, WindowRow, WishRow, cut
+from tiertune_agent.history.models import AnswerRow, IncidentRow, StageWindowRow, StoreRow, WindowRow, WishRow
 from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import NEVER, add_late, over
 from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.history.verdicts import Verdicts
-from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window
+from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window, cut
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 from tiertune_agent.tuners.remote_fetch import candidates
 
@@ -49,7 +49,7 @@ class Wishes(OfHistory):
         self._do(delete(WishRow).filter_by(url=url, bypass=on))
 
     def drop(self, url: str) -> None:
-        """Drop the wish: the store is known by now, and what it has not received is kept beside its name."""
+        """Drop the wish."""
         self._do(delete(WishRow).filter_by(url=url))
 
 
@@ -152,13 +152,22 @@ class History(OfHistory):
             session.execute(delete(WishRow).where(WishRow.url.not_in({FLEET, *named})))
         return names
 
-    def wish_bypass(self, store: str, *, on: bool) -> None:
+    def wish_bypass(self, store: str, *, on: bool, url: str | None = None) -> None:
         """Remember what the store has not acknowledged yet; ``fleet``: all stores that were ever seen.
 
-        Those that left hear it under their names: another store may have the address by then.
+        If another one, or none, answered at ``url`` last, it is for whoever will answer there. Those that left hear it
+        under their names: another store may have the address by then.
         """
         if store != FLEET:
-            self._do(update(StoreRow).filter_by(name=store).values(pending_bypass=on))
+            where = {"name": store} | ({} if url is None else {"url": url})
+            with self._session() as session:
+                # First, which locks the row: a round may move to the address what was wished of the store until then.
+                wished = session.execute(update(StoreRow).filter_by(**where).values(pending_bypass=on))
+                found = bool(getattr(wished, "rowcount", 0))
+                if url is not None and found:
+                    session.execute(delete(WishRow).filter_by(url=url))
+                elif url is not None:
+                    _keep(session, url, on=on)
             return
         told = self._rows(select(StoreRow.name, StoreRow.status))  # PostgreSQL looks into no document with a zero byte
         ours = sorted(name for name, status in told if name != FLEET and not status.get(OBSERVED))

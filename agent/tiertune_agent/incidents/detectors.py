@@ -4,10 +4,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from tiertune_agent.collector.adapters.mapped import CHUNKS
-from tiertune_agent.fields import capacity_field, read
+from tiertune_agent.fields import capacity_field, in_force, read
 from tiertune_agent.records import (
     CHANGED,
     OBSERVED,
@@ -20,6 +21,7 @@ from tiertune_agent.records import (
     Windows,
     covered_s,
     direction,
+    grouped,
     sum_known,
     total,
 )
@@ -136,9 +138,10 @@ def vain_knobs(sight: Sight) -> Iterator[str]:
     last = {decision.field: decision for decision in sight.decisions}
     for decision in last.values():
         when = decision.applied_at or decision.updated_at
-        if decision.state == State.FAILED and "without effect" in decision.reason:
+        follows = in_force(sight.snapshot.tuning, decision.field) == decision.after
+        if decision.state == State.FAILED and "without effect" in decision.reason and not follows:
             yield f"decision {decision.id}: {decision.reason}"
-        stands = decision.state in STANDING and read(sight.snapshot.tuning, decision.field) == decision.after
+        stands = decision.state in STANDING and follows
         if stands and when + GRACE <= sight.now:
             yield from _unfollowed(sight, decision, when)
 
@@ -170,11 +173,20 @@ def thrash(sight: Sight) -> Iterator[str]:
     for tier, below in (("dram", ("disk", "remote")), ("disk", ("remote",))):
         yield from _young_and_wanted(sight, tier, [window for name in below for window in sight.of(name)])
     made = [decision for decision in sight.decisions if decision.state in CHANGED]
-    for field in dict.fromkeys(decision.field for decision in made):
-        ways = [direction(each.before, each.after) for each in made if each.field == field]
-        turns = sum(one != other for one, other in pairwise(ways))
+    for field, mine in grouped(made, lambda decision: decision.field).items():
+        turns = sum(one != other for one, other in pairwise(_ways(mine)))
         if turns >= TURNS:
-            yield f"{field} went back and forth {turns} times in {len(ways)} decisions"
+            yield f"{field} went back and forth {turns} times in {len(mine)} decisions"
+
+
+def _ways(made: Iterable[Decision]) -> list[object]:
+    """Directions in which they moved their field, by time: each there, and back if it was rolled back."""
+    moves = []
+    for one in made:
+        moves.append((one.applied_at or one.updated_at, direction(one.before, one.after)))
+        if one.state == State.ROLLED_BACK:
+            moves.append((one.updated_at, direction(one.after, one.before)))
+    return [way for _, way in sorted(moves, key=itemgetter(0))]
 
 
 def _young_and_wanted(sight: Sight, tier: str, below: Iterable[Window]) -> Iterator[str]:

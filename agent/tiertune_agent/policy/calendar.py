@@ -55,7 +55,9 @@ class FreezeTimes(Document):
         for day in (local.date(), local.date() - timedelta(days=1)):
             start = datetime.combine(day, self.start, local.tzinfo)
             end = datetime.combine(day + timedelta(days=self.end <= self.start), self.end, local.tzinfo)
-            if DAYS[day.weekday()] in self.days and start <= local < end:
+            end = end.replace(fold=1)  # clocks that are set back show it twice: it lasts from the first to the second
+            between = start <= local < end or start.astimezone(UTC) <= now < end.astimezone(UTC)
+            if DAYS[day.weekday()] in self.days and between:
                 return end
         return None
 

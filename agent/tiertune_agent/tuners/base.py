@@ -140,7 +140,7 @@ class Tuner(ABC):
 
 def models(status: Json) -> tuple[str, ...]:
     """Models that a store serves, by its status."""
-    told = {pool.get("model", "") for pool in served(status).values()}
+    told = {pool.get("model") or "" for pool in served(status).values()}
     return tuple(sorted(told.union(status.get("models") or ())))  # sources report no pools
 
 
@@ -152,7 +152,7 @@ def pools(status: Json) -> Mapping[str, Json]:
 
 def pool_targets(store: str, tier: str, status: Json) -> list[Target]:
     """A store's pools, each with the model that it serves."""
-    return [Target(store, tier, digest, (pool.get("model", ""),)) for digest, pool in sorted(served(status).items())]
+    return [Target(store, tier, digest, (pool.get("model") or "",)) for digest, pool in sorted(served(status).items())]
 
 
 def since_change(history: Windows, current: Current) -> list[Window]:

@@ -12,16 +12,21 @@ Tokens = tuple[float, float]
 NEAR = 2.0
 """A ghost larger or smaller than the pool's capacity by more than this factor says nothing about the pool."""
 _DIGITS = 18
-"""Most digits of a number of bytes; anything longer is not one."""
+"""Most digits of a number of bytes or tokens; anything longer is not one."""
+
+
+def whole(label: str) -> int | None:
+    """The number of bytes or tokens that a label tells; None: it tells none."""
+    return int(label) if label.isdecimal() and len(label) <= _DIGITS else None
 
 
 def ghost_tokens(window: Window) -> dict[Which, Tokens]:
     """Tokens by ghost that was asked for any; rows of ``whatif_tokens_total`` without a size are skipped."""
     found: dict[Which, Tokens] = {}
     for labels, value in window.labelled("whatif_tokens_total"):
-        size, result = labels.get("capacity_bytes", ""), labels.get("result")
-        if size.isdecimal() and len(size) <= _DIGITS and result:
-            which = labels.get("algorithm", ""), int(size)
+        size, result = whole(labels.get("capacity_bytes", "")), labels.get("result")
+        if size is not None and result:
+            which = labels.get("algorithm", ""), size
             hit, asked = found.get(which, (0.0, 0.0))
             found[which] = hit + (result == "hit") * value, asked + value
     return {which: tokens for which, tokens in found.items() if tokens[1] > 0}

@@ -6,10 +6,12 @@ from math import inf
 
 from tiertune_agent.records import Window, Windows
 from tiertune_agent.tuners.evidence import Ratio, Summand, ratio
+from tiertune_agent.tuners.ghosts import whole
 
 Sums = tuple[float, float]
 """Fetches, and the seconds that they gained."""
 _FETCHES, _SECONDS = "gate_length_requests_total", "gate_length_seconds_total"
+_TOKENS = "tokens="
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,18 @@ def between(window: Window, low: int, high: int) -> Sums:
 
 
 def _classes(window: Window) -> dict[int, Sums]:
-    """Sums by the least tokens of each class."""
-    fetches: dict[str, float] = {}
-    gained: dict[str, float] = {}
+    """Sums by the least tokens of each class; rows that do not tell these are skipped."""
+    fetches: dict[int, float] = {}
+    gained: dict[int, float] = {}
     for name, labels, value in window.each(_FETCHES, _SECONDS):
-        tokens = next(label for label in labels if label.startswith("tokens="))
+        tokens = whole(next((label.removeprefix(_TOKENS) for label in labels if label.startswith(_TOKENS)), ""))
+        if tokens is None:
+            continue
         if name == _FETCHES:
             fetches[tokens] = value
         else:
             gained[tokens] = gained.get(tokens, 0.0) + (value if "result=saved" in labels else -value)
-    return {int(tokens.partition("=")[2]): (count, gained.get(tokens, 0.0)) for tokens, count in fetches.items()}
+    return {tokens: (count, gained.get(tokens, 0.0)) for tokens, count in fetches.items()}
 
 
 def _within(classes: Mapping[int, Sums], low: float, high: float) -> Sums:

@@ -27,7 +27,7 @@ class Prefill(NamedTuple):
     def told(cls, pool: Json) -> "Prefill | None":
         """From a store's status of a pool. Other versions may report more, or less; None: something is missing."""
         line = pool.get("prefill")
-        if not isinstance(line, Mapping) or not line.keys() >= set(cls._fields):
+        if not isinstance(line, Mapping) or any(line.get(name) is None for name in cls._fields):
             return None
         return cls(**{name: line[name] for name in cls._fields})
 

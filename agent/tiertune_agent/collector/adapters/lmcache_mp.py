@@ -6,7 +6,7 @@ is there. Completed requests include failed ones, so stores are counted by their
 """
 
 from tiertune_agent.collector.adapters.exposition import Exposition
-from tiertune_agent.collector.adapters.mapped import STAGE, Hints, Mapped, one_tier, times
+from tiertune_agent.collector.adapters.mapped import MOST, STAGE, Hints, Mapped, one_tier, times
 from tiertune_agent.records import sum_known
 
 HIT_L2 = "lmcache_mp_lookup_hit_l2_tokens_total"
@@ -51,8 +51,10 @@ def _l1(told: Exposition, made: Mapped, hints: Hints) -> None:
     held = told.total("lmcache_mp_l1_memory_usage_bytes")
     ratios = list(told.split("lmcache_mp_l1_usage_ratio", "l1_tag").values())
     made.put("tier_resident_bytes", held, tier="dram")
-    if held and len(ratios) == 1 and ratios[0]:  # a mean of several would need their sizes
-        made.put("tier_capacity_bytes", round(held / ratios[0]), tier="dram", state="effective")
+    if held and len(ratios) == 1 and ratios[0] > 0:  # a mean of several would need their sizes
+        capacity = held / ratios[0]
+        whole = round(capacity) if 0 < capacity < MOST else None
+        made.put("tier_capacity_bytes", whole, tier="dram", state="effective")
     read, written = told.total("lmcache_mp_l1_read_chunks_total"), told.total("lmcache_mp_l1_write_chunks_total")
     refused = told.total("lmcache_mp_l1_allocation_failure_chunks_total")
     stored = 0.0 if written is None and refused else written
