@@ -125,8 +125,8 @@ def load_yaml(path: Path | str, model: type[Model]) -> Model:
 def read_text(path: Path | str, *, newline: str | None = None) -> str:
     """The text in ``path``, or DocumentError saying why it cannot be read. Its line ends are as ``open`` makes them."""
     try:
-        with plain_file(Path(path)).open(encoding="utf-8-sig", newline=newline) as file:
-            return file.read()
+        with plain_file(Path(path)).open(encoding="utf-8", newline=newline) as file:
+            return file.read().removeprefix("\ufeff")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise DocumentError([f"{path}: cannot be read: {reason}"]) from error

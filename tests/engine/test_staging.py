@@ -13,6 +13,7 @@ from vllm.v1.request import RequestStatus
 
 from engine.scheduler import tokens, wait_until
 from tiertune_connector.client.store_client import Loaded
+from tiertune_connector.protocol.messages import Report
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ def test_a_part_of_a_chunk_on_the_device_is_no_chunk_that_was_fetched(engines, p
     small.manager.prepare_store(small.keys(other)[0], small.context(other))
     asked = small.request("b", prompt)
     told = []
-    small.tier._client.report = told.extend
+    small.tier._client.tell = lambda message: told.extend(message.tiers if isinstance(message, Report) else ())
     assert small.matched(asked, computed=96) == 0
     small.done(asked)
     assert [(report.fetched_tokens, report.vain_tokens) for report in told] == [(3 * 64, 3 * 64)]
