@@ -379,10 +379,13 @@ def test_other_users_of_the_server_are_left_alone(tier, raw):
     """A flush of everything drops chunks, not other keys."""
     raw.set(b"somebody", b"else")
     raw.set(b"tiertune:writing:now", b"half", ex=60)
+    raw.hset(b"tiertune:agents:known", "a", "b")
     write(tier, b"key")
+    assert tier.flush(tenant=b"t" * 16) == (Outcome.OK, 0)
     assert tier.flush() == (Outcome.OK, 1)
     assert raw.get(b"somebody") == b"else"
     assert raw.exists(b"tiertune:writing:now")
+    assert raw.exists(b"tiertune:agents:known")
 
 
 @pytest.mark.parametrize("tenant", [None, NOBODY.tenant])

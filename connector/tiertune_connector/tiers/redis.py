@@ -23,6 +23,8 @@ from tiertune_connector.tiers.base import UNKNOWN, Came, Counted, Outcome, Read,
 from tiertune_connector.tiers.resp import Wire, command, set_once
 
 PREFIX = b"tiertune:"
+_EVERY = b"[0-9a-f]" * 32
+"""Matches a namespace alone: other keys may begin as chunks' do."""
 WINDOW_BYTES = 1 << 20
 """Asked for at once: half as much takes an eighth longer, more no less."""
 _PAGE = 1000
@@ -128,7 +130,7 @@ class RedisTier:
         return Outcome.OK
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
-        pattern = PREFIX + (namespace.encode() if namespace else b"[0-9a-f]*") + b":*"
+        pattern = PREFIX + (namespace.encode() if namespace else _EVERY) + b":*"
         count = 0
         try:
             with self._redis.client() as one:  # type: ignore[no-untyped-call] # a cursor is of one server
