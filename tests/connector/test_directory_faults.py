@@ -135,6 +135,27 @@ def test_a_file_system_that_refuses_is_an_error(tmp_path, monkeypatch, method):
     assert intact(tier, b"after")
 
 
+def test_what_cannot_be_looked_at_is_an_error_and_not_taken_for_absent(tmp_path, monkeypatch):
+    """From 3.14 on Python's own questions answer no: a flush would pass over what is there, and be told as done."""
+    tier, look = opened(tmp_path), os.stat
+    write(tier, b"key")
+    (chunk,) = files(tmp_path)
+
+    def refused(path, **options):
+        if str(path) == str(chunk):
+            raise OSError(errno.EIO, "fault", str(path))
+        return look(path, **options)
+
+    for question, answer in (("exists", os.path.exists), ("is_dir", os.path.isdir), ("is_file", os.path.isfile)):
+        monkeypatch.setattr(Path, question, answer)
+    monkeypatch.setattr(os, "stat", refused)
+    assert tier.present(A, [b"key"]) == (Outcome.ERROR, 0)
+    assert write(tier, b"key") is Outcome.ERROR
+    assert tier.flush() == (Outcome.ERROR, 0)
+    assert tier.usage() == Usage(FILE, None, 1)
+    assert opened(tmp_path).usage() == Usage(None, None, None)
+
+
 @pytest.mark.parametrize("medium", [DirectoryTier, SqliteTier])
 def test_a_medium_without_time_outs_that_hangs_is_left_alone(home, monkeypatch, medium):
     """Whoever made it: a flush that does not return is answered all the same, as it is of a server."""

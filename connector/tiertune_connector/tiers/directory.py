@@ -7,6 +7,7 @@ away, not a place to be made on the local disk.
 import errno
 import os
 import re
+import stat
 import threading
 import time
 import uuid
@@ -25,6 +26,8 @@ _WINDOW_BYTES = 1 << 20
 """Read, and summed while it is still in the processor's own cache."""
 _SPACE, _FOLDED = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{2}")
 """Names of a namespace's folder, and of those within."""
+_NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""Errors of a path that leads to nothing."""
 _ABANDONED_S = 3600.0
 """Longer than any chunk takes to be written, and than clocks of hosts differ."""
 _FOLDER, _FILE = 0o770, 0o660
@@ -52,7 +55,7 @@ class DirectoryTier(OnFiles):
     def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
         try:
             self._check()
-            missing = (i for i, key in enumerate(keys) if not self._path(namespace, key).exists())
+            missing = (i for i, key in enumerate(keys) if not _mode(self._path(namespace, key)))
             return Outcome.OK, next(missing, len(keys))
         except OSError as error:
             return self._failed(error), 0
@@ -83,7 +86,7 @@ class DirectoryTier(OnFiles):
         size = HEADER_BYTES + len(payload)
         try:
             self._check()
-            if path.exists():
+            if _mode(path):
                 return Outcome.THERE
             if not self._take_room(size):
                 return Outcome.FULL
@@ -133,7 +136,7 @@ class DirectoryTier(OnFiles):
 
     def _check(self) -> None:
         """OSError if the root is missing, or is no directory."""
-        if not self._root.is_dir():
+        if not stat.S_ISDIR(_mode(self._root)):
             raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(self._root))
 
     def _path(self, namespace: str, key: bytes) -> Path:
@@ -150,7 +153,7 @@ class DirectoryTier(OnFiles):
         for space in [self._root / namespace] if namespace else _listed(self._root, passed):
             for folder in _listed(space, passed) if _SPACE.fullmatch(space.name) else ():
                 for path in _listed(folder, passed) if _FOLDED.fullmatch(folder.name) else ():
-                    if path.name.count(".") == (3 if half else 0) and path.is_file():
+                    if path.name.count(".") == (3 if half else 0) and stat.S_ISREG(_mode(path)):
                         yield path
 
     def _remove_abandoned(self, namespace: str | None) -> None:
@@ -167,7 +170,7 @@ class DirectoryTier(OnFiles):
         That may take long, but holds up no reader.
         """
         with self._finding:
-            if self._found or not self._root.is_dir():
+            if self._found or not stat.S_ISDIR(_mode(self._root)):
                 return
             for path in self._files(half=True, own=True):
                 if f".{self._writer.encode().hex()}." in path.name and self._run not in path.name:
@@ -226,7 +229,7 @@ class DirectoryTier(OnFiles):
         """Stop counting own files that another store removed; OSError."""
         for path in paths:
             with self._lock:
-                if path in self._own and not path.exists():
+                if path in self._own and not _mode(path):
                     self._disown(path)
 
     def _disown(self, path: Path) -> None:
@@ -281,6 +284,16 @@ def _created(path: Path, tries: int = 3) -> int:
         if tries == 1:
             raise
         return _created(path, tries - 1)
+
+
+def _mode(path: Path) -> int:
+    """What there is, as `stat` has it, or 0. OSError if nobody can tell: `Path.exists` may say no."""
+    try:
+        return path.stat().st_mode
+    except OSError as error:
+        if error.errno not in _NOTHING:
+            raise
+        return 0
 
 
 def _listed(folder: Path, passed: tuple[type[OSError], ...]) -> list[Path]:
