@@ -156,6 +156,19 @@ def test_what_cannot_be_looked_at_is_an_error_and_not_taken_for_absent(tmp_path,
     assert opened(tmp_path).usage() == Usage(None, None, None)
 
 
+def test_own_files_that_cannot_be_read_at_the_start_count_once_they_can_be(tmp_path, monkeypatch):
+    """As when descriptors have run out for a moment: the bound holds again a few writes later."""
+    for key in chain("k", 3):
+        write(opened(tmp_path), key)
+    tier = opened(tmp_path, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        assert tier.usage().chunks == 0
+    assert all(write(tier, key) is Outcome.OK for key in chain("n", 6))
+    assert len(files(tmp_path)) == 3
+    assert tier.usage() == Usage(3 * FILE, 3 * FILE, 3)
+
+
 @pytest.mark.parametrize("medium", [DirectoryTier, SqliteTier])
 def test_a_medium_without_time_outs_that_hangs_is_left_alone(home, monkeypatch, medium):
     """Whoever made it: a flush that does not return is answered all the same, as it is of a server."""

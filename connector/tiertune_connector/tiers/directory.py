@@ -48,6 +48,7 @@ class DirectoryTier(OnFiles):
         self._lock = threading.Lock()
         self._finding = threading.Lock()
         self._found = False  # the own files are looked for on first use: the directory may be away at start
+        self._unread = list[Path]()  # of these nobody knows yet whose they are
         self._own: OrderedDict[Path, int] = OrderedDict()
         self._own_bytes = 0  # includes what is being written
         self.on_evicted: OnEvicted = lambda _: None
@@ -167,26 +168,38 @@ class DirectoryTier(OnFiles):
     def _find_own(self) -> None:
         """Take up what this store wrote in earlier runs, and remove what it did not finish.
 
-        That may take long, but holds up no reader.
+        That may take long, but holds up no reader. Of what could not be read then, each later call looks at one file.
         """
         with self._finding:
+            if self._found:
+                again, self._unread = self._unread[:1], self._unread[1:]
+                self._unread += self._take_up(again)
             if self._found or not stat.S_ISDIR(_mode(self._root)):
                 return
             for path in self._files(half=True, own=True):
                 if f".{self._writer.encode().hex()}." in path.name and self._run not in path.name:
                     self._remove(path)
-            found = []
-            for path in self._files(own=True):
-                with suppress(OSError):  # another store removed it meanwhile
-                    if writer_of(_beginning(path)) == self._writer:
-                        told = path.stat()
-                        found.append((told.st_mtime, told.st_size, path))
-            found.sort()
-            with self._lock:
-                for _, size, path in found:
-                    self._own[path] = size
-                    self._own_bytes += size
-                self._found = True
+            self._unread = self._take_up(self._files(own=True))
+            self._found = True
+
+    def _take_up(self, paths: Iterable[Path]) -> list[Path]:
+        """Count the files that this store wrote, least recently used first; returns those that cannot be read now."""
+        found, unread = list[tuple[float, int, Path]](), list[Path]()
+        for path in paths:
+            try:
+                if writer_of(_header(path)) == self._writer:
+                    told = path.stat()
+                    found.append((told.st_mtime, told.st_size, path))
+            except (FileNotFoundError, PermissionError):  # another store removed it meanwhile, or keeps it to itself
+                continue
+            except OSError:
+                unread.append(path)
+        with self._lock:
+            for _, size, path in sorted(found):
+                self._disown(path)  # written again meanwhile
+                self._own[path] = size
+                self._own_bytes += size
+        return unread
 
     def _remove(self, path: Path) -> bool:
         """Remove a file, and its folders with their last one; False if it is gone already.
@@ -317,10 +330,15 @@ def _fill(path: Path, out: memoryview, came: Came) -> tuple[Header | None, int |
     return header, digest.intdigest() if done == len(out) else None
 
 
+def _header(path: Path) -> bytes:
+    """The beginning of a file, where the header is. OSError."""
+    with path.open("rb", buffering=0) as file:
+        return file.read(HEADER_BYTES) or b""
+
+
 def _beginning(path: Path) -> bytes:
-    """Where the header is; empty if it cannot be read."""
+    """The same; empty if it cannot be read."""
     try:
-        with path.open("rb", buffering=0) as file:
-            return file.read(HEADER_BYTES) or b""
+        return _header(path)
     except OSError:
         return b""
