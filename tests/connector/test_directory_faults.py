@@ -9,9 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from connector.stores import A, B, chain, running
-from connector.test_directory import FILE, files, intact, opened, read, write
+from connector.stores import A, B, chain, payload, running, view
+from connector.test_directory import FILE, NBYTES, files, intact, opened, read, write
 from extending.sqlite_tier import SqliteTier
+from tiertune_connector.chunk import Origin
 from tiertune_connector.serve import main
 from tiertune_connector.tiers.base import Outcome, Usage
 from tiertune_connector.tiers.directory import DirectoryTier
@@ -167,6 +168,40 @@ def test_own_files_that_cannot_be_read_at_the_start_count_once_they_can_be(tmp_p
     assert all(write(tier, key) is Outcome.OK for key in chain("n", 6))
     assert len(files(tmp_path)) == 3
     assert tier.usage() == Usage(3 * FILE, 3 * FILE, 3)
+
+
+def test_a_loss_of_power_brings_back_nothing_that_was_flushed(tmp_path, monkeypatch):
+    """A folder comes back as it was last synced; a flush that could not sync is no success, and the next one does."""
+    tier, synced, sync = opened(tmp_path), dict[str, list[str]](), os.fsync
+    for namespace in (A, B):
+        assert write(tier, b"key", namespace) is Outcome.OK
+        assert tier.write(namespace, b"another key", view(payload(b"k", NBYTES)), Origin(tenant=b"t" * 16)).kept
+    (folder,) = {path.parent for path in files(tmp_path / A)}
+
+    def noted(descriptor):
+        sync(descriptor)
+        folder = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced[str(folder)] = [path.name for path in folder.iterdir()]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EIO, "fault")))
+        assert tier.flush(A, b"t" * 16) == (Outcome.ERROR, 1)
+        assert "fault" in tier.why
+    monkeypatch.setattr(os, "fsync", noted)
+    assert tier.flush(A, b"t" * 16) == (Outcome.OK, 0)
+    assert synced[str(folder)] == [b"key".hex()]
+    assert tier.flush(A) == (Outcome.OK, 1)
+    assert synced[str(tmp_path)] == [B]
+    assert tier.flush() == (Outcome.OK, 2)
+    assert synced[str(tmp_path)] == []
+
+
+def test_a_file_system_that_syncs_no_folders_is_flushed_all_the_same(tmp_path, monkeypatch):
+    """Nobody could do better there."""
+    tier = opened(tmp_path)
+    write(tier, b"key")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EINVAL, "Invalid argument")))
+    assert tier.flush() == (Outcome.OK, 1)
 
 
 @pytest.mark.parametrize("medium", [DirectoryTier, SqliteTier])

@@ -51,6 +51,7 @@ class DirectoryTier(OnFiles):
         self._unread = list[Path]()  # of these nobody knows yet whose they are
         self._own: OrderedDict[Path, int] = OrderedDict()
         self._own_bytes = 0  # includes what is being written
+        self._unsynced = set[Path]()  # folders that a flush removed something from
         self.on_evicted: OnEvicted = lambda _: None
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
@@ -111,12 +112,16 @@ class DirectoryTier(OnFiles):
                     or (header := decode_header(_beginning(path))) is None
                     or header.origin.tenant == tenant
                 ):
+                    self._unsynced.update((path.parent, path.parent.parent, self._root))
                     count += self._remove(path)
             with self._lock:
                 unseen = [path for path in self._own if path not in found and namespace in (None, path.parts[-3])]
             self._forget_gone(unseen)
             if tenant is None:
                 self._remove_abandoned(namespace)
+            for folder in list(self._unsynced):
+                _sync(folder)
+                self._unsynced.discard(folder)
         except OSError as error:
             return self._failed(error), count
         return Outcome.OK, count
@@ -307,6 +312,21 @@ def _mode(path: Path) -> int:
         if error.errno not in _NOTHING:
             raise
         return 0
+
+
+def _sync(folder: Path) -> None:
+    """Have what left a folder stay away over a loss of power, too, where its file system can do that. OSError."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # gone itself; or a root that nobody may list
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _listed(folder: Path, passed: tuple[type[OSError], ...]) -> list[Path]:
