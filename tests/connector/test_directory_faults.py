@@ -65,6 +65,24 @@ def test_what_cannot_be_removed_still_counts(tmp_path, monkeypatch):
     assert tier.usage() == Usage(0, 4 * FILE, 0)
 
 
+def test_a_file_that_cannot_be_removed_keeps_no_other_from_a_flush(tmp_path, monkeypatch):
+    """Such as another user's: it would be met again by every further flush, before the others."""
+    tier, keys, unlink = opened(tmp_path), chain("k", 9), Path.unlink
+    for key in keys:
+        write(tier, key)
+    (stuck,) = tmp_path.rglob(keys[4].hex())
+
+    def refused(path, **options):
+        if path == stuck:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert tier.flush() == (Outcome.ERROR, 8)
+    assert files(tmp_path) == [stuck]
+    assert "Permission denied" in tier.why
+
+
 @pytest.mark.parametrize("look", ["usage", "flush"])
 def test_a_folder_that_goes_while_it_is_looked_through_holds_no_files(tmp_path, monkeypatch, look):
     """Other stores evict meanwhile; all else that fails is an error."""

@@ -101,7 +101,7 @@ class DirectoryTier(OnFiles):
         return Outcome.OK
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
-        count = 0
+        outcome, count = Outcome.OK, 0
         try:
             self._check()
             self._find_own()  # else what is found meanwhile would still count when gone
@@ -113,7 +113,11 @@ class DirectoryTier(OnFiles):
                     or header.origin.tenant == tenant
                 ):
                     self._unsynced.update((path.parent, path.parent.parent, self._root))
-                    count += self._remove(path)
+                    try:
+                        count += self._remove(path)
+                    except OSError as error:  # the others leave all the same
+                        outcome = self._failed(error)
+                        self._check()
             with self._lock:
                 unseen = [path for path in self._own if path not in found and namespace in (None, path.parts[-3])]
             self._forget_gone(unseen)
@@ -124,7 +128,7 @@ class DirectoryTier(OnFiles):
                 self._unsynced.discard(folder)
         except OSError as error:
             return self._failed(error), count
-        return Outcome.OK, count
+        return outcome, count
 
     def usage(self) -> Usage:
         with suppress(OSError):
