@@ -114,6 +114,7 @@ def test_loopback_addresses_need_no_token(host):
     [
         ("{host: 127.0.0.1", "{host: 0.0.0.0", "store.yaml:5:7: http: 0.0.0.0 is no loopback address: name a tokens"),
         ("{host: 127.0.0.1", "{host: example.org", "store.yaml:5:7: http: example.org is no loopback address: name"),
+        ("{host: 127.0.0.1", "{tokens_file: t, host: é..", "store.yaml:5:7: http: 'é..' is no host: its parts"),
         ("{host: 127.0.0.1", "{key_file: k, host: 127.0.0.1", "store.yaml:5:7: http: certificate_file and key_file"),
         ("port: 7410", "port: 70000", "store.yaml:5:31: http.port: Input should be less than or equal to 65535"),
         ("capacity: 1GiB", "capacity: 1 GB", "store.yaml:6:18: dram.capacity: '1 GB' is not understood"),

@@ -32,6 +32,10 @@ class Listening(Document):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        try:
+            self.host.encode("idna")
+        except UnicodeError:  # listening would raise it
+            raise ValueError(f"{self.host!r} is no host: its parts, between dots, have 1 to 63 characters") from None
         if not self.loopback and self.tokens_file is None:
             raise ValueError(f"{self.host} is no loopback address: name a tokens_file, so that not everybody may call")
         if (self.certificate_file is None) != (self.key_file is None):
