@@ -74,6 +74,7 @@ def test_a_file_that_becomes_readable_later_is_read_again(path, monkeypatch):
         ("read x\n", "t:1:1: write: role name token"),
         (f"\nadmin x {READ}\n", "t:2:1: the role is one of read, approve, tune"),
         (f"read x/y {READ}\n", "t:1:1: a name has letters"),
+        (f"read x {READ}#2\n", "t:1:1: a token has no #, and a comment has a space before its own"),
         ("read x short\n", "t:1:1: a token has at least 20 characters"),
         (f"read x {READ}\ntune y {READ}\n", "t:2:1: the token stands here a second time"),
     ],

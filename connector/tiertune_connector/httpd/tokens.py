@@ -18,6 +18,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 """Each may do what those before it may."""
 LEAST_CHARACTERS = 20
 """Least length of a token: a shorter one could be guessed."""
+_COMMENT = re.compile(r"(?:^|\s)#")
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 
 
@@ -67,7 +68,7 @@ def parse(text: str, name: str) -> dict[bytes, Holder]:
     holders: dict[bytes, Holder] = {}
     problems: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.split("#", 1)[0].split()
+        words = _COMMENT.split(line, 1)[0].split()
         if not words:
             continue
         problem = _problem(words)
@@ -89,6 +90,8 @@ def _problem(words: list[str]) -> str:
         return f"the role is one of {', '.join(ROLES)}"
     if not _NAME.fullmatch(words[1]):
         return "a name has letters, digits and . _ @ - alone, at most 64"
+    if "#" in words[2]:
+        return "a token has no #, and a comment has a space before its own"
     if len(words[2]) < LEAST_CHARACTERS:
         return f"a token has at least {LEAST_CHARACTERS} characters: openssl rand -hex 32"
     return ""
