@@ -6,6 +6,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,6 +162,23 @@ def test_windows_cover_the_payload_once(readers, tmp_path, monkeypatch):
     assert all(past for *_, past in asked)
     assert all(here[0] + here[1] == there[0] for here, there in pairwise(sorted(asked)))
     file.close()
+
+
+def test_a_lack_of_descriptors_is_no_file_system_without_that_way(readers, tmp_path, monkeypatch):
+    """It passes; the file would go through the cache until the store ends. None is kept."""
+    real = os.open
+
+    def opens(path, flags, *more):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, flags, *more)
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "open", opens)
+        with pytest.raises(OSError, match="Too many open files"):
+            PayloadFile(tmp_path / "file", readers)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_the_readers_of_a_file_need_no_threads_later(tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +31,12 @@ class PayloadFile:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         """Through the cache."""
         self._direct = -1
-        with suppress(OSError):  # a file system without it
+        try:
             self._direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+        except OSError as error:  # a file system without it, unless descriptors have run out
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                os.close(self.fd)
+                raise
 
     def read_at(self, out: memoryview, offset: int, came: Came) -> int | None:
         """Fill ``out`` from ``offset`` and return its `checksum`; None if the file ends before. OSError.
