@@ -211,6 +211,13 @@ def test_a_tier_that_raises_when_its_usage_is_asked_hides_nothing_else(http, rem
     assert http.total("internal_errors_total", place="usage") == 1
 
 
+def test_health_tells_of_a_socket_that_was_removed(http, store):
+    """Engines that are there are served; no other can come, as if there were no store."""
+    store.server.path.unlink()
+    told = f"socket: {store.server.path} was removed: engines that come find no store until it is started anew\n"
+    assert http.text("/healthz") == f"ok\n{told}"
+
+
 def test_health_is_200_and_tells_what_is_not_well(http, store, remote, monkeypatch):
     """A dead remote is no reason to end the store; nor does a bypass hide it."""
     eventually(lambda: http.total("probes_total", tier="remote") == 1)

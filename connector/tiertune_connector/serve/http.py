@@ -128,10 +128,14 @@ class Http:
         return Response(encode(self._registry), media_type=content_type)
 
     async def healthz(self, _: Request) -> Response:
-        """Always alive; names unwell tiers, which are no reason to end the store."""
+        """Always alive; names unwell tiers, and a socket that has gone, which are no reason to end the store."""
         store = self.server.store
         health = {tier: store.health.told(tier) for tier in ("dram", *store.lanes)}
         unwell = [f"{tier}: {state}: {reason}\n" for tier, (state, reason) in health.items() if state != "ok"]
+        if self.server.hidden:
+            unwell.append(
+                f"socket: {self.server.path} was removed: engines that come find no store until it is started anew\n"
+            )
         return PlainTextResponse("".join(["ok\n", *unwell]))
 
     def status(self, _: Request) -> Response:

@@ -146,6 +146,11 @@ class Server:
         self._turns.close()
         self._waiters.close()
 
+    @property
+    def hidden(self) -> bool:
+        """Whether the socket's file was removed: nobody else can come."""
+        return not os.path.lexists(self.path)
+
     def sessions(self) -> list[Session]:
         with self._lock:
             return [connection.session for connection in self._connections if connection.session is not None]
