@@ -170,6 +170,25 @@ def test_a_failing_disk_is_an_outcome_and_loses_no_slot(tier, monkeypatch, numbe
     assert all(intact(tier, key) for key in keys)
 
 
+def test_a_chunk_that_cannot_be_read_any_more_is_written_anew(tier, monkeypatch):
+    """A bad sector: kept, it would cost a failed load each time. Once is no proof, nor is a probe."""
+    out = view(np.empty(NBYTES, np.uint8))
+    fill(tier, [b"key", b"other"])
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "preadv", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        for key, use in ((b"key", True), (b"key", False), (b"other", True), (b"key", False)):
+            assert tier.read(A, key, out, use=use)[0] is Outcome.ERROR
+        assert tier.present(A, [b"key", b"other"]) == (Outcome.OK, 2)
+    assert intact(tier, b"other")
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "preadv", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        for key in (b"key", b"other"):
+            assert tier.read(A, key, out)[0] is Outcome.ERROR
+    assert [tier.present(A, [key])[1] for key in (b"key", b"other")] == [0, 1]
+    assert write(tier, b"key") is Outcome.OK
+    assert intact(tier, b"key")
+
+
 def test_evictions_on_a_failing_disk_do_not_raise(tier, monkeypatch):
     """Making room fails as an outcome, too, and the pool stays consistent."""
     fill(tier, chain("k", 16))

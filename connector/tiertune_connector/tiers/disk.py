@@ -140,17 +140,19 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
             slot = pool.pool.pin(key) if pool else None
         if pool is None or slot is None:
             return Outcome.MISS, NOBODY
-        outcome, header = Outcome.OK, None
+        outcome, header, unreadable = Outcome.OK, None, False
         try:
             header = pool.slab.read(slot, key, out, came)
         except OSError as error:
-            outcome = self._failed(error)
+            outcome, unreadable = self._failed(error), error.errno == errno.EIO
         with self.lock:
             if header is not None and use:
                 pool.use(key, slot)
             elif header is None and outcome is Outcome.OK:
                 # If it is gone already, a concurrent reader found that out, and says so.
                 outcome = Outcome.CORRUPT if pool.drop(key) else Outcome.MISS
+            elif unreadable and use:
+                pool.doubt(key)
             pool.unpin(key)
         self._wipe(pool, WIPED_AT_ONCE)
         return outcome, header.origin if header else NOBODY

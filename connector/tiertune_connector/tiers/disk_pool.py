@@ -44,6 +44,8 @@ class DiskPool(Held):
         """By slot: whether its chunk was read since it came; yes for one of an earlier run, as nobody knows."""
         self._tenants: dict[int, bytes] = {}
         """Tenants' digests, of chunks that have one, by slot."""
+        self._doubted = set[bytes]()
+        """Keys of chunks that could not be read."""
         self._clock = clock
         self.ended = False
         """Whether nothing more of it is wiped."""
@@ -106,7 +108,14 @@ class DiskPool(Held):
     def use(self, key: bytes, slot: int) -> None:
         """A chunk was read for a request."""
         self.pool.touch([key])
+        self._doubted.discard(key)
         self._used_at[slot], self._used[slot] = self._clock(), True
+
+    def doubt(self, key: bytes) -> None:
+        """A chunk could not be read for a request; after the second time in a row it leaves, to be written anew."""
+        if key in self._doubted:
+            self.drop(key)
+        self._doubted ^= {key}
 
     def unpin(self, key: bytes) -> None:
         """A read is over; the rest as in ``keep``."""
