@@ -251,6 +251,14 @@ def test_lmcache_in_workers_has_the_tiers_that_it_used():
     assert {"gpu", "disk"} <= mapped("lmcache", text).tiers.keys()
 
 
+def test_what_every_worker_of_an_engine_counts_is_counted_once():
+    """With tensor parallelism each worker looks up and loads the same prompts; bytes are each one's own."""
+    again = [line.replace('worker_id="0"', 'worker_id="2"') for line in LMCACHE.splitlines() if 'worker_id="0"' in line]
+    alone, many = (told("lmcache", text, tier="dram") for text in (LMCACHE, "\n".join([LMCACHE, *again])))
+    own = {MOVED.format("remote", "write"): 6000, "tier_resident_bytes{tier=dram}": 2500}
+    assert many == alone | own
+
+
 @pytest.mark.parametrize(("adapter", "tier"), [("fs", "disk"), ("raw_block", "disk"), ("resp", "remote")])
 def test_lmcaches_l2_is_the_tier_that_its_adapter_makes_it(adapter, tier):
     """What lies on a disk of the host is disk; a Redis is remote."""
