@@ -210,6 +210,15 @@ def test_lmcaches_bytes_need_the_size_of_a_chunk():
     assert told("lmcache_mp", chunk_bytes=1 << 20)[moved] == 20 << 20
 
 
+def test_reads_of_an_l1_above_an_l2_are_those_from_there():
+    """The server counts what it copies to L2 as read of L1, too: a cache that serves nobody would look used."""
+    read, bytes_read = "observed_chunks_total{tier=dram,operation=read}", MOVED.format("dram", "read")
+    above = told("lmcache_mp", chunk_bytes=1 << 20)
+    assert (above[read], above.get(bytes_read)) == (16, None)
+    alone = told("lmcache_mp", without(LMCACHE_MP, "lmcache_mp_l2_usage_bytes"), chunk_bytes=1 << 20)
+    assert (alone[read], alone[bytes_read]) == (72, 72 << 20)
+
+
 def test_several_l2_adapters_leave_their_hits_unknown():
     """L2 hits are not split by adapter."""
     two = LMCACHE_MP.replace(
