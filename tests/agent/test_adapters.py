@@ -117,6 +117,12 @@ def test_vllm_never_tells_what_it_does_not_measure():
     assert not {name for name in names if name.startswith(("saved", "lost", "gate", "fetch"))}
 
 
+def test_that_seconds_of_loads_may_be_those_of_several_ranks_is_said():
+    """vLLM adds them up and tells no number of ranks; where nothing was loaded, it matters to nobody."""
+    assert any("ranks" in one for one in mapped("vllm").unknown)
+    assert not any("ranks" in one for one in mapped("vllm", without(VLLM, "vllm:kv_offload_load_time_total{")).unknown)
+
+
 def test_engines_behind_one_address_add_up():
     """Two engines that did the same are twice one."""
     one, two = told("vllm"), told("vllm", second_engine(VLLM))
