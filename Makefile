@@ -39,7 +39,7 @@ demo: setup  ## The whole loop on this machine: stores, engines, remote tier, ag
 
 JSON ?=
 acceptance: setup setup-servers  ## Proves the whole on shifting traffic, a sentence of evidence for each claim; 11 minutes (JSON=file)
-	$(BIN)/python -m acceptance $(if $(JSON),--json $(JSON))
+	$(BIN)/python -m acceptance $(if $(JSON),--json "$(JSON)")
 
 test: setup setup-servers  ## Everything that can run here; what cannot is skipped with its reason
 	-@$(MAKE) --no-print-directory setup-engine
@@ -56,7 +56,7 @@ test-long: setup setup-servers  ## Half an hour of faults, a year of 50 stores, 
 
 test-next: setup setup-servers setup-engine  ## The adapter's tests with the next vLLM's code, over this one's kernels
 	@test -x .venv-engine/bin/python-next || { echo "test-next: the next vLLM's source could not be fetched" >&2; exit 2; }
-	TIERTUNE_ENGINE_PYTHON=$(CURDIR)/.venv-engine/bin/python-next $(BIN)/python -m pytest \
+	TIERTUNE_ENGINE_PYTHON="$(CURDIR)/.venv-engine/bin/python-next" $(BIN)/python -m pytest \
 	  tests/e2e/test_engine_modules.py tests/e2e/test_vllm_sharing.py tests/e2e/test_vllm_faults.py
 
 mutation: setup  ## Mutants of cost, pool and guard: how many the tests kill; half an hour
@@ -76,7 +76,7 @@ SEEDS ?= 1
 PARTS ?=
 bench-tuning: setup  ## The tuners' goals into tuning.json (TRACES=folder of traces, SEEDS=n, PARTS="gate cost")
 	$(BIN)/python -m benchmarks.tuning --json tuning.json --seeds $(SEEDS) \
-	  $(if $(TRACES),--traces $(TRACES)) $(if $(PARTS),--parts $(PARTS))
+	  $(if $(TRACES),--traces "$(TRACES)") $(if $(PARTS),--parts $(PARTS))
 
 lint: setup  ## ruff, mypy strict, import rules, generated files up to date
 	$(BIN)/ruff check .

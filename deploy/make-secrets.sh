@@ -9,6 +9,11 @@ mkdir -p "$folder"
 chmod 700 "$folder"
 keep() {  # keep NAME: standard input becomes the file, whole or not at all
   cat > "$folder/$1.new"
+  if [ ! -s "$folder/$1.new" ]; then  # what makes it is missing, or failed: a pipe's status is that of its end
+    rm "$folder/$1.new"
+    echo "nothing was made for $folder/$1" >&2
+    exit 1
+  fi
   chmod 644 "$folder/$1.new"
   mv "$folder/$1.new" "$folder/$1"
   echo "made $folder/$1"

@@ -2,6 +2,9 @@
 
 import json
 import re
+import shlex
+import shutil
+import subprocess
 from importlib.util import find_spec
 
 import pytest
@@ -157,6 +160,27 @@ def check_modules(line):
         path = ROOT / name.replace(".", "/")
         ours = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
         assert ours or name.startswith("vllm") or find_spec(name), f"there is no module {name}"
+
+
+@pytest.mark.parametrize(
+    ("call", "handed"),
+    [
+        (("acceptance", "JSON=my results/a.json"), "my results/a.json"),
+        (("bench-tuning", "TRACES=my traces"), "my traces"),
+        (("test-next",), "TIERTUNE_ENGINE_PYTHON={}/.venv-engine/bin/python-next"),
+    ],
+)
+def test_make_hands_a_path_with_a_space_on_as_one(tmp_path, call, handed):
+    """Whether it was given, or is where the repository lies."""
+    folder = tmp_path / "my folder"
+    for name in ("Makefile", "pyproject.toml", "constraints/base.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    ran = subprocess.run(
+        ["make", "--dry-run", *call], cwd=folder, check=True, capture_output=True, text=True, timeout=30
+    )
+    lines = [line for line in ran.stdout.replace("\\\n", "").splitlines() if "python -m" in line]
+    assert handed.format(folder) in [word for line in lines for word in shlex.split(line)]
 
 
 @pytest.mark.parametrize("block", CONSOLE, ids=str)

@@ -117,6 +117,12 @@ def test_vllm_never_tells_what_it_does_not_measure():
     assert not {name for name in names if name.startswith(("saved", "lost", "gate", "fetch"))}
 
 
+def test_that_seconds_of_loads_may_be_those_of_several_ranks_is_said():
+    """vLLM adds them up and tells no number of ranks; where nothing was loaded, it matters to nobody."""
+    assert any("ranks" in one for one in mapped("vllm").unknown)
+    assert not any("ranks" in one for one in mapped("vllm", without(VLLM, "vllm:kv_offload_load_time_total{")).unknown)
+
+
 def test_engines_behind_one_address_add_up():
     """Two engines that did the same are twice one."""
     one, two = told("vllm"), told("vllm", second_engine(VLLM))
@@ -210,6 +216,15 @@ def test_lmcaches_bytes_need_the_size_of_a_chunk():
     assert told("lmcache_mp", chunk_bytes=1 << 20)[moved] == 20 << 20
 
 
+def test_reads_of_an_l1_above_an_l2_are_those_from_there():
+    """The server counts what it copies to L2 as read of L1, too: a cache that serves nobody would look used."""
+    read, bytes_read = "observed_chunks_total{tier=dram,operation=read}", MOVED.format("dram", "read")
+    above = told("lmcache_mp", chunk_bytes=1 << 20)
+    assert (above[read], above.get(bytes_read)) == (16, None)
+    alone = told("lmcache_mp", without(LMCACHE_MP, "lmcache_mp_l2_usage_bytes"), chunk_bytes=1 << 20)
+    assert (alone[read], alone[bytes_read]) == (72, 72 << 20)
+
+
 def test_several_l2_adapters_leave_their_hits_unknown():
     """L2 hits are not split by adapter."""
     two = LMCACHE_MP.replace(
@@ -249,6 +264,14 @@ def test_lmcache_in_workers_has_the_tiers_that_it_used():
     assert tokens(rows, "gpu") == (300, 12_000)
     assert rows["tier_resident_bytes{tier=disk}"] == 700
     assert {"gpu", "disk"} <= mapped("lmcache", text).tiers.keys()
+
+
+def test_what_every_worker_of_an_engine_counts_is_counted_once():
+    """With tensor parallelism each worker looks up and loads the same prompts; bytes are each one's own."""
+    again = [line.replace('worker_id="0"', 'worker_id="2"') for line in LMCACHE.splitlines() if 'worker_id="0"' in line]
+    alone, many = (told("lmcache", text, tier="dram") for text in (LMCACHE, "\n".join([LMCACHE, *again])))
+    own = {MOVED.format("remote", "write"): 6000, "tier_resident_bytes{tier=dram}": 2500}
+    assert many == alone | own
 
 
 @pytest.mark.parametrize(("adapter", "tier"), [("fs", "disk"), ("raw_block", "disk"), ("resp", "remote")])

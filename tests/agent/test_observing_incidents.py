@@ -50,6 +50,25 @@ def test_a_tier_that_is_written_and_never_read_is_unused(observing, vllm):
     assert one.open() == {}
 
 
+def test_an_l1_that_serves_nobody_is_unused_though_it_is_copied_to_l2(observing, lmcache):
+    """The copies count as reads of L1; what comes from L2 passes through it, and ends that."""
+    one = observing(lmcache)
+
+    def copied():
+        for name in ("lmcache_mp_l1_write_chunks_total", "lmcache_mp_l1_read_chunks_total", TRIED, STORED):
+            grow(lmcache, name, 10)
+
+    def used():
+        grow(lmcache, "lmcache_mp_lookup_hit_l2_tokens_total", 1024)
+        grow(lmcache, "lmcache_mp_l2_prefetch_load_completed_chunks_total", 4)
+
+    one.pass_windows(12, copied, seconds=60)
+    told = one.open()["tier_unused", "cache-a"]
+    assert "dram is dead weight: 120 chunks were written in" in told
+    one.pass_windows(1, used)
+    assert one.open() == {}
+
+
 def test_a_tier_of_which_no_reads_are_told_is_not_called_unused(observing):
     """Unknown is not nothing: LMCache within the engine tells no hits of its host tier."""
     source = FakeSource("engine-b", "lmcache", LMCACHE)

@@ -149,6 +149,16 @@ class TestWhatArrives:
         traced(collector.url, fetched_request)
         assert collector.resource()["service.name"] == "from-environment"
 
+    @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+    def test_a_collector_on_this_host_is_not_asked_through_a_proxy(self, collector, monkeypatch, host):
+        """Containers get that of their user: its loopback is another one, and all spans were lost."""
+        monkeypatch.delenv("NO_PROXY")
+        monkeypatch.delenv("no_proxy", raising=False)
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9")
+        traced(collector.url.replace("127.0.0.1", host), fetched_request)
+        assert collector.spans()
+
     def test_a_failed_load_is_an_error_in_its_span_alone(self, collector):
         """Status and error.type are on the load; the request went on and has no error."""
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -177,6 +178,20 @@ def test_secrets_are_random_files_that_are_not_in_the_repository(tmp_path):
     assert all(re.fullmatch(r"[\w-]{32}", password) for password in passwords)
     assert "deploy/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
     assert "!deploy" not in (ROOT / ".dockerignore").read_text()
+
+
+def test_no_secret_is_made_of_nothing(tmp_path):
+    """Where a program is missing that makes them, the script fails and says of which; there is no empty password."""
+    tools, folder = tmp_path / "bin", tmp_path / "secrets"
+    tools.mkdir()
+    for name in ("cat", "chmod", "head", "mkdir", "mv", "rm", "tr"):
+        (tools / name).symlink_to(shutil.which(name))
+    command = ["/bin/sh", DEPLOY / "make-secrets.sh", folder]
+    made = subprocess.run(command, env={"PATH": str(tools)}, capture_output=True, text=True, timeout=10, check=False)
+    assert made.returncode == 1
+    assert made.stdout == ""
+    assert f"nothing was made for {folder}/postgres_password" in made.stderr
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", [name for name in SERVICES if "build" in SERVICES[name]])

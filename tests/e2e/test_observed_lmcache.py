@@ -27,11 +27,15 @@ def server(tmp_path_factory):
 
 
 def test_hits_are_those_that_the_client_saw(server, tmp_path):
-    """From L1, and from L2 after L1 was emptied; chunks that were stored; nothing that it does not measure."""
+    """From L1, and from L2 after L1 was emptied; chunks that were stored; nothing that it does not measure.
+
+    What was copied to L2 counts as read of L1, before anybody has asked for it.
+    """
     prompts = range(6)
     with observed(tmp_path, "cache-a", server.metrics, "lmcache_mp") as one:
         assert all(server.store(prompts))
         wait_until(lambda: server.metric(STORED) == 6 * CHUNKS, "L2 has all chunks")
+        wait_until(lambda: server.metric("lmcache_mp_l1_read_chunks_total") == 6 * CHUNKS, "all copies are counted")
         one.window()
         warm = server.load(prompts)
         one.window()
@@ -45,6 +49,7 @@ def test_hits_are_those_that_the_client_saw(server, tmp_path):
         assert one.counted(HITS, "disk", result="hit") == sum(cold)
         assert one.counted(HITS, "disk", result="miss") == 6 * TOKENS
         assert one.counted("observed_chunks_total", "disk", operation="write") == 6 * CHUNKS
+        assert one.counted("observed_chunks_total", "dram", operation="read") == 6 * CHUNKS
         assert one.counted("saved_seconds_total", "disk") is None
         assert one.counted("tier_transfer_bytes_total", "disk") is None
         assert one.incidents() == {}

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from math import inf
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span as OtlpSpan
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from requests import Session
 
 from tiertune_connector.tracing.spans import RequestTrace, Span
 from tiertune_connector.units import Clock
@@ -66,7 +68,7 @@ class OtlpSink:
             resource=Resource.create(dict(resource)).merge(environment), shutdown_on_exit=False
         )
         logging.getLogger(OTLPSpanExporter.__module__).addFilter(SELDOM)
-        self._exporter = OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_TIMEOUT_S)
+        self._exporter = OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_TIMEOUT_S, session=_session(endpoint))
         self._provider.add_span_processor(
             BatchSpanProcessor(self._exporter, MOST, schedule_delay_millis=1000, max_export_batch_size=BATCH)
         )
@@ -111,3 +113,17 @@ def parent(headers: object) -> Context:
 def traces_url(endpoint: str) -> str:
     """``endpoint`` with OTLP's path for traces, if it has none of its own."""
     return endpoint if urlsplit(endpoint).path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
+
+
+def _session(endpoint: str) -> Session | None:
+    """For a collector on this host one that leaves out a proxy of the environment, which would not find it there."""
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        here = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        here = False
+    if not here:
+        return None
+    session = Session()
+    session.trust_env = False
+    return session

@@ -3,6 +3,9 @@
 It reports what it found as a whole, not by tier; if it has only one, the settings can name it. Disk and remote count
 as present once they were used, as their gauges also say 0 if there is none; ``remote_cache_usage`` is never filled, and
 not read.
+
+Each worker of an engine looks up, and loads its part of, the same prompts: of requests, tokens and waits that of one
+worker is the engine's. Bytes and chunks are each worker's own.
 """
 
 from tiertune_agent.collector.adapters.exposition import Exposition
@@ -16,10 +19,10 @@ ON_DISK = "lmcache:local_storage_usage"
 def mapped(told: Exposition, hints: Hints) -> Mapped:
     """Map all workers behind the address together."""
     made = Mapped(tiers={"dram": "LocalCPU"})
-    made.put("requests_total", told.total("lmcache:num_lookup_requests_total"), salted="unknown")
-    prompts = told.total("lmcache:num_prompt_tokens_total")
+    made.put("requests_total", _of_one(told, "lmcache:num_lookup_requests_total"), salted="unknown")
+    prompts = _of_one(told, "lmcache:num_prompt_tokens_total")
     made.put("prompt_tokens_total", prompts, stage=STAGE)
-    if in_engine := told.total(IN_ENGINE):
+    if in_engine := _of_one(told, IN_ENGINE):
         made.tiers["gpu"] = "the engine's prefix cache"
         made.found("gpu", in_engine, prompts, origin="self")
     made.put("tier_resident_bytes", told.total("lmcache:local_cache_usage"), tier="dram")
@@ -35,18 +38,22 @@ def mapped(told: Exposition, hints: Hints) -> Mapped:
         made.moved("remote", read, told.total("lmcache:num_remote_write_bytes_total"))
         made.failed("remote", "read", "failed", told.total("lmcache:get_blocking_failed_count"))
         made.failed("remote", "write", "failed", told.total("lmcache:put_failed_count"))
-    found = told.total(FOUND)
+    found = _of_one(told, FOUND)
     if hints.tier:
         made.tiers.setdefault(hints.tier, "named in the settings")
-        made.found(hints.tier, found, told.total("lmcache:num_lookup_tokens_total"))
+        made.found(hints.tier, found, _of_one(told, "lmcache:num_lookup_tokens_total"))
     else:
         made.found_somewhere(found)
         made.unknown.append("hits by tier: they are told as a whole (tier in the settings names the only one)")
-    waits = told.split("lmcache:time_to_retrieve_sum", "worker_id")
-    made.waited(max(waits.values(), default=None), found)  # ranks load at the same time
+    made.waited(_of_one(told, "lmcache:time_to_retrieve_sum"), found)
     made.unknown += [
         "capacity, and what disk and remote evicted: it does not tell them",
         "seconds saved and lost: it does not measure what recomputing would have cost",
     ]
     made.models = told.values("model_name")
     return made
+
+
+def _of_one(told: Exposition, name: str) -> float | None:
+    """Of the worker that has counted most: each counts the same, and some look up nothing."""
+    return max(told.split(name, "worker_id").values(), default=None)

@@ -2,7 +2,8 @@
 
 OpenTelemetry shows a counter from its first event on: an absent one is unknown, unless another one of the same event
 is there. Completed requests include failed ones, so stores are counted by their chunks. Throughput histograms begin at
-5 GB/s, lifecycle histograms are a sample of 1 %: neither is read.
+5 GB/s, lifecycle histograms are a sample of 1 %: neither is read. Copying a chunk to L2 counts as a read of L1: above
+an L2, of the reads of L1 only those of chunks that came from L2 are known.
 """
 
 from tiertune_agent.collector.adapters.exposition import Exposition
@@ -28,7 +29,7 @@ def mapped(told: Exposition, hints: Hints) -> Mapped:
     hit = told.total("lmcache_mp_lookup_hit_l1_tokens_total")
     made.put("prompt_tokens_total", asked, stage=STAGE)
     made.found("dram", hit, asked)
-    _l1(told, made, hints)
+    _l1(told, made, hints, above=bool(adapters))
     if below:
         made.tiers[below] = f"L2: {', '.join(adapters)}"
         made.found(below, told.total(HIT_L2), None if asked is None or hit is None else asked - hit)
@@ -47,7 +48,7 @@ def mapped(told: Exposition, hints: Hints) -> Mapped:
     return made
 
 
-def _l1(told: Exposition, made: Mapped, hints: Hints) -> None:
+def _l1(told: Exposition, made: Mapped, hints: Hints, *, above: bool) -> None:
     held = told.total("lmcache_mp_l1_memory_usage_bytes")
     ratios = list(told.split("lmcache_mp_l1_usage_ratio", "l1_tag").values())
     made.put("tier_resident_bytes", held, tier="dram")
@@ -55,11 +56,12 @@ def _l1(told: Exposition, made: Mapped, hints: Hints) -> None:
         capacity = held / ratios[0]
         whole = round(capacity) if 0 < capacity < MOST else None
         made.put("tier_capacity_bytes", whole, tier="dram", state="effective")
-    read, written = told.total("lmcache_mp_l1_read_chunks_total"), told.total("lmcache_mp_l1_write_chunks_total")
+    read = _from_l2(told) if above else told.total("lmcache_mp_l1_read_chunks_total")
+    written = told.total("lmcache_mp_l1_write_chunks_total")
     refused = told.total("lmcache_mp_l1_allocation_failure_chunks_total")
     stored = 0.0 if written is None and refused else written
     made.chunks("dram", tried=sum_known((written, refused)), written=stored, read=read)
-    made.moved("dram", times(read, hints), times(written, hints))
+    made.moved("dram", None if above else times(read, hints), times(written, hints))
     evicted = told.total("lmcache_mp_l1_evicted_chunks_total")
     made.put("tier_evictions_total", evicted, tier="dram", algorithm="", reason="unknown")
     made.failed("dram", "write", "no_room", refused)
@@ -69,13 +71,17 @@ def _l1(told: Exposition, made: Mapped, hints: Hints) -> None:
 def _l2(told: Exposition, made: Mapped, tier: str, hints: Hints) -> None:
     tried = told.total("lmcache_mp_l2_store_submitted_objects_chunks_total")
     stored = told.total("lmcache_mp_l2_store_completed_objects_chunks_total")
-    loaded = told.total("lmcache_mp_l2_prefetch_load_completed_chunks_total")
+    loaded = _from_l2(told)
     if tried is not None:  # the same part of the server counts both
         stored = stored or 0.0
-    if told.total("lmcache_mp_l2_prefetch_lookup_objects_chunks_total") is not None:
-        loaded = loaded or 0.0
     made.chunks(tier, tried=tried, written=stored, read=loaded)
     made.moved(tier, times(loaded, hints), times(stored, hints))
     evicted = told.total("lmcache_mp_l2_evicted_objects_chunks_total")
     made.put("tier_evictions_total", evicted, tier=tier, algorithm="", reason="unknown")
     made.failures(tier, "read", told.split("lmcache_mp_l2_prefetch_failure_chunks_total", "reason"))
+
+
+def _from_l2(told: Exposition) -> float | None:
+    """Chunks that were loaded from L2, all of them through L1."""
+    loaded = told.total("lmcache_mp_l2_prefetch_load_completed_chunks_total")
+    return loaded if told.total("lmcache_mp_l2_prefetch_lookup_objects_chunks_total") is None else loaded or 0.0

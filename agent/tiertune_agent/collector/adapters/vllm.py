@@ -88,6 +88,8 @@ def _offloaded(told: Exposition, made: Mapped, secondary: dict[str, str]) -> Non
         deferred = told.total("vllm:kv_offload_lookup_async_delay_seconds_sum") or 0.0
         loads = told.total("vllm:kv_offload_load_time_total") or 0.0
         made.waited(deferred + loads, told.total(FOUND_OUTSIDE))
+        if loads:
+            made.unknown.append("of how many ranks it sums up the seconds of loads: of several, the wait is too long")
     for tier in dict.fromkeys(secondary.values()):
         own = [name for name, where in secondary.items() if where == tier]
         read = _sum(told, "vllm:kv_offload_tiering_read_bytes_total", own)
