@@ -207,21 +207,6 @@ class TestByItself:
             assert state(agent, arc) == ends
         assert verdict(agent, arc)["reason"] == "the store has been away since the soak"
 
-    def test_one_that_is_missed_once_while_its_verdict_waits_is_judged_all_the_same(
-        self, agent, store, clock, arc, soak
-    ):
-        """A freeze over days holds the rollback: the day begins when the store was last heard, not after the soak."""
-        agent.history.journal.freeze("release", "ops", clock.now(), None)
-        soak(6, 600, 500)
-        clock.advance(2 * 86400)
-        agent.tick()
-        store.up = False
-        for away_s, ends in ((15, "soaking"), (86400 - 16, "soaking"), (1, "inconclusive")):
-            clock.advance(away_s)
-            agent.tick()
-            assert state(agent, arc) == ends
-        assert verdict(agent, arc)["reason"] == "the store has been away for a day"
-
     def test_it_is_not_rolled_back_where_the_policy_forbids_it_by_then(self, agent, store, worse, soak, no_auto):
         """The mode was left while the store was away: its value stays, the verdict says why, a person may do it."""
         no_auto()
