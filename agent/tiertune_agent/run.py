@@ -224,9 +224,9 @@ class Agent:
         soaking = self.history.decisions.in_state(State.SOAKING)
         self.history.retention.fold(now)
         keep = max((self._keep, *(2 * (now - one.made_at) for one in soaking)))  # a spell as long before
+        self.history.retention.prune(now, keep)  # first: of a store that is forgotten all that is left goes at once
         if not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
             self.history.retention.forget(now, keep, {*self.collector.addresses, *self.observer.addresses})
-        self.history.retention.prune(now, keep)
 
     def close(self) -> None:
         self.collector.close()

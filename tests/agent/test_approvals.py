@@ -64,6 +64,19 @@ def test_an_approval_that_does_not_reach_its_store_says_why(agent, proposed, sto
     assert "503" not in made.reason
 
 
+def test_a_person_is_obeyed_whatever_the_token_is_called(agent, proposed, store, rounds):
+    """These are the agent's own names: what it does by itself obeys the mode and a freeze, what people command not."""
+    agent.history.journal.freeze("release", "ops", agent.now(), None)
+    with store.deaf():
+        assert agent.changes.approve(1, "policy").state == "approved"
+    rounds(1)
+    assert (proposed.get(1).approved_by, fetch(store)) == ("policy (a person)", "off")
+    with store.deaf():
+        agent.changes.rollback(1, "verdict")
+    rounds(1)
+    assert (proposed.get(1).state, fetch(store)) == ("rolled_back", "on")
+
+
 def test_a_store_that_is_away_is_asked_once_in_a_round(agent, proposed, store, clock, monkeypatch):
     """Its counters are; what is under way there waits: else the changes of a lost rack would hold up all others."""
     agent.changes.approve(1, "anna")

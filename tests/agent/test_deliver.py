@@ -212,3 +212,23 @@ def test_who_gets_the_address_of_one_that_left_hears_no_wish_for_it(agents, cloc
     for _ in range(2):
         rounds("there", "gone")
     assert not gone.bypass
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_of_two_wishes_that_differ_bypass_stands(agents, store, on):
+    """One of the store, one of whoever is at its address: it is told one of them, and the other is gone."""
+    agent, told, answer = agents(), [], store.post_bypass
+    agent.tick()
+    agent.history.wish_bypass("host-a", on=on)
+    agent.history.wishes.keep("http://host-a:7410", on=not on)
+
+    def hear(request):
+        told.append(request.content)
+        return answer(request)
+
+    store.post_bypass = hear
+    assert agent.operators.deliver() == {"host-a": "ok"}
+    assert agent.operators.deliver() == {}
+    assert (store.bypass, len(told)) == (True, 1)
+    assert agent.history.wishes.of(["http://host-a:7410"]) == {}
+    assert [(one.pending_bypass, one.tuning["bypass"]) for one in agent.history.stores()] == [(None, True)]

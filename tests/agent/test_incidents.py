@@ -4,6 +4,7 @@ import ast
 from dataclasses import replace
 from datetime import timedelta
 from inspect import getsource
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,10 +15,12 @@ from agent.fakes import window as told_of
 from agent.test_actuator import DECISION
 from pages import ROOT
 from tiertune_agent.fields import replaced
+from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.incidents import detectors
 from tiertune_agent.incidents.detectors import PROBE_BYTES, Sight, incidents
+from tiertune_agent.incidents.seen import SeenWindows
 from tiertune_agent.incidents.watch import TROUBLES
-from tiertune_agent.records import Snapshot, State, Target
+from tiertune_agent.records import Snapshot, State, Target, total
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.catalogue import BY_NAME
 from tiertune_connector.slower.lane import MAX_PROBE_BYTES
@@ -166,6 +169,20 @@ class TestVainKnobs:
         assert "accepted without effect" in told(decisions=[failed])["knob_without_effect"]
         assert told(decisions=[failed, replace(MADE, after="on")]) == {}
         assert told(decisions=[failed], tuning=replaced(TUNING, failed.field, failed.after)) == {}
+
+    def test_a_later_change_that_was_refused_hides_nothing(self):
+        """The store runs another algorithm than the one before set, which stands."""
+        tuning = replaced(TUNING, self.EVICTION.field, "arc")
+        refused = replace(self.EVICTION, state=State.FAILED, before="arc", after="s3fifo", reason="the store refused")
+        message = told(tuning=tuning, decisions=[self.EVICTION, refused])["knob_without_effect"]
+        assert "the pool still runs lru" in message
+
+    def test_a_split_is_told_of_the_store_that_it_had_no_effect_on(self):
+        """What it set elsewhere was set back, and had its effect."""
+        reason = "it pays; host-b dram: accepted without effect: it reads back as 1; what was made of it was set back"
+        failed = replace(self.SIZE, state=State.FAILED, evidence={"split": [{}]}, reason=reason, after=7)
+        assert told(decisions=[failed]) == {}
+        assert "knob_without_effect" in told(decisions=[replace(failed, reason=reason.replace("host-b", "host-a"))])
 
 
 class TestThrash:
@@ -332,3 +349,14 @@ def test_what_a_split_emptied_and_a_later_one_left_out_is_not_called_unused(agen
         clock.advance(600)
     rounds(1)
     assert "tier_unused" not in wrong(agent)
+
+
+def test_windows_that_could_not_be_read_are_read_again(agent, clock, rounds, monkeypatch):
+    """The database was away when an agent began to lead: the last hour still counts when it is back."""
+    rounds(2)
+    seen = SeenWindows(agent.history, clock.now)
+    with monkeypatch.context() as patch:
+        patch.setattr(agent.history.measured, "store_windows", Mock(side_effect=DatabaseError("gone")))
+        with pytest.raises(DatabaseError):
+            seen.heard([], ["host-a"])
+    assert total(seen.heard([], ["host-a"])["host-a"], "prompt_tokens_total")

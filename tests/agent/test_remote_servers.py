@@ -147,6 +147,25 @@ def test_what_cannot_be_set_back_is_told(remote, raws, servers, monkeypatch):
     assert each(raws) == [30 * MB, 64 * MB, 64 * MB]
 
 
+def test_one_that_may_have_been_set_is_set_back_with_the_others(remote, raws, monkeypatch):
+    """Its answer was lost: the sum would be neither the old nor the new one, and the decision would just expire."""
+    last = remote._servers[2]
+    real = last.set
+
+    def lost(name, value):
+        real(name, value)
+        if value == 30 * MB:
+            raise redis.TimeoutError("no answer")
+
+    monkeypatch.setattr(last, "set", lost)
+    with pytest.raises(httpx.ReadTimeout, match="no answer; the servers set before it were set back"):
+        change(remote, capacity_bytes=90 * MB)
+    assert each(raws) == [64 * MB] * 3
+    monkeypatch.setattr(last, "set", Mock(side_effect=redis.ConnectionError("gone")))
+    with pytest.raises(httpx.ConnectError, match=f"could not be set back \\(gone\\): its maxmemory may be {30 * MB}"):
+        change(remote, capacity_bytes=90 * MB)
+
+
 def test_one_that_is_away_is_trouble_by_name_and_nothing_is_set(servers, raws):
     """A remote of which a part is unknown is not managed meanwhile."""
     with redis_server() as other:

@@ -1,4 +1,4 @@
-"""Weekly reviews in the loop: whether a decision that stands still pays."""
+"""Weekly reviews in the loop: whether a decision that stands still pays; and a verdict that was held up for days."""
 
 import pytest
 from sqlalchemy import Engine, event
@@ -86,3 +86,18 @@ def test_what_does_not_stand_is_not_reviewed(agent, store, clock, arc, soak):
     clock.advance(8 * 86400)
     soak(1, 500, 600)
     assert reviews(agent, arc) == []
+
+
+def test_a_store_that_is_missed_once_while_a_verdict_waits_is_not_away(agent, store, clock, arc, soak):
+    """A freeze over days holds the rollback: the day of patience begins when the store was last heard."""
+    agent.history.journal.freeze("release", "ops", clock.now(), None)
+    soak(6, 600, 500)
+    clock.advance(2 * 86400)
+    agent.tick()
+    store.up = False
+    for away_s, ends in ((15, "soaking"), (86400 - 16, "soaking"), (1, "inconclusive")):
+        clock.advance(away_s)
+        agent.tick()
+        assert agent.history.decisions.get(arc.id).state == ends
+    (verdict,) = agent.history.verdicts.of(arc.id)
+    assert verdict["reason"] == "the store has been away for a day"

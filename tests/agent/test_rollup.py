@@ -205,6 +205,16 @@ def test_pruning_reads_no_table_whole(history):
         assert not any(f"SCAN {table}" in plans for table in ("windows", "stage_windows", "hours", "prospects"))
 
 
+def test_no_statement_prunes_weeks(history):
+    """After `keep` was lowered: it would take longer than any may, fail, and be tried again for ever."""
+    remember(history, *(window(at) for at in every(60, after(days=30))))
+    history.retention.sum_up(after(days=31))
+    gone, cursors = [], "after_cursor_execute"
+    event.listen(history._engine, cursors, lambda *told: gone.append(told[1].rowcount * told[2].startswith("DELETE")))
+    assert history.retention.prune(after(days=31), timedelta(hours=6)) == sum(gone)
+    assert max(gone) <= 24
+
+
 def test_ageing_asks_as_often_for_many_stores_as_for_one(history):
     """Of the names that an autoscaled fleet had within a fortnight most have nothing to sum up, to fold or to drop."""
 

@@ -9,6 +9,7 @@ from agent.fakes import START, after
 from agent.whatif_fleet import Fleet, chain, exact_rest, many
 from tiertune_agent.collector.samples import Answer, Header
 from tiertune_agent.collector.sampling import GHOST_KEYS, Handout, hot_set
+from tiertune_agent.collector.schema import MOST
 from tiertune_agent.whatif.fleet import Pace
 from tiertune_connector.whatif.chain import Shape
 
@@ -28,9 +29,9 @@ def test_a_large_fleet_is_sampled_and_its_prospects_are_near():
         assert prospect.costs[str(shape)] == pytest.approx(exact_rest(warm, requests, shape), rel=0.05), shape
 
 
-def answer(rate=1.0, candidates=None):
+def answer(rate=1.0, candidates=None, version=7):
     """Of a store that samples at this rate."""
-    return Answer("a", "http://a", Header("b", 0, rate, 0, 7, 0, 0, 0.0, {}, candidates or {}), [], {}, 0)
+    return Answer("a", "http://a", Header("b", 0, rate, 0, version, 0, 0, 0.0, {}, candidates or {}), [], {}, 0)
 
 
 def paced(told, chunks):
@@ -108,6 +109,14 @@ def test_another_agent_goes_on_from_the_stores_version():
     fleet.round()
     assert {host.observer.sampling.version for host in fleet.hosts} == {42}
     assert {host.observer.sampling.rate for host in fleet.hosts} == {0.5}
+
+
+@pytest.mark.parametrize(("versions", "next_one"), [((int(MOST) - 1, 7), 8), ((int(MOST) - 1,), 1), ((0,), 1)])
+def test_a_version_that_no_fleet_reaches_is_not_followed(versions, next_one):
+    """One more, handed out to all, would be nonsense from every store: no size could be weighed any more."""
+    handout = Handout(lambda _: None)
+    handout.round([answer(version=one) for one in versions], START, chunks=100.0, chunks_per_s=None)
+    assert handout.current.version == next_one
 
 
 def test_hot_keys_stay_while_they_are_nearly_hot():

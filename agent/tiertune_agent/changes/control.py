@@ -62,7 +62,7 @@ class ChangeControl:
                 reason = f"{decision.reason}; approved too late: {part.field} of {part.target.store} has changed since"
                 self._decisions.move(decision, State.EXPIRED, now=self._now(), reason=reason)
                 raise Refused(f"decision {number} has expired: {part.field} is no longer {part.before}")
-        return self._make(decision, who, None)
+        return self._make(decision, _person(who), None)
 
     def reject(self, number: int, who: str) -> Decision:
         """Reject a proposed change. Raises Unknown, or Refused if it is no longer proposed."""
@@ -79,7 +79,7 @@ class ChangeControl:
         decision = self._known(number)
         if decision.state not in STANDING:
             raise Refused(f"decision {number} is {decision.state}: there is nothing to roll back")
-        rolled, why = self.roll_back(decision, who, f"rolled back by {who}", {})
+        rolled, why = self.roll_back(decision, _person(who), f"rolled back by {who}", {})
         if why:
             raise Refused(f"decision {number} cannot be rolled back: {why}")
         return rolled
@@ -186,6 +186,11 @@ class ChangeControl:
         wish = {"key": uuid.uuid4().hex, "by": POLICY, "at": self._now().isoformat(), "reason": reason, "ends": ends}
         wished = self._decisions.undo(decision, wish)
         return self._undo(wished)[0] if wished else decision
+
+
+def _person(who: str) -> str:
+    """The author of what a person commanded; whatever a token is called, it is not taken for the agent."""
+    return f"{who} (a person)" if who in {POLICY, VERDICT} else who
 
 
 def unmakeable(decision: Decision) -> str:

@@ -160,8 +160,9 @@ class Judge:
             return None
         if snapshot is None:
             why = self._gone(decision.target, this)
-            if not why and now >= until + PATIENCE:
-                why = "the store has been away since the soak"
+            since = self._away_since(decision.target, this, until)
+            if not why and now >= since + PATIENCE:
+                why = f"the store has been away {'since the soak' if since == until else 'for a day'}"
             return Verdict(State.INCONCLUSIVE, why, {}) if why else None
         found = in_force(snapshot.tuning, decision.field)
         if found != decision.after:
@@ -178,6 +179,11 @@ class Judge:
             return "" if this.managed else "the remote is not managed any more"
         there = this.missing or target.store in {store.name for store in self._history.stores()}
         return "" if there else "the store is none of the fleet's any more"
+
+    def _away_since(self, target: Target, this: Round, until: datetime) -> datetime:
+        """When all that has the target last answered, if that is known and after the soak: its verdict may wait."""
+        rows = [self._history.store(name) for name in (target.store, *(this.missing if target == SPLIT else ()))]
+        return max(until, min(row.last_seen if row else until for row in rows))
 
     def _weighed(self, decision: Decision, trial: Trial | Spells, this: Round) -> Verdict:
         return weigh(trial, worse_by=this.rule(decision.target).guard.roll_back_if_worse_by)

@@ -25,6 +25,8 @@ GHOST_KEYS = 8192
 SAMPLES_PER_S = 1000.0
 """Most samples of the whole fleet per second."""
 LEAST_RATE = 2.0**-14
+NEWEST = 1 << 59
+"""A store that tells this version or a later one is not followed: soon nobody could read a store that has ours."""
 _SLACK = 4
 """A rate that is off by less than this factor stays, as a new rate restarts the simulations."""
 
@@ -60,9 +62,10 @@ class Handout:
         """
         if not answers:
             return
-        newest = max((answer.header for answer in answers), key=attrgetter("hot_version"))
-        rate = self._rate(chunks, chunks_per_s, newest.rate if newest.hot_version else None)
-        sampling = self.current = self._renewed(answers, at, rate, newest.hot_version)
+        told = [answer.header for answer in answers if 0 < answer.header.hot_version < NEWEST]
+        newest = max(told, key=attrgetter("hot_version"), default=None)
+        rate = self._rate(chunks, chunks_per_s, newest.rate if newest else None)
+        sampling = self.current = self._renewed(answers, at, rate, newest.hot_version if newest else 0)
         behind = [answer.url for answer in answers if answer.header.hot_version != sampling.version]
         at_once(partial(self._tell, sampling=sampling), behind)
 

@@ -18,6 +18,8 @@ HOURS_AT_ONCE = 200
 DAYS_AT_ONCE = 400
 """Days folded by one call."""
 FORTNIGHT, YEAR = timedelta(days=14), timedelta(days=366)
+AT_ONCE = timedelta(hours=6)
+"""Time whose windows one statement drops: weeks of them take longer than it may, and nothing else is written then."""
 
 
 class Retention(OfHistory):
@@ -69,11 +71,21 @@ class Retention(OfHistory):
             for store in self._stores(StoreRow.name, _any(kind, kind.start < before, *summed)):
                 with self._session() as session:
                     until = session.get_one(StoreRow, store).summed_until if summed else None
-                    dropped += _drop(session, kind, kind.store == store, kind.start < min(before, until or before))
+                dropped += self._shed(kind, store, min(before, until or before))
         with self._session() as session:
             dropped += _drop(session, ProspectRow, ProspectRow.start < fortnight)
             dropped += _drop(session, AnswerRow, AnswerRow.at < fortnight)
         return dropped
+
+    def _shed(self, kind: type[WindowRow | StageWindowRow | HourRow], store: str, before: datetime) -> int:
+        """Drop the store's rows that began before that time, the oldest first; returns how many went."""
+        old, dropped = (kind.store == store, kind.start < before), 0
+        while True:
+            with self._session() as session:
+                first = session.scalar(select(kind.start).where(*old).order_by(kind.start).limit(1))
+                if first is None:
+                    return dropped
+                dropped += _drop(session, kind, *old, kind.start < first + AT_ONCE)
 
     def _repeat(
         self, step: Callable[[Session, StoreRow, datetime], bool], until: datetime, stores: Sequence[str], most: int

@@ -135,15 +135,22 @@ def _never_long_enough(sight: Sight) -> Iterator[str]:
 
 def vain_knobs(sight: Sight) -> Iterator[str]:
     """Decisions that a store accepted, but does not follow."""
-    last = {decision.field: decision for decision in sight.decisions}
+    told = [one for one in sight.decisions if one.state != State.FAILED or _vain(one)]  # others changed nothing
+    last = {decision.field: decision for decision in told}
     for decision in last.values():
         when = decision.applied_at or decision.updated_at
         follows = in_force(sight.snapshot.tuning, decision.field) == decision.after
-        if decision.state == State.FAILED and "without effect" in decision.reason and not follows:
+        if decision.state == State.FAILED and not follows:
             yield f"decision {decision.id}: {decision.reason}"
         stands = decision.state in STANDING and follows
         if stands and when + GRACE <= sight.now:
             yield from _unfollowed(sight, decision, when)
+
+
+def _vain(failed: Decision) -> bool:
+    """Whether the store accepted it without effect; of a split, the part: what else it set was set back."""
+    part = f"{failed.target}: " if failed.evidence.get("split") else ""
+    return f"{part}accepted without effect" in failed.reason
 
 
 def _unfollowed(sight: Sight, decision: Decision, since: datetime) -> Iterator[str]:

@@ -46,8 +46,9 @@ class SeenWindows:
                 _add(kept, windows)
             elif reads < READ_AT_ONCE:
                 reads += 1
-                kept = self._stores[store] = {}
-                _add(kept, self._history.measured.store_windows(store, since, now))
+                read: dict[Place, Window] = {}
+                _add(read, self._history.measured.store_windows(store, since, now))
+                self._stores[store] = read  # only now: if the database is away, it is read again
         for kept in self._stores.values():
             for place in [place for place in kept if not since - STEP < place[0] <= now]:
                 del kept[place]  # those ahead came before the clock was set back

@@ -136,8 +136,9 @@ class Remote:
                 self._permits = False
                 told = f"{server.name}: {error}{_set_back(made)}" if len(self._servers) > 1 else str(error)
                 return _answer(httpx.codes.UNPROCESSABLE_ENTITY, told)
-            except redis.RedisError as error:
-                raise _away(error, f"{server.name}: {said(error)}{_set_back(made)}") from error
+            except redis.RedisError as error:  # it may have been set all the same; of one server that is seen later
+                doubted = [change] if len(self._servers) > 1 else []
+                raise _away(error, f"{server.name}: {said(error)}{_set_back(made, doubted)}") from error
             made.append(change)
         return _answer(httpx.codes.OK, "")
 
@@ -174,14 +175,16 @@ def _changes(servers: Sequence[RedisServer], held: Sequence[ServerMemory], old: 
             yield server, POLICY, one.policy, new["policy"]
 
 
-def _set_back(made: Sequence[Change]) -> str:
-    """Undo the changes, and say how that went."""
+def _set_back(made: Sequence[Change], doubted: Sequence[Change] = ()) -> str:
+    """Undo the changes, and those of which nobody knows whether they were made; say how that went."""
     told = []
-    for server, name, before, after in reversed(made):
+    for change in reversed((*made, *doubted)):
+        server, name, before, after = change
         try:
             server.set(name, before)
         except redis.RedisError as error:
-            told.append(f"{server.name} could not be set back ({said(error)}): its {name} is {after}")
+            stands = "may be" if change in doubted else "is"
+            told.append(f"{server.name} could not be set back ({said(error)}): its {name} {stands} {after}")
     if told:
         return "; " + "; ".join(told)
     return "; the servers set before it were set back" if made else ""
