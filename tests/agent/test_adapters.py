@@ -286,12 +286,8 @@ def test_lmcaches_l2_is_the_tier_that_its_adapter_makes_it(adapter, tier):
 
 def test_the_example_leaves_unknown_what_is_not_told():
     """A limit of -1 is none, and no errors told are not 0."""
-    assert mapped("kv_exporter").state()["disk"] == {
-        "health": "observed",
-        "reason": "nvme",
-        "resident_bytes": 12 << 20,
-        "capacity_bytes": None,
-    }
+    disk = {"health": "observed", "reason": "nvme", "resident_bytes": 12 << 20, "capacity_bytes": None}
+    assert mapped("kv_exporter").state()["disk"] == disk
     readings = [
         Reading("a", "boot", float(factor), mapped("kv_exporter", scaled(KV_EXPORTER, factor)).rows)
         for factor in (1, 2)
