@@ -52,15 +52,23 @@ QUANTISING = {
     "VLLM_HUMMING_INPUT_QUANT_CONFIG": None,
     "VLLM_MARLIN_INPUT_DTYPE": None,
     "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4": None,
+    "VLLM_ROCM_USE_AITER_MOE_SITUV2": "auto",
+    "VLLM_ROCM_USE_AITER_FP8BMM": True,
+    "VLLM_ROCM_USE_AITER_FP4BMM": True,
     "VLLM_B12X_MOE_FP4_FORCE_A16": False,
+    "VLLM_USE_DEEP_GEMM_E8M0": True,
     "VLLM_CPU_INT4_W4A8": True,
+    "VLLM_XPU_INC_WNA16_BACKEND": "auto",
     "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
+    "VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE": False,
 }
 """Environment variables of vLLM that say how weights, or what they are multiplied with, are quantised; their defaults.
 
 Kernels that are set (`moe_backend`, `linear_backend`) are not told, though some of them quantise activations and some
 do not: engines for prefill and for decode, which are to share, may well have different ones.
 """
+ORDERING = {"VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": False}
+"""Likewise those that say in which order a backend fills a page, where no backend is set and its size is the same."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Files beside a local model's weights; a hub's commit covers them too."""
 
@@ -244,6 +252,7 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
         _device(),
         str(attention.backend),  # those that are set, because each may fill a page in another way
         *([_text(attention.backend_per_kind)] if attention.backend_per_kind else []),
+        *([ordered] if (ordered := _set_by_environment(ORDERING)) else []),
         ".".join(str(vllm.__version__).split(".")[:2]),  # its kernels decide how a page is filled, and say so nowhere
         f"keys {KEYS}",  # here, as every store knows this field
     )
