@@ -94,8 +94,9 @@ def test_what_changes_the_bytes_or_their_keys_is_another_namespace(told, usual, 
         {"cache_config__kv_cache_layout": "BLHNC"},
         {"model_config__model_class_overrides": {"LlamaForCausalLM": "elsewhere:Llama"}},
         {"model_config__code_revision": "other"},
+        {"model_config__model_impl": "transformers"},
     ],
-    ids=["quantised otherwise", "parts in another order", "another class", "another revision of the code"],
+    ids=["quantised otherwise", "parts in another order", "another class", "another revision of the code", "impl"],
 )
 def test_what_fills_a_page_otherwise_is_part_of_it(told, usual, fields):
     """How an engine quantises, beyond the method's name, which many ways have in common; layouts in memory; code."""
@@ -149,6 +150,17 @@ def test_how_a_picked_backend_orders_a_page_is_part_of_it(told, usual, monkeypat
     """AITER's shuffled values lie in pages like those of ROCM_ATTN, which vLLM picks where AITER is not used."""
     monkeypatch.setenv("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "1")
     assert told().kv_layout != usual.kv_layout
+
+
+def test_a_local_models_own_code_is_part_of_it(told, model, tmp_path):
+    """Where it is run: mended beside the same weights, the model computes something else."""
+    folders = [shutil.copytree(model, tmp_path / name) for name in ("old", "same", "new")]
+    for folder, code in zip(folders, ("scale = 1", "scale = 1", "scale = 2"), strict=True):
+        (folder / "modeling_llama.py").write_text(code)
+    old, same, new = (told({"model": str(folder), "trust_remote_code": True}) for folder in folders)
+    assert old == same != new
+    old, same, new = (told({"model": str(folder)}) for folder in folders)
+    assert old == same == new
 
 
 class TestLength:

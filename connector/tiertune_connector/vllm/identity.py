@@ -69,6 +69,8 @@ do not: engines for prefill and for decode, which are to share, may well have di
 """
 ORDERING = {"VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": False}
 """Likewise those that say in which order a backend fills a page, where no backend is set and its size is the same."""
+VLLMS_OWN = ("auto", "vllm")
+"""Values of `model_impl`: Transformers' may order what is in a key otherwise (DeepSeek's, in its rotated part)."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Files beside a local model's weights; a hub's commit covers them too."""
 
@@ -153,9 +155,7 @@ def _known_weights(vllm_config: VllmConfig) -> str:
     if callable(model.hf_overrides):
         return ""
     length = model.max_model_len
-    code = {"revision": model.code_revision, "classes": model.model_class_overrides}
-    other_code = {name: each for name, each in code.items() if each}
-    overrides = [_text(each) for each in (model.hf_overrides, other_code) if each]
+    overrides = [_text(each) for each in (model.hf_overrides, _other_code(model)) if each]
     parts = [own, *overrides, _media(model), _lengths(model, length)]
     if drafts is not None:
         drafter = getattr(drafts, "draft_model_config", None)
@@ -165,6 +165,19 @@ def _known_weights(vllm_config: VllmConfig) -> str:
         if drafter is not None:
             parts.append(_lengths(drafter, length, drafter.max_model_len))
     return " ".join(part for part in parts if part) if own else ""
+
+
+def _other_code(model: Any) -> dict[str, object]:  # noqa: ANN401 (vLLM's ModelConfig)
+    """What runs in place of vLLM's own implementation, or may: a hub's commit covers the code beside its weights."""
+    folders = (Path(each) for each in (model.model, model.hf_config_path) if each and model.trust_remote_code)
+    files = [path for folder in folders for path in sorted(folder.glob("*.py")) if path.is_file()]
+    code = {
+        "revision": model.code_revision,
+        "classes": model.model_class_overrides,
+        "implementation": "" if model.model_impl in VLLMS_OWN else model.model_impl,
+        "files": [f"{path.name} {_digest(path)}" for path in files],
+    }
+    return {name: each for name, each in code.items() if each}
 
 
 def _set_by_environment(usual: Mapping[str, object]) -> dict[str, object]:
