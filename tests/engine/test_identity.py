@@ -106,7 +106,7 @@ def test_what_fills_a_page_otherwise_is_part_of_it(told, usual, fields):
 @pytest.mark.parametrize(
     ("place", "other"),
     [
-        ("tiertune_connector.vllm.identity.KEYS", 1),
+        ("tiertune_connector.vllm.identity.KEYS", 2),
         ("torch.backends.cpu.get_cpu_capability", lambda: "another"),
         ("torch.cpu._is_amx_tile_supported", lambda: not AMX),
     ],

@@ -26,7 +26,7 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.vllm import weights
 
 logger = logging.getLogger(f"vllm.{__name__}")
-KEYS = 2
+KEYS = 3
 """Version of what namespaces and keys tell apart, adapters' too. Raise it whenever they come to tell more: what earlier
 engines stored may lie under keys that now mean other contents."""
 FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "runai_streamer", "instanttensor", "mistral"})
