@@ -54,4 +54,5 @@ class Namespace(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
 
 def tenant_digest(salt: str, secret: bytes) -> bytes:
     """16 bytes that stand for a tenant without revealing its salt (keyed BLAKE2b); empty for no salt."""
-    return hashlib.blake2b(salt.encode(), key=secret[:64], digest_size=16).digest() if salt else b""
+    told = salt.encode(errors="surrogatepass")  # JSON may hold half a character
+    return hashlib.blake2b(told, key=secret[:64], digest_size=16).digest() if salt else b""

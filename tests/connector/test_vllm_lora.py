@@ -46,7 +46,7 @@ def test_equal_contents_share_and_others_do_not(tmp_path):
     assert len(contents(one)) == 16
 
 
-def test_keys_2_of_an_adapter_are_these(adapter):
+def test_keys_3_of_an_adapter_are_these(adapter):
     """Engines of other versions have them too: with anything else here, `vllm/identity.py` raises ``KEYS``.
 
     One that applies it otherwise, only to some modules or in another type, has others.

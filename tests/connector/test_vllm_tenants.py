@@ -22,6 +22,13 @@ def test_the_key_hides_the_salt():
     assert plain.digest("a") == tenant_digest("a", b"")
 
 
+def test_whatever_a_salt_or_key_is_made_of_makes_a_tenant():
+    """JSON may hold half a character, of which vLLM makes keys, too; a variable may hold any bytes."""
+    odd = Tenants("shared", {KEY_VARIABLE: "\udcff"})
+    assert len({odd.digest("\ud800"), odd.digest("\ud801"), odd.digest("a")}) == 3
+    assert odd.digest("a") == tenant_digest("a", b"\xff")
+
+
 @pytest.mark.parametrize(
     ("isolation", "salt", "allowed"),
     [

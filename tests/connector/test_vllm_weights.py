@@ -1,6 +1,7 @@
 """What tells the weights of a model."""
 
 import json
+import os
 import struct
 
 from tiertune_connector.vllm import weights
@@ -50,3 +51,27 @@ def test_a_configuration_in_mistrals_format_is_part_of_it(tmp_path):
 def test_a_folder_without_shards_tells_nothing(tmp_path):
     """Weights that cannot be told are not mistaken for others."""
     assert weights.digest(tmp_path) == ""
+
+
+def test_what_only_has_the_name_of_a_shard_is_none(tmp_path):
+    """vLLM takes the shards that an index names: a folder beside them ended its start, and a pipe would hold it up."""
+    write_shard(tmp_path / "model.safetensors", bytes(4096))
+    alone = weights.digest(tmp_path)
+    (tmp_path / "old.safetensors").mkdir()
+    assert weights.digest(tmp_path) == alone
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    assert weights.digest(tmp_path) == alone
+
+
+def test_of_a_damaged_shard_no_more_is_read_than_of_others(tmp_path):
+    """Its first bytes may say that its header is all of a file that is larger than the host's memory."""
+    shard = tmp_path / "model.safetensors"
+    shard.write_bytes(b"\xff" * 8)
+    os.truncate(shard, 1 << 42)
+    assert len(weights.digest(tmp_path)) == 32
+
+
+def test_names_of_shards_may_be_any_bytes(tmp_path):
+    """As file systems have them: an adapter's folder is read on vLLM's scheduler thread."""
+    write_shard(tmp_path / "old\udcff.safetensors", bytes(4096))
+    assert len(weights.digest(tmp_path)) == 32

@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from e2e.vllm_model import write_model
 from engine.conftest import BLOCK, cache_of, full_attention
 from tiertune_connector.vllm.compat import Engine
-from tiertune_connector.vllm.identity import adapters, adapters_encode, namespace
+from tiertune_connector.vllm.identity import namespace
 
 NAME = {"served_model_name": "llama"}
 AMX = torch.cpu._is_amx_tile_supported()
@@ -94,8 +94,9 @@ def test_what_changes_the_bytes_or_their_keys_is_another_namespace(told, usual, 
         {"cache_config__kv_cache_layout": "BLHNC"},
         {"model_config__model_class_overrides": {"LlamaForCausalLM": "elsewhere:Llama"}},
         {"model_config__code_revision": "other"},
+        {"model_config__model_impl": "transformers"},
     ],
-    ids=["quantised otherwise", "parts in another order", "another class", "another revision of the code"],
+    ids=["quantised otherwise", "parts in another order", "another class", "another revision of the code", "impl"],
 )
 def test_what_fills_a_page_otherwise_is_part_of_it(told, usual, fields):
     """How an engine quantises, beyond the method's name, which many ways have in common; layouts in memory; code."""
@@ -105,7 +106,7 @@ def test_what_fills_a_page_otherwise_is_part_of_it(told, usual, fields):
 @pytest.mark.parametrize(
     ("place", "other"),
     [
-        ("tiertune_connector.vllm.identity.KEYS", 1),
+        ("tiertune_connector.vllm.identity.KEYS", 2),
         ("torch.backends.cpu.get_cpu_capability", lambda: "another"),
         ("torch.cpu._is_amx_tile_supported", lambda: not AMX),
     ],
@@ -130,13 +131,36 @@ def test_what_no_configuration_has_is_part_of_it(told, usual, monkeypatch, place
         ("VLLM_CPU_INT4_W4A8", "0"),
         ("VLLM_B12X_MOE_FP4_FORCE_A16", "1"),
         ("VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4", "1"),
+        ("VLLM_ROCM_USE_AITER_MOE_SITUV2", "a16w4"),
+        ("VLLM_ROCM_USE_AITER_FP8BMM", "0"),
+        ("VLLM_ROCM_USE_AITER_FP4BMM", "0"),
+        ("VLLM_USE_DEEP_GEMM_E8M0", "0"),
+        ("VLLM_XPU_INC_WNA16_BACKEND", "w4a8"),
         ("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "INT4"),
+        ("VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE", "1"),
     ],
 )
 def test_what_the_environment_quantises_is_part_of_it(told, usual, monkeypatch, name, value):
     """No configuration has it: the method is of the same name, the weights and activations are of other types."""
     monkeypatch.setenv(name, value)
     assert told().dtype != usual.dtype
+
+
+def test_how_a_picked_backend_orders_a_page_is_part_of_it(told, usual, monkeypatch):
+    """AITER's shuffled values lie in pages like those of ROCM_ATTN, which vLLM picks where AITER is not used."""
+    monkeypatch.setenv("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "1")
+    assert told().kv_layout != usual.kv_layout
+
+
+def test_a_local_models_own_code_is_part_of_it(told, model, tmp_path):
+    """Where it is run: mended beside the same weights, the model computes something else."""
+    folders = [shutil.copytree(model, tmp_path / name) for name in ("old", "same", "new")]
+    for folder, code in zip(folders, ("scale = 1", "scale = 1", "scale = 2"), strict=True):
+        (folder / "modeling_llama.py").write_text(code)
+    old, same, new = (told({"model": str(folder), "trust_remote_code": True}) for folder in folders)
+    assert old == same != new
+    old, same, new = (told({"model": str(folder)}) for folder in folders)
+    assert old == same == new
 
 
 class TestLength:
@@ -364,19 +388,3 @@ def test_weights_that_cannot_be_told_are_the_engines_own(told, model, tmp_path, 
 def test_an_engine_that_shares_with_none_does_not_share_with_its_next_run(told, unknown):
     """Nor with one on another host that an operator gave the same id: of these, too, nobody knows what they have."""
     assert told(**unknown) != told(**unknown)
-
-
-def test_engines_that_apply_adapters_otherwise_tell_it(configured):
-    """To some modules only, or in another type than the model's; how many adapters there may be does not matter."""
-    lora = {"enable_lora": True, "max_lora_rank": 8}
-    assert adapters(configured()) == adapters(configured(**lora)) == adapters(configured(max_loras=4, **lora)) == ""
-    others = [{"lora_target_modules": ["q_proj"]}, {"lora_target_modules": []}, {"lora_dtype": "bfloat16"}]
-    assert len({adapters(configured(**lora, **other)) for other in others} - {""}) == 3
-    one, other = ({"lora_target_modules": names} for names in (["q_proj", "v_proj"], ["v_proj", "q_proj"]))
-    assert adapters(configured(**lora, **one)) == adapters(configured(**lora, **other))
-
-
-def test_adapters_of_the_vision_tower_encode_images(configured):
-    lora = {"enable_lora": True, "max_lora_rank": 8}
-    told = [adapters_encode(configured(**more)) for more in ({}, lora, {**lora, "enable_tower_connector_lora": True})]
-    assert told == [False, False, True]

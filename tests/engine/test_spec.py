@@ -17,11 +17,13 @@ from tiertune_connector.vllm import compat, regions
 from tiertune_connector.vllm.probes import UnsupportedError
 from tiertune_connector.vllm.spec import TierTuneSpec
 
+TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+
 
 @pytest.fixture
 def specs(configured):
-    """The worker's and the scheduler's spec of one engine."""
-    config = configured(engine_id=f"test-{uuid.uuid4().hex[:8]}", extra={
+    """The first worker's and the scheduler's spec of one engine of two ranks."""
+    config = configured(**TWO_RANKS, engine_id=f"test-{uuid.uuid4().hex[:8]}", extra={
         "socket": "/nowhere/s.sock", "staging": "2MiB", "chunk_tokens": 64, "store_dram": 0, "connect_timeout": 0,
     })  # fmt: skip
     cache = cache_of(config)
@@ -33,12 +35,13 @@ def specs(configured):
 
 @pytest.fixture
 def rank(configured):
-    """Makes the spec of another rank of an engine, with so many layers."""
+    """Makes the spec of the other rank of an engine, with so many layers."""
 
     def make(first: TierTuneSpec, layers: int) -> TierTuneSpec:
-        config = configured(engine_id=first.config.engine_id, extra={
+        config = configured(**TWO_RANKS, engine_id=first.config.engine_id, extra={
             "socket": "/nowhere/s.sock", "staging": "2MiB", "chunk_tokens": 64, "store_dram": 0,
         })  # fmt: skip
+        config.parallel_config.rank = 1
         cache = cache_of(config, {str(number): full_attention() for number in range(layers)})
         return TierTuneSpec(compat.Engine(config, cache).config)
 
@@ -101,6 +104,17 @@ def test_vllms_own_worker_is_watched_over_too(specs, monkeypatch, caplog):
         manager.shutdown()
         worker.shutdown()
     assert "Failed to unlink" not in caplog.text
+
+
+def test_an_engine_with_the_id_of_another_that_starts_is_refused(specs):
+    """Else both would have one region: each found the other's keys and values in its rows."""
+    first, _ = specs
+    worker = first.get_worker(blocks(first))
+    second = TierTuneSpec(first.config)
+    with pytest.raises(UnsupportedError, match="same engine_id"):
+        second.get_worker(blocks(second))
+    assert len(files(first)) == 1, "the first one's is there still"
+    worker.shutdown()
 
 
 @pytest.mark.parametrize("layers", [LAYERS, LAYERS - 1])

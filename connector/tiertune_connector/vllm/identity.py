@@ -26,7 +26,7 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.vllm import weights
 
 logger = logging.getLogger(f"vllm.{__name__}")
-KEYS = 2
+KEYS = 3
 """Version of what namespaces and keys tell apart, adapters' too. Raise it whenever they come to tell more: what earlier
 engines stored may lie under keys that now mean other contents."""
 FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "runai_streamer", "instanttensor", "mistral"})
@@ -52,15 +52,25 @@ QUANTISING = {
     "VLLM_HUMMING_INPUT_QUANT_CONFIG": None,
     "VLLM_MARLIN_INPUT_DTYPE": None,
     "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4": None,
+    "VLLM_ROCM_USE_AITER_MOE_SITUV2": "auto",
+    "VLLM_ROCM_USE_AITER_FP8BMM": True,
+    "VLLM_ROCM_USE_AITER_FP4BMM": True,
     "VLLM_B12X_MOE_FP4_FORCE_A16": False,
+    "VLLM_USE_DEEP_GEMM_E8M0": True,
     "VLLM_CPU_INT4_W4A8": True,
+    "VLLM_XPU_INC_WNA16_BACKEND": "auto",
     "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
+    "VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE": False,
 }
 """Environment variables of vLLM that say how weights, or what they are multiplied with, are quantised; their defaults.
 
 Kernels that are set (`moe_backend`, `linear_backend`) are not told, though some of them quantise activations and some
 do not: engines for prefill and for decode, which are to share, may well have different ones.
 """
+ORDERING = {"VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": False}
+"""Likewise those that say in which order a backend fills a page, where no backend is set and its size is the same."""
+VLLMS_OWN = ("auto", "vllm")
+"""Values of `model_impl`: Transformers' may order what is in a key otherwise (DeepSeek's, in its rotated part)."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Files beside a local model's weights; a hub's commit covers them too."""
 
@@ -145,9 +155,7 @@ def _known_weights(vllm_config: VllmConfig) -> str:
     if callable(model.hf_overrides):
         return ""
     length = model.max_model_len
-    code = {"revision": model.code_revision, "classes": model.model_class_overrides}
-    other_code = {name: each for name, each in code.items() if each}
-    overrides = [_text(each) for each in (model.hf_overrides, other_code) if each]
+    overrides = [_text(each) for each in (model.hf_overrides, _other_code(model)) if each]
     parts = [own, *overrides, _media(model), _lengths(model, length)]
     if drafts is not None:
         drafter = getattr(drafts, "draft_model_config", None)
@@ -157,6 +165,19 @@ def _known_weights(vllm_config: VllmConfig) -> str:
         if drafter is not None:
             parts.append(_lengths(drafter, length, drafter.max_model_len))
     return " ".join(part for part in parts if part) if own else ""
+
+
+def _other_code(model: Any) -> dict[str, object]:  # noqa: ANN401 (vLLM's ModelConfig)
+    """What runs in place of vLLM's own implementation, or may: a hub's commit covers the code beside its weights."""
+    folders = (Path(each) for each in (model.model, model.hf_config_path) if each and model.trust_remote_code)
+    files = [path for folder in folders for path in sorted(folder.glob("*.py")) if path.is_file()]
+    code = {
+        "revision": model.code_revision,
+        "classes": model.model_class_overrides,
+        "implementation": "" if model.model_impl in VLLMS_OWN else model.model_impl,
+        "files": [f"{path.name} {_digest(path)}" for path in files],
+    }
+    return {name: each for name, each in code.items() if each}
 
 
 def _set_by_environment(usual: Mapping[str, object]) -> dict[str, object]:
@@ -244,6 +265,7 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
         _device(),
         str(attention.backend),  # those that are set, because each may fill a page in another way
         *([_text(attention.backend_per_kind)] if attention.backend_per_kind else []),
+        *([ordered] if (ordered := _set_by_environment(ORDERING)) else []),
         ".".join(str(vllm.__version__).split(".")[:2]),  # its kernels decide how a page is filled, and say so nowhere
         f"keys {KEYS}",  # here, as every store knows this field
     )

@@ -137,7 +137,7 @@ class AdapterDigests:
         folder = Path(adapter.lora_path)
         try:
             folder = Path(os.path.expanduser(folder))  # noqa: PTH111 (Path's raises for a user that is none)
-            shards = tuple(sorted(folder.glob("*.safetensors"))) if (folder / READ).is_file() else ()
+            shards = tuple(weights.shards(folder)) if (folder / READ).is_file() else ()
         except (OSError, ValueError):
             shards = ()
         files = (folder, folder / CONFIG, *shards)

@@ -127,7 +127,8 @@ NEEDS = {
     },
     "config/model.py": {
         "ModelConfig": (
-            "runner_type is_prefix_caching_supported is_diffusion use_mla code_revision model_class_overrides"
+            "runner_type is_prefix_caching_supported is_diffusion use_mla code_revision model_class_overrides "
+            "model_impl trust_remote_code"
         )
     },
     "config/vllm.py": {

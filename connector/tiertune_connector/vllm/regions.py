@@ -9,11 +9,13 @@ import fcntl
 import logging
 import os
 import re
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tiertune_connector import locks
+from tiertune_connector.vllm.probes import UnsupportedError
 
 logger = logging.getLogger(f"vllm.{__name__}")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where vLLM has its regions)
@@ -35,15 +37,25 @@ def held(own: str, folder: Path = SHARED_MEMORY) -> list[Path]:
     return [path for path in ours if not _is_free(path)]
 
 
-def hold(descriptor: int) -> None:
-    """Hold the region whose file is open as ``descriptor``, until that is closed.
+def hold(descriptor: int, rank: int = 0) -> None:
+    """Hold the region whose file is open as ``descriptor``, as a rank of its engine, until that is closed.
 
     PermissionError if another user made the file before this engine could, and so could read all that goes through it.
+    UnsupportedError if another engine with the same id holds it as that rank: both would write into the same rows.
     """
+    path = Path(f"/proc/self/fd/{descriptor}").readlink()
     if os.fstat(descriptor).st_uid != os.getuid():
-        path = Path(f"/proc/self/fd/{descriptor}").readlink()
         raise PermissionError(f"TierTune: {path}, for staging, is another user's: remove it, or use another engine_id")
     fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:  # a lock of the open file: a process would lose its own whenever it closes the file elsewhere
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, rank, 1, 0))
+    except BlockingIOError:
+        raise UnsupportedError(
+            f"TierTune: {path}, for staging, is that of another engine on this host which starts with the same"
+            " engine_id: give each its own, or leave it out"
+        ) from None
+    except OSError:  # a kernel without such locks, as of a sandbox
+        pass
 
 
 def sweep(folder: Path = SHARED_MEMORY) -> list[Path]:

@@ -51,7 +51,7 @@ class TierTuneSpec(TieringOffloadingSpec):
 
     def create_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         worker = super().create_worker(kv_caches)
-        _keep(worker._mmap_region)  # noqa: SLF001 (made by vLLM)
+        _keep(worker._mmap_region, self.config.parallel.rank)  # noqa: SLF001 (made by vLLM)
         return worker
 
     def _cpu_worker(self, kv_caches: CanonicalKVCaches) -> CPUWorker:
@@ -62,13 +62,13 @@ class TierTuneSpec(TieringOffloadingSpec):
             kv_bytes_per_chunk=self.kv_bytes_per_chunk,
             cpu_page_size=self.cpu_page_size_per_worker,
         )
-        _keep(region)
+        _keep(region, self.config.parallel.rank)
         return CPUWorker(kv_caches, region, self.blocks_per_chunk)
 
 
-def _keep(region: SharedOffloadRegion) -> None:
-    """Hold the region while this rank lives; its cleanup does not mind that the scheduler's side unlinks the file."""
-    regions.hold(region.fd)
+def _keep(region: SharedOffloadRegion, rank: int) -> None:
+    """Hold the region while ``rank`` lives; its cleanup does not mind that the scheduler's side unlinks the file."""
+    regions.hold(region.fd, rank)
     region.cleanup = partial(_cleanup, region)
 
 

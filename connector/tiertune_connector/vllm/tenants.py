@@ -1,5 +1,6 @@
 """Which tenant a request belongs to. Imports no vLLM."""
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Literal
@@ -16,7 +17,7 @@ class Tenants:
     def __init__(self, isolation: Literal["shared", "require_salt"], environment: Mapping[str, str]) -> None:
         """Its key makes a digest useless to whoever guesses salts; engines of a fleet have the same one."""
         self._isolation = isolation
-        key = environment.get(KEY_VARIABLE, "").encode()
+        key = os.fsencode(environment.get(KEY_VARIABLE, ""))
         self._digest = lru_cache(_REMEMBERED)(partial(tenant_digest, secret=key))
 
     def digest(self, salt: str | None) -> bytes:

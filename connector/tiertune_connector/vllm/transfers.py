@@ -284,7 +284,8 @@ class Transfers:
         if not self._move(job, copying=True):
             self._client.abort(_given(reply))
             return
-        wanted = [(slot, chunk) for slot, chunk in zip(reply.slots, job.chunks, strict=True) if slot is not None]
+        aligned = list(zip(reply.slots, job.chunks, reply.reasons, strict=True))
+        wanted = [(slot, chunk) for slot, chunk, _ in aligned if slot is not None]
         slots = [slot for slot, _ in wanted]
         job.reasons = reply.reasons
         try:

@@ -1,11 +1,14 @@
 """Which weights a model or an adapter has, identified by its files. Imports no vLLM."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 HEAD_TAIL_BYTES = 64 * 1024
+MOST_HEADER_BYTES = 100_000_000
+"""Of a safetensors file, by its format."""
 SAMPLES = 64
 SAMPLE_BYTES = 4096
 CONFIG = "config.json"
@@ -18,8 +21,13 @@ def digest(folder: Path) -> str:
 
     Empty if ``folder`` has no such shard: then nothing is known of the weights.
     """
-    shards = sorted(folder.glob("*.safetensors"))
-    return digest_of(folder / CONFIG, shards).hex() if shards else ""
+    found = shards(folder)
+    return digest_of(folder / CONFIG, found).hex() if found else ""
+
+
+def shards(folder: Path) -> list[Path]:
+    """The safetensors files in ``folder``, in order; nothing else that is named so."""
+    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
 
 
 def digest_of(config: Path, shards: Sequence[Path]) -> bytes:
@@ -39,11 +47,11 @@ def _shard(path: Path) -> bytes:
     """Name, size, header (its length is in the first eight bytes), head, tail and samples of the payload."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        header_bytes = min(int.from_bytes(file.read(8), "little"), size)
+        header_bytes = min(int.from_bytes(file.read(8), "little"), size, MOST_HEADER_BYTES)
         header_and_head = file.read(header_bytes + HEAD_TAIL_BYTES)
         samples = [_at(file, place * size // SAMPLES, SAMPLE_BYTES) for place in range(1, SAMPLES)]
         tail = _at(file, max(0, size - HEAD_TAIL_BYTES), HEAD_TAIL_BYTES)
-        return b"\0".join([path.name.encode(), str(size).encode(), header_and_head, *samples, tail])
+        return b"\0".join([os.fsencode(path.name), str(size).encode(), header_and_head, *samples, tail])
 
 
 def _at(file: BinaryIO, start: int, nbytes: int) -> bytes:

@@ -168,6 +168,15 @@ def test_a_store_writes_what_is_wanted_and_then_commits_it(transfers, client, st
     assert int(client.payloads[wanted][0]) == 2
 
 
+def test_a_store_that_says_less_than_it_was_asked_fails_the_job_alone(transfers, client):
+    """One of another version: vLLM's scheduler, which is told of the job, must not end on it."""
+    store(transfers)
+    client.grants(Reserved([None] * 3, ["present"]))
+    job = drained(transfers)
+    assert not job.succeeded
+    assert job.results == ["failed"] * 3
+
+
 def test_a_drain_ends_what_waits_for_the_store(transfers, client):
     """A store that never answers cannot hold the scheduler; slots that it grants later are given back."""
     store(transfers)
