@@ -101,6 +101,11 @@ class TestPage:
         ]  # fmt: skip
         assert (cell.hits.rows, cell.hits.top) == (("rule: 50.0 %",), 100.0)
 
+    def test_hits_stand_before_what_was_recomputed(self):
+        """Also those of a tier that the first run did not have."""
+        other = run(1.0, hit_tokens={"gpu": 0, "dram": 300, "disk": 100, "remote": 100})
+        assert played(baseline=run(1.0), rule=other).kinds == ["dram", "disk", "remote", "recomputed"]
+
     def test_several_replays_are_one_page_with_a_table(self):
         """Each cell has its sections, and a row that leads there; a run that it lacks is a dash."""
         page = Page(report([played(baseline=run(1.0), rule=run(0.9)), played(rule=run(0.5))]))

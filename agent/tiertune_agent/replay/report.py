@@ -122,8 +122,9 @@ class Played:
 
     @property
     def kinds(self) -> list[str]:
-        """Where any run's tokens came from."""
-        return list(dict.fromkeys(name for run in self.runs for name in run.parts))
+        """Where any run's tokens came from, the nearest first; what was recomputed is last."""
+        told = {name for run in self.runs for name in run.parts}
+        return [name for name in (*HIT_IN, "recomputed") if name in told]
 
     @property
     def hits(self) -> Bars:
@@ -139,7 +140,7 @@ class Played:
             top=100.0,
         )
 
-    @property
+    @cached_property
     def tuned(self) -> Tuned | None:
         """None if it was not played."""
         run = self.document["runs"].get("tuned")
