@@ -39,7 +39,7 @@ class Link:
 
 
 class Beliefs:
-    """Production's cost estimator, one per node, which learns from probes and from the node's own loads.
+    """Production's cost estimator of one node, which learns from probes and from the node's own loads.
 
     The scenario tells the latency and the handling, so the bandwidth is learned from the seconds beyond them, however
     few: in production those that hardly exceed the latency are noise.
@@ -49,48 +49,41 @@ class Beliefs:
     down: its breaker is open then.
     """
 
-    def __init__(self, link: Link, nodes: int, chunk_bytes: int) -> None:
+    def __init__(self, link: Link, chunk_bytes: int) -> None:
         self._link, self._chunk_bytes = link, chunk_bytes
-        bytes_per_s = link.spec.bytes_per_s
-        self._costs = [FetchCost(t0_s=0.0, handling=False, bytes_per_s=bytes_per_s) for _ in range(nodes)]
-        self._probed = [0] * nodes
-        self._loads: list[list[tuple[float, int, int, float]]] = [[] for _ in range(nodes)]
+        self._cost = FetchCost(t0_s=0.0, handling=False, bytes_per_s=link.spec.bytes_per_s)
+        self._due = [(link.spec.probe_s, 1, 1, 0.0)]
+        """A heap of what will count: when, the span that begins then if a probe does (0: a load), chunks, seconds."""
 
-    def estimate(self, node: int, at_s: float, queue_s: float = 0.0) -> FetchEstimate:
+    def estimate(self, at_s: float, queue_s: float = 0.0) -> FetchEstimate:
         """The estimate of the node's store at that time, for a fetch behind ``queue_s`` seconds of other transfers.
 
-        Times must not decrease from call to call for one node.
+        Times must not decrease from call to call.
         """
-        self._learn(node, at_s)
-        estimate = self._costs[node].estimate(at_s, queue_s)
+        self._learn(at_s)
+        estimate = self._cost.estimate(at_s, queue_s)
         assert estimate is not None  # it starts at the nominal bandwidth
         spec = self._link.spec
         return msgspec.structs.replace(estimate, t0_s=spec.latency_s, per_chunk_s=spec.per_chunk_s)
 
-    def observed(self, node: int, at_s: float, chunks: int, nbytes: int, seconds: float) -> None:
+    def observed(self, at_s: float, chunks: int, seconds: float) -> None:
         """Note that a load of the node used the link from ``at_s`` on for ``seconds``, its wait before not included."""
         piece_s = max(PIECE_S, seconds * PIECE_CHUNKS / chunks)
-        heappush(self._loads[node], (at_s + min(seconds, piece_s), chunks, nbytes, seconds))
+        heappush(self._due, (at_s + min(seconds, piece_s), 0, chunks, seconds))
 
-    def _learn(self, node: int, at_s: float) -> None:
+    def _learn(self, at_s: float) -> None:
         """Observe the probes and loads that count by ``at_s``, in order of time."""
-        cost, loads, probe_s = self._costs[node], self._loads[node], self._link.spec.probe_s
-        spans = int(at_s // probe_s)
-        while self._probed[node] < spans or (loads and loads[0][0] <= at_s):
-            counts_at = (self._probed[node] + 1) * probe_s
-            if loads and loads[0][0] <= min(counts_at, at_s):
-                end_s, chunks, nbytes, seconds = heappop(loads)
-                cost.observe(chunks, nbytes, self._beyond_latency(seconds, chunks), end_s)
-                continue
-            began_s = self._probed[node] * probe_s
-            if not self._link.down(began_s):
-                probe_took = self._link.truth(began_s).seconds(1, self._chunk_bytes)
-                cost.observe(1, self._chunk_bytes, self._beyond_latency(probe_took, 1), counts_at)
-            self._probed[node] += 1
-
-    def _beyond_latency(self, seconds: float, chunks: int) -> float:
         spec = self._link.spec
-        return seconds - spec.per_chunk_s * chunks - spec.latency_s
+        while self._due[0][0] <= at_s:
+            counts_at, span, chunks, seconds = heappop(self._due)
+            if span:
+                heappush(self._due, ((span + 1) * spec.probe_s, span + 1, 1, 0.0))
+                began_s = (span - 1) * spec.probe_s
+                if self._link.down(began_s):
+                    continue
+                seconds = self._link.truth(began_s).seconds(1, self._chunk_bytes)
+            beyond_s = seconds - spec.per_chunk_s * chunks - spec.latency_s
+            self._cost.observe(chunks, chunks * self._chunk_bytes, beyond_s, counts_at)
 
 
 def _fluctuation(spec: LinkSpec, span_s: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:

@@ -74,7 +74,7 @@ class Play:
         self._settings = settings if settings is not None else {}
         self._report = report
         scenario = world.scenario
-        self._beliefs = Beliefs(world.link, scenario.nodes, world.chunk_bytes)
+        self._beliefs = [Beliefs(world.link, world.chunk_bytes) for _ in range(scenario.nodes)]
         self._queueing = scenario.queueing
         queues = scenario.queueing or scenario.routing == "least_loaded"
         self._engines = [PrefillQueue() for _ in range(scenario.engines if queues else 0)]
@@ -147,7 +147,7 @@ class Play:
     def _remote(self, found: ReplayedRequest, queue_s: float) -> FetchEstimate:
         """The cost that the gate assumes for a fetch over the link."""
         if self._chooser != "rule_oracle":
-            return self._beliefs.estimate(self._world.scenario.node(found.engine), found.at_s, queue_s)
+            return self._beliefs[self._world.scenario.node(found.engine)].estimate(found.at_s, queue_s)
         return replace(self._world.link.truth(found.at_s), queue_s=queue_s)
 
     def _fetch(self, found: ReplayedRequest, tiers: Sequence[str]) -> tuple[int, float, float]:
@@ -161,8 +161,7 @@ class Play:
                 self._transfers.add(start_s + took_s)
             fetch_s = remote_s = start_s - found.at_s + took_s
             if took_s:
-                node = self._world.scenario.node(found.engine)
-                self._beliefs.observed(node, start_s, remote, remote * chunk_bytes, took_s)
+                self._beliefs[self._world.scenario.node(found.engine)].observed(start_s, remote, took_s)
                 self.tally.remote_chunks += remote
             else:  # the link is down by then
                 tiers = tiers[: _local(tiers)]

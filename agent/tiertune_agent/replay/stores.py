@@ -59,7 +59,7 @@ class Stores:
         self._period_s, self.window_s = scenario.period_s, scenario.period_s / WINDOWS
         self._chunk_bytes, self._world = replay.chunk_bytes, world
         self._chains, self._offsets = replay.trace.keys, replay.trace.offsets.tolist()
-        self._beliefs = Beliefs(world.link, 1, replay.chunk_bytes)
+        self._beliefs = Beliefs(world.link, replay.chunk_bytes)
         self.costs = Costs(cache(self._prefill_s), {}, margin)
         """What requests pay at the time, by the estimates of a store."""
         total = (start.dram * scenario.nodes + start.remote) * replay.chunk_bytes
@@ -150,7 +150,7 @@ class Stores:
         return seconds
 
     def _learn_costs(self, at_s: float) -> None:
-        estimates = {**self._world.local, "remote": self._beliefs.estimate(0, at_s)}
+        estimates = {**self._world.local, "remote": self._beliefs.estimate(at_s)}
         self.costs.fetch_s = {
             tier: (estimate.t0_s, estimate.per_chunk_s + self._chunk_bytes / estimate.bytes_per_s)
             for tier, estimate in estimates.items()
@@ -173,7 +173,7 @@ class Stores:
         """Add a window of the remote tier. Its estimate comes from probes, not from nodes' loads."""
         ended = [report for known_s, report in self._reports if known_s <= at_s]
         self._reports = [each for each in self._reports if each[0] > at_s]
-        estimate = self._beliefs.estimate(0, at_s)
+        estimate = self._beliefs.estimate(at_s)
         gauges = {
             "fetch_estimate_t0_seconds": estimate.t0_s,
             "fetch_estimate_bytes_per_second": estimate.bytes_per_s,
