@@ -15,9 +15,10 @@ from tiertune_agent.replay.link import Beliefs
 from tiertune_agent.tuners.base import MOST_OF_TIER, TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import Candidates, candidates, typical_candidate
 from tiertune_agent.tuners.tier_size import horizon_s
+from tiertune_connector.catalogue import BY_NAME
+from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import TierReport
-from tiertune_connector.protocol.reporting import gained_s
-from tiertune_connector.store.accounts import LENGTHS
+from tiertune_connector.store.accounts import count_gate
 from tiertune_connector.whatif.chain import ChainGhosts, Costs, SampledRequest, Shape
 from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, halved
 from tiertune_connector.whatif.sampler import Frequent, Sampler, mix
@@ -186,22 +187,16 @@ class Stores:
 
 
 def _gated(reports: Sequence[TierReport], chunk_bytes: int) -> dict[str, float]:
-    """What a store counts of gates that decided about its remote tier."""
-    counts = defaultdict[str, float](float)
+    """What a store counts of gates that decided about its remote tier, as a window of that tier has it."""
+    counters = Counters()
     for told in reports:
-        counts["gate_candidate_requests_total"] += 1
-        counts["gate_candidate_tokens_total"] += told.tokens
-        counts["gate_candidate_bytes_total"] += told.chunks * chunk_bytes
-        if told.fetch_s is not None and told.recompute_s is not None:
-            counts["gate_candidate_seconds_total{kind=fetch}"] += max(0.0, told.fetch_s)
-            counts["gate_candidate_seconds_total{kind=recompute}"] += max(0.0, told.recompute_s)
-        gain_s = gained_s(told)
-        if gain_s is not None:
-            result, length = "saved" if gain_s > 0 else "lost", max(x for x in LENGTHS if x <= told.fetched_tokens)
-            counts[f"{result}_seconds_total"] += abs(gain_s)
-            counts[f"gate_length_requests_total{{tokens={length}}}"] += 1
-            counts[f"gate_length_seconds_total{{tokens={length},result={result}}}"] += abs(gain_s)
-    return counts
+        count_gate(counters, told, chunk_bytes)
+    return {
+        series(name, list(zip(BY_NAME[name].labels, labels, strict=True))[1:]): cells[0]
+        for name, rows in counters.tables().items()
+        for labels, cells in rows.items()
+        if BY_NAME[name].kind == "counter"  # no tuner reads a histogram of these
+    }
 
 
 def _ghost_rate(chunks: int) -> float:

@@ -27,7 +27,7 @@ class Accounts:
     def __init__(self, counters: Counters, store: str, dram: DramTier, model: Callable[[str], str]) -> None:
         """``model`` returns the name of a namespace's model."""
         self._model = model
-        self._add, self._observe = counters.add, counters.observe
+        self._counters, self._add, self._observe = counters, counters.add, counters.observe
         self.writer = writer_id(store)
         """Of the chunks that this store writes."""
         self._dram = dram
@@ -76,29 +76,7 @@ class Accounts:
 
     def gate(self, tier: TierReport, chunk_bytes: int) -> None:
         """What a gate decided about one tier for one request, and what became of it."""
-        add, name = self._add, (tier.tier,)
-        decision = "fetch" if tier.fetched_tokens else "recompute"
-        add("gate_requests_total", (tier.tier, decision, tier.reason if tier.reason in _REASONS else OTHER))
-        add("gate_outcomes_total", (tier.tier, tier.outcome))
-        add("gate_candidate_requests_total", name)
-        add("gate_candidate_tokens_total", name, tier.tokens)
-        add("gate_candidate_bytes_total", name, tier.chunks * chunk_bytes)
-        told = {"fetch": tier.fetch_s, "recompute": tier.recompute_s}
-        known = {kind: max(0.0, seconds) for kind, seconds in told.items() if seconds is not None}
-        for kind, seconds in known.items():
-            self._observe("gate_predicted_seconds", (tier.tier, kind), seconds)
-            if len(known) == len(told):  # the two sums are compared, so they must cover the same requests
-                add("gate_candidate_seconds_total", (tier.tier, kind), seconds)
-        if tier.actual_s is None:  # chosen but never begun: nothing was fetched
-            return
-        add("gate_fetched_tokens_total", name, tier.fetched_tokens)
-        self._observe("gate_actual_seconds", (tier.tier, "fetch"), tier.actual_s)
-        gain_s = gained_s(tier)
-        if gain_s is not None:
-            add("saved_seconds_total" if gain_s > 0 else "lost_seconds_total", name, abs(gain_s))
-            length = str(max(least for least in LENGTHS if least <= tier.fetched_tokens))
-            add("gate_length_requests_total", (tier.tier, length))
-            add("gate_length_seconds_total", (tier.tier, length, "saved" if gain_s > 0 else "lost"), abs(gain_s))
+        count_gate(self._counters, tier, chunk_bytes)
 
     def computed(self, session: Session, key: bytes) -> None:
         """An engine stored a chunk: the chunk stays that engine's when it is found in a slower tier."""
@@ -184,3 +162,30 @@ class Accounts:
         own = engines.count(session.engine)
         counts = {"self": own, "same_host": len(keys) - own - others, "other_host": others}
         return {origin: count for origin, count in counts.items() if count}
+
+
+def count_gate(counters: Counters, tier: TierReport, chunk_bytes: int) -> None:
+    """Count what a gate decided about one tier for one request, and what became of it."""
+    add, observe, name = counters.add, counters.observe, (tier.tier,)
+    decision = "fetch" if tier.fetched_tokens else "recompute"
+    add("gate_requests_total", (tier.tier, decision, tier.reason if tier.reason in _REASONS else OTHER))
+    add("gate_outcomes_total", (tier.tier, tier.outcome))
+    add("gate_candidate_requests_total", name)
+    add("gate_candidate_tokens_total", name, tier.tokens)
+    add("gate_candidate_bytes_total", name, tier.chunks * chunk_bytes)
+    told = {"fetch": tier.fetch_s, "recompute": tier.recompute_s}
+    known = {kind: max(0.0, seconds) for kind, seconds in told.items() if seconds is not None}
+    for kind, seconds in known.items():
+        observe("gate_predicted_seconds", (tier.tier, kind), seconds)
+        if len(known) == len(told):  # the two sums are compared, so they must cover the same requests
+            add("gate_candidate_seconds_total", (tier.tier, kind), seconds)
+    if tier.actual_s is None:  # chosen but never begun: nothing was fetched
+        return
+    add("gate_fetched_tokens_total", name, tier.fetched_tokens)
+    observe("gate_actual_seconds", (tier.tier, "fetch"), tier.actual_s)
+    gain_s = gained_s(tier)
+    if gain_s is not None:
+        add("saved_seconds_total" if gain_s > 0 else "lost_seconds_total", name, abs(gain_s))
+        length = str(max(least for least in LENGTHS if least <= tier.fetched_tokens))
+        add("gate_length_requests_total", (tier.tier, length))
+        add("gate_length_seconds_total", (tier.tier, length, "saved" if gain_s > 0 else "lost"), abs(gain_s))
