@@ -92,7 +92,7 @@ class TestPage:
     def test_stacked_hits_fill_the_bar(self):
         """The tiers' shares follow each other without a gap and end, with what was recomputed, at 100 %."""
         cell = played(rule=run(1.0))
-        (only,) = cell.runs
+        (only,) = cell.runs.values()
         assert [(name, share) for name, (share, _) in only.parts.items()] == [
             ("dram", 30.0), ("remote", 20.0), ("recomputed", 50.0),
         ]  # fmt: skip

@@ -58,16 +58,6 @@ class Run(NamedTuple):
         }
 
 
-class Tuned(NamedTuple):
-    """What the agent did in the run ``tuned``."""
-
-    figures: Json
-    decisions: list[Json]
-    """Oldest first."""
-    split: Chart
-    """The remote share that it chose, over time."""
-
-
 @dataclass(frozen=True)
 class Played:
     """One trace under one scenario: what was played, and what came out."""
@@ -82,34 +72,31 @@ class Played:
     def title(self) -> str:
         return f"{self.document['trace']}, {self.document['scenario']}"
 
-    @cached_property
+    @property
     def reference(self) -> str:
         """The run that gains are relative to: baseline if it was played, else the first."""
         names = list(self.document["runs"])
         return "baseline" if "baseline" in names else names[0]
 
     @cached_property
-    def runs(self) -> list[Run]:
-        """In the order in which they were asked for."""
+    def runs(self) -> dict[str, Run]:
+        """By name, in the order in which they were asked for."""
         documents = self.document["runs"]
         base = documents[self.reference]["ttft_mean_s"]
-        return [
-            Run(name, run, None if name == self.reference else 1 - run["ttft_mean_s"] / base)
+        return {
+            name: Run(name, run, None if name == self.reference else 1 - run["ttft_mean_s"] / base)
             for name, run in documents.items()
-        ]
-
-    def run(self, name: str) -> Run | None:
-        return next((run for run in self.runs if run.name == name), None)
+        }
 
     def width(self, run: Run, figure: str) -> float:
         """One of a run's figures in per cent of the longest."""
-        return float(100 * run.figures[figure] / max(each.figures[figure] for each in self.runs))
+        return float(100 * run.figures[figure] / max(each.figures[figure] for each in self.runs.values()))
 
     @property
     def shown(self) -> Run:
         """The run that the headline is about: the agent's if there is one to hold it against, else the fastest."""
-        tuned = self.run("tuned") if self.reference != "tuned" else None
-        return tuned or min(self.runs, key=lambda run: float(run.figures["ttft_mean_s"]))
+        tuned = self.runs.get("tuned") if self.reference != "tuned" else None
+        return tuned or min(self.runs.values(), key=lambda run: float(run.figures["ttft_mean_s"]))
 
     @property
     def headline(self) -> str:
@@ -123,33 +110,29 @@ class Played:
     @property
     def kinds(self) -> list[str]:
         """Where any run's tokens came from, the nearest first; what was recomputed is last."""
-        told = {name for run in self.runs for name in run.parts}
+        told = {name for run in self.runs.values() for name in run.parts}
         return [name for name in (*HIT_IN, "recomputed") if name in told]
 
     @property
     def hits(self) -> Bars:
         """Where every run's tokens came from, in per cent."""
-        pieces = []
+        pieces, runs = [], self.runs.values()
         for kind in self.kinds:
-            widths, tips = zip(*(run.parts.get(kind, (None, "")) for run in self.runs), strict=True)
+            widths, tips = zip(*(run.parts.get(kind, (None, "")) for run in runs), strict=True)
             pieces.append(Piece(f"part {kind}", widths, tips=tips))
         return Bars(
-            "; ".join(f"{run.name}: {', '.join(told for _, told in run.parts.values())}" for run in self.runs),
-            tuple(f"{run.name}: {100 * run.hit_share:.1f} %" for run in self.runs),
+            "; ".join(f"{run.name}: {', '.join(told for _, told in run.parts.values())}" for run in runs),
+            tuple(f"{run.name}: {100 * run.hit_share:.1f} %" for run in runs),
             tuple(pieces),
             top=100.0,
         )
 
-    @cached_property
-    def tuned(self) -> Tuned | None:
-        """None if it was not played."""
-        run = self.document["runs"].get("tuned")
-        if run is None:
-            return None
+    @property
+    def split(self) -> Chart:
+        """The remote share that the agent chose in the run ``tuned``, over time."""
+        run = self.document["runs"]["tuned"]
         marks = [(one["at_s"], one["reason"]) for one in run["changes"] if one["field"].endswith(BYTES)]
-        split = over_time.step_chart([(float(at), float(share)) for at, share in run["split"]], self.span_s, marks)
-        told = [one | {name: shown(one["field"], one[name]) for name in ("before", "after")} for one in run["changes"]]
-        return Tuned(run, told, split)
+        return over_time.step_chart([(float(at), float(share)) for at, share in run["split"]], self.span_s, marks)
 
     @property
     def facts(self) -> list[str]:
@@ -172,7 +155,7 @@ class Played:
 
 def report(cells: Sequence[Played], command: str = "") -> str:
     """The page; it names ``command`` as the way to make it again."""
-    names = list(dict.fromkeys(run.name for cell in cells for run in cell.runs))
+    names = list(dict.fromkeys(name for cell in cells for name in cell.runs))
     page = _environment().get_template("report.html")
     return page.render(cells=cells, names=names, command=command, many=len(cells) > 1, about=TOLD)
 
@@ -203,6 +186,7 @@ def _environment() -> Environment:
         "duration": format_duration,
         "gain": _gain,
         "figure": lambda value: f"{value:,.4g}",
+        "shown": lambda value, field: shown(field, value),
     }
     made.globals |= {
         "draw": charts.draw,
