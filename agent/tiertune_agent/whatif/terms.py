@@ -1,8 +1,8 @@
 """What requests of one namespace cost on one host, by its store's figures, for simulations of other sizes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.records import Snapshot, Windows, total
@@ -11,31 +11,29 @@ from tiertune_connector.whatif.chain import Costs
 
 UNMEASURED = {"dram": (0.0, 0.0), "disk": (0.0, 0.0), "remote": (1e9, 0.0)}
 """Seconds before the first byte and per chunk, by tier: nothing is fetched from a remote that nobody measured."""
+_LINE = ("overhead_s", "seconds_per_flop", "params", "layers", "width", "step_tokens")
+Prefill = Callable[[int], float]
+"""Seconds to compute so many leading chunks, beyond the overhead of every prefill."""
 
 
-class Prefill(NamedTuple):
-    """``overhead_s`` per step, and seconds per FLOP; a token is 2 P FLOPs, n tokens attend with 2 L d n²."""
+def prefill(pool: Json) -> Prefill | None:
+    """From a store's status of a pool. Other versions may report more, or less; None: something is missing.
 
-    overhead_s: float
-    seconds_per_flop: float
-    params: float
-    layers: int
-    width: int
-    step_tokens: int
+    Each step has its overhead; a token is 2 P FLOPs, n tokens attend with 2 L d n².
+    """
+    line, chunk_tokens = pool.get("prefill"), int(pool.get("chunk_tokens") or 0)
+    told: list[Any] = [line.get(name) for name in _LINE] if isinstance(line, Mapping) else [None]
+    if None in told or not chunk_tokens:
+        return None
+    overhead_s, flop_s, params, layers, width, step_tokens = told
 
-    @classmethod
-    def told(cls, pool: Json) -> "Prefill | None":
-        """From a store's status of a pool. Other versions may report more, or less; None: something is missing."""
-        line = pool.get("prefill")
-        if not isinstance(line, Mapping) or any(line.get(name) is None for name in cls._fields):
-            return None
-        return cls(**{name: line[name] for name in cls._fields})
+    def seconds(chunks: int) -> float:
+        tokens = chunks * chunk_tokens
+        steps = max(1.0, tokens / step_tokens) if step_tokens else 1.0
+        flops = 2 * params * tokens + 2 * layers * width * tokens * tokens
+        return float(overhead_s * steps + flop_s * flops - overhead_s)
 
-    def seconds(self, tokens: int) -> float:
-        """Seconds to compute so many leading tokens, beyond the overhead of every prefill."""
-        steps = max(1.0, tokens / self.step_tokens) if self.step_tokens else 1.0
-        flops = 2 * self.params * tokens + 2 * self.layers * self.width * tokens * tokens
-        return self.overhead_s * steps + self.seconds_per_flop * flops - self.overhead_s
+    return seconds
 
 
 class KnownCosts:
@@ -54,7 +52,7 @@ class KnownCosts:
             if window.tier and first_s is not None and rate:
                 self._fetch.setdefault(snapshot.store, {})[window.tier] = first_s, 1 / rate
         for digest, pool in pools(snapshot.status).items():
-            if line := Prefill.told(pool):
+            if line := prefill(pool):
                 self._lines[digest] = line
         self._heard |= dict.fromkeys((snapshot.store, *pools(snapshot.status)), snapshot.at)
 
@@ -68,14 +66,13 @@ class KnownCosts:
 
     def costs(self, snapshot: Snapshot, namespace: str) -> Costs | None:
         """What requests of a namespace pay on a store; None: not known yet."""
-        prefill, sizes = self._lines.get(namespace), _sizes(read(snapshot.status, f"pools.{namespace}") or {})
-        if prefill is None or sizes is None:
+        prefill_s, nbytes = self._lines.get(namespace), bytes_each(read(snapshot.status, f"pools.{namespace}") or {})
+        if prefill_s is None or not nbytes:
             return None
-        tokens, nbytes = sizes
         margin = float(read(snapshot.tuning, "tiers.remote.margin") or 1.0)
         measured = self._fetch.get(snapshot.store, {})
         fetch_s = UNMEASURED | {tier: (first_s, byte_s * nbytes) for tier, (first_s, byte_s) in measured.items()}
-        return Costs(lambda chunks: prefill.seconds(chunks * tokens), fetch_s, margin)
+        return Costs(prefill_s, fetch_s, margin)
 
 
 def mean_prompt(snapshot: Snapshot, windows: Windows) -> TypicalCandidate | None:
@@ -85,24 +82,17 @@ def mean_prompt(snapshot: Snapshot, windows: Windows) -> TypicalCandidate | None
     """
     requests = nbytes = recompute_s = 0.0
     for namespace, pool in pools(snapshot.status).items():
-        prefill, sizes = Prefill.told(pool), _sizes(pool)
+        prefill_s, chunk_bytes = prefill(pool), bytes_each(pool)
         mine = [window for window in windows if window.namespace == namespace and not window.tier]
         asked = total(mine, "requests_total")
-        if prefill and sizes and asked:
-            tokens, chunk_bytes = sizes
-            chunks = int(total(mine, "prompt_tokens_total") / asked / tokens)
+        if prefill_s and chunk_bytes and asked:
+            chunks = int(total(mine, "prompt_tokens_total") / asked / int(pool["chunk_tokens"]))
             requests += asked
             nbytes += asked * chunks * chunk_bytes
-            recompute_s += asked * prefill.seconds(chunks * tokens)
+            recompute_s += asked * prefill_s(chunks)
     return TypicalCandidate(0, nbytes / requests, recompute_s / requests) if nbytes else None
 
 
 def bytes_each(pool: Json) -> int:
     """Bytes of a chunk with those of other groups of layers, by a store's status of a pool; 0: not told yet."""
     return round(int(pool.get("chunk_bytes") or 0) * float(pool.get("chunks_each") or 1.0))
-
-
-def _sizes(pool: Json) -> tuple[int, int] | None:
-    """Tokens of a chunk, and bytes as of `bytes_each`; None: not told yet."""
-    tokens, nbytes = int(pool.get("chunk_tokens") or 0), bytes_each(pool)
-    return (tokens, nbytes) if tokens and nbytes else None
