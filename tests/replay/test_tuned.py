@@ -16,9 +16,7 @@ from tiertune_agent.replay.stores import Stores
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_agent.replay.tuned import (
     DEFAULT_POLICY,
-    DRAM,
     DRAM_FIELD,
-    DRAM_POOL,
     EVICTION_FIELD,
     ReplayAgent,
     conduct,
@@ -295,9 +293,7 @@ def test_a_verdict_sets_nothing_back_that_was_changed_by_hand_since(trace, monke
         DRAM_FIELD: (TierSize(TierSizeSettings()), own, own // 2),
         EVICTION_FIELD: (EvictionTuner(EvictionSettings()), "lru", "arc"),
     }[field]
-    agent._take(
-        tuner, DRAM if field == DRAM_FIELD else DRAM_POOL, Proposal(field, before, after, "because", {"shape": ""})
-    )
+    agent._take(tuner, Proposal(field, before, after, "because", {"shape": ""}))
     fleet.resize(dram=7)
     fleet.switch("fifo")
     agent.until(400.0)

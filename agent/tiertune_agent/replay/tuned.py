@@ -5,18 +5,19 @@ alike, so one proposal changes every node. Tuners are asked at the end of every 
 more often, as in production; a tier is changed at most once within a period.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tiertune_agent.fields import Json, JsonDict, capacity_field, capacity_of, read, replaced
 from tiertune_agent.policy.budgets import Budgets
-from tiertune_agent.policy.document import Guard, Policy, Rule, rates, rules_for, split_rules
+from tiertune_agent.policy.document import Guard, Policy, Rule, made, rates, rules_for, settings_of, split_rules
 from tiertune_agent.policy.guard import Recent, guard
 from tiertune_agent.records import Made, State, Target
 from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.play import Play, Tally
+from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.stores import BEGIN, KEPT_REMOTE, POOL, STORE, WINDOWS, Stores
 from tiertune_agent.tuners import gate_settings
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
@@ -41,7 +42,14 @@ FETCH_WINDOWS = 2
 """From one look at remote fetches to the next; production's periods stand to each other as much."""
 DRAM_FIELD = capacity_field("dram")
 EVICTION_FIELD = f"pools.{POOL}.dram.eviction"
-DRAM, DRAM_POOL, REMOTE = Target(STORE, "dram"), Target(STORE, "dram", POOL), Target(STORE, "remote")
+DRAM, REMOTE = Target(STORE, "dram"), Target(STORE, "remote")
+TARGETS: Mapping[type[Tuner], Target] = {
+    RemoteFetch: REMOTE,
+    GateTuner: REMOTE,
+    TierSize: DRAM,
+    EvictionTuner: Target(STORE, "dram", POOL),
+}
+"""What each tuner is asked about."""
 
 DEFAULT_POLICY = Policy(
     version=1,
@@ -92,8 +100,7 @@ class ReplayAgent:
         """``start`` are the sizes at first, of the ``fleet`` too; DRAM and remote of them are the budget."""
         scenario = replay.scenario
         self._fleet = fleet
-        rule = _of_split(policy.for_target(Target(STORE, "dram")), scenario.nodes)
-        self._rule = _at_period(rule, scenario.period_s)
+        self._rule = _adapted(policy.for_target(DRAM), scenario)
         self._chunk_bytes, self._nodes, self._period_s = replay.chunk_bytes, scenario.nodes, scenario.period_s
         held = {tier: {"capacity_bytes": getattr(start, tier) * self._chunk_bytes} for tier in TIERS}
         gate = GateSettings()
@@ -151,18 +158,12 @@ class ReplayAgent:
         number = self._ended
         self.stores.close_window(number)
         self._notice()
-        tuners, of_period = self._rule.tuners, number % WINDOWS == 0
+        of_period = number % WINDOWS == 0
         if of_period or (number % FETCH_WINDOWS == 0 and self.stores.news):
             self.stores.news = False
-            fetch, gate = RemoteFetch(tuners.remote_fetch), GateTuner(tuners.remote_fetch)
-            self._act([(fetch, REMOTE), (gate, REMOTE)] if of_period else [(fetch, REMOTE)])
-        asked: list[tuple[Tuner, Target]] = []
-        if number * TierSizeSettings.looks % WINDOWS == 0:
-            asked.append((TierSize(tuners.tier_size), DRAM))
-        if number * EvictionSettings.looks % WINDOWS == 0:
-            asked.append((EvictionTuner(tuners.eviction), DRAM_POOL))
-        if asked:
-            self._act(asked)
+            self._act([RemoteFetch, GateTuner] if of_period else [RemoteFetch])
+        looks = {tuner: settings_of(self._rule, tuner.name).looks for tuner in (TierSize, EvictionTuner)}
+        self._act([tuner for tuner, times in looks.items() if number * times % WINDOWS == 0])
 
     def _notice(self) -> None:
         """Drift: the fleet is not as it was left, so it is taken as it is, and told."""
@@ -179,24 +180,24 @@ class ReplayAgent:
 
     # -- what is done
 
-    def _act(self, asked: Sequence[tuple[Tuner, Target]]) -> None:
+    def _act(self, asked: Sequence[type[Tuner]]) -> None:
         """Judge what has soaked, then ask the tuners of one tier, of which at most one changes something."""
-        tier = asked[0][1].tier
-        self._judge(tier)
-        if self._at_s < self._settled_s[tier]:
-            return
-        for tuner, target in asked:
-            answer = self._ask(tuner, target)
+        for tier in {TARGETS[tuner].tier for tuner in asked}:
+            self._judge(tier)
+            if self._at_s < self._settled_s[tier]:
+                return
+        for tuner in (made(each, self._rule) for each in asked):
+            answer = self._ask(tuner)
             if isinstance(answer, Proposal):
-                self._take(tuner, target, answer)
+                self._take(tuner, answer)
                 return
             self.answers[tuner.name] = {"tuner": tuner.name, "at_s": self._at_s, "reason": answer.reason}
 
-    def _ask(self, tuner: Tuner, target: Target) -> Answer:
-        now = BEGIN + timedelta(seconds=self._at_s)
-        made = [change for change in self.changes if change.target == target and change.tuner == tuner.name]
-        undone = [change.made for change in made if change.state is State.ROLLED_BACK]
-        last = made[-1].made if made else None
+    def _ask(self, tuner: Tuner) -> Answer:
+        now, target = BEGIN + timedelta(seconds=self._at_s), TARGETS[type(tuner)]
+        own = [change for change in self.changes if change.tuner == tuner.name]
+        undone = [change.made for change in own if change.state is State.ROLLED_BACK]
+        last = own[-1].made if own else None
         rules = rules_for(self._rule, tuner.name, target.tier, elsewhere={})
         if tuner.scope == "size":
             sizes = self._rule.tuners.tier_size
@@ -243,7 +244,8 @@ class ReplayAgent:
             return NoChange(f"less than a chunk; {proposal.reason}")
         return replace(proposal, after=after)
 
-    def _take(self, tuner: Tuner, target: Target, proposal: Proposal) -> None:
+    def _take(self, tuner: Tuner, proposal: Proposal) -> None:
+        target = TARGETS[type(tuner)]
         for change in self._soaking(target.tier):
             if change.field == proposal.field:
                 self._end(change, State.INCONCLUSIVE)  # superseded
@@ -359,22 +361,21 @@ def tuned(replay: "Replay", policy: Policy | None = None) -> JsonDict:
     return {**report, "changes": changes, "answers": [*agent.answers.values()], "incidents": agent.incidents}
 
 
-def _of_split(rule: Rule, nodes: int) -> Rule:
-    """The same rules with the budgets of DRAM and remote as bounds: what is split is the scenario's own total."""
-    budgets, sizes = rule.budgets, rule.tuners.tier_size
+def _adapted(rule: Rule, scenario: Scenario) -> Rule:
+    """The same rules with the scenario's period, that of fetches as much shorter as in production.
+
+    The budgets of DRAM and remote are bounds: what is split is the scenario's own total.
+    """
+    budgets, tuners, period_s = rule.budgets, rule.tuners, scenario.period_s
+    sizes = tuners.tier_size
     bounds = {
-        "dram": (sizes.max.dram, budgets.dram and budgets.dram // nodes),
+        "dram": (sizes.max.dram, budgets.dram and budgets.dram // scenario.nodes),
         "remote": (sizes.max.remote, budgets.remote),
     }
     least = {tier: min((most for most in both if most is not None), default=None) for tier, both in bounds.items()}
-    most = sizes.max.model_copy(update=least)
-    tuners = rule.tuners.model_copy(update={"tier_size": sizes.model_copy(update={"max": most})})
-    return rule.model_copy(update={"budgets": Budgets(), "tuners": tuners})
-
-
-def _at_period(rule: Rule, period_s: float) -> Rule:
-    """The same rules with the pool's tuners at the scenario's period, and that of fetches as much quicker as it is."""
-    periods = dict.fromkeys(type(rule.tuners).model_fields, period_s)
-    periods["remote_fetch"] *= FETCH_WINDOWS / WINDOWS
-    tuners = {name: getattr(rule.tuners, name).model_copy(update={"period": s}) for name, s in periods.items()}
-    return rule.model_copy(update={"tuners": rule.tuners.model_copy(update=tuners)})
+    changed = {
+        "remote_fetch": tuners.remote_fetch.model_copy(update={"period": period_s * FETCH_WINDOWS / WINDOWS}),
+        "tier_size": sizes.model_copy(update={"period": period_s, "max": sizes.max.model_copy(update=least)}),
+        "eviction": tuners.eviction.model_copy(update={"period": period_s}),
+    }
+    return rule.model_copy(update={"budgets": Budgets(), "tuners": tuners.model_copy(update=changed)})
