@@ -141,6 +141,6 @@ def test_bars_are_long_as_their_values_and_never_negative():
 
 def test_a_curve_goes_from_its_smallest_to_its_largest_size():
     """Labels come in the order of letters: 128 before 16."""
-    made = plot.curve([(128.0, 0.9), (16.0, 0.5)], FRAME, "percentunit", "bytes")
+    made = plot.curve([(128.0, 0.9), (16.0, 0.5)], FRAME, "percentunit")
     assert made.series[0].points == ((16.0, 0.5), (128.0, 0.9))
     assert made.x[0] == 0.0

@@ -45,8 +45,7 @@ class Panel:
     most: float | None = None
     """Value of a full bar, if given."""
     x_label: str = ""
-    """For a curve: the label whose numbers are its x values."""
-    x_unit: str = "none"
+    """For a curve: the label whose numbers are its x values, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def _panel(document: Json) -> Panel:
     heading = Panel(document["type"], document["title"], place["x"], place["y"], place["w"], place["h"])
     if heading.kind == "row":
         return heading
-    defaults, x_label = document["fieldConfig"]["defaults"], document["options"].get("xField", "")
+    defaults = document["fieldConfig"]["defaults"]
     return replace(
         heading,
         description=document["description"],
@@ -86,17 +85,7 @@ def _panel(document: Json) -> Panel:
             for value, word in mapping["options"].items()
         },
         most=defaults.get("max"),
-        x_label=x_label,
-        x_unit=next(
-            (
-                each["value"]
-                for one in document["fieldConfig"]["overrides"]
-                if one["matcher"] == {"id": "byName", "options": x_label}
-                for each in one["properties"]
-                if each["id"] == "unit"
-            ),
-            "none",
-        ),
+        x_label=document["options"].get("xField", ""),
     )
 
 

@@ -113,7 +113,7 @@ def _drawn(panel: Panel, answers: plot.Named, frame: Frame) -> Drawn:
             return Drawn(panel, bars=plot.bars(values, panel.unit, panel.most))
         case "trend":
             points = [(float(series.labels[panel.x_label]), series.points[-1][1]) for _, series in answers]
-            return Drawn(panel, plot.curve(points, frame, panel.unit, panel.x_unit))
+            return Drawn(panel, plot.curve(points, frame, panel.unit))
         case other:
             return Drawn(panel, said=f"a preview knows no panels of the kind {other}")
 

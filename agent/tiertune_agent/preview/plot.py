@@ -56,10 +56,10 @@ def lines(named: Named, frame: Frame, unit: str, *, steps: bool) -> Chart:
     return _chart(shown, frame, unit, (frame.start, frame.end), frame.clock())
 
 
-def curve(points: Points, frame: Frame, unit: str, x_unit: str) -> Chart:
-    """A line over numbers, from 0 on."""
+def curve(points: Points, frame: Frame, unit: str) -> Chart:
+    """A line over bytes, from 0 on."""
     x = _limits(x for x, _ in points)
-    xs = [Tick(mark, figure(mark, x_unit)) for mark in ticks(*x, x_unit)]
+    xs = [Tick(mark, figure(mark, "bytes")) for mark in ticks(*x, "bytes")]
     line = Series("c0", tuple(sorted(points)), dots=3.0)
     return _chart([line], frame, unit, x, xs)
 
