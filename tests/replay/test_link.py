@@ -48,6 +48,13 @@ def test_a_probe_counts_from_the_next_span_on():
     assert believed(beliefs, 150.0) == pytest.approx(NOMINAL / 4)
 
 
+@pytest.mark.parametrize("probe_s", [0.1, 0.3, 0.7])
+def test_spans_that_binary_numbers_cannot_tell_lose_no_probe(probe_s):
+    """Five spans of 0.1 s have passed at 0.5 s, though 0.5 // 0.1 is 4."""
+    beliefs = Beliefs(link(LinkSpec(gbps=25, probe_s=probe_s)), CHUNK)
+    assert [beliefs.estimate(span * probe_s).samples for span in range(100)] == [*range(100)]
+
+
 def test_a_load_teaches_the_node_that_made_it_once_a_piece_is_there():
     """A load of 1,600 chunks in 10 s tells of it after a quarter of a second; other nodes learn nothing of it."""
     way = link()

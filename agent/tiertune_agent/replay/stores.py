@@ -188,6 +188,8 @@ class Stores:
 
 def _gated(reports: Sequence[TierReport], chunk_bytes: int) -> dict[str, float]:
     """What a store counts of gates that decided about its remote tier, as a window of that tier has it."""
+    if not reports:
+        return {}  # most windows of a sparse trace, and counters take a while to set up
     counters = Counters()
     for told in reports:
         count_gate(counters, told, chunk_bytes)
