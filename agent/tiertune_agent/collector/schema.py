@@ -40,12 +40,6 @@ TUNING = {
     "admission": {EACH: str},
     "tenants": {EACH: {"quota_bytes": NUMBER}},
 }
-_NAMESPACE = {"requests": NUMBER, "chunks": NUMBER, "hot_candidates": {EACH: NUMBER}}
-SAMPLES = {
-    **dict.fromkeys(("next", "rate", "hot_version", "dropped", "cleared", "behind", "time_s"), NUMBER),
-    "namespaces": {EACH: _NAMESPACE},
-}
-"""Shape of the header before samples."""
 
 
 def check(told: Any, shape: Any, place: str) -> None:  # noqa: ANN401 (JSON)

@@ -157,7 +157,7 @@ class FleetWhatif:
         since_s, self._now_s = now_s if self._now_s is None else self._now_s, now_s
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
         shapes = tuple(self._grid.around(now, local_tiers(hosts) + ("remote",) * managed, split))
-        for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
+        for namespace in sorted({digest for answer in agreeing for digest in answer.header.namespaces}):
             self._plan(namespace, fleet, shapes, now=now, at=at, since_s=since_s)
         self._count(agreeing, at)
         self._play(agreeing, fleet)
