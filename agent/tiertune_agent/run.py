@@ -106,29 +106,38 @@ class Agent:
         self.history.named = lambda: {*self.collector.addresses, *self.observer.addresses}
         actuator = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
         self.samples = SampleReader(self.collector.client)
-        whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady)
+        self._whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady)
         self.changes = ChangeControl(self.history, actuator, now)
         engines = Engines(settings.engines, to_stores.tokenless)
         self.operators = Operators(self.history, self.collector, now, engines)
-        rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
-        self.loop = Loop(
+        self._window_s = settings.window
+        self.loop = self._begun()
+        self.app = self._application(settings)
+        self.served = self._behind_tokens(settings.http)
+
+    def _begun(self) -> Loop:
+        """A loop that knows nothing of earlier rounds: another agent may have led since."""
+        for each in (self.collector, self.observer, self._remote):
+            if each:
+                each.forget()
+        self._whatif.resume()
+        history, changes, frozen, now = self.history, self.changes, self.operators.frozen, self.now
+        return Loop(
             collector=self.collector,
-            history=self.history,
+            history=history,
             file=self.policy,
-            changes=self.changes,
+            changes=changes,
             operators=self.operators,
-            rounds=rounds,
-            judge=Judge(self.history, self.changes, self.operators.frozen, now),
-            watch=Watch(self.history, now),
-            prospects=Prospects(self.history, whatif, now, settings.window),
+            rounds=Rounds(history, changes, frozen, now=now, window_s=self._window_s),
+            judge=Judge(history, changes, frozen, now),
+            watch=Watch(history, now),
+            prospects=Prospects(history, self._whatif, now, self._window_s),
             now=now,
             observer=self.observer,
-            direct=DirectCommands(self.history.journal.audit_once),
+            direct=DirectCommands(history.journal.audit_once),
             remote=self._remote,
             published=self.published,
         )
-        self.app = self._application(settings)
-        self.served = self._behind_tokens(settings.http)
 
     def _application(self, settings: AgentSettings) -> FastAPI:
         """The API and the page."""
@@ -200,7 +209,7 @@ class Agent:
             return
         if self._stood_by:
             self._stood_by = False
-            self.loop.begin()
+            self.loop = self._begun()
         started = time.perf_counter()
         self._job("loop", self.loop.run_once)
         self.metrics.set("agent_samples_missed", self.samples.missed)
