@@ -34,8 +34,5 @@ class ObservedRows(Collector):
 
 
 def _family(name: str) -> Family:
-    metric = BY_NAME.get(name)
-    text = metric.help if metric else "Told by an observed source."
-    if name.endswith("_total"):
-        return CounterMetricFamily(PREFIX + name, text)
-    return GaugeMetricFamily(PREFIX + name, text)
+    metric = BY_NAME[name]
+    return (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(PREFIX + name, metric.help)

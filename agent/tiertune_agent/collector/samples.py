@@ -16,6 +16,7 @@ from tiertune_agent.collector.stores import StoreHttp
 from tiertune_agent.network import at_once
 from tiertune_connector.documents import FieldError
 from tiertune_connector.units import Clock
+from tiertune_connector.whatif.chain import SampledRequest
 from tiertune_connector.whatif.sampler import Pick
 
 log = logging.getLogger(__name__)
@@ -67,25 +68,15 @@ class _Sample(_Told):
 
 
 @dataclass(frozen=True)
-class SampledRequest:
-    """A request with a sampled chunk."""
-
-    age_s: float
-    """At the store's answer, because clocks of different hosts need not agree."""
-    namespace: str
-    chunks: int
-    """Of its whole prompt."""
-    samples: tuple[Pick, ...]
-
-
-@dataclass(frozen=True)
 class Answer:
     """All that one store reported in one round."""
 
     store: str
     url: str
     header: Header
-    requests: Sequence[SampledRequest]
+    requests: Sequence[tuple[float, str, SampledRequest]]
+    """Those with a sampled chunk, each with its namespace, and before it how many seconds old it was when the store
+    answered, because clocks of different hosts need not agree."""
     grown: Mapping[str, Mapping[str, int]]
     """New ``requests`` and ``chunks`` since the last round, by namespace; empty: the store was not read before."""
     missed: int
@@ -144,7 +135,7 @@ class SampleReader:
                 break
             header, more = _parse(client.samples(header.next))
             lines += more
-        requests = list(_requests(lines, header.time_s))
+        requests = list(_requests(store, lines, header.time_s))
         grown = _grown(last.namespaces if again else {}, header.namespaces) if last else {}
         self._known[url] = store, header
         return Answer(store, url, header, requests, grown, missed if last else 0)
@@ -159,7 +150,7 @@ def _parse(text: str) -> tuple[Header, list[_Sample]]:
         raise FieldError.of(error) from error
 
 
-def _requests(lines: Sequence[_Sample], now_s: float) -> Iterator[SampledRequest]:
+def _requests(store: str, lines: Sequence[_Sample], now_s: float) -> Iterator[tuple[float, str, SampledRequest]]:
     """Group the samples by request; those of one request come one after another."""
     for _, group in groupby(lines, key=attrgetter("req")):
         told = list(group)
@@ -167,7 +158,7 @@ def _requests(lines: Sequence[_Sample], now_s: float) -> Iterator[SampledRequest
         if any(sample.pos >= one.chain_len for sample in told):
             raise ValueError(f"a sample of no place in its prompt of {one.chain_len} chunks")
         picks = tuple(Pick(sample.pos, sample.key, sample.hot) for sample in told)
-        yield SampledRequest(now_s - one.t, one.namespace, one.chain_len, picks)
+        yield now_s - one.t, one.namespace, SampledRequest(store, one.chain_len, picks)
 
 
 def _grown(before: Mapping[str, Lookups], now: Mapping[str, Lookups]) -> dict[str, dict[str, int]]:
