@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tiertune_agent.collector.schema import check_kept
+from tiertune_agent.collector.schema import UNREAD, check
 from tiertune_agent.fields import Json
 from tiertune_agent.records import Snapshot
 
@@ -37,7 +37,7 @@ def entries(store: str, writes: object) -> Iterator[Entry]:
             told, detail = datetime.fromisoformat(write["at"]), write["detail"]
             at = told.astimezone(UTC)
             who, peer, what, client = (_plain(write[name]) for name in ("who", "source", "what", "client"))
-            check_kept(detail)
+            check(detail, UNREAD, "detail")
             if told.tzinfo is not None and isinstance(detail, dict) and client != AGENT:
                 yield Entry(at, who, _plain(f"store {store}, {peer}"), what, detail)
         except (KeyError, OverflowError, TypeError, ValueError):

@@ -11,7 +11,7 @@ import httpx
 from tiertune_agent.collector.counters import Leapt, Reading, parse, windows
 from tiertune_agent.collector.direct_commands import AGENT
 from tiertune_agent.collector.roster import Roster
-from tiertune_agent.collector.schema import STATUS, TUNING, check, check_kept
+from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
@@ -66,7 +66,6 @@ class StoreHttp:
         """The document, with its version; KeyError, TypeError or ValueError if the answer is malformed."""
         told: JsonDict = self.get("/v1/tuning")
         check(told, TUNING, "tuning")
-        check_kept(told)
         return {**told, "version": int(told["version"])}
 
     def tuning_of(self, status: Json) -> JsonDict:
@@ -183,7 +182,6 @@ class Collector:
         try:
             reading, status = parse(client.get("/v1/counters")), client.get("/v1/status")
             check(status, STATUS, "status")
-            check_kept({**status, "writes": None})
             tuning = client.tuning_of(status)
             if misnamed := self._misnamed(url, reading.store):
                 return Trouble(called, "store_misnamed", f"{url} is called {misnamed}")
