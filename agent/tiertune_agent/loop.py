@@ -46,6 +46,17 @@ class Loop:
     _met: object = field(default=None, init=False)
     """Whom the last round met, and where; None: there was none since this agent leads."""
 
+    def begin(self) -> None:
+        """Forget what was read when this agent led before: another one may have led since."""
+        self._met = None
+        self.collector.forget()
+        if self.remote:
+            self.remote.forget()
+        self.watch.forget()
+        self.rounds.forget()
+        self.prospects.forget()
+        self.observer.forget()
+
     def run_once(self) -> None:
         policy = self.file.look().policy
         self.collector.look()

@@ -106,38 +106,29 @@ class Agent:
         self.history.named = lambda: {*self.collector.addresses, *self.observer.addresses}
         actuator = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
         self.samples = SampleReader(self.collector.client)
-        self._whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady)
+        whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady)
         self.changes = ChangeControl(self.history, actuator, now)
         engines = Engines(settings.engines, to_stores.tokenless)
         self.operators = Operators(self.history, self.collector, now, engines)
-        self._window_s = settings.window
-        self.loop = self._begun()
-        self.app = self._application(settings)
-        self.served = self._behind_tokens(settings.http)
-
-    def _begun(self) -> Loop:
-        """A loop that knows nothing of earlier rounds: another agent may have led since."""
-        for each in (self.collector, self.observer, self._remote):
-            if each:
-                each.forget()
-        self._whatif.resume()
-        history, changes, frozen, now = self.history, self.changes, self.operators.frozen, self.now
-        return Loop(
+        rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
+        self.loop = Loop(
             collector=self.collector,
-            history=history,
+            history=self.history,
             file=self.policy,
-            changes=changes,
+            changes=self.changes,
             operators=self.operators,
-            rounds=Rounds(history, changes, frozen, now=now, window_s=self._window_s),
-            judge=Judge(history, changes, frozen, now),
-            watch=Watch(history, now),
-            prospects=Prospects(history, self._whatif, now, self._window_s),
+            rounds=rounds,
+            judge=Judge(self.history, self.changes, self.operators.frozen, now),
+            watch=Watch(self.history, now),
+            prospects=Prospects(self.history, whatif, now, settings.window),
             now=now,
             observer=self.observer,
-            direct=DirectCommands(history.journal.audit_once),
+            direct=DirectCommands(self.history.journal.audit_once),
             remote=self._remote,
             published=self.published,
         )
+        self.app = self._application(settings)
+        self.served = self._behind_tokens(settings.http)
 
     def _application(self, settings: AgentSettings) -> FastAPI:
         """The API and the page."""
@@ -209,7 +200,7 @@ class Agent:
             return
         if self._stood_by:
             self._stood_by = False
-            self.loop = self._begun()
+            self.loop.begin()
         started = time.perf_counter()
         self._job("loop", self.loop.run_once)
         self.metrics.set("agent_samples_missed", self.samples.missed)

@@ -15,6 +15,10 @@ class Prospects:
         self._window_s = window_s
         self._last: Split | None = None
 
+    def forget(self) -> None:
+        """Skip the time since this agent last led: another one has reported on it."""
+        self._whatif.resume()
+
     def run(self, this: Round) -> None:
         """Read the fleet's samples, and remember the prospects that are due."""
         told = self._whatif.round(

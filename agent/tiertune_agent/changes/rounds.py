@@ -49,6 +49,11 @@ class Rounds:
         self._next = ""
         """The store that the last round had no time for."""
 
+    def forget(self) -> None:
+        """Read the kept windows from history again."""
+        self._windows.forget()
+        self._led = None
+
     def heard(self, snapshots: Iterable[Snapshot]) -> None:
         """New windows, which history has already."""
         self._windows.heard(snapshots)

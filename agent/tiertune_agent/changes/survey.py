@@ -173,6 +173,10 @@ class TierWindows:
         self._history = history
         self._kept: dict[tuple[str, str], deque[Window]] = {}
 
+    def forget(self) -> None:
+        """Read all from history again."""
+        self._kept = {}
+
     def heard(self, snapshots: Iterable[Snapshot]) -> None:
         """Add the snapshots' windows, which history has already. Drops tiers not heard of for an hour."""
         windows = [window for snapshot in snapshots for window in snapshot.windows]

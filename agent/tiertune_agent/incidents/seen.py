@@ -27,6 +27,10 @@ class SeenWindows:
         self._now = now
         self._stores: dict[str, dict[Place, Window]] = {}
 
+    def forget(self) -> None:
+        """Read all from history again."""
+        self._stores = {}
+
     def heard(self, snapshots: Sequence[Snapshot], missing: Iterable[str] = ()) -> dict[str, list[Window]]:
         """Windows by store, with those that the snapshots brought; history has these already.
 

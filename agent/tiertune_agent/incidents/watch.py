@@ -36,6 +36,12 @@ class Watch:
         self._recent: dict[str, list[Window]] = {}
         """The last windows of observed sources, one by one."""
 
+    def forget(self) -> None:
+        """Read the windows from history again."""
+        self._windows.forget()
+        self._sources.forget()
+        self._recent.clear()
+
     def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble] = ()) -> None:
         """Close incidents that answers disprove, open those that they show, and those of stores without an answer.
 
