@@ -12,7 +12,7 @@ from extending import kv_exporter
 from tiertune_agent.catalogue import METRICS as OF_AGENT
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
-from tiertune_agent.collector.adapters.mapped import Hints, Mapped
+from tiertune_agent.collector.adapters.mapped import REASONS, Hints, Mapped
 from tiertune_agent.collector.counters import Reading, windows
 from tiertune_agent.incidents.detectors import known
 from tiertune_agent.records import Window, series
@@ -366,11 +366,14 @@ def test_a_capacity_that_no_server_has_is_unknown(share):
     assert not [name for name, _ in told.rows if name == "tier_capacity_bytes"]
 
 
-def test_failures_of_lmcaches_l2_are_counted_whatever_their_reason():
-    """Its words for them are no labels of ours."""
-    name = "lmcache_mp_l2_prefetch_failure_chunks_total"
-    told_why = "".join(f'{name}{{reason="{why}"}} 2.0\n' for why in ("oom", "x,operation=write"))
-    assert told("lmcache_mp", LMCACHE_MP + told_why)["tier_errors_total{tier=disk,operation=read,reason=failed}"] == 4
+def test_reasons_of_a_source_are_few_plain_words():
+    """What is no word, or one too many, is counted as other: labels of ours stay labels of ours."""
+    made = Mapped()
+    made.failures("disk", "read", {"x,operation=write": 2.0, "oom": 3.0} | {f"r{n:02}": 1.0 for n in range(30)})
+    reasons = {dict(labels)["reason"]: value for (_, labels), value in made.rows.items()}
+    assert len(reasons) == REASONS + 1
+    assert reasons["oom"] == 3.0
+    assert sum(reasons.values()) == 35.0
 
 
 def test_a_window_of_a_source_tells_zero_from_unknown():

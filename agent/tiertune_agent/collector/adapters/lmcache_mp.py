@@ -78,7 +78,7 @@ def _l2(told: Exposition, made: Mapped, tier: str, hints: Hints) -> None:
     made.moved(tier, times(loaded, hints), times(stored, hints))
     evicted = told.total("lmcache_mp_l2_evicted_objects_chunks_total")
     made.put("tier_evictions_total", evicted, tier=tier, algorithm="", reason="unknown")
-    made.failed(tier, "read", "failed", told.total("lmcache_mp_l2_prefetch_failure_chunks_total"))
+    made.failures(tier, "read", told.split("lmcache_mp_l2_prefetch_failure_chunks_total", "reason"))
 
 
 def _from_l2(told: Exposition) -> float | None:

@@ -1,9 +1,11 @@
 """What every adapter returns: rows with the names of a store's metrics, as far as they are known. Pure."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tiertune_agent.collector.counters import SOMEWHERE, Rows
+from tiertune_agent.records import added_up
 
 STAGE = "all"
 CHUNKS = "observed_chunks_total"
@@ -11,6 +13,9 @@ PREFILL_S, PREFILL_TOKENS = "observed_prefill_seconds_total", "observed_prefill_
 WAIT_S, LOADED_TOKENS = "observed_wait_seconds_total", "observed_loaded_tokens_total"
 MOST = 2.0**63
 """Limit of whole numbers in a database."""
+REASONS = 16
+"""Number of reasons for failures that are told apart."""
+_WORD = re.compile(r"[A-Za-z0-9_]{1,40}")
 
 
 @dataclass
@@ -51,6 +56,13 @@ class Mapped:
         """Add chunks, in place of unknown bytes: those that were to be stored, those that were, and those loaded."""
         for operation, value in (("try", tried), ("write", written), ("read", read)):
             self.put(CHUNKS, value, tier=tier, operation=operation)
+
+    def failures(self, tier: str, operation: str, counts: Mapping[str, float]) -> None:
+        """Add failures by the source's reasons; one that is no plain word, or one too many, counts as ``other``."""
+        words = [reason for reason in sorted(counts) if _WORD.fullmatch(reason)][:REASONS]
+        told = added_up((reason if reason in words else "other", count) for reason, count in counts.items())
+        for reason, count in told.items():
+            self.failed(tier, operation, reason, count)
 
     def failed(self, tier: str, operation: str, reason: str, count: float | None) -> None:
         self.put("tier_errors_total", count, tier=tier, operation=operation, reason=reason)
