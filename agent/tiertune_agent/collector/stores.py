@@ -117,6 +117,8 @@ class Collector:
         self._made = partial(StoreHttp, access=access)
         self._met: dict[str, _Met] = {}
         """By address; always replaced as a whole, as others may read it at any time."""
+        self.addresses: dict[str, str] = {}
+        """What each store is called until it reports its name."""
         self._meet()
 
     def look(self) -> None:
@@ -164,17 +166,14 @@ class Collector:
         for met in self._met.values():
             met.http.close()
 
-    @property
-    def addresses(self) -> dict[str, str]:
-        """What each store is called until it reports its name."""
-        return {url: store.name or urlsplit(url).netloc for url, store in self.roster.stores.items()}
-
     def _meet(self) -> None:
         """Keep what is known of the roster's stores.
 
         The client of a store that left is not closed: a command may be under way, and keeps it until it has ended.
         """
-        self._met = {url: self._met.get(url) or _Met(self._made(url)) for url in self.roster.stores}
+        stores = self.roster.stores
+        self._met = {url: self._met.get(url) or _Met(self._made(url)) for url in stores}
+        self.addresses = {url: store.name or urlsplit(url).netloc for url, store in stores.items()}
 
     def _ask(self, url: str) -> Heard:
         met = self._met[url]
