@@ -51,7 +51,7 @@ def check(told: Any, shape: Any, place: str, levels: int = LEVELS) -> None:  # n
 
     ValueError for nesting without end. What is missing or null is not checked.
     """
-    if not levels:
+    if not levels and isinstance(told, dict | list):
         raise ValueError(f"it is nested over {LEVELS} levels deep")
     if shape in (NUMBER, SQUARE):
         most = MOST if shape == NUMBER else MOST**2
