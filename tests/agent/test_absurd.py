@@ -10,6 +10,7 @@ import pytest
 from agent.agents import pass_windows
 from agent.fakes import SLOW, START, FakeStore, fetch, open_incidents
 from tiertune_agent.collector.counters import FASTEST
+from tiertune_agent.collector.schema import LEVELS, STATUS, check
 
 pytestmark = pytest.mark.slow
 
@@ -246,6 +247,16 @@ def test_what_is_nested_deeper_than_can_be_kept_stops_nobody(both, store, odd, w
     for _ in range(6):
         assert (("store_nonsense", "host-b") in pass_one()) is (where != "writes")
     assert fetch(store) == "off"
+
+
+def test_as_many_levels_as_can_be_kept_are_no_nonsense():
+    """Nobody reads them; one more is nested too deep."""
+    told = 1.0
+    for _ in range(LEVELS):
+        told = {"later": told}
+    check(told, STATUS, "status")
+    with pytest.raises(ValueError, match="nested over 100 levels"):
+        check({"later": told}, STATUS, "status")
 
 
 @pytest.mark.parametrize("name", ["host-a\0", "host-a" * 60])

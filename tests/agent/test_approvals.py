@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from agent.agents import answer, told
-from agent.fakes import FAST, fetch, propose
+from agent.agents import POLICY, answer, pass_windows, told
+from agent.fakes import FAST, SLOW, fetch, propose
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.records import Target
@@ -133,6 +133,23 @@ def test_a_proposal_expires_when_times_change(agent, proposed, store, rounds):
     store.bandwidth = FAST
     rounds(1)
     assert told(agent) == [("remote_fetch", "on", "off", "expired")]
+
+
+def test_a_lead_that_was_lost_for_a_moment_ends_no_proposal(agent, agents, store, clock, policy_file):
+    """What a person may approve still can be: its tuner is asked when it is due, not right after the gap."""
+    policy_file.write_text(POLICY.replace("mode: auto, period: 15s", "mode: recommend, period: 2m"))
+    agent.tick()
+    store.bandwidth = SLOW
+    pass_windows(agent, store, clock, 9, tick=True)
+    proposed = [("remote_fetch", "on", "off", "proposed")]
+    assert told(agent) == proposed
+    agents.end()
+    second = agents()
+    pass_windows(agent, store, clock, tick=True)
+    second.leader.resign()
+    pass_windows(agent, store, clock, 9, tick=True)
+    assert told(agent) == proposed
+    assert agent.leader.leading
 
 
 def test_a_verdict_that_an_operator_overtook_sends_nothing(agent, proposed, store):

@@ -211,6 +211,15 @@ def test_a_dead_server_of_several_is_named():
     assert (found.check, "r1:6379/0: timeout" in found.wrong) == ("tier_dead", True)
 
 
+def test_a_dead_server_that_tells_no_more_is_named_still():
+    """Neither its name nor why; a tier that does not tell its own health is none that the store has."""
+    servers = [{"health": "dead"}]
+    (found,) = findings(
+        with_store(tiers=tiers(remote={"health": "slow", "servers": servers}, disk={"servers": servers}))
+    )
+    assert (found.check, found.wrong) == ("tier_dead", "remote is slow: a server: no reason told")
+
+
 def test_a_full_tier_is_mended_by_room_and_not_by_a_faster_way():
     """Also where it is one server of several."""
     for reason in ("full: 8 writes in a row found no room", "1 of 3 servers: r1:6379/0 is slow: full: 8 writes"):

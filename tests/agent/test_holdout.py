@@ -5,7 +5,7 @@ import random
 import pytest
 
 from agent.fakes import remote_window
-from tiertune_agent.verdicts.holdout import ENOUGH_REQUESTS, GROUPS, GroupSums, added, measured, stratified, sums
+from tiertune_agent.verdicts.holdout import ENOUGH_REQUESTS, GROUPS, GroupSums, added, measured, sums
 
 pytestmark = pytest.mark.slow
 
@@ -67,10 +67,4 @@ def test_sums_add_up_and_come_back():
     groups = {"held": vars(group), "fetched": vars(GroupSums())}
     strata = added(added({"0.1": groups}, {"0.2": groups}), {"0.1": groups})
     twice = {"held": vars(GroupSums(requests=2.0, seconds=4.0)), "fetched": vars(GroupSums())}
-    assert stratified(strata) == strata == {"0.1": twice, "0.2": groups}
-    assert stratified(None) == {}
-
-
-def test_sums_that_were_kept_without_a_share_are_a_stratum():
-    """So a ledger of before goes on, apart from what is counted since."""
-    assert stratified({"held": {"requests": 1.0}}) == {"": {"held": {"requests": 1.0}}}
+    assert strata == {"0.1": twice, "0.2": groups}

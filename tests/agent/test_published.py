@@ -197,3 +197,12 @@ def test_an_incident_is_over_for_whom_it_was_open_when_it_lost_the_lead(agents, 
     agents()
     leader.stand()
     assert samples(leader.metrics, "tiertune_agent_incidents") == []
+
+
+def test_a_row_that_no_catalogue_has_takes_no_others_away():
+    """An adapter's mistake: the whole answer would fail."""
+    metrics = AgentMetrics()
+    metrics.observed.rows = {"engine-a": {("unheard_of_total", ()): 2.0, ("requests_total", (("salted", "no"),)): 3.0}}
+    text = metrics.render().decode()
+    assert 'tiertune_unheard_of_total{store="engine-a"} 2.0' in text
+    assert 'tiertune_requests_total{salted="no",store="engine-a"} 3.0' in text

@@ -12,7 +12,9 @@ from agent.fakes import START, FakeStore, propose, urls, wrong
 from tiertune_agent.changes.actuator import HttpActuator
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.collector.roster import FILE_PROBLEM, Roster
+from tiertune_agent.collector.stores import Collector
 from tiertune_agent.collector.targets import StoreAddress
+from tiertune_agent.credentials import Access
 from tiertune_agent.records import Target
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.tuners.base import Proposal
@@ -249,3 +251,13 @@ class TestAgent:
         self.round(listed, clock, store)
         assert self.names(listed) == ["host-z"]
         assert wrong(listed) == []
+
+
+def test_a_round_over_stores_that_were_never_heard_takes_apart_no_address(monkeypatch):
+    """Else a large fleet's first round would take apart all of them for each of them."""
+    stores = [StoreAddress(url=f"http://10.0.0.{number}:7410") for number in range(1, 51)]
+    network = httpx.MockTransport(lambda _request: httpx.Response(503))
+    collector = Collector(Roster(stores, now=lambda: START), lambda: START, lambda: 0.0, Access(transport=network))
+    monkeypatch.setattr("tiertune_agent.collector.stores.urlsplit", pytest.fail)
+    assert [told.store for told in collector.collect()] == [store.url.removeprefix("http://") for store in stores]
+    collector.close()

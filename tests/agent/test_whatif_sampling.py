@@ -29,9 +29,11 @@ def test_a_large_fleet_is_sampled_and_its_prospects_are_near():
         assert prospect.costs[str(shape)] == pytest.approx(exact_rest(warm, requests, shape), rel=0.05), shape
 
 
-def answer(rate=1.0, candidates=None, version=7):
+def answer(rate=1.0, version=7):
     """Of a store that samples at this rate."""
-    return Answer("a", "http://a", Header("b", 0, rate, 0, version, 0, 0, 0.0, {}, candidates or {}), [], {}, 0)
+    zeros = dict.fromkeys(("next", "hash_seed", "dropped", "behind"), 0)
+    header = Header(boot_id="b", rate=rate, hot_version=version, time_s=0.0, namespaces={}, **zeros)
+    return Answer("a", "http://a", header, [], {}, 0)
 
 
 def paced(told, chunks):
@@ -122,6 +124,6 @@ def test_a_version_that_no_fleet_reaches_is_not_followed(versions, next_one):
 def test_hot_keys_stay_while_they_are_nearly_hot():
     """Chance in counting does not change the set with every refresh."""
     counts = {f"k{index}".encode(): 100 - index for index in range(12)}
-    told = [{"n": counts}, {"n": {b"k11": 20}}]
+    told = [counts, {b"k11": 20}]
     assert hot_set(told, (), 4) == (b"k11", b"k0", b"k1", b"k2")
     assert hot_set(told, (b"k5", b"k10"), 4) == (b"k5", b"k11", b"k0", b"k1")

@@ -1,6 +1,6 @@
 """Differences of two readings of a store's counters. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -19,6 +19,16 @@ Labels = tuple[tuple[str, str], ...]
 Rows = dict[tuple[str, Labels], Value]
 Place = tuple[str, str, str]
 """Namespace, model and tier, which say to which window a row belongs."""
+OF_STAGE = {
+    ("stage_gpu_seconds_total", ""): "gpu_seconds",
+    ("stage_tokens_total", ""): "tokens",
+    ("gpu_utilization_ratio", ""): "utilization",
+    ("gpu_memory_bytes", "used"): "memory_used_bytes",
+    ("gpu_memory_bytes", "free"): "memory_free_bytes",
+    ("gpu_power_watts", ""): "power_watts",
+    ("gpu_energy_joules_total", ""): "energy_joules",
+}
+"""Fields of a stage's window, by metric and state."""
 SOMEWHERE = "unknown"
 """The tier for hits that a source does not report by tier, so that shares of the prompts stay right."""
 
@@ -78,21 +88,23 @@ def windows(
     start = at - timedelta(seconds=seconds)
     places: dict[Place, dict[str, Value]] = {}
     marks: dict[str, Value] = {OBSERVED: 1.0} if still else {}
-    stages: dict[Labels, dict[str, float]] = {}
+    stages: dict[tuple[str, str, str], dict[str, Any]] = {}
     for name, labels, value in _moved(known, after.rows, still):
         fastest = FASTEST**2 if SQUARED in labels else FASTEST
         if not isinstance(value, Histogram) and value > fastest * max(1.0, seconds) and not is_gauge(name):
             raise Leapt(f"{name} grew by {value:.3g} in {seconds:.3g} s")
         if name.startswith(("stage_", "gpu_")) and not isinstance(value, Histogram):
-            state = dict(labels).get("state")
-            place = tuple(label for label in labels if label[0] != "state")
-            stages.setdefault(place, {})[f"{name}/{state}" if state else name] = value
+            of = dict(labels)
+            place = of.get("stage", ""), of.get("phase", ""), of.get("gpu", "")
+            told = stages.setdefault(place, {"gpu_seconds": 0.0, "tokens": 0.0})
+            if field := OF_STAGE.get((name, of.get("state", ""))):
+                told[field] = int(value) if field.endswith("_bytes") else value
         else:
             where, called = _placed(name, labels)
             places.setdefault(where, dict(marks))[called] = value
     return (
         tuple(Window(after.store, *place, start, seconds, values) for place, values in places.items()),
-        tuple(_stage(after.store, dict(labels), start, seconds, values) for labels, values in stages.items()),
+        tuple(StageWindow(after.store, *place, start, seconds, **values) for place, values in stages.items()),
     )
 
 
@@ -138,27 +150,3 @@ def _grown(earlier: Value | None, now: Histogram) -> Histogram:
     buckets = {index: count - earlier.buckets.get(index, 0.0) for index, count in now.buckets.items()}
     moved = {index: count for index, count in buckets.items() if count}
     return Histogram(now.count - earlier.count, now.sum - earlier.sum, moved)
-
-
-def _stage(
-    store: str, labels: Mapping[str, str], start: datetime, seconds: float, values: Mapping[str, float]
-) -> StageWindow:
-    return StageWindow(
-        store=store,
-        stage=labels.get("stage", ""),
-        phase=labels.get("phase", ""),
-        gpu=labels.get("gpu", ""),
-        start=start,
-        seconds=seconds,
-        gpu_seconds=values.get("stage_gpu_seconds_total", 0.0),
-        tokens=values.get("stage_tokens_total", 0.0),
-        utilization=values.get("gpu_utilization_ratio"),
-        memory_used_bytes=_whole(values.get("gpu_memory_bytes/used")),
-        memory_free_bytes=_whole(values.get("gpu_memory_bytes/free")),
-        power_watts=values.get("gpu_power_watts"),
-        energy_joules=values.get("gpu_energy_joules_total"),
-    )
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)

@@ -1,10 +1,10 @@
 """Puts commands that operators gave a store directly, as the store reports them, into the audit, each once."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
-from tiertune_agent.collector.schema import check_kept
+from tiertune_agent.collector.schema import UNREAD, check
 from tiertune_agent.fields import Json
 from tiertune_agent.records import Snapshot
 
@@ -14,20 +14,14 @@ MOST = 64
 """Commands of a store that are looked at."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A row of the audit."""
+class Entry(NamedTuple):
+    """A row of the audit; all but ``detail`` identifies it: they are equal for the same command."""
 
     at: datetime
     who: str
     source: str
     what: str
     detail: Json
-
-    @property
-    def key(self) -> tuple[datetime, str, str, str]:
-        """What identifies an entry: equal for the same command."""
-        return self.at, self.who, self.source, self.what
 
 
 def entries(store: str, writes: object) -> Iterator[Entry]:
@@ -37,7 +31,7 @@ def entries(store: str, writes: object) -> Iterator[Entry]:
             told, detail = datetime.fromisoformat(write["at"]), write["detail"]
             at = told.astimezone(UTC)
             who, peer, what, client = (_plain(write[name]) for name in ("who", "source", "what", "client"))
-            check_kept(detail)
+            check(detail, UNREAD, "detail")
             if told.tzinfo is not None and isinstance(detail, dict) and client != AGENT:
                 yield Entry(at, who, _plain(f"store {store}, {peer}"), what, detail)
         except (KeyError, OverflowError, TypeError, ValueError):
@@ -53,10 +47,10 @@ class DirectCommands:
     def look(self, snapshots: Sequence[Snapshot]) -> None:
         """Book what is new in the stores' reports."""
         told = [entry for snapshot in snapshots for entry in entries(snapshot.store, snapshot.writes)]
-        new = [entry for entry in told if entry.key not in self._seen]
+        new = [entry for entry in told if entry[:4] not in self._seen]
         if new:
             self._book(new)
-        self._seen = {entry.key for entry in told}
+        self._seen = {entry[:4] for entry in told}
 
 
 def _plain(told: object) -> str:

@@ -1,60 +1,70 @@
 """Reads the stores' samples, resuming where it was. Skips stores that do not answer, or answer nonsense."""
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
+from typing import Annotated
 
 import httpx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tiertune_agent.collector.schema import NUMBER, SAMPLES, check
+from tiertune_agent.collector.schema import MOST
 from tiertune_agent.collector.stores import StoreHttp
-from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import at_once
+from tiertune_connector.documents import FieldError
 from tiertune_connector.units import Clock
+from tiertune_connector.whatif.chain import SampledRequest
 from tiertune_connector.whatif.sampler import Pick
 
 log = logging.getLogger(__name__)
 PAGES, PAGES_S = 8, 5.0
 """Most pages and seconds per store and round; the rest is left to the next. A page may take as long as any answer."""
-Totals = Mapping[str, Mapping[str, int]]
-"""Counts by namespace."""
-COUNTED = ("requests", "chunks")
-"""Which of a namespace's totals are read."""
+Count = Annotated[int, Field(ge=0, lt=MOST)]
+Number = Annotated[float, Field(ge=0, lt=MOST)]
 
 
-@dataclass(frozen=True)
-class SampledRequest:
-    """A request with a sampled chunk."""
+class _Told(BaseModel):
+    """A line of a store's answer, as far as it is read; other versions may send more. Keys are hexadecimal there."""
 
-    age_s: float
-    """At the store's answer, because clocks of different hosts need not agree."""
-    namespace: str
-    chunks: int
-    """Of its whole prompt."""
-    samples: tuple[Pick, ...]
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, val_json_bytes="hex")
 
 
-@dataclass(frozen=True)
-class Header:
+class Lookups(_Told):
+    """All of a namespace since the boot, sampled or not."""
+
+    requests: Count
+    chunks: Count
+    hot_candidates: dict[bytes, Count]
+    """Frequent keys, with their counts."""
+
+
+class Header(_Told):
     """What a store sends before its samples."""
 
     boot_id: str
-    next: int
-    rate: float
-    seed: int
-    hot_version: int
-    dropped: int
-    behind: int
-    time_s: float
-    totals: Totals
-    """Counts of all lookups since the boot, by namespace."""
-    candidates: Mapping[str, Mapping[bytes, int]]
-    """Frequent keys by namespace, with their counts."""
-    cleared: int = 0
+    next: Count
+    rate: Number
+    seed: int = Field(alias="hash_seed")
+    hot_version: Count
+    dropped: Count
+    behind: Count
+    time_s: Number
+    namespaces: dict[str, Lookups]
+    cleared: Count = 0
     """Samples before this number were dropped on purpose, when the store's way of sampling changed."""
+
+
+class _Sample(_Told):
+    t: Number
+    req: int
+    key: bytes
+    pos: Count
+    chain_len: Count
+    namespace: str
+    hot: bool
 
 
 @dataclass(frozen=True)
@@ -64,9 +74,11 @@ class Answer:
     store: str
     url: str
     header: Header
-    requests: Sequence[SampledRequest]
-    grown: Totals
-    """Growth of the totals since the last round, by namespace; empty: the store was not read before."""
+    requests: Sequence[tuple[float, str, SampledRequest]]
+    """Those with a sampled chunk, each with its namespace, and before it how many seconds old it was when the store
+    answered, because clocks of different hosts need not agree."""
+    grown: Mapping[str, Mapping[str, int]]
+    """New ``requests`` and ``chunks`` since the last round, by namespace; empty: the store was not read before."""
     missed: int
     """Samples that were dropped for lack of room before they were read."""
 
@@ -101,7 +113,7 @@ class SampleReader:
             answer = self._pages(client, store, url)
         except httpx.HTTPError:  # the collector of its counters reports a store that is away
             return None
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        except ValueError as error:
             if url not in self._nonsense:
                 log.warning("%s/v1/samples answers what no store answers, sizes are weighed without it: %r", url, error)
             self._nonsense.add(url)
@@ -123,50 +135,38 @@ class SampleReader:
                 break
             header, more = _parse(client.samples(header.next))
             lines += more
-        requests = list(_requests(lines, header.time_s))
-        grown = _grown(last.totals if again else {}, header.totals) if last else {}
+        requests = list(_requests(store, lines, header.time_s))
+        grown = _grown(last.namespaces if again else {}, header.namespaces) if last else {}
         self._known[url] = store, header
         return Answer(store, url, header, requests, grown, missed if last else 0)
 
 
-def _parse(text: str) -> tuple[Header, list[JsonDict]]:
-    head, *lines = [json.loads(line) for line in text.removesuffix("\n").split("\n")]
-    check(head, SAMPLES, "their header")
-    namespaces: Mapping[str, Json] = head["namespaces"]
-    header = Header(
-        boot_id=str(head["boot_id"]),
-        seed=int(head["hash_seed"]),
-        cleared=int(head.get("cleared", 0)),
-        **{name: int(head[name]) for name in ("next", "hot_version", "dropped", "behind")},  # null is nonsense
-        rate=float(head["rate"]),
-        time_s=float(head["time_s"]),
-        totals={digest: {name: int(told[name]) for name in COUNTED} for digest, told in namespaces.items()},
-        candidates={
-            digest: {bytes.fromhex(key): int(count) for key, count in told["hot_candidates"].items()}
-            for digest, told in namespaces.items()
-        },
-    )
-    return header, lines
+def _parse(text: str) -> tuple[Header, list[_Sample]]:
+    """FieldError if it is no answer of a store."""
+    head, *lines = text.removesuffix("\n").split("\n")
+    try:
+        return Header.model_validate_json(head), [_Sample.model_validate_json(line) for line in lines]
+    except ValidationError as error:
+        raise FieldError.of(error) from error
 
 
-def _requests(lines: Sequence[Json], now_s: float) -> Iterator[SampledRequest]:
+def _requests(store: str, lines: Sequence[_Sample], now_s: float) -> Iterator[tuple[float, str, SampledRequest]]:
     """Group the samples by request; those of one request come one after another."""
-    for _, group in groupby(lines, key=lambda line: line["req"]):
+    for _, group in groupby(lines, key=attrgetter("req")):
         told = list(group)
-        one, chunks = told[0], int(told[0]["chain_len"])
-        check(chunks, NUMBER, "chain_len")
-        check(one["t"], NUMBER, "t")
-        samples = tuple(Pick(int(line["pos"]), bytes.fromhex(line["key"]), bool(line["hot"])) for line in told)
-        if not all(0 <= sample.position < chunks for sample in samples):
-            raise ValueError(f"a sample of no place in its prompt of {chunks} chunks")
-        yield SampledRequest(now_s - float(one["t"]), str(one["namespace"]), chunks, samples)
+        one = told[0]
+        if any(sample.pos >= one.chain_len for sample in told):
+            raise ValueError(f"a sample of no place in its prompt of {one.chain_len} chunks")
+        picks = tuple(Pick(sample.pos, sample.key, sample.hot) for sample in told)
+        yield now_s - one.t, one.namespace, SampledRequest(store, one.chain_len, picks)
 
 
-def _grown(before: Totals, now: Totals) -> dict[str, dict[str, int]]:
+def _grown(before: Mapping[str, Lookups], now: Mapping[str, Lookups]) -> dict[str, dict[str, int]]:
     grown = {}
-    for digest, totals in now.items():
+    for digest, told in now.items():
+        requests, chunks = told.requests, told.chunks
         known = before.get(digest)
-        if known is None or totals["requests"] < known["requests"]:  # the store forgot the namespace meanwhile
-            known = dict.fromkeys(COUNTED, 0)
-        grown[digest] = {name: count - known[name] for name, count in totals.items()}
+        if known and requests >= known.requests:  # else the store forgot the namespace meanwhile
+            requests, chunks = requests - known.requests, chunks - known.chunks
+        grown[digest] = {"requests": requests, "chunks": chunks}
     return grown

@@ -1,7 +1,7 @@
 """One seed, rate and hot set for all stores of a fleet: derived from what they report, and handed out to them."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -95,7 +95,8 @@ class Handout:
         if now and rate == now.rate and fresh:
             return now
         before = self.current.hot if self.current else ()
-        hot = hot_set([answer.header.candidates for answer in answers] if rate < 1 else (), before)
+        told_of = [each for answer in answers for each in answer.header.namespaces.values()] if rate < 1 else ()
+        hot = hot_set([namespace.hot_candidates for namespace in told_of], before)
         self._refreshed = at
         if now and (rate, set(hot)) == (now.rate, set(now.hot)):
             return now
@@ -109,13 +110,12 @@ class Handout:
 
 
 def hot_set(
-    candidates: Sequence[Mapping[str, Mapping[bytes, int]]], before: Collection[bytes], number: int = HOT_KEYS
+    candidates: Iterable[Mapping[bytes, int]], before: Collection[bytes], number: int = HOT_KEYS
 ) -> tuple[bytes, ...]:
     """The ``number`` most frequent keys of the fleet; those of ``before`` stay while among the first 2 ``number``."""
     counts = Counter[bytes]()
     for told in candidates:
-        for namespace in told.values():
-            counts.update(namespace)
+        counts.update(told)
     often = sorted(counts, key=lambda key: (-counts[key], key))
     kept = [key for key in often[: 2 * number] if key in before]
     new = [key for key in often[:number] if key not in before]

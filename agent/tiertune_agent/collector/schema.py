@@ -12,6 +12,10 @@ NUMBER = "a number"
 MOST = 2.0**60
 SQUARE = "a square"
 """Of what adds up squares of numbers."""
+ELSEWHERE = "looked at one by one"
+"""Of what may be left out in part."""
+UNREAD = "anything"
+"""Of what nobody reads, but the database keeps."""
 _SIZES = {"effective": {"capacity_bytes": NUMBER, "eviction": str}}
 _POOL = {
     "model": str,
@@ -31,7 +35,7 @@ _TUNED = {
     "margin": NUMBER,
     "holdout": NUMBER,
 }
-STATUS = {"tiers": {EACH: _TIER}, "pools": {EACH: _POOL}, "models": [str], "uptime_s": NUMBER}
+STATUS = {"tiers": {EACH: _TIER}, "pools": {EACH: _POOL}, "models": [str], "uptime_s": NUMBER, "writes": ELSEWHERE}
 TUNING = {
     "version": NUMBER,
     "tiers": {EACH: _TUNED},
@@ -40,40 +44,30 @@ TUNING = {
     "admission": {EACH: str},
     "tenants": {EACH: {"quota_bytes": NUMBER}},
 }
-_NAMESPACE = {"requests": NUMBER, "chunks": NUMBER, "hot_candidates": {EACH: NUMBER}}
-SAMPLES = {
-    **dict.fromkeys(("next", "rate", "hot_version", "dropped", "cleared", "behind", "time_s"), NUMBER),
-    "namespaces": {EACH: _NAMESPACE},
-}
-"""Shape of the header before samples."""
 
 
-def check(told: Any, shape: Any, place: str) -> None:  # noqa: ANN401 (JSON)
-    """Raise TypeError naming the first place of another shape. What is missing or null is not checked."""
+def check(told: Any, shape: Any, place: str, levels: int = LEVELS) -> None:  # noqa: ANN401 (JSON)
+    """Raise TypeError naming the first place of another shape, or of what no database takes: an infinite number.
+
+    ValueError for nesting without end. What is missing or null is not checked.
+    """
+    if not levels and isinstance(told, dict | list):
+        raise ValueError(f"it is nested over {LEVELS} levels deep")
     if shape in (NUMBER, SQUARE):
         most = MOST if shape == NUMBER else MOST**2
         fits = isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < most
+    elif shape == UNREAD:
+        fits = not isinstance(told, float) or isfinite(told)
     else:
         fits = isinstance(told, type(shape) if isinstance(shape, dict | list) else shape)
     if not fits:
         raise TypeError(f"{place} is {told!r:.50}")
-    if isinstance(shape, list):
+    if isinstance(told, list):
         for one in told:
-            check(one, shape[0], place)
-    elif isinstance(shape, dict):
+            check(one, shape[0] if isinstance(shape, list) else UNREAD, place, levels - 1)
+    elif isinstance(told, dict):
+        inner = shape if isinstance(shape, dict) else {}
         for name, value in told.items():
-            if EACH in shape and isinstance(shape[EACH], dict):
-                check(value, shape[EACH], f"{place}.{name}")
-            elif value is not None and (inner := shape.get(name, shape.get(EACH))) is not None:
-                check(value, inner, f"{place}.{name}")
-
-
-def check_kept(told: Any, levels: int = LEVELS) -> None:  # noqa: ANN401 (JSON)
-    """Raise ValueError for what no database takes, wherever it is: an infinite number, or nesting without end."""
-    if isinstance(told, dict | list):
-        if not levels:
-            raise ValueError(f"it is nested over {LEVELS} levels deep")
-        for one in told.values() if isinstance(told, dict) else told:
-            check_kept(one, levels - 1)
-    elif isinstance(told, float) and not isfinite(told):
-        raise ValueError(f"{told} is no number")
+            of = inner.get(name, inner.get(EACH, UNREAD))
+            if of != ELSEWHERE and (value is not None or (EACH in inner and isinstance(of, dict))):
+                check(value, of, f"{place}.{name}", levels - 1)

@@ -11,7 +11,7 @@ import httpx
 from tiertune_agent.collector.counters import Leapt, Reading, parse, windows
 from tiertune_agent.collector.direct_commands import AGENT
 from tiertune_agent.collector.roster import Roster
-from tiertune_agent.collector.schema import STATUS, TUNING, check, check_kept
+from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
@@ -66,7 +66,6 @@ class StoreHttp:
         """The document, with its version; KeyError, TypeError or ValueError if the answer is malformed."""
         told: JsonDict = self.get("/v1/tuning")
         check(told, TUNING, "tuning")
-        check_kept(told)
         return {**told, "version": int(told["version"])}
 
     def tuning_of(self, status: Json) -> JsonDict:
@@ -90,6 +89,17 @@ class StoreHttp:
         self._http.close()
 
 
+@dataclass
+class _Met:
+    """What is kept of a store."""
+
+    http: StoreHttp
+    name: str = ""
+    """What it called itself last."""
+    last: tuple[Reading, float] | None = None
+    """Its last reading, and when it was asked for, in steady seconds."""
+
+
 class Collector:
     """Reads all stores at once; keeps the last reading of each, to take the difference to the next."""
 
@@ -105,12 +115,10 @@ class Collector:
         self._now = now
         self._steady_s = steady_s
         self._made = partial(StoreHttp, access=access)
-        self._clients: dict[str, StoreHttp] = {}
+        self._met: dict[str, _Met] = {}
+        """By address; always replaced as a whole, as others may read it at any time."""
         self.addresses: dict[str, str] = {}
         """What each store is called until it reports its name."""
-        self._names: dict[str, str] = {}
-        self._readings: dict[str, tuple[Reading, float]] = {}
-        """The last reading of each store, and when it was asked for, in steady seconds."""
         self._meet()
 
     def look(self) -> None:
@@ -120,8 +128,8 @@ class Collector:
 
     def collect(self) -> list[Heard]:
         """One answer per store, in the order of the roster."""
-        clients = self._clients
-        answers, told = dict(zip(clients, at_once(self._ask, clients), strict=True)), []
+        met = self._met
+        answers, told = dict(zip(met, at_once(self._ask, met), strict=True)), []
         seen: dict[str, str] = {}
         for url, answer in answers.items():
             first = seen.setdefault(cut(answer.store), url)  # the database cannot tell others apart
@@ -141,48 +149,48 @@ class Collector:
     def ahead_s(self) -> float:
         """Seconds that the agent's clock is ahead of every store's; 0 if no store reported its time."""
         ahead_s = self._now().timestamp() - self._steady_s()
-        told = self._readings.copy().values()
-        return min((ahead_s - (reading.time_s - asked_s) for reading, asked_s in told), default=0.0)
+        told = [met.last for met in self._met.values()]
+        return min((ahead_s - (last[0].time_s - last[1]) for last in told if last), default=0.0)
 
     def forget(self) -> None:
         """Drop all readings, so that the next one of each store counts as its first."""
-        self._readings = {}
+        for met in self._met.values():
+            met.last = None
 
     def client(self, url: str) -> StoreHttp | None:
         """The client of a store; None: not one of the fleet's."""
-        return self._clients.get(url)
+        met = self._met.get(url)
+        return met.http if met else None
 
     def close(self) -> None:
-        for client in self._clients.values():
-            client.close()
+        for met in self._met.values():
+            met.http.close()
 
     def _meet(self) -> None:
-        """Match clients, names and readings to the roster's stores. Others may read them at any time.
+        """Keep what is known of the roster's stores.
 
         The client of a store that left is not closed: a command may be under way, and keeps it until it has ended.
         """
         stores = self.roster.stores
-        self._clients = {url: self._clients.get(url) or self._made(url) for url in stores}
+        self._met = {url: self._met.get(url) or _Met(self._made(url)) for url in stores}
         self.addresses = {url: store.name or urlsplit(url).netloc for url, store in stores.items()}
-        self._names = {url: store.name or self._names.get(url) or self.addresses[url] for url, store in stores.items()}
-        self._readings = {url: last for url, last in self._readings.items() if url in stores}
 
     def _ask(self, url: str) -> Heard:
-        client = self._clients[url]
+        met = self._met[url]
+        client, called = met.http, self.roster.stores[url].name or met.name or self.addresses[url]
         try:
             reading, status = parse(client.get("/v1/counters")), client.get("/v1/status")
             check(status, STATUS, "status")
-            check_kept({**status, "writes": None})
             tuning = client.tuning_of(status)
             if misnamed := self._misnamed(url, reading.store):
-                return Trouble(self._names[url], "store_misnamed", f"{url} is called {misnamed}")
+                return Trouble(called, "store_misnamed", f"{url} is called {misnamed}")
             return self._snapshot(url, reading, status, tuning)
         except httpx.HTTPError as error:
-            return Trouble(self._names[url], "store_unreachable", f"{url}: {said(error)}")
+            return Trouble(called, "store_unreachable", f"{url}: {said(error)}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, Leapt):
-                del self._readings[url]  # the next answer says from where to count on
-            return Trouble(self._names[url], "store_nonsense", f"{url} answers what no store answers: {error!r}")
+                met.last = None  # the next answer says from where to count on
+            return Trouble(called, "store_nonsense", f"{url} answers what no store answers: {error!r}")
 
     def _misnamed(self, url: str, name: str) -> str:
         """What is wrong with the name that a store gives itself; empty: nothing, and it is called so from now on."""
@@ -191,23 +199,23 @@ class Collector:
         listed = self.roster.stores[url].name
         if listed and name != listed:
             return f"{listed} where it is listed, and {name} by itself"
-        self._names[url] = name
+        self._met[url].name = name
         return ""
 
     def _snapshot(self, url: str, reading: Reading, status: Json, tuning: Json) -> Heard:
-        at, asked_s = self._now(), self._steady_s()
-        before, last_s = self._readings.get(url, (None, asked_s))
+        at, asked_s, met = self._now(), self._steady_s(), self._met[url]
+        before, last_s = met.last or (None, asked_s)
         if before is not None and before.store != reading.store:
             before = None  # what another store counted since its boot was read where it was before
         if before is not None and (odd := _odd(reading.time_s - before.time_s, asked_s - last_s)):
             # what was counted goes into the next window
-            self._readings[url] = replace(before, time_s=reading.time_s), asked_s
+            met.last = replace(before, time_s=reading.time_s), asked_s
             return Trouble(reading.store, "stale_counters", f"{url}: its clock {odd}")
         if before is not None and before.boot_id != reading.boot_id:  # it was away: nothing was held or counted then
             up_s = float(status.get("uptime_s") or inf)
             before = replace(before, time_s=max(before.time_s, reading.time_s - up_s))
         counted, stages = windows(before, reading, at) if before else ((), ())
-        self._readings[url] = reading, asked_s
+        met.last = reading, asked_s
         return Snapshot(
             store=reading.store,
             url=url,

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field
 
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.network import web_address
@@ -25,20 +25,24 @@ def _no_fleet(name: str) -> str:
     return name
 
 
+def _of_store(url: str) -> str:
+    such_as = "a store's address as http://host:port"
+    return web_address(url, such_as, login="a token stands in stores_token_file", path=False).rstrip("/")
+
+
+def _of_source(url: str) -> str:
+    such_as = "a source's address as http://host:port/metrics"
+    return web_address(url, such_as, login="it is shown on the page and in incidents", path=True, query=True)
+
+
 OwnName = Annotated[str, AfterValidator(_no_fleet)]
 
 
 class StoreAddress(Document):
-    url: str
+    url: Annotated[str, AfterValidator(_of_store)]
     """``http://host:port`` of the store; it is shown, so it has no user and no password."""
     name: OwnName = ""
     """Checked against the name that the store gives itself; empty takes that name."""
-
-    @field_validator("url")
-    @classmethod
-    def _address(cls, url: str) -> str:
-        such_as = "a store's address as http://host:port"
-        return web_address(url, such_as, login="a token stands in stores_token_file", path=False).rstrip("/")
 
 
 def each_once(named: Iterable[str]) -> None:
@@ -70,7 +74,7 @@ class ObservedSource(Document):
 
     name: OwnName = Field(pattern=NAME)
     """Its name on page and metrics; no store and no other source may have it."""
-    url: str
+    url: Annotated[str, AfterValidator(_of_source)]
     """``http://host:port/metrics``."""
     kind: Kind
     """vLLM's own metrics, LMCache's server (multi-process mode), or LMCache within the engine's workers."""
@@ -78,9 +82,3 @@ class ObservedSource(Document):
     """Size of LMCache's chunks, which it counts without their bytes; None: bytes moved stay unknown."""
     tier: Literal["dram", "disk", "remote"] | None = None
     """The only tier of a connector that does not report hits by tier; None: they appear under ``unknown``."""
-
-    @field_validator("url")
-    @classmethod
-    def _address(cls, url: str) -> str:
-        such_as = "a source's address as http://host:port/metrics"
-        return web_address(url, such_as, login="it is shown on the page and in incidents", path=True, query=True)

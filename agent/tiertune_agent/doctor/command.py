@@ -76,15 +76,11 @@ def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathe
     """Ask all of them. DocumentError if the environment names an unusable token or CA file."""
     reader = reader or gathered.Reader(from_environment(os.environ))
     agent = reader.agent(asked.agent) if asked.agent else NOT_ASKED
-    stores = dict(asked.stores)
-    known: dict[str, Json] = {}
-    if agent.answers:
-        known = {str(one["url"]): one for one in agent.stores}
-        stores |= {url: stores.get(url, "") for url in known}
+    known = {str(one["url"]): one for one in agent.stores}
     facts = AllFacts(
         version=version("tiertune"),
         agent=agent,
-        stores=_once(_stores(reader, asked, stores), known),
+        stores=_once(_stores(reader, asked, known), known),
         engines=reader.engines(asked.engines, asked.access),
         servers=asked.servers,
         storage=storage,
@@ -92,15 +88,12 @@ def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathe
     return replace(facts, unknown=(*asked.unknown, *_unknown(facts)))
 
 
-def _stores(reader: gathered.Reader, asked: Endpoints, stores: Mapping[str, str]) -> list[StoreFacts]:
+def _stores(reader: gathered.Reader, asked: Endpoints, known: Iterable[str]) -> list[StoreFacts]:
     """Only stores that the settings name get a token: the agent's list may hold addresses of others by now."""
-    strangers = {url: name for url, name in stores.items() if url not in asked.stores}
     own = asked.access or reader.access
-    told = reader.stores(strangers, own.tokenless)
-    return [
-        *reader.stores(asked.stores, own),
-        *(replace(one, problem=UNSHOWN) if one.closed else one for one in told),
-    ]
+    told = reader.stores({url: "" for url in known if url not in asked.stores}, own.tokenless)
+    strangers = (replace(one, problem=UNSHOWN) if one.closed else one for one in told)
+    return [*reader.stores(asked.stores, own), *strangers]
 
 
 def _once(stores: Iterable[StoreFacts], known: Mapping[str, Json]) -> list[StoreFacts]:

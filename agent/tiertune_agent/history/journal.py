@@ -106,14 +106,14 @@ class Journal(OfHistory):
 
     def audit_once(self, entries: Collection[Entry]) -> None:
         """Write entries that came late; one that has its row already gets no second one."""
-        new = {entry.key: entry for entry in entries}
+        new = {entry[:4]: entry for entry in entries}
         query = select(AuditRow.at, AuditRow.who, AuditRow.source, AuditRow.what).where(
             AuditRow.source.in_({entry.source for entry in entries}), AuditRow.at >= min(entry.at for entry in entries)
         )
         with self._session() as session:
             for at, who, source, what in session.execute(query):
                 new.pop((at, who, source, what), None)
-            session.add_all(AuditRow(**vars(entry)) for entry in new.values())
+            session.add_all(AuditRow(**entry._asdict()) for entry in new.values())
 
     def audited(self, limit: int = 100) -> list[JsonDict]:
         """Newest first."""

@@ -12,7 +12,7 @@ from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.history.models import LedgerRow
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Rates, Window, cut, sum_known
-from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, UNKNOWN_SHARE, added, measured, stratified, sums
+from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, added, measured, sums
 from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
@@ -64,7 +64,7 @@ def add_up(rows: dict[Place, LedgerRow], entries: Booked, shares: Mapping[str, s
         if place not in rows:
             rows[place] = _empty(*place)
         _add(rows[place], booked)
-        _measure(rows[place], window, shares.get(window.store, UNKNOWN_SHARE))
+        _measure(rows[place], window, shares.get(window.store, ""))
 
 
 def _rows(session: Session, entries: Booked) -> dict[Place, LedgerRow]:
@@ -88,7 +88,7 @@ def fold_ledger(session: Session, store: str, start: datetime, end: datetime) ->
         for row in others:
             _add(whole, row)
             if row.holdout:
-                _hold(whole, stratified(row.holdout))
+                _hold(whole, row.holdout)
             session.delete(row)
 
 
@@ -120,6 +120,6 @@ def _measure(row: LedgerRow, window: Window, share: str) -> None:
 
 
 def _hold(row: LedgerRow, counted: Json) -> None:
-    row.holdout = added(stratified(row.holdout), counted)
+    row.holdout = added(row.holdout or {}, counted)
     if told := measured(row.holdout.values()):
         row.measured, row.measured_low, row.measured_high = told

@@ -23,7 +23,7 @@ from tiertune_agent.tuners.base import Mode, Tuner, TunerSettings
 from tiertune_agent.tuners.registry import TUNERS, Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
-from tiertune_connector.documents import Document, parse_yaml, read_text, validated
+from tiertune_connector.documents import Document, FieldError, parse_yaml, read_text, validated
 from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import Duration
 
@@ -115,12 +115,8 @@ class Policy(Rule):
                 try:
                     _resolved(Rule.model_construct(**below), [override for _, override in each])
                 except ValidationError as error:
-                    problem = error.errors()[0]
-                    place = ".".join(str(part) for part in problem["loc"])
                     which = " and ".join(f"entry {index}" for index, _ in each)
-                    raise ValueError(
-                        f"{which}, laid over the rest: {place}: {problem['msg'].removeprefix('Value error, ')}"
-                    ) from error
+                    raise ValueError(f"{which}, laid over the rest: {FieldError.of(error)}") from error
         return value
 
     def for_target(self, target: Target) -> Rule:

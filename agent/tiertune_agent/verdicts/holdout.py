@@ -21,8 +21,6 @@ GROUPS = ("held", "fetched")
 ENOUGH_REQUESTS = 30
 """Needed in each group for an interval: a normal one needs some."""
 NORMAL_95 = 1.96
-UNKNOWN_SHARE = ""
-"""Stratum of what was kept before shares were told apart."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +77,3 @@ def added(one: Json, other: Json) -> JsonDict:
     for name, value in other.items():
         found[name] = added(found.get(name, {}), value) if isinstance(value, Mapping) else found.get(name, 0.0) + value
     return found
-
-
-def stratified(kept: Json | None) -> Json:
-    """Strata by share, as they are kept in the ledger."""
-    kept = kept or {}
-    return {UNKNOWN_SHARE: kept} if any(name in kept for name in GROUPS) else kept

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from itertools import chain
 from math import log
+from operator import itemgetter
 from typing import NamedTuple
 
 from tiertune_agent.collector.samples import Answer, SampleReader
@@ -157,7 +158,7 @@ class FleetWhatif:
         since_s, self._now_s = now_s if self._now_s is None else self._now_s, now_s
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
         shapes = tuple(self._grid.around(now, local_tiers(hosts) + ("remote",) * managed, split))
-        for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
+        for namespace in sorted({digest for answer in agreeing for digest in answer.header.namespaces}):
             self._plan(namespace, fleet, shapes, now=now, at=at, since_s=since_s)
         self._count(agreeing, at)
         self._play(agreeing, fleet)
@@ -227,13 +228,13 @@ class FleetWhatif:
     def _play(self, answers: Sequence[Answer], fleet: Sequence[Snapshot]) -> None:
         """Play all stores' requests in order of arrival. An earlier agent may have reported a store's first ones."""
         stores = {snapshot.store: snapshot for snapshot in fleet}
-        came = [(request, answer.store) for answer in answers for request in answer.requests]
+        came = chain.from_iterable(answer.requests for answer in answers)
         first = {answer.store for answer in answers if not answer.grown}
         costs = cache(lambda store, namespace: self._known.costs(stores[store], namespace))
-        for request, store in sorted(came, key=lambda each: -each[0].age_s):
-            known, cost = self._namespaces.get(request.namespace), costs(store, request.namespace)
+        for _, namespace, seen in sorted(came, key=itemgetter(0), reverse=True):
+            known, cost = self._namespaces.get(namespace), costs(seen.host, namespace)
             if known is not None and cost is not None:  # else the cost of prefilling is not known yet
-                known.play(SampledRequest(store, request.chunks, request.samples), cost, told=store in first)
+                known.play(seen, cost, told=seen.host in first)
 
     def _prospect(self, namespace: str, at: datetime, now_s: float, every_s: float) -> Prospect | None:
         known = self._namespaces[namespace]

@@ -62,7 +62,8 @@ def engines_refused(store: StoreFacts) -> Told:
 @of_store("error")
 def tier_dead(store: StoreFacts) -> Told:
     for tier, state in store.tiers.items():
-        dead = [f"{one['server']}: {one['reason']}" for one in _dead_servers(state)]
+        servers = _dead_servers(state)
+        dead = [f"{one.get('server') or 'a server'}: {one.get('reason') or 'no reason told'}" for one in servers]
         if state.get("health") in ("dead", "recovering") or dead:
             reason = "; ".join(dead) or str(state.get("reason") or "no reason told")
             yield f"{tier} is {state['health']}: {reason}", _DEAD.get(tier, ALSO_LOOKED_FOR["tier_dead"])
