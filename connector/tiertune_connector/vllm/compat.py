@@ -19,7 +19,7 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, iter_layer_specs
-from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
+from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
@@ -264,29 +264,9 @@ def scheduled(output: SchedulerOutput) -> Iterator[tuple[str, int, int]]:
         yield request, computed, computed + counts[request]
 
 
-class Staging:
-    """vLLM's primary tier, as far as it is asked. On the scheduler thread.
-
-    0.33 has a lock against a thread that polls tiers between steps; our tier asks for no such thread, so there is none.
-    """
-
-    def __init__(self, primary: CPUOffloadingManager) -> None:
-        self._primary = primary
-
-    def holds(self, key: OffloadKey, context: ReqContext) -> bool:
-        """Whether a chunk is there and whole."""
-        return self._primary.lookup(key, context) is LookupResult.HIT
-
-    def touch(self, keys: Sequence[OffloadKey], context: ReqContext) -> None:
-        """Chunks that came: they are as new as their arrival, where vLLM takes them to be as old as their load's begin.
-
-        Else those of a slow load are the first to leave, before their request can take them.
-        """
-        self._primary.touch(keys, context)
-
-    def room(self) -> int:
-        """Chunks that are free or may leave."""
-        return self._primary._get_num_free_chunks() + self._primary._num_evictable_cache_chunks  # noqa: SLF001
+def room(staging: CPUOffloadingManager) -> int:
+    """Chunks of staging that are free or may leave."""
+    return staging._get_num_free_chunks() + staging._num_evictable_cache_chunks  # noqa: SLF001
 
 
 def unlink(region: SharedOffloadRegion) -> None:

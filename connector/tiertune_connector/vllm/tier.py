@@ -27,7 +27,7 @@ from tiertune_connector.profile.steps import Steps
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.protocol.reporting import prefill_line
 from tiertune_connector.tracing import open_tracing
-from tiertune_connector.vllm import metrics
+from tiertune_connector.vllm import compat, metrics
 from tiertune_connector.vllm.facts import UNKNOWN, Facts, Prompt
 from tiertune_connector.vllm.gate import EngineGate
 from tiertune_connector.vllm.joining import join
@@ -38,9 +38,8 @@ from tiertune_connector.vllm.transfers import Job, Transfers
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
+    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
-
-    from tiertune_connector.vllm.compat import Staging
 
 DRAIN_S = 2.0
 """Most that a drain waits for the store, because it runs on the scheduler thread."""
@@ -141,8 +140,12 @@ class TierTuneTier(SecondaryTierManager):
             backlog_s = self.gate.backlog.seconds(request)
             known.ask = self._lookups.expect(request, prompt.tokens, chain, sides, prompt.tenant, backlog_s=backlog_s)
 
-    def bind(self, staging: "Staging") -> None:
-        """Call before the first request; ``staging`` is vLLM's primary tier."""
+    def bind(self, staging: "CPUOffloadingManager") -> None:
+        """Call before the first request; ``staging`` is vLLM's primary tier.
+
+        0.33 has a lock against a thread that polls tiers between steps; this tier asks for no such thread, so there is
+        none.
+        """
         self._staging = staging
 
     def must_wait(self, request: str, computed_tokens: int) -> bool:
@@ -152,7 +155,7 @@ class TierTuneTier(SecondaryTierManager):
             return True
 
         def staged(key: bytes) -> bool:
-            return self._staging.holds(OffloadKey(key.removesuffix(known.prompt.suffix)), known.context)
+            return self._staged(OffloadKey(key.removesuffix(known.prompt.suffix)), known.context)
 
         return known.ask is not None and not self._lookups.settled(known.ask, computed_tokens, staged)
 
@@ -283,7 +286,7 @@ class TierTuneTier(SecondaryTierManager):
             keys = [
                 key
                 for key in (*chain[there:], *(key for side in sides for key in side))
-                if self._staging.holds(key, known.context)
+                if self._staged(key, known.context)
             ]
             if keys:
                 self.submit_store(parent.create_store_job(keys, known.context))
@@ -299,7 +302,7 @@ class TierTuneTier(SecondaryTierManager):
             self.telemetry.answered(ask)
             if not ask.reply.result().reason:
                 self._absent.append(ask)
-                self.gate.prefetch(ask, self._staging.room())
+                self.gate.prefetch(ask, compat.room(self._staging))
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """The request gets no more jobs."""
@@ -333,6 +336,10 @@ class TierTuneTier(SecondaryTierManager):
     def _known(self, request: str) -> _Known:
         return self._requests.get(request, _ENDED)
 
+    def _staged(self, key: OffloadKey, context: ReqContext) -> bool:
+        """Whether staging has a chunk whole."""
+        return self._staging.lookup(key, context) is LookupResult.HIT
+
     def _computed(self, prompts: Iterable[tuple[_Known, int]]) -> None:
         """A step computed these prompts up to a token each."""
         for known, end in prompts:
@@ -362,6 +369,8 @@ class TierTuneTier(SecondaryTierManager):
         known = self._known(job.request)
         if known.load is job:  # else its request has ended, and another one may have its name
             known.load = None
+            # As new as their arrival. vLLM takes them to be as old as their load's begin: those of a slow load would be
+            # the first to leave, before their request can take them.
             self._staging.touch(came, known.context)
             if known.ask is not None:
                 self.telemetry.loaded(known.ask, job)
