@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tiertune_connector.client.store_client import StoreClient
@@ -47,15 +46,11 @@ class Totals:
 
 @dataclass(eq=False)
 class Reporter:
-    """Reports totals to a store until it is closed, also while nothing else runs in the process.
-
-    ``before`` is called before every report: a chance to add what is known by now.
-    """
+    """Reports totals to a store until it is closed, also while nothing else runs in the process."""
 
     totals: Totals
     client: StoreClient
     every_s: float = REPORT_EVERY_S
-    before: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.errors = 0
@@ -74,7 +69,6 @@ class Reporter:
         while not closing:
             closing = self._closed.wait(self.every_s)
             try:
-                self.before()
                 self.totals.report(self.client)
             except Exception:
                 if not self.errors:
