@@ -26,7 +26,7 @@ from tiertune_connector.cost import PrefillCost
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.protocol.reporting import prefill_line
-from tiertune_connector.tracing import open_tracing
+from tiertune_connector.tracing import RequestTrace, open_tracing
 from tiertune_connector.vllm import compat, metrics
 from tiertune_connector.vllm.facts import UNKNOWN, Facts, Prompt
 from tiertune_connector.vllm.gate import EngineGate
@@ -55,6 +55,7 @@ class _Known:
     """None: it is not looked up, or not any more."""
     load: Job | None = None
     """The load whose end vLLM has not been told."""
+    trace: RequestTrace | None = None
     prefilling: bool = True
     """It has no first token yet: for others, a step brings nothing new."""
 
@@ -129,7 +130,7 @@ class TierTuneTier(SecondaryTierManager):
         known = self._requests[request]
         known.prompt = prompt
         self.gate.backlog.arrived(request, prompt.tokens)
-        self.telemetry.tracing.arrived(request, prompt.headers, prompt.tokens, len(prompt.keys[0]))
+        known.trace = self.telemetry.tracing.arrived(request, prompt.headers, prompt.tokens, len(prompt.keys[0]))
         if prompt.reads and known.context.load_tier_filter.allows(self.medium, self.locality):
             chain, *others = ([bytes(key) + prompt.suffix for key in keys] for keys in prompt.keys)
             sides = [
@@ -314,13 +315,15 @@ class TierTuneTier(SecondaryTierManager):
         self.gate.backlog.left(request)
         if known.ask is not None and (known.load is None or known.load.over):  # else its load still goes on
             self.gate.ended(known.ask)
-        self.telemetry.finished(request, known.ask)
+        self.telemetry.finished(known.ask, known.trace)
 
     def drain_jobs(self) -> None:
         self._transfers.drain(DRAIN_S)
 
     def shutdown(self) -> None:
         self._transfers.close(DRAIN_S)
+        for known in self._requests.values():
+            self.telemetry.finished(known.ask, known.trace)
         self.telemetry.close()
         self._client.close()
 
