@@ -116,8 +116,6 @@ class TierTuneTier(SecondaryTierManager):
         )
         self._transfers = Transfers(self._client, np.asarray(primary_kv_view).view(np.uint8))
         self._requests: dict[str, _Known] = {}
-        self._absent: list[Ask] = []
-        """Requests whose lookup is answered: staging may have what the store lacks."""
         self.promoted: list[tuple[str, Sequence[OffloadKey]]] = []
         """Requests, with the keys that came from the store since the connector last took this for vLLM's events."""
         self._held_by = -1
@@ -275,14 +273,20 @@ class TierTuneTier(SecondaryTierManager):
         return [self._result(job) for job in self._transfers.take()]
 
     def serve_external_requests(self, parent: ParentManager) -> None:
-        """Cascade again what staging has and the store said it lacks: it was restarted or flushed, or evicted it."""
-        absent, self._absent = self._absent, []
-        for ask in absent:
-            known = self._known(ask.request)
-            if not known.prompt.writes:
+        """Take the store's answers, at the end of a step.
+
+        What staging has and the store says it lacks is cascaded again: it was restarted or flushed, or evicted it.
+        """
+        for ask in self._lookups.answered():
+            known, reply = self._known(ask.request), ask.reply.result()
+            if known.ask is not ask:
                 continue
-            there, (chain, *sides) = len(ask.reply.result().tiers), known.prompt.keys
-            if there == len(ask.chain):  # the store also has what a cut there needs of other groups
+            self.telemetry.answered(ask)
+            if reply.reason:
+                continue
+            self.gate.prefetch(ask, compat.room(self._staging))
+            there, (chain, *sides) = len(reply.tiers), known.prompt.keys
+            if not known.prompt.writes or there == len(ask.chain):  # it also has what a cut there needs of other groups
                 continue
             keys = [
                 key
@@ -297,13 +301,6 @@ class TierTuneTier(SecondaryTierManager):
             preempted = self._known(request).ask
             if preempted is not None:
                 self._lookups.preempted(preempted)
-        for ask in self._lookups.answered():
-            if self._known(ask.request).ask is not ask:
-                continue
-            self.telemetry.answered(ask)
-            if not ask.reply.result().reason:
-                self._absent.append(ask)
-                self.gate.prefetch(ask, compat.room(self._staging))
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """The request gets no more jobs."""
