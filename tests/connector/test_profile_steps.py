@@ -289,10 +289,10 @@ class TestReports:
         reporter.close()
         assert [report.tokens for report in sink.taken] == [2]
 
-    def test_a_failing_report_is_counted_and_the_rest_is_reported_later(self):
-        """The thread that reports survives whatever a client throws at it, and nothing is lost by it."""
+    def test_a_failing_poll_is_counted_and_the_rest_is_reported_later(self):
+        """The thread that reports survives whatever a device throws at it, and nothing is lost by it."""
         totals, sink = Totals(), FakeSink()
-        reporter = Reporter(totals, Mock(report_steps=Mock(side_effect=RuntimeError)), every_s=3600)
+        reporter = Reporter(totals, sink, every_s=3600, before=Mock(side_effect=RuntimeError("CUDA error")))
         totals.add("a", "mixed", 1.0, 2)
         reporter.close()
         assert (reporter.errors, sink.taken) == (1, [])

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tiertune_connector.client.store_client import StoreClient
@@ -46,11 +47,15 @@ class Totals:
 
 @dataclass(eq=False)
 class Reporter:
-    """Reports totals to a store until it is closed, also while nothing else runs in the process."""
+    """Reports totals to a store until it is closed, also while nothing else runs in the process.
+
+    ``before`` is called before every report: a chance to add what is known by now.
+    """
 
     totals: Totals
     client: StoreClient
     every_s: float = REPORT_EVERY_S
+    before: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.errors = 0
@@ -69,6 +74,7 @@ class Reporter:
         while not closing:
             closing = self._closed.wait(self.every_s)
             try:
+                self.before()
                 self.totals.report(self.client)
             except Exception:
                 if not self.errors:

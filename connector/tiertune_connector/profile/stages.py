@@ -8,7 +8,6 @@ If an engine has no connector of ours, or drops what connectors report, its proc
     talker = profile.stage("talker")
     talker.attach(model.talker, tokens=lambda args, kwargs, output: kwargs["input_ids"].shape[-1])
 
-Seconds of a device's last forward are told behind its next one, or when reporting ends: nobody waits for the device.
 Attach to modules that do not contain each other: the seconds of one inside another count for both. Attach to the
 outermost module, also if it is compiled: nothing is measured while torch compiles or captures a graph. torch itself is
 imported only where a module on a CUDA device is measured.
@@ -47,6 +46,7 @@ class Profiler:
         self.totals = Totals()
         self._device_timer = device_timer
         self._timers: dict[str, Timer[str]] = {CPU: wall_timer(wall)}
+        self._began = False
         self._reporter: Reporter | None = None
 
     def stage(self, name: str) -> "Stage":
@@ -58,13 +58,11 @@ class Profiler:
     def report_to(self, client: StoreClient) -> None:
         """Report to this client's store, no longer to the one before: also what is not sent yet."""
         self.close()
-        self._reporter = Reporter(self.totals, client)
+        self._reporter = Reporter(self.totals, client, before=self._harvest_if_idle)
 
     def close(self) -> None:
-        """Report once more, and end reporting; measuring goes on. Not while a graph is captured."""
+        """Report once more, and end reporting; measuring goes on."""
         if self._reporter is not None:
-            for timer in tuple(self._timers.values()):
-                self.harvest(timer)
             self._reporter.close()
             self._reporter = None
 
@@ -75,10 +73,23 @@ class Profiler:
             self._timers.setdefault(device, self._device_timer(device))
         return self._timers[device]
 
-    def harvest(self, timer: Timer[str]) -> None:
-        """Add what a device has finished since the last call."""
-        for name, seconds in timer.poll():
-            self.totals.add(name, PHASE, seconds, 0)
+    def start(self, timer: Timer[str], name: str) -> Mark[str] | None:
+        """A stage begins."""
+        self._began = True
+        return timer.start(name)
+
+    def harvest(self, *timers: Timer[str]) -> None:
+        """Add what devices have finished since the last call."""
+        for timer in timers or tuple(self._timers.values()):
+            for name, seconds in timer.poll():
+                self.totals.add(name, PHASE, seconds, 0)
+
+    def _harvest_if_idle(self) -> None:
+        # Threads that run stages harvest too. This thread does it only if no stage began since it last looked: querying
+        # an event breaks the capture of a graph that another thread has under way.
+        began, self._began = self._began, False
+        if not began:
+            self.harvest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,10 +135,11 @@ class Attached:
     def _before(self, module: Module, _args: object) -> None:
         if _compiling():
             return
+        profiler = self._stage.profiler
         if self._timer is None:  # by now its parameters are where they will be
             parameter = next(iter(module.parameters()), None)
-            self._timer = self._stage.profiler.timer(CPU if parameter is None else str(parameter.device))
-        self._begun.marks.append(self._timer.start(self._stage.name))
+            self._timer = profiler.timer(CPU if parameter is None else str(parameter.device))
+        self._begun.marks.append(profiler.start(self._timer, self._stage.name))
 
     def _after(self, _module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
         """Tokens are counted at once, seconds once the device has finished."""
