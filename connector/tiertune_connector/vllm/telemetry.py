@@ -81,10 +81,24 @@ class Telemetry:
                 used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
                 self._report(ask, ask.decision, used=used)
             self.first_token(ask)  # even if it ended without a token, it counts in its group
+        self.left(ask, trace)
+
+    def left(self, ask: Ask | None, trace: RequestTrace | None) -> None:
+        """Nothing more will be known of the request, as it or the engine has ended: its trace is made spans of."""
+        self.parted(ask, trace)
         if trace is not None:
-            if ask is not None:
-                _fill(trace, ask)
             self.tracing.ended(trace)
+
+    def parted(self, ask: Ask | None, trace: RequestTrace | None) -> None:
+        """Its lookup is forgotten: the trace keeps what came of it. An answer that came too late changes nothing."""
+        if ask is None or trace is None:
+            return
+        trace.late, trace.looked_up_at = ask.late_at > 0, ask.late_at or ask.replied_at
+        if ask.replied_at and not trace.late:
+            reply = ask.reply.result()
+            trace.tiers, trace.nothing = reply.tiers, reply.reason
+        trace.decided_at, trace.decision = ask.decided_at, ask.decision
+        trace.loaded_at, trace.reports = ask.loaded_at, ask.reports
 
     def first_token(self, ask: Ask) -> None:
         """The output of the step that computed the prompt's end has come, or the request has ended without one.
@@ -159,16 +173,6 @@ class Telemetry:
         if ask.wanted_at is not None:
             self.steps.kv_wait(monotonic() - ask.wanted_at, chunks * self.chunk_tokens)
             ask.wanted_at = None
-
-
-def _fill(trace: RequestTrace, ask: Ask) -> None:
-    """What came of a lookup; an answer that came too late changes nothing."""
-    trace.late, trace.looked_up_at = ask.late_at > 0, ask.late_at or ask.replied_at
-    if ask.replied_at and not trace.late:
-        reply = ask.reply.result()
-        trace.tiers, trace.nothing = reply.tiers, reply.reason
-    trace.decided_at, trace.decision = ask.decided_at, ask.decision
-    trace.loaded_at, trace.reports = ask.loaded_at, ask.reports
 
 
 def _failure(ask: Ask, job: Job) -> str:

@@ -200,6 +200,7 @@ class TierTuneTier(SecondaryTierManager):
     def part(self) -> None:
         """Present requests read and write no more: they may be computed with both old weights and new ones."""
         for known in self._requests.values():
+            self.telemetry.parted(known.ask, known.trace)
             known.prompt, known.ask = replace(known.prompt, writes=False), None
 
     def measured(self, seconds: Mapping[int, Sequence[float]], gpus: Sequence[str]) -> None:
@@ -320,7 +321,7 @@ class TierTuneTier(SecondaryTierManager):
     def shutdown(self) -> None:
         self._transfers.close(DRAIN_S)
         for known in self._requests.values():
-            self.telemetry.finished(known.ask, known.trace)
+            self.telemetry.left(known.ask, known.trace)
         self.telemetry.close()
         self._client.close()
 
