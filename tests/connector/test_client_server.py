@@ -265,7 +265,7 @@ def test_a_client_that_cannot_be_greeted_leaves_nothing_and_the_next_one_is_welc
     with Engine(store, connect_s=10) as engine:
         assert engine.connected
         assert len(store.server._connections) == 1
-    eventually(lambda: store.store.namespaces._users == {})
+    eventually(lambda: store.store.namespaces._users == set())
     assert http.total("internal_errors_total", place="converse") == 1
 
 

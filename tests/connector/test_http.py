@@ -24,10 +24,10 @@ from connector.stores import (
     running,
 )
 from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX
+from tiertune_connector.keys import tenant_digest
 from tiertune_connector.protocol.messages import Report, StepReport, TierReport
 from tiertune_connector.state import StateDir
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.vllm.tenants import KEY_VARIABLE, Tenants
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,7 @@ def test_metrics_come_as_openmetrics_too(http):
 def test_metrics_name_no_tenant(http, store):
     """Neither salt nor digest, while it is asked, refused for its quota, and flushed; both forms, however spelt."""
     salt = "acme-corporation"
-    tenant = Tenants("shared", {KEY_VARIABLE: "key of the fleet"}).digest(salt)
+    tenant = tenant_digest(salt, b"key of the fleet")
     http.retune(tenants={tenant.hex(): {"quota_bytes": 4 * CHUNK_BYTES}})
     with Engine(store) as engine:
         engine.client.lookup("r", chain("a", 6), prompt_tokens=96, tenant=tenant).result(10)

@@ -50,6 +50,12 @@ def test_a_tenant_is_a_keyed_digest():
     assert tenant_digest("", b"secret") == b""
 
 
+def test_whatever_a_salt_or_secret_is_made_of_makes_a_tenant():
+    """JSON may hold half a character, of which vLLM makes keys, too; a variable may hold any bytes."""
+    assert len({tenant_digest(salt, b"\xff") for salt in ("\ud800", "\ud801", "a")}) == 3
+    assert tenant_digest("a", b"\xff") != tenant_digest("a", b"")
+
+
 def test_two_namespaces_tell_in_what_they_differ():
     """By parts that are short, and tell nobody a seed."""
     one, other = Namespace(model="llama", hash_seed="1", kv_layout="x" * 4000), Namespace(model="llama", hash_seed="2")

@@ -11,7 +11,7 @@ from opentelemetry.trace import get_current_span
 
 from connector.otlp import Collector, values
 from connector.stores import at_best, eventually
-from connector.traces import CALLER, CHUNKS, FETCH, SAMPLED, TRACE, UNSAMPLED, Sink, fetched_request, report
+from connector.traces import CALLER, CHUNKS, SAMPLED, TRACE, UNSAMPLED, Sink, fetched, report
 from tiertune_connector.tracing import Tracing, open_tracing, otlp
 from tiertune_connector.tracing import tracer as tracer_module
 from tiertune_connector.tracing.otlp import parent, traces_url
@@ -35,9 +35,10 @@ def _own_environment(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-def traced(url, act, **settings):
+def traced(url, *traces, **settings):
     tracing = open_tracing(url, **(OPENED | settings))
-    act(tracing)
+    for trace in traces or (fetched(),):
+        tracing.ended(trace)
     tracing.close()
 
 
@@ -45,7 +46,7 @@ def lost(url):
     """Seconds until an engine that ends has given up a request's spans."""
     started = time.monotonic()
     tracing = open_tracing(url, **OPENED)
-    fetched_request(tracing)
+    tracing.ended(fetched())
     tracing.close()
     return time.monotonic() - started
 
@@ -55,7 +56,7 @@ class TestWhatArrives:
 
     def test_a_fetch_is_a_tree_under_the_caller(self, collector):
         """The request's span is the caller's child; lookup, gate and one load per tier are its children."""
-        traced(collector.url, fetched_request)
+        traced(collector.url)
         spans = collector.spans()
         assert {name: len(found) for name, found in spans.items()} == {
             "tiertune.request": 1,
@@ -72,7 +73,7 @@ class TestWhatArrives:
 
     def test_attributes_tell_prediction_and_outcome(self, collector):
         """What was asked, predicted, chosen and what came of it can be read off the spans."""
-        traced(collector.url, fetched_request, model="llama")
+        traced(collector.url, model="llama")
         spans = collector.spans()
         request = values(spans["tiertune.request"][0])
         assert request == {
@@ -111,42 +112,32 @@ class TestWhatArrives:
 
     def test_without_a_trace_context_a_request_is_a_root(self, collector):
         """Two requests without headers are two traces."""
-
-        def act(tracing):
-            fetched_request(tracing, None, "a")
-            fetched_request(tracing, {}, "b")
-
-        traced(collector.url, act)
+        traced(collector.url, fetched("a", None), fetched("b", {}))
         roots = collector.spans()["tiertune.request"]
         assert [span.parent_span_id for span in roots] == [b"", b""]
         assert len({span.trace_id for span in roots}) == 2
 
     def test_an_unsampled_caller_is_respected(self, collector):
         """Of a request whose caller is not sampled nothing is sent."""
-        traced(collector.url, lambda tracing: fetched_request(tracing, UNSAMPLED))
+        traced(collector.url, fetched(headers=UNSAMPLED))
         assert collector.posts == []
 
     def test_requests_without_a_caller_are_sampled_as_the_environment_says(self, collector, monkeypatch):
         """OTEL_TRACES_SAMPLER decides over roots alone."""
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-
-        def act(tracing):
-            fetched_request(tracing, None, "root")
-            fetched_request(tracing, SAMPLED, "child")
-
-        traced(collector.url, act)
+        traced(collector.url, fetched("root", None), fetched("child", SAMPLED))
         (request,) = collector.spans()["tiertune.request"]
         assert values(request)["tiertune.request.id"] == "child"
 
     def test_the_resource_names_the_engine(self, collector):
         """Attributes given at the start stand in the resource."""
-        traced(collector.url, fetched_request, attributes={"tiertune.stage": "prefill"})
+        traced(collector.url, attributes={"tiertune.stage": "prefill"})
         assert collector.resource().items() >= {"service.name": "tiertune", "tiertune.stage": "prefill"}.items()
 
     def test_the_environment_names_the_service(self, collector, monkeypatch):
         """OTEL_SERVICE_NAME, the usual way to name a service, wins."""
         monkeypatch.setenv("OTEL_SERVICE_NAME", "from-environment")
-        traced(collector.url, fetched_request)
+        traced(collector.url)
         assert collector.resource()["service.name"] == "from-environment"
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -156,19 +147,12 @@ class TestWhatArrives:
         monkeypatch.delenv("no_proxy", raising=False)
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, "http://127.0.0.1:9")
-        traced(collector.url.replace("127.0.0.1", host), fetched_request)
+        traced(collector.url.replace("127.0.0.1", host))
         assert collector.spans()
 
     def test_a_failed_load_is_an_error_in_its_span_alone(self, collector):
         """Status and error.type are on the load; the request went on and has no error."""
-
-        def act(tracing):
-            tracing.arrived("r", SAMPLED, 1300, 10)
-            tracing.decided("r", FETCH)
-            tracing.loaded("r", [report("remote", "late")])
-            tracing.finished("r")
-
-        traced(collector.url, act)
+        traced(collector.url, fetched(reports=[report("remote", "late")]))
         spans = collector.spans()
         (load,), (request,) = spans["tiertune.load"], spans["tiertune.request"]
         assert (load.status.code, values(load)["error.type"]) == (2, "late")
@@ -183,7 +167,7 @@ class TestSending:
         monkeypatch.setattr(tracer_module, "EVERY_S", 0.01)
         tracing = open_tracing(collector.url, **OPENED)
         for count in (1, 2):
-            fetched_request(tracing, request=str(count))
+            tracing.ended(fetched(str(count)))
             eventually(lambda count=count: len(collector.spans().get("tiertune.request", ())) == count)
         tracing.close()
 
@@ -199,9 +183,9 @@ class TestBounds:
         sink = Sink()
         recorder = Tracing(sink)
         for number in range(5):
-            fetched_request(recorder, request=str(number))
+            recorder.ended(fetched(str(number)))
         recorder.close()
-        assert ([trace.request for trace in sink.traces], recorder._open) == (["2", "3", "4"], {})
+        assert [trace.request for trace in sink.traces] == ["2", "3", "4"]
 
     @pytest.mark.usefixtures("patient")
     def test_a_sink_that_raises_costs_a_request_alone(self, caplog):
@@ -216,21 +200,10 @@ class TestBounds:
         sink = Raising()
         recorder = Tracing(sink)
         for request in ("bad", "good"):
-            fetched_request(recorder, request=request)
+            recorder.ended(fetched(request))
         recorder.close()
         assert ([trace.request for trace in sink.traces], sink.closed) == (["good"], True)
         assert "no good" in caplog.text
-
-    def test_calls_about_unknown_requests_are_ignored(self):
-        """Requests that were dropped, or came before the tracer did, raise nothing."""
-        sink = Sink()
-        recorder = Tracing(sink)
-        recorder.looked_up("x", [])
-        recorder.decided("x", FETCH)
-        recorder.loaded("x", [])
-        recorder.finished("x")
-        recorder.close()
-        assert sink.traces == []
 
     @pytest.mark.parametrize("status", [400, 503])
     def test_a_collector_that_refuses_loses_spans_and_no_more(self, monkeypatch, status):
@@ -238,10 +211,10 @@ class TestBounds:
         monkeypatch.setattr(tracer_module, "EVERY_S", 0.01)
         collector = Collector(status)
         tracing = open_tracing(collector.url, **OPENED)
-        fetched_request(tracing, request="refused")
+        tracing.ended(fetched("refused"))
         eventually(lambda: "tiertune.request" in collector.spans(refused=True))
         collector.status = 200
-        fetched_request(tracing, request="taken")
+        tracing.ended(fetched("taken"))
         eventually(lambda: "tiertune.request" in collector.spans())
         tracing.close()
         assert [values(span)["tiertune.request.id"] for span in collector.spans()["tiertune.request"]] == ["taken"]
@@ -278,7 +251,7 @@ class TestBounds:
         with socket.create_server(("127.0.0.1", 0)) as server:
             tracing = open_tracing(f"http://127.0.0.1:{server.getsockname()[1]}", **OPENED)
             for number in range(200):
-                fetched_request(tracing, request=str(number))
+                tracing.ended(fetched(str(number)))
             tracing.close()
             tracing._thread.join(10)  # its batches would take half a minute
             assert not tracing._thread.is_alive()
@@ -314,7 +287,7 @@ class TestHeaders:
 
     def test_a_request_with_garbage_is_traced_as_a_root(self, collector):
         """It is not lost for what its caller sent."""
-        traced(collector.url, lambda tracing: fetched_request(tracing, {"traceparent": "00-zz"}))
+        traced(collector.url, fetched(headers={"traceparent": "00-zz"}))
         assert collector.spans()["tiertune.request"][0].parent_span_id == b""
 
 
@@ -325,9 +298,9 @@ class TestOff:
         """No thread, nothing remembered."""
         threads = set(threading.enumerate())
         tracing = open_tracing("", **OPENED)
-        fetched_request(tracing)
+        assert tracing.arrived("r1", SAMPLED, 1300, 10) is None
         tracing.close()
-        assert ({*threading.enumerate()} - threads, tracing._open) == (set(), {})
+        assert {*threading.enumerate()} - threads == set()
 
     def test_without_opentelemetry_it_says_so_and_stays_off(self, monkeypatch, caplog):
         """A missing package is a warning that names the extra, not a dead engine."""

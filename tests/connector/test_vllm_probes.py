@@ -67,15 +67,6 @@ def test_a_file_that_is_not_there_is_named(vllm, monkeypatch):
     assert check_source(vllm) == ["other.py: no such file, for Tier"]
 
 
-@pytest.mark.parametrize(("known", "unknown"), [("lookup load", []), ("load", ["lookup"])])
-def test_an_abstract_method_that_nobody_knows_is_named(vllm, monkeypatch, known, unknown):
-    """What TierTune's subclass does not have, it would lack at run time."""
-    monkeypatch.setattr(probes, "NEEDS", {"tier.py": {"Tier": ""}})
-    monkeypatch.setattr(probes, "ABSTRACT", {"Tier": known})
-    told = [f"tier.py: Tier.{name} is abstract, which TierTune does not know" for name in unknown]
-    assert check_source(vllm) == told
-
-
 def test_a_source_that_is_not_python_is_no_file(vllm, monkeypatch):
     """A broken installation is told like a missing one."""
     (vllm / "tier.py").write_text("class")

@@ -7,13 +7,15 @@ import pytest
 from tiertune_connector.client.store_client import Loaded
 from tiertune_connector.cost import Candidate, GateDecision, Reason
 from tiertune_connector.profile.steps import Steps
-from tiertune_connector.protocol.messages import FirstToken, LookupReply
+from tiertune_connector.protocol.messages import FirstToken, LookupReply, TierReport
 from tiertune_connector.protocol.reporting import gained_s, recomputed
+from tiertune_connector.tracing import RequestTrace, Tracing
 from tiertune_connector.vllm import telemetry
 from tiertune_connector.vllm.lookups import Ask
 from tiertune_connector.vllm.transfers import Job
 
 CHUNK = 16
+REPORT = TierReport("remote", 4, 64, 0, "off", 0.1, 0.2, None, "skipped")
 PROMPT = 100
 
 
@@ -36,16 +38,8 @@ class Client:
             self.reports.append(message.tiers)
 
 
-class Silent:
-    """Tracing that is off."""
-
-    def finished(self, _request): ...
-
-    def loaded(self, request, reports, **told):
-        self.heard = (request, [report.tier for report in reports], told)
-
-    def looked_up(self, request, tiers, **told):
-        self.heard = (request, tiers, told)
+TRACE = "r", None, PROMPT, 4, 100.0, 0
+"""Of a request that is traced."""
 
 
 @pytest.fixture
@@ -54,15 +48,10 @@ def client():
 
 
 @pytest.fixture
-def silent():
-    return Silent()
-
-
-@pytest.fixture
-def told(client, silent, monkeypatch):
+def told(client, monkeypatch):
     monkeypatch.setattr(telemetry, "monotonic", lambda: 107.5)
     steps = Steps(stage="all", clock=lambda: 0.0, observe=lambda *_: None, decode_tokens=1, ranks=1)
-    made = telemetry.Telemetry(client, steps=steps, tracing=silent, chunk_tokens=CHUNK)
+    made = telemetry.Telemetry(client, steps=steps, tracing=Tracing(), chunk_tokens=CHUNK)
     yield made
     made._reporter.close()
 
@@ -72,15 +61,43 @@ def ask(*, group="fetched", tier="remote", decided=True):
     reply.set_result(LookupReply(1, [tier] * 4, {}, {}, group=group))
     candidate = Candidate(tier, 4, 0, Reason.OFF, 0.1, 0.2)
     decision = GateDecision(0, tier, Reason.OFF, 0.1, 0.2, (candidate,)) if decided else None
-    return Ask("r", PROMPT, [], [], reply, 100.0, decision=decision, reported=True)
+    return Ask("r", PROMPT, [], [], reply, 100.0, decision=decision, reports=[REPORT])
 
 
-def test_a_trace_is_told_when_the_reply_came(told, silent):
-    """Its coming is noticed at a step's end only."""
+def traced(told, request):
+    """What spans are made of, once the request has ended."""
+    trace = RequestTrace(*TRACE)
+    told.finished(request, trace)
+    (ended,) = told.tracing._ended
+    assert ended is trace
+    return trace
+
+
+def test_a_trace_tells_when_the_reply_came(told):
+    """Its coming is noticed at a step's end only, in which it may have been decided."""
     one = ask(tier="dram")
     one.replied_at = 106.0
     told.answered(one)
-    assert silent.heard == ("r", ["dram"] * 4, {"nothing": "", "ago_s": 1.5})
+    told.decided(one, one.decision)
+    trace = traced(told, one)
+    assert (trace.looked_up_at, trace.tiers, trace.late, trace.nothing) == (106.0, ["dram"] * 4, False, "")
+    assert (trace.decided_at, trace.decision) == (107.5, one.decision)
+
+
+def test_an_answer_that_comes_too_late_changes_no_trace(told):
+    """The request has gone on without it."""
+    one = ask(decided=False)
+    one.wanted_at = 100.0
+    told.settled(one)
+    one.replied_at = 109.0
+    told.answered(one)
+    trace = traced(told, one)
+    assert (trace.looked_up_at, trace.tiers, trace.late) == (107.5, (), True)
+
+
+def test_a_request_that_the_store_was_not_asked_about_is_traced_all_the_same(told):
+    """It waited for nothing."""
+    assert traced(told, None) == RequestTrace(*TRACE)
 
 
 @pytest.mark.parametrize("group", ["held", "fetched"])
@@ -90,14 +107,14 @@ def test_a_first_token_is_told_once(told, client, group):
     told.first_token(request)
     assert client.first_tokens == [(64, 7.5, group)]
     told.first_token(request)
-    told.finished("r", request)
+    told.finished(request, None)
     assert len(client.first_tokens) == 1
 
 
 def test_a_request_without_a_first_token_tells_when_it_ends(told, client):
     """It failed, or was aborted: its group must not lose it."""
     request = ask()
-    told.finished("r", request)
+    told.finished(request, None)
     told.first_token(request)
     assert client.first_tokens == [(64, 7.5, "fetched")]
 
@@ -148,7 +165,7 @@ def test_a_load_of_which_the_scheduler_takes_nothing_has_failed(told, client, ha
     request = fetching()
     told.loaded(request, load(b"b", b"c", b"d"))
     told.begun(request, had * CHUNK)
-    told.finished("r", request)
+    told.finished(request, None)
     assert reported(client) == outcomes
 
 
@@ -171,7 +188,7 @@ def test_what_a_failed_load_brought_is_not_computed_again(told, client, done, ag
     request = fetching()
     told.loaded(request, load(*done))
     told.begun(request, len(done) * CHUNK)
-    told.finished("r", request)
+    told.finished(request, None)
     assert reported(client) == {"dram": ("failed", again[0] * CHUNK), "remote": ("failed", again[1] * CHUNK)}
 
 
@@ -198,7 +215,7 @@ def test_what_was_chosen_and_not_begun_is_computed_again(told, client, had, agai
     if had is not None:
         told.begun(request, had * CHUNK)
         told.begun(request, 4 * CHUNK)
-    told.finished("r", request)
+    told.finished(request, None)
     assert reported(client) == {"dram": ("skipped", again[0] * CHUNK), "remote": ("skipped", again[1] * CHUNK)}
 
 
@@ -225,15 +242,16 @@ def test_what_a_request_that_ended_first_did_not_take_is_not_computed_again(told
     request = fetching()
     told.loaded(request, load(*done, keys=done))
     told.settled(request)
-    told.finished("r", request)
+    told.finished(request, None)
     assert reported(client) == {"dram": ("unknown", 0), "remote": ("unknown", 0)}
     assert [report.fetched_tokens for report in client.reports[0]] == [CHUNK, remote * CHUNK]
     assert [gained_s(report) for report in client.reports[0]] == [None, None]
 
 
-def test_a_trace_is_told_when_a_load_ended(told, silent):
+def test_a_trace_tells_when_a_load_ended(told):
     """And not when the scheduler takes what it brought, which may be a step later."""
     request = fetching()
     told.loaded(request, load(b"b", b"c", b"d"))
     told.begun(request, 4 * CHUNK)
-    assert silent.heard == ("r", ["dram", "remote"], {"ago_s": 7.0})
+    trace = traced(told, request)
+    assert (trace.loaded_at, [report.tier for report in trace.reports]) == (100.5, ["dram", "remote"])

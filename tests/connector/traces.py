@@ -2,10 +2,12 @@
 
 from tiertune_connector.cost import Candidate, GateDecision, Reason
 from tiertune_connector.protocol.messages import TierReport
+from tiertune_connector.tracing import RequestTrace
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}, {"traceparent": f"00-{TRACE}-{CALLER}-00"}
 CHUNKS = {"chunk_bytes": 1000}
+SECOND = 10**9
 FETCH = GateDecision(
     10,
     "remote",
@@ -39,10 +41,14 @@ class Sink:
         self.closed = True
 
 
-def fetched_request(tracing, headers=SAMPLED, request="r1"):
-    """Arrives at second 101 of its clock; each event comes a second later."""
-    tracing.arrived(request, headers, 1300, 10)
-    tracing.looked_up(request, ["dram"] * 5 + ["remote"] * 5)
-    tracing.decided(request, FETCH)
-    tracing.loaded(request, [report("dram", "won", actual_s=0.25), report("remote", "lost", chunks=5, actual_s=0.5)])
-    tracing.finished(request)
+def fetched(request="r1", headers=SAMPLED, **told):
+    """Of a request that arrives at second 101; each event comes a second later."""
+    usual = {
+        "looked_up_at": 2.0,
+        "tiers": ["dram"] * 5 + ["remote"] * 5,
+        "decided_at": 3.0,
+        "decision": FETCH,
+        "loaded_at": 4.0,
+        "reports": [report("dram", "won", actual_s=0.25), report("remote", "lost", chunks=5, actual_s=0.5)],
+    }
+    return RequestTrace(request, headers, 1300, 10, 1.0, 101 * SECOND, **(usual | told))

@@ -100,7 +100,7 @@ class Played:
 
     def knows_nothing(self):
         """Whether no request left a trace, nor a row of staging that is kept for one."""
-        tier, staging = self.tier, self.tier._staging._primary
+        tier, staging = self.tier, self.tier._staging
         left = (tier._requests, tier._transfers._jobs, len(tier.gate.backlog))
         used = staging._num_allocated_chunks - len(staging._free_list)
         return not any(left) and staging._num_evictable_cache_chunks == used

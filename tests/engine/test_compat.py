@@ -25,6 +25,7 @@ from vllm.v1.kv_cache_interface import (
 
 from engine.conftest import BLOCK, cache_of, full_attention
 from engine.test_tier import adapter
+from tiertune_connector.keys import tenant_digest
 from tiertune_connector.vllm import compat, probes
 from tiertune_connector.vllm.facts import Group
 from tiertune_connector.vllm.probes import UnsupportedError
@@ -272,6 +273,27 @@ def test_salts_and_adapters_reach_the_prompt(configured, tmp_path):
     assert (salted.reads, salted.writes, len(salted.tenant), len(salted.suffix)) == (True, True, 16, 16)
     unknown = engine.prompt(arrived(cache_salt="a", lora_request=LoRARequest("other", 2, "someone/other")), [[]])
     assert (unknown.reads, unknown.writes) == (False, False)
+
+
+@pytest.mark.parametrize("key", [None, "secret", "\udcff"], ids=["none", "text", "any byte"])
+def test_the_tenants_key_is_the_environments(configured, monkeypatch, key):
+    """Whoever guesses salts needs it, too; equal salts are one tenant, others are others."""
+    monkeypatch.delenv(compat.TENANT_KEY, raising=False)
+    if key is not None:
+        monkeypatch.setenv(compat.TENANT_KEY, key)
+    engine = compat.Engine(configured(), cache_of(configured()))
+    for salt in ("a", "b", "\ud800"):
+        assert engine.prompt(arrived(cache_salt=salt), [[]]).tenant == tenant_digest(salt, os.fsencode(key or ""))
+
+
+@pytest.mark.parametrize("isolation", ["shared", "require_salt"])
+@pytest.mark.parametrize("salt", ["a", "", None])
+def test_unsalted_requests_stay_out_where_a_salt_is_required(configured, isolation, salt):
+    """They neither read nor write, and are no tenant's."""
+    config = configured(extra={"isolation": isolation, "chunk_tokens": 64})
+    prompt = compat.Engine(config, cache_of(config)).prompt(arrived(cache_salt=salt), [[]])
+    allowed = isolation == "shared" or salt == "a"
+    assert (prompt.reads, prompt.writes, bool(prompt.tenant)) == (allowed, allowed, salt == "a")
 
 
 @pytest.mark.parametrize(("encodes", "shared"), [(False, True), (True, False)])

@@ -290,7 +290,7 @@ def test_a_request_that_a_reset_preempts_goes_on(played):
     engine = played(whole, 64)
     prompt = tokens(300, seed=3)
     engine.add("asked", prompt, most=600)  # steps enough for the store to take the chunks meanwhile
-    while engine.tier._staging._primary._num_evictable_cache_chunks < 300 // 64:
+    while engine.tier._staging._num_evictable_cache_chunks < 300 // 64:
         engine.step()
     while engine.scheduler.connector.connector_scheduler._jobs:
         engine.step()

@@ -34,10 +34,12 @@ class Namespaces:
     state: StateDir | None = None
 
     def __post_init__(self) -> None:
-        self._served = OrderedDict(self.state.namespaces() if self.state else {})
-        self._unsaved = False
+        self._saved = self.state.namespaces() if self.state else {}
+        self._served = OrderedDict(self._saved)
         self._saving = threading.Lock()
-        self._users: dict[str, list[Session]] = {}
+        self._sessions: list[Session] = []
+        self._users: set[str] = set()
+        """The namespaces of these, which may have ended since the last look."""
         self._used_at: dict[str, float] = {}
         self._started = self.clock()
 
@@ -45,10 +47,10 @@ class Namespaces:
         """A client uses its namespace until its session ends."""
         assert session.namespace is not None
         with self.lock:
-            self._unsaved |= session.digest not in self._served
             self._served[session.digest] = Served(session.namespace.model, session.namespace.epoch)
             self._served.move_to_end(session.digest)
-            self._users.setdefault(session.digest, []).append(session)
+            self._sessions.append(session)
+            self._users.add(session.digest)
             if len(self._served) > _REMEMBERED:
                 unused = (name for name in self._served if name not in self._users)
                 del self._served[next(unused, next(iter(self._served)))]
@@ -59,12 +61,11 @@ class Namespaces:
             log.warning(_NOT_KEPT, "the state directory does not answer")
             return
         try:
-            while self.state is not None and (served := self._take_unsaved()):
+            while self.state is not None and (served := self._known()) != self._saved:
                 self.state.save_namespaces(served)
+                self._saved = served
         except OSError as error:
             log.warning(_NOT_KEPT, error)
-            with self.lock:  # one that joins just then looks at it first
-                self._unsaved = True
         finally:
             self._saving.release()
 
@@ -119,20 +120,15 @@ class Namespaces:
                 del self._used_at[name]
             return over
 
-    def _take_unsaved(self) -> dict[str, Served]:
-        """All namespaces if what is new is not saved; else none."""
+    def _known(self) -> dict[str, Served]:
         with self.lock:
-            unsaved, self._unsaved = self._unsaved, False
-            return self._served.copy() if unsaved else {}
+            return dict(self._served)
 
     def _look(self) -> None:
         """Note whose clients are there, and whose have left since the last look."""
-        now = self.clock()
-        for name, users in list(self._users.items()):
-            self._used_at[name] = now
-            self._users[name] = [session for session in users if not session.ended]
-            if not self._users[name]:
-                del self._users[name]
+        self._used_at |= dict.fromkeys(self._users, self.clock())
+        self._sessions = [session for session in self._sessions if not session.ended]
+        self._users = {session.digest for session in self._sessions}
 
     def _long_unused(self, name: str) -> bool:
         return self.clock() - self._used_at.get(name, self._started) >= LENT_AFTER_S

@@ -1,8 +1,7 @@
 """Turns the record of a request into spans. Pure; `docs/tracing.md` has the table of attributes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass
 
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.messages import TierReport
@@ -15,7 +14,7 @@ FAILURES = ("failed", "late")
 
 @dataclass(slots=True)
 class RequestTrace:
-    """What happened to one request, and when (nanoseconds since 1970; 0: it did not happen)."""
+    """What happened to one request, and when (seconds of the monotonic clock; 0: it did not happen)."""
 
     request: str
     headers: object
@@ -23,17 +22,20 @@ class RequestTrace:
     prompt_tokens: int
     chunks: int
     """Chunks of the prompt that were asked for."""
+    arrived_at: float
     arrived_ns: int
-    looked_up_ns: int = 0
+    """The same since 1970, by the wall clock: all other times are as far from it as by the monotonic one."""
+    looked_up_at: float = 0.0
     tiers: Sequence[str] = ()
     """The tier of each chunk of the leading run that was found."""
     late: bool = False
     nothing: str = ""
     """Why nothing was found, unless it was simply absent."""
-    decided_ns: int = 0
+    decided_at: float = 0.0
     decision: GateDecision | None = None
-    loads: list[tuple[int, Sequence[TierReport]]] = field(default_factory=list)
-    """When each load ended, and what was reported of its tiers."""
+    loaded_at: float = 0.0
+    reports: Sequence[TierReport] = ()
+    """What was reported of the decision's tiers, and of the load, if there was one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def describe(trace: RequestTrace, *, chunk_bytes: int, model: str = "") -> list[
     nothing was waited for.
     """
     children = [*_lookup(trace), *_gate(trace), *_loads(trace, chunk_bytes)]
-    end = max([trace.arrived_ns, *(child.end_ns for child in children)])
+    times = trace.arrived_at, max(trace.arrived_at, trace.looked_up_at, trace.decided_at, trace.loaded_at)
     attributes: Attributes = {
         "tiertune.request.id": trace.request,
         "gen_ai.usage.input_tokens": trace.prompt_tokens,
@@ -62,13 +64,12 @@ def describe(trace: RequestTrace, *, chunk_bytes: int, model: str = "") -> list[
         "tiertune.outcome": outcome(trace),
         "gen_ai.request.model": model or None,
     }
-    return [_span("tiertune.request", trace.arrived_ns, end, attributes), *children]
+    return [_span(trace, "tiertune.request", times, attributes), *children]
 
 
 def outcome(trace: RequestTrace) -> str:
     """The worst outcome of its loads; without any, ``unknown`` if one was decided, else ``late`` or ``skipped``."""
-    reports = chain.from_iterable(reports for _, reports in trace.loads)
-    seen = {report.outcome for report in reports if report.fetched_tokens}
+    seen = {report.outcome for report in trace.reports if report.actual_s is not None}
     if seen:
         return next((name for name in WORST_FIRST if name in seen), "unknown")
     if trace.decision is not None and trace.decision.fetches:
@@ -77,7 +78,7 @@ def outcome(trace: RequestTrace) -> str:
 
 
 def _lookup(trace: RequestTrace) -> Iterator[Span]:
-    if not trace.looked_up_ns:
+    if not trace.looked_up_at:
         return
     attributes = {
         "tiertune.chunks": trace.chunks,
@@ -85,7 +86,8 @@ def _lookup(trace: RequestTrace) -> Iterator[Span]:
         "tiertune.reason": trace.nothing or None,
         **{f"tiertune.chunks.{tier}": trace.tiers.count(tier) for tier in dict.fromkeys(trace.tiers)},
     }
-    yield _span("tiertune.lookup", trace.arrived_ns, trace.looked_up_ns, attributes, "late" if trace.late else "")
+    times = trace.arrived_at, trace.looked_up_at
+    yield _span(trace, "tiertune.lookup", times, attributes, "late" if trace.late else "")
 
 
 def _gate(trace: RequestTrace) -> Iterator[Span]:
@@ -102,35 +104,37 @@ def _gate(trace: RequestTrace) -> Iterator[Span]:
         "tiertune.predicted.fetch_seconds": decision.fetch_s if offered else None,
         "tiertune.predicted.recompute_seconds": decision.recompute_s if offered else None,
     }
-    yield _span("tiertune.gate", trace.looked_up_ns or trace.decided_ns, trace.decided_ns, attributes)
+    yield _span(trace, "tiertune.gate", (trace.looked_up_at or trace.decided_at, trace.decided_at), attributes)
 
 
 def _loads(trace: RequestTrace, chunk_bytes: int) -> Iterator[Span]:
     """A slower tier's chunks are first brought into DRAM; the copy out of DRAM ends a load."""
-    for end_ns, reports in trace.loads:
-        fetched = [report for report in reports if report.fetched_tokens]
-        copy_s = sum(report.actual_s or 0.0 for report in fetched if report.tier == "dram")
-        for report in fetched:
-            in_dram_ns = end_ns if report.tier == "dram" else end_ns - int(copy_s * 1e9)
-            start_ns = max(trace.arrived_ns, in_dram_ns - int((report.actual_s or 0.0) * 1e9))
-            chunks = report.chunks * report.fetched_tokens // max(1, report.tokens)
-            attributes: Attributes = {
-                "tiertune.tier": report.tier,
-                "tiertune.chunks": chunks,
-                "tiertune.tokens": report.fetched_tokens,
-                "tiertune.bytes": chunks * chunk_bytes,
-                "tiertune.outcome": report.outcome,
-                "tiertune.predicted.fetch_seconds": report.fetch_s,
-                "tiertune.predicted.recompute_seconds": report.recompute_s,
-                "tiertune.actual_seconds": report.actual_s,
-            }
-            failure = report.outcome if report.outcome in FAILURES else ""
-            yield _span("tiertune.load", start_ns, in_dram_ns, attributes, failure)
+    took = {report.tier: report.actual_s for report in trace.reports if report.actual_s is not None}
+    for report in trace.reports:
+        if report.tier not in took:
+            continue
+        in_dram = trace.loaded_at - (0.0 if report.tier == "dram" else took.get("dram", 0.0))
+        times = max(trace.arrived_at, in_dram - took[report.tier]), in_dram
+        chunks = report.chunks * report.fetched_tokens // max(1, report.tokens)
+        attributes: Attributes = {
+            "tiertune.tier": report.tier,
+            "tiertune.chunks": chunks,
+            "tiertune.tokens": report.fetched_tokens,
+            "tiertune.bytes": chunks * chunk_bytes,
+            "tiertune.outcome": report.outcome,
+            "tiertune.predicted.fetch_seconds": report.fetch_s,
+            "tiertune.predicted.recompute_seconds": report.recompute_s,
+            "tiertune.actual_seconds": report.actual_s,
+        }
+        failure = report.outcome if report.outcome in FAILURES else ""
+        yield _span(trace, "tiertune.load", times, attributes, failure)
 
 
-def _span(name: str, start_ns: int, end_ns: int, attributes: Attributes, failure: str = "") -> Span:
-    """A ``Span`` that never ends before it starts, whatever the wall clock did meanwhile; None is no attribute."""
-    known = {key: value for key, value in attributes.items() if value is not None}
-    if failure:
-        known["error.type"] = failure
+def _span(
+    trace: RequestTrace, name: str, times: tuple[float, float], attributes: Attributes, failure: str = ""
+) -> Span:
+    """A ``Span`` that never ends before it starts, whatever its ``times`` are; None is no attribute."""
+    start_ns, end_ns = (trace.arrived_ns + round(1e9 * (at - trace.arrived_at)) for at in times)
+    told = {**attributes, "error.type": failure or None}
+    known = {key: value for key, value in told.items() if value is not None}
     return Span(name, start_ns, max(start_ns, end_ns), known, failure)

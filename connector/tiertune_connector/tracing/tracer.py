@@ -1,21 +1,19 @@
 """What the engine's scheduler thread calls, and the thread that makes spans of it.
 
-The scheduler thread only writes down what happened. Spans are made afterwards, with the times written down, by a
-thread of its own, and sent by another one, OpenTelemetry's. Nothing waits for the collector: what it does not take is
-dropped.
+The scheduler thread only writes down what happened. Spans are made once the request has ended, with the times written
+down, by a thread of its own, and sent by another one, OpenTelemetry's. Nothing waits for the collector: what it does
+not take is dropped.
 """
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tiertune_connector.cost import GateDecision
-from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.tracing.spans import RequestTrace, describe
 
 if TYPE_CHECKING:
@@ -30,63 +28,34 @@ CLOSE_S = 2.0
 
 @dataclass(eq=False)
 class Tracing:
-    """Writes down what happens to requests, and hands it to ``sink``. All is called on the scheduler thread.
+    """Hands on what happened to requests to ``sink``, which another thread calls.
 
-    Another thread calls ``sink``; without one nothing is kept, and no thread runs. No method blocks or raises.
+    Without one nothing is written down, and no thread runs. No method blocks or raises.
     """
 
     sink: "OtlpSink | None" = None
-    clock: Callable[[], int] = time.time_ns
 
     def __post_init__(self) -> None:
-        self._open: dict[str, RequestTrace] = {}
         self._ended: deque[RequestTrace] = deque(maxlen=MOST)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(self.sink,), name="tiertune-traces", daemon=True)
         if self.sink is not None:
             self._thread.start()
 
-    def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
+    def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> RequestTrace | None:
         """A request has come, and its lookup of ``chunks`` goes out; ``headers`` is its trace context, if any."""
-        if self.sink is not None:
-            self._open[request] = RequestTrace(request, headers, prompt_tokens, chunks, self.clock())
+        if self.sink is None:
+            return None
+        return RequestTrace(request, headers, prompt_tokens, chunks, time.monotonic(), time.time_ns())
 
-    def looked_up(
-        self, request: str, tiers: Sequence[str], *, late: bool = False, nothing: str = "", ago_s: float = 0.0
-    ) -> None:
-        """The store answered, ``ago_s`` before now, with the tier of each chunk found, or cannot be waited for longer.
-
-        What it answers after that changes nothing.
-        """
-        trace = self._open.get(request)
-        if trace is not None and not trace.late:
-            trace.tiers, trace.late, trace.nothing = tiers, late, nothing
-            trace.looked_up_ns = self.clock() - int(ago_s * 1e9)
-
-    def decided(self, request: str, decision: GateDecision) -> None:
-        """The gate has decided."""
-        trace = self._open.get(request)
-        if trace is not None:
-            trace.decision, trace.decided_ns = decision, self.clock()
-
-    def loaded(self, request: str, reports: Sequence[TierReport], *, ago_s: float = 0.0) -> None:
-        """A load ended ``ago_s`` before now."""
-        trace = self._open.get(request)
-        if trace is not None:
-            trace.loads.append((self.clock() - int(ago_s * 1e9), reports))
-
-    def finished(self, request: str) -> None:
+    def ended(self, trace: RequestTrace) -> None:
         """Nothing more will come of the request."""
-        trace = self._open.pop(request, None)
-        if trace is not None:
-            self._ended.append(trace)
+        self._ended.append(trace)
 
     def close(self) -> None:
         """Send what can be sent within two seconds, and drop the rest."""
         if self.sink is None:
             return
-        for request in list(self._open):
-            self.finished(request)
         self._closing.set()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():

@@ -19,13 +19,14 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, iter_layer_specs
-from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
+from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
 from vllm.v1.request import Request
 
 from tiertune_connector.cost import TOKENS_ONLY, ModelShape
+from tiertune_connector.keys import tenant_digest
 from tiertune_connector.units import format_size
 from tiertune_connector.vllm import identity, probes
 from tiertune_connector.vllm.facts import Facts, Group, Prompt
@@ -33,10 +34,11 @@ from tiertune_connector.vllm.lora import AdapterDigests
 from tiertune_connector.vllm.probes import UnsupportedError
 from tiertune_connector.vllm.settings import for_vllm, parse
 from tiertune_connector.vllm.sizes import SizePlan, plan
-from tiertune_connector.vllm.tenants import Tenants
 
 logger = logging.getLogger(f"vllm.{__name__}")
 EPOCH_BYTES = 8
+TENANT_KEY = "TIERTUNE_TENANT_KEY"
+"""Environment variable: the key of the digest that stands for a salt, so that nobody can guess salts by digests."""
 FAR = 1 << 24
 """Tokens of context beyond the window of any layer that has one."""
 _told = WeakSet[AdapterDigests]()
@@ -65,7 +67,7 @@ class Engine:
         self._order = sorted(range(len(found)), key=lambda place: found[place].window_chunks is not None)
         self.groups = tuple(found[place] for place in self._order)
         """First the group whose chunks make the chain."""
-        self._tenants = Tenants(self.settings.isolation, os.environ)
+        self._tenant_key = os.fsencode(os.environ.get(TENANT_KEY, ""))
         self._adapters = AdapterDigests(identity.adapters(vllm_config))
         self._adapters_encode = identity.adapters_encode(vllm_config)
         media, cached = vllm_config.model_config.multimodal_config, vllm_config.cache_config.enable_prefix_caching
@@ -113,14 +115,15 @@ class Engine:
         # vLLM keeps encoded media by the name alone of the adapter that encoded them.
         media = request.mm_features and (self._numbers_media or (request.lora_request and self._adapters_encode))
         known = adapter is not None and not media
-        allowed = known and self._tenants.allowed(request.cache_salt)
+        salt = request.cache_salt or ""
+        allowed = known and (salt != "" or self.settings.isolation == "shared")
         epoch = self.epoch.to_bytes(EPOCH_BYTES, "big") if self.exchanges_weights else b""
         return Prompt(
             tokens=request.num_prompt_tokens,
             keys=[keys[place] for place in self._order],
             suffix=(adapter or b"") + epoch,
             stands=partial(self._adapters.stands, request.lora_request, adapter),
-            tenant=self._tenants.digest(request.cache_salt),
+            tenant=tenant_digest(salt, self._tenant_key),
             reads=allowed and not request.skip_reading_prefix_cache,
             writes=allowed,
             headers=request.trace_headers,
@@ -261,29 +264,9 @@ def scheduled(output: SchedulerOutput) -> Iterator[tuple[str, int, int]]:
         yield request, computed, computed + counts[request]
 
 
-class Staging:
-    """vLLM's primary tier, as far as it is asked. On the scheduler thread.
-
-    0.33 has a lock against a thread that polls tiers between steps; our tier asks for no such thread, so there is none.
-    """
-
-    def __init__(self, primary: CPUOffloadingManager) -> None:
-        self._primary = primary
-
-    def holds(self, key: OffloadKey, context: ReqContext) -> bool:
-        """Whether a chunk is there and whole."""
-        return self._primary.lookup(key, context) is LookupResult.HIT
-
-    def touch(self, keys: Sequence[OffloadKey], context: ReqContext) -> None:
-        """Chunks that came: they are as new as their arrival, where vLLM takes them to be as old as their load's begin.
-
-        Else those of a slow load are the first to leave, before their request can take them.
-        """
-        self._primary.touch(keys, context)
-
-    def room(self) -> int:
-        """Chunks that are free or may leave."""
-        return self._primary._get_num_free_chunks() + self._primary._num_evictable_cache_chunks  # noqa: SLF001
+def room(staging: CPUOffloadingManager) -> int:
+    """Chunks of staging that are free or may leave."""
+    return staging._get_num_free_chunks() + staging._num_evictable_cache_chunks  # noqa: SLF001
 
 
 def unlink(region: SharedOffloadRegion) -> None:

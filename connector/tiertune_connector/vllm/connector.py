@@ -54,7 +54,7 @@ class TierTuneConnector(OffloadingConnector):
         if self.connector_scheduler is not None:
             manager = self.connector_scheduler.manager
             (self.tier,) = manager.secondary_tiers
-            self.tier.bind(compat.Staging(manager.primary_tier))
+            self.tier.bind(manager.primary_tier)
             self._offloading = Offloading(self.connector_scheduler, drafts=self._engine.drafts)
             prompts_alone = str(self.connector_scheduler.config.offload_prompt_only).lower()
             logger.info(

@@ -7,13 +7,13 @@ each other's loads, would be put off again and again.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import GateDecision
-from tiertune_connector.protocol.messages import LookupReply, Own, Side
+from tiertune_connector.protocol.messages import LookupReply, Own, Side, TierReport
 from tiertune_connector.units import Clock
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ class Ask:
     """When the reply came."""
     wanted_at: float | None = None
     """When the scheduler first wanted the request."""
+    late_at: float = 0.0
+    """When the scheduler had its answer without a reply; 0: it waited for one, or still does."""
+    decided_at: float = 0.0
     decision: GateDecision | None = None
     cut_tokens: int | None = None
     """Tokens from the prompt's head to fetch where missing; None: undecided."""
@@ -63,7 +66,10 @@ class Ask:
     """What came, until the scheduler takes it."""
     had: int | None = None
     """Leading chunks the scheduler took as computed when it began with the request; None: it has not yet."""
-    reported: bool = False
+    reports: "Sequence[TierReport]" = ()
+    """What was reported of the decision, once."""
+    loaded_at: float = 0.0
+    """When the load that is reported ended; 0: none is."""
     timed: bool = False
     """Its first token has been seen, or it has ended."""
 

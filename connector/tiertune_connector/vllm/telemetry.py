@@ -13,7 +13,7 @@ from tiertune_connector.profile.reports import Reporter
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.protocol.messages import FirstToken, Report
 from tiertune_connector.protocol.reporting import tier_reports
-from tiertune_connector.tracing import Tracing
+from tiertune_connector.tracing import RequestTrace, Tracing
 from tiertune_connector.vllm.lookups import Ask
 from tiertune_connector.vllm.stats import EngineStats, Key
 from tiertune_connector.vllm.transfers import Job
@@ -34,14 +34,11 @@ class Telemetry:
 
     def answered(self, ask: Ask) -> None:
         """The store has answered, at the latest during the step that ends now."""
-        reply = ask.reply.result()
-        self._stats.looked_up(reply.tiers, len(ask.chain))
-        ago_s = monotonic() - ask.replied_at
-        self.tracing.looked_up(ask.request, reply.tiers, nothing=reply.reason, ago_s=ago_s)
+        self._stats.looked_up(ask.reply.result().tiers, len(ask.chain))
 
     def decided(self, ask: Ask, decision: GateDecision) -> None:
         """The gate has decided; if it fetches nothing, that is reported at once."""
-        self.tracing.decided(ask.request, decision)
+        ask.decided_at = monotonic()
         if not decision.fetches:
             self._report(ask, decision)
 
@@ -49,7 +46,7 @@ class Telemetry:
         """The scheduler has its answer: it waits no more."""
         if ask.wanted_at is not None and ask.decision is None:
             self._stats.looked_up((), 0, late=True)
-            self.tracing.looked_up(ask.request, (), late=True)
+            ask.late_at = monotonic()
         self._waited(ask, 0)
 
     def begun(self, ask: Ask, tokens: int) -> None:
@@ -74,8 +71,8 @@ class Telemetry:
         for result in job.results:
             self._stats.stored(result)
 
-    def finished(self, request: str, ask: Ask | None) -> None:
-        """The request has ended."""
+    def finished(self, ask: Ask | None, trace: RequestTrace | None) -> None:
+        """The request has ended; ``ask`` if the store was asked, ``trace`` if it is traced."""
         if ask is not None:
             if ask.load is not None:
                 self._report_load(ask, ask.load, ask.had)
@@ -84,7 +81,24 @@ class Telemetry:
                 used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
                 self._report(ask, ask.decision, used=used)
             self.first_token(ask)  # even if it ended without a token, it counts in its group
-        self.tracing.finished(request)
+        self.left(ask, trace)
+
+    def left(self, ask: Ask | None, trace: RequestTrace | None) -> None:
+        """Nothing more will be known of the request, as it or the engine has ended: its trace is made spans of."""
+        self.parted(ask, trace)
+        if trace is not None:
+            self.tracing.ended(trace)
+
+    def parted(self, ask: Ask | None, trace: RequestTrace | None) -> None:
+        """Its lookup is forgotten: the trace keeps what came of it. An answer that came too late changes nothing."""
+        if ask is None or trace is None:
+            return
+        trace.late, trace.looked_up_at = ask.late_at > 0, ask.late_at or ask.replied_at
+        if ask.replied_at and not trace.late:
+            reply = ask.reply.result()
+            trace.tiers, trace.nothing = reply.tiers, reply.reason
+        trace.decided_at, trace.decision = ask.decided_at, ask.decision
+        trace.loaded_at, trace.reports = ask.loaded_at, ask.reports
 
     def first_token(self, ask: Ask) -> None:
         """The output of the step that computed the prompt's end has come, or the request has ended without one.
@@ -118,10 +132,9 @@ class Telemetry:
 
         ``used`` is the part of the decision that was of use, if not all of it was.
         """
-        if ask.reported or not decision.candidates:
+        if ask.reports or not decision.candidates:
             return
-        ask.reported = True
-        reports = tier_reports(
+        ask.reports = reports = tier_reports(
             decision,
             chunk_tokens=self.chunk_tokens,
             actual_s=job.seconds if job else None,
@@ -132,7 +145,7 @@ class Telemetry:
         self.client.tell(Report(reports))
         self._stats.gated(reports)
         if job is not None:
-            self.tracing.loaded(ask.request, reports, ago_s=monotonic() - job.started - job.seconds)
+            ask.loaded_at = job.started + job.seconds
 
     def _report_load(self, ask: Ask, job: Job, had: int | None = None) -> None:
         """Report what ``job`` loaded of the prompt's first ``had`` chunks, if anything.

@@ -26,8 +26,8 @@ from tiertune_connector.cost import PrefillCost
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.protocol.reporting import prefill_line
-from tiertune_connector.tracing import open_tracing
-from tiertune_connector.vllm import metrics
+from tiertune_connector.tracing import RequestTrace, open_tracing
+from tiertune_connector.vllm import compat, metrics
 from tiertune_connector.vllm.facts import UNKNOWN, Facts, Prompt
 from tiertune_connector.vllm.gate import EngineGate
 from tiertune_connector.vllm.joining import join
@@ -38,9 +38,8 @@ from tiertune_connector.vllm.transfers import Job, Transfers
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
+    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
-
-    from tiertune_connector.vllm.compat import Staging
 
 DRAIN_S = 2.0
 """Most that a drain waits for the store, because it runs on the scheduler thread."""
@@ -56,6 +55,7 @@ class _Known:
     """None: it is not looked up, or not any more."""
     load: Job | None = None
     """The load whose end vLLM has not been told."""
+    trace: RequestTrace | None = None
     prefilling: bool = True
     """It has no first token yet: for others, a step brings nothing new."""
 
@@ -116,8 +116,6 @@ class TierTuneTier(SecondaryTierManager):
         )
         self._transfers = Transfers(self._client, np.asarray(primary_kv_view).view(np.uint8))
         self._requests: dict[str, _Known] = {}
-        self._absent: list[Ask] = []
-        """Requests whose lookup is answered: staging may have what the store lacks."""
         self.promoted: list[tuple[str, Sequence[OffloadKey]]] = []
         """Requests, with the keys that came from the store since the connector last took this for vLLM's events."""
         self._held_by = -1
@@ -130,7 +128,7 @@ class TierTuneTier(SecondaryTierManager):
         known = self._requests[request]
         known.prompt = prompt
         self.gate.backlog.arrived(request, prompt.tokens)
-        self.telemetry.tracing.arrived(request, prompt.headers, prompt.tokens, len(prompt.keys[0]))
+        known.trace = self.telemetry.tracing.arrived(request, prompt.headers, prompt.tokens, len(prompt.keys[0]))
         if prompt.reads and known.context.load_tier_filter.allows(self.medium, self.locality):
             chain, *others = ([bytes(key) + prompt.suffix for key in keys] for keys in prompt.keys)
             sides = [
@@ -141,8 +139,12 @@ class TierTuneTier(SecondaryTierManager):
             backlog_s = self.gate.backlog.seconds(request)
             known.ask = self._lookups.expect(request, prompt.tokens, chain, sides, prompt.tenant, backlog_s=backlog_s)
 
-    def bind(self, staging: "Staging") -> None:
-        """Call before the first request; ``staging`` is vLLM's primary tier."""
+    def bind(self, staging: "CPUOffloadingManager") -> None:
+        """Call before the first request; ``staging`` is vLLM's primary tier.
+
+        0.33 has a lock against a thread that polls tiers between steps; this tier asks for no such thread, so there is
+        none.
+        """
         self._staging = staging
 
     def must_wait(self, request: str, computed_tokens: int) -> bool:
@@ -152,7 +154,7 @@ class TierTuneTier(SecondaryTierManager):
             return True
 
         def staged(key: bytes) -> bool:
-            return self._staging.holds(OffloadKey(key.removesuffix(known.prompt.suffix)), known.context)
+            return self._staged(OffloadKey(key.removesuffix(known.prompt.suffix)), known.context)
 
         return known.ask is not None and not self._lookups.settled(known.ask, computed_tokens, staged)
 
@@ -198,6 +200,7 @@ class TierTuneTier(SecondaryTierManager):
     def part(self) -> None:
         """Present requests read and write no more: they may be computed with both old weights and new ones."""
         for known in self._requests.values():
+            self.telemetry.parted(known.ask, known.trace)
             known.prompt, known.ask = replace(known.prompt, writes=False), None
 
     def measured(self, seconds: Mapping[int, Sequence[float]], gpus: Sequence[str]) -> None:
@@ -271,19 +274,25 @@ class TierTuneTier(SecondaryTierManager):
         return [self._result(job) for job in self._transfers.take()]
 
     def serve_external_requests(self, parent: ParentManager) -> None:
-        """Cascade again what staging has and the store said it lacks: it was restarted or flushed, or evicted it."""
-        absent, self._absent = self._absent, []
-        for ask in absent:
-            known = self._known(ask.request)
-            if not known.prompt.writes:
+        """Take the store's answers, at the end of a step.
+
+        What staging has and the store says it lacks is cascaded again: it was restarted or flushed, or evicted it.
+        """
+        for ask in self._lookups.answered():
+            known, reply = self._known(ask.request), ask.reply.result()
+            if known.ask is not ask:
                 continue
-            there, (chain, *sides) = len(ask.reply.result().tiers), known.prompt.keys
-            if there == len(ask.chain):  # the store also has what a cut there needs of other groups
+            self.telemetry.answered(ask)
+            if reply.reason:
+                continue
+            self.gate.prefetch(ask, compat.room(self._staging))
+            there, (chain, *sides) = len(reply.tiers), known.prompt.keys
+            if not known.prompt.writes or there == len(ask.chain):  # it also has what a cut there needs of other groups
                 continue
             keys = [
                 key
                 for key in (*chain[there:], *(key for side in sides for key in side))
-                if self._staging.holds(key, known.context)
+                if self._staged(key, known.context)
             ]
             if keys:
                 self.submit_store(parent.create_store_job(keys, known.context))
@@ -293,13 +302,6 @@ class TierTuneTier(SecondaryTierManager):
             preempted = self._known(request).ask
             if preempted is not None:
                 self._lookups.preempted(preempted)
-        for ask in self._lookups.answered():
-            if self._known(ask.request).ask is not ask:
-                continue
-            self.telemetry.answered(ask)
-            if not ask.reply.result().reason:
-                self._absent.append(ask)
-                self.gate.prefetch(ask, self._staging.room())
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """The request gets no more jobs."""
@@ -311,13 +313,15 @@ class TierTuneTier(SecondaryTierManager):
         self.gate.backlog.left(request)
         if known.ask is not None and (known.load is None or known.load.over):  # else its load still goes on
             self.gate.ended(known.ask)
-        self.telemetry.finished(request, known.ask)
+        self.telemetry.finished(known.ask, known.trace)
 
     def drain_jobs(self) -> None:
         self._transfers.drain(DRAIN_S)
 
     def shutdown(self) -> None:
         self._transfers.close(DRAIN_S)
+        for known in self._requests.values():
+            self.telemetry.left(known.ask, known.trace)
         self.telemetry.close()
         self._client.close()
 
@@ -332,6 +336,10 @@ class TierTuneTier(SecondaryTierManager):
 
     def _known(self, request: str) -> _Known:
         return self._requests.get(request, _ENDED)
+
+    def _staged(self, key: OffloadKey, context: ReqContext) -> bool:
+        """Whether staging has a chunk whole."""
+        return self._staging.lookup(key, context) is LookupResult.HIT
 
     def _computed(self, prompts: Iterable[tuple[_Known, int]]) -> None:
         """A step computed these prompts up to a token each."""
@@ -362,6 +370,8 @@ class TierTuneTier(SecondaryTierManager):
         known = self._known(job.request)
         if known.load is job:  # else its request has ended, and another one may have its name
             known.load = None
+            # As new as their arrival. vLLM takes them to be as old as their load's begin: those of a slow load would be
+            # the first to leave, before their request can take them.
             self._staging.touch(came, known.context)
             if known.ask is not None:
                 self.telemetry.loaded(known.ask, job)
