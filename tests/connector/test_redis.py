@@ -90,11 +90,11 @@ def questions(there):
     """How long the leading run is, and how many questions it took to find out."""
     asked = []
 
-    def here(start, stop):
-        asked.append((start, stop))
-        return sum(there[start:stop])
+    def missing(count):
+        asked.append(count)
+        return count - sum(there[:count])
 
-    return _leading(len(there), here), len(asked)
+    return _leading(len(there), missing), len(asked)
 
 
 def write(tier, key, nbytes=NBYTES):
