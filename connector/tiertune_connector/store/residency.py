@@ -1,29 +1,19 @@
 """Which tier holds a chunk."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 from tiertune_connector.eviction import Keys
 from tiertune_connector.protocol.messages import Side
-from tiertune_connector.slower.lane import Lanes
-from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import InForce
+from tiertune_connector.slower.reach import Reach
 
 _NOWHERE: Collection[bytes] = ()
 _CUTS_TRIED = 4
 """Each may be a round trip to the remote; if so many fail, the windows are gone and the prompt is recomputed."""
 
 
-@dataclass(frozen=True, eq=False)
-class Residency:
-    """Asks the index of every local tier, and the remote itself. ``tuning`` is what is in force."""
-
-    dram: DramTier
-    disk: DiskTier | None
-    lanes: Lanes
-    tuning: InForce
+class Residency(Reach):
+    """Asks the index of every local tier, and the remote itself."""
 
     @property
     def readable(self) -> bool:
