@@ -7,14 +7,13 @@ import time
 import pytest
 import redis
 
-from connector.stores import counted, payload, read_chunk, view
+from connector.stores import counted, payload, read_chunk, redis_tier, view
 from e2e.servers import redis_server
 from tiertune_connector.chunk import _LAYOUT, HEADER_BYTES, Origin
 from tiertune_connector.counters import Counters
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.redis import RedisTier
 from tiertune_connector.tiers.segment import PAGE
 
 CASES, BATCH = 5000, 250
@@ -98,7 +97,7 @@ def test_nothing_damaged_is_read_from_redis():
     """The same 5,000 times of a real server's values."""
     rng = random.Random(2)
     with redis_server() as server, redis.Redis.from_url(server.url) as raw:
-        tier = RedisTier(server.url, writer="host-a", timeout_s=5.0)
+        tier = redis_tier(server.url)
 
         def harm(key: bytes) -> bool:
             name = b"tiertune:" + NAMESPACE.encode() + b":" + key

@@ -22,6 +22,7 @@ from connector.stores import (
     eventually,
     payload,
     read_chunk,
+    redis_tier,
     running,
     short_folder,
     view,
@@ -33,7 +34,7 @@ from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
 from tiertune_connector.tiers import redis as module
 from tiertune_connector.tiers.base import Outcome, Usage
-from tiertune_connector.tiers.redis import WINDOW_BYTES, RedisTier, _leading
+from tiertune_connector.tiers.redis import WINDOW_BYTES, _leading
 
 pytestmark = pytest.mark.real
 PREFIX = b"tiertune:" + A.encode() + b":"
@@ -50,7 +51,7 @@ def tier(server, raw):
 
 @contextmanager
 def opened(url, timeout_s=5.0, **more):
-    tier = RedisTier(url, writer="host-a", timeout_s=timeout_s, **more)
+    tier = redis_tier(url, timeout_s=timeout_s, **more)
     yield tier
     tier.close()
 
