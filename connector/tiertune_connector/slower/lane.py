@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from typing import TypeVar
 
@@ -54,20 +55,18 @@ class Lane:
         breaker: Breaker | Breakers | None = None,
         probe_keys: Callable[[bytes], Sequence[bytes]] = lambda stem: [stem],
         codec: Codec | None = None,
-        carries: bool = False,
     ) -> None:
         """``clock`` gives monotonic seconds; ``patience_s`` bounds `present` and `prepare`.
 
-        A tier without time-outs of its own hangs if nothing under way ends for ``hung_s``; `watch` finds that out.
+        A tier without time-outs of its own hangs if nothing under way ends for ``hung_s``; `watch` finds that out. Any
+        other is a server: what it has no room for has come to it all the same.
         A tier of several servers brings its ``breaker``, and ``probe_keys``, which give each server's key for a stem.
         One that codes payloads brings its ``codec``, so that a probe costs as much as what requests fetch.
-        ``carries``: what the tier has no room for has come to it all the same, as to a server.
         """
         self.name = tier.name
         self.tier = tier
         self.breaker = breaker or Breaker()
         self._probe_keys = probe_keys
-        self._carries = carries
         self.codec = codec
         self.readers = Threads(FETCHED_AT_ONCE, f"{tier.name}-read")
         self._askers = Threads(32, f"{tier.name}-ask")
@@ -228,15 +227,14 @@ class Lane:
         size = max(1, min(nbytes, MAX_PROBE_BYTES))
         kind, payload = self.codec.sample(size) if self.codec else ("raw", bytes(size))
         keys = self._probe_keys(f"probe-{size}-{kind}".encode())
+        worst = Outcome.OK
         with self._moving():
-            outcomes = [self._probe(key, payload) for key in keys]
-        return next((outcome for outcome in outcomes if outcome is not Outcome.OK), Outcome.OK)
-
-    def _probe(self, key: bytes, payload: bytes) -> Outcome:
-        outcome = self._guarded("probe", lambda: self._probed(key, payload), Outcome.ERROR)
-        self.record(outcome)
-        self._counters.add("probes_total", (self.name, outcome.value))
-        return outcome
+            for key in keys:
+                outcome = self._guarded("probe", partial(self._probed, key, payload), Outcome.ERROR)
+                self.record(outcome)
+                self._counters.add("probes_total", (self.name, outcome.value))
+                worst = outcome if worst is Outcome.OK else worst
+        return worst
 
     def _probed(self, key: bytes, payload: bytes) -> Outcome:
         buffer = memoryview(bytearray(len(payload)))
@@ -252,7 +250,7 @@ class Lane:
             outcome = self._write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
             if outcome.kept:
                 outcome = self._measured_read(key, buffer)
-            elif outcome is Outcome.FULL and self._carries:
+            elif outcome is Outcome.FULL and self._hung_s is None:
                 outcome = self._measured_refusal(key, payload, seconds)
         return outcome
 
