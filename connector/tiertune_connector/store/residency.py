@@ -1,7 +1,6 @@
 """Which tier holds a chunk."""
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import takewhile
 
 from tiertune_connector.eviction import Keys
 from tiertune_connector.protocol.messages import Side
@@ -26,18 +25,13 @@ class Residency(Reach):
         lanes = ((name, lane.breaker.open or (name == "remote" and not remote)) for name, lane in self.lanes.items())
         return ["dram", *(name for name, spared in lanes if not spared or name in found)]
 
-    def in_dram(self, digest: str, keys: Keys) -> bool:
-        """Whether DRAM has all keys. Call with the store's lock held."""
-        pool = self.dram.pools.get(digest)
-        return pool is not None and pool.pool.prefix(keys) == len(keys)
-
     def local(self, digest: str, keys: Keys) -> list[str]:
         """Per key ``dram``, ``disk`` or empty. Call with the store's lock held."""
         dram = self.dram.pools.get(digest)
         disk = self.disk.pools.get(digest) if self.disk and not self.lanes["disk"].breaker.open else None
         in_dram = dram.pool.visible if dram is not None else _NOWHERE
         on_disk = disk.pool.visible if disk is not None else _NOWHERE
-        first = len(list(takewhile(in_dram.__contains__, keys)))  # mostly all: no interpreter step for each
+        first = dram.pool.prefix(keys) if dram is not None else 0  # mostly all: no interpreter step for each
         rest = ["dram" if key in in_dram else "disk" if key in on_disk else "" for key in keys[first:]]
         return ["dram"] * first + rest
 
