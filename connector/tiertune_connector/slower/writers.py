@@ -1,5 +1,6 @@
 """The chunks to be written behind to one slower tier, and the threads that write them."""
 
+import errno
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -7,7 +8,6 @@ from dataclasses import dataclass
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
-from tiertune_connector.threads import Threads
 from tiertune_connector.tiers.base import Outcome
 
 MAX_QUEUED = 1024
@@ -83,9 +83,15 @@ class Writers:
         self._queue = WriteQueue()
         self._writing: set[Write] = set()
         self._closed = False
-        self._threads = Threads(_THREADS, f"{tier}-write", ready=_THREADS)
-        for _ in range(_THREADS):
-            self._threads.submit(self._run)
+        self._threads = [threading.Thread(target=self._run, name=f"{tier}-write", daemon=True) for _ in range(_THREADS)]
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            raise OSError(errno.EAGAIN, f"{tier}-write: not all threads ({_THREADS}) can be had") from error
 
     def queue(self, write: Write, *, at_most: int = MAX_QUEUED) -> None:
         """Queue a chunk; it is dropped and counted if its namespace's queue is full, or nothing is written now.
@@ -137,7 +143,8 @@ class Writers:
             dropped = self._queue.take()
             self._changed.notify_all()
         self._drop(dropped, "closing")
-        self._threads.shutdown(wait=False)
+        for thread in self._threads:
+            thread.join(timeout_s)
 
     def _run(self) -> None:
         while (write := self._next()) is not None:
