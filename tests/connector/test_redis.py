@@ -65,6 +65,16 @@ def test_the_leading_run_is_found_with_few_questions(there):
     assert asked <= 2 + len(there).bit_length()
 
 
+@pytest.mark.parametrize(("gap", "most"), [(range(499, 500), 11), (range(1, 1000, 2), 7), (range(100, 900), 9)])
+def test_what_a_question_finds_narrows_the_next_one(gap, most):
+    """The server looks for each name, and serves nobody meanwhile: in all for no more than three times a prompt's."""
+    names = []
+    found, asked = questions([place not in gap for place in range(1000)], names)
+    assert found == gap.start
+    assert asked <= most
+    assert sum(names) <= 3 * 1000
+
+
 @pytest.mark.parametrize("run", [0, 1, 40, 63, 64])
 def test_of_a_prompt_that_nobody_went_on_with_the_server_is_asked_twice_at_most(run):
     """Once, if it has nothing of it, or all: that is what most cold prompts wait for."""
@@ -87,15 +97,15 @@ def at_step(tier, number, act):
     tier._check = check
 
 
-def questions(there):
-    """How long the leading run is, and how many questions it took to find out."""
-    asked = []
+def questions(there, names=None):
+    """How long the leading run is, and how many questions it took to find out; ``names`` gets how many each named."""
+    asked = [] if names is None else names
 
-    def missing(count):
-        asked.append(count)
-        return count - sum(there[:count])
+    def here(start, stop):
+        asked.append(stop - start)
+        return sum(there[start:stop])
 
-    return _leading(len(there), missing), len(asked)
+    return _leading(len(there), here), len(asked)
 
 
 def write(tier, key, nbytes=NBYTES):

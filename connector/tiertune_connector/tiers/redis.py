@@ -6,7 +6,6 @@ by itself; its capacity is fleet tuning and not this class's.
 """
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -73,13 +72,12 @@ class RedisTier:
         """A round trip or two, unless chunks are here after a missing one: then a binary search follows."""
         names, until = [_name(namespace, key) for key in keys], time.monotonic() + self._timeout_s
 
-        def missing(count: int) -> int:
-            """Of the first so many."""
+        def here(start: int, stop: int) -> int:
             self._check(until)
-            return count - int(self._redis.exists(*names[:count]))
+            return int(self._redis.exists(*names[start:stop]))
 
         try:
-            return Outcome.OK, _leading(len(names), missing)
+            return Outcome.OK, _leading(len(names), here)
         except redis.RedisError as error:
             return self._failed(error), 0
 
@@ -217,12 +215,19 @@ def _name(namespace: str, key: bytes) -> bytes:
     return PREFIX + namespace.encode() + b":" + key
 
 
-def _leading(count: int, missing: Callable[[int], int]) -> int:
-    """How many of ``count`` come before the first missing one; ``missing`` counts those missing among the first."""
-    run = count - missing(count) if count else 0
-    if 0 < run < count and missing(run):  # mostly nothing is behind a run that is there
-        return bisect_left(range(1, run), 1, key=missing)
-    return run
+def _leading(count: int, here: Callable[[int, int], int]) -> int:
+    """How many of ``count`` come before the first missing one; ``here`` counts those present in a range."""
+    low, high = 0, count
+    asked, guessed = count, False
+    while low < high:
+        found = here(low, asked)
+        if found == asked - low:
+            low = asked
+        else:
+            high = min(asked - 1, low + found)
+        asked = (low + high + 1) // 2 if guessed else high  # mostly nothing is behind a run that is there
+        guessed = True
+    return low
 
 
 def _range(name: bytes, start: int, length: int) -> bytes:
