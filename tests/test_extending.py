@@ -34,7 +34,7 @@ assert "slru" in known_algorithms()
 from tiertune_connector.counters import Counters
 from tiertune_connector.serve.main import remote_tier
 from tiertune_connector.settings import RemoteSettings
-tier = remote_tier(RemoteSettings(url="sqlite:///nowhere/at/all", capacity="1GiB"), "host-a", Counters())
+tier = remote_tier(RemoteSettings(url="sqlite:///nowhere/at/all", capacity="1GiB"), "host-a", Counters(), None)
 assert (type(tier).__name__, tier.usage().capacity_bytes) == ("SqliteTier", 1 << 30)
 """,
     "tuner": """

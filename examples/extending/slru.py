@@ -13,7 +13,6 @@ class SLRU:
     """Two queues, least recently used first. The victim is of the first one; what is used there moves to the second."""
 
     name = "slru"
-    ghosts = 0
 
     def __init__(self, capacity: int) -> None:
         self._once: OrderedDict[Key, None] = OrderedDict()

@@ -16,13 +16,17 @@ import numpy.typing as npt
 import pytest
 
 from connector.memory_tier import MemoryTier
+from tiertune_connector.access import Login
+from tiertune_connector.addresses import parse_address
 from tiertune_connector.chunk import Origin
 from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, Reserved, StoreClient
+from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.base import Outcome, Tier
+from tiertune_connector.tiers.redis import RedisTier
 from tiertune_connector.tiers.slots import DramPool
 
 CHUNK_TOKENS = 16
@@ -148,6 +152,12 @@ def damaged(tier: MemoryTier, namespace: str, key: bytes) -> None:
     with tier._lock:
         payload, expected, origin = tier._chunks[namespace, key]
         tier._chunks[namespace, key] = (bytes([payload[0] ^ 1]) + payload[1:], expected, origin)
+
+
+def redis_tier(url: str, **given: Any) -> RedisTier:
+    """A tier of one server, whose chunks are written as they are unless a ``codec`` says otherwise."""
+    usual = {"timeout_s": 5.0, "login": Login(), "codec": Codec(time.monotonic, Counters())}
+    return RedisTier(parse_address(url), writer="host-a", **usual | given)
 
 
 def read_chunk(tier: Tier, namespace: str, key: bytes, nbytes: int) -> tuple[Outcome, Origin]:

@@ -67,7 +67,7 @@ def use(tier, keys):
 def test_a_copy_to_one_tier_is_no_use_for_another(tier, clock):
     """Everything goes to disk, to remote only what was used a second time: writing to disk is no use."""
     lanes = {"disk": FakeLane(), "remote": FakeLane()}
-    behind, (key,) = WriteBehind(tier, lanes, clock=clock, tuning=lambda: rules), chain("k", 1)
+    behind, (key,) = WriteBehind(tier, None, lanes, clock, lambda: rules), chain("k", 1)
     ((_, slot),) = fill(tier, [key])
     rules = tuning(disk="always", remote="second_access")
     behind.used(A, [(key, slot)])
@@ -81,7 +81,7 @@ def test_a_namespace_without_a_share_of_the_disk_is_not_written_there(tier, tmp_
     """Else its refusals would look like a disk that is full."""
     disk, lanes = DiskTier(tmp_path), {"disk": FakeLane()}
     behind, (key,) = (
-        WriteBehind(tier, lanes, disk=disk, clock=clock, tuning=lambda: tuning(disk="always")),
+        WriteBehind(tier, disk, lanes, clock, lambda: tuning(disk="always")),
         chain("k", 1),
     )
     used = fill(tier, [key])
@@ -111,7 +111,7 @@ def test_what_leaves_tells_whether_it_was_used(tier):
 
 def committing(tier, lane, clock):
     """Writes to the remote at commit."""
-    return WriteBehind(tier, {"remote": lane}, clock=clock, tuning=tuning)
+    return WriteBehind(tier, None, {"remote": lane}, clock, tuning)
 
 
 def test_what_is_used_long_after_it_was_written_is_offered_again(tier, clock):
@@ -181,7 +181,7 @@ def test_what_the_disk_holds_already_is_not_offered(tier, tmp_path, clock):
     disk.retune(8 * PAGE, {})
     disk.write(A, keys[0], view(payload(keys[0], PAGE)), NOBODY)
     rules = tuning()
-    behind = WriteBehind(tier, {"disk": lane}, disk=disk, clock=clock, tuning=lambda: rules)
+    behind = WriteBehind(tier, disk, {"disk": lane}, clock, lambda: rules)
     tier.on_evicted = behind.lost
     behind.used(A, fill(tier, keys)[:1])
     assert lane.given() == []
@@ -196,7 +196,7 @@ def test_what_the_disk_holds_already_is_not_offered(tier, tmp_path, clock):
 
 def evicting(tier, lane, clock):
     """Writes to the disk what is about to leave."""
-    return WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning("evict"))
+    return WriteBehind(tier, None, {"disk": lane}, clock, lambda: tuning("evict"))
 
 
 @pytest.mark.parametrize("write", ["evict", "commit"])
@@ -204,7 +204,7 @@ def test_a_quarter_of_a_pool_is_kept_written(tier, clock, write):
     """Not the same few victims again and again: however many are clean, the next ones are looked at."""
     lane = FakeLane(Outcome.OK)
     resize(tier, 256 * PAGE)
-    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning(write)), chain("k", 256)
+    behind, keys = WriteBehind(tier, None, {"disk": lane}, clock, lambda: tuning(write)), chain("k", 256)
     fill(tier, keys[:192])
     behind.clean_ahead()
     assert lane.given() == keys[:1], "with the free ones that is a quarter, and one"
@@ -277,7 +277,7 @@ def test_a_tier_that_is_full_is_not_offered_victims(tier, clock):
 def test_what_leaves_unwritten_is_counted(tier, clock, admission, lost):
     """Of those that were admitted: five of sixteen had been written; half had been used."""
     lane, rules = FakeLane(Outcome.OK), tuning("evict", disk=admission)
-    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: rules), chain("k", 16)
+    behind, keys = WriteBehind(tier, None, {"disk": lane}, clock, lambda: rules), chain("k", 16)
     tier.on_evicted = behind.lost
     fill(tier, keys)
     use(tier, keys[8:])
@@ -290,7 +290,7 @@ def test_what_leaves_unwritten_is_counted(tier, clock, admission, lost):
 def test_a_smaller_capacity_loses_and_a_flush_does_not(tier, clock, write, leave, lost):
     """What was to be written at its commit is counted when that fails, and not again."""
     lane = FakeLane(Outcome.OK)
-    behind = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning(write))
+    behind = WriteBehind(tier, None, {"disk": lane}, clock, lambda: tuning(write))
     tier.on_evicted = behind.lost
     fill(tier, chain("k", 16))
     leave(tier, 0) if leave else tier.flush(A)

@@ -6,8 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from connector.stores import Engine, Http, chain, eventually, running, view
+from connector.stores import Engine, Http, chain, eventually, redis_tier, running, view
 from e2e.relay import relay
+from tiertune_connector import codec as codecs
 from tiertune_connector.chunk import HEADER_BYTES, Origin
 from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
@@ -25,19 +26,23 @@ MINE = Origin("host-a")
 
 @pytest.fixture
 def opened(server, raw):
-    """Makes tiers, by what they write; None has no codec."""
+    """Makes tiers, by what they write."""
     tiers = []
 
-    def make(writes: str | None, url: str = server.url) -> RedisTier:
-        codec = None if writes is None else Codec(time.monotonic, Counters())
-        if codec is not None:
-            codec.writes = writes
-        tiers.append(RedisTier(url, writer="host-a", timeout_s=10.0, codec=codec))
+    def make(writes: str, url: str = server.url) -> RedisTier:
+        codec = Codec(time.monotonic, Counters())
+        codec.writes = writes
+        tiers.append(redis_tier(url, timeout_s=10.0, codec=codec))
         return tiers[-1]
 
     yield make
     for tier in tiers:
         tier.close()
+
+
+def without_the_codec(patch: pytest.MonkeyPatch) -> None:
+    """As where its package is not installed."""
+    patch.setattr(codecs, "_blosc", lambda: None)
 
 
 def numbers(key: bytes) -> memoryview:
@@ -53,9 +58,9 @@ def read(tier: RedisTier, key: bytes) -> Outcome:
     return outcome
 
 
-def test_a_coded_chunk_is_smaller_and_everybody_with_the_codec_reads_it(opened, raw):
+def test_a_coded_chunk_is_smaller_and_everybody_with_the_codec_reads_it(opened, raw, monkeypatch):
     """Whatever they write themselves. Who cannot read it leaves it to the others."""
-    coding, plain, without = opened("lz4"), opened("raw"), opened(None)
+    coding, plain = opened("lz4"), opened("raw")
     assert coding.write(A, KEYS[0], numbers(KEYS[0]), MINE) is Outcome.OK
     assert plain.write(A, KEYS[1], numbers(KEYS[1]), MINE) is Outcome.OK
     small, large = map(raw.strlen, NAMES[:2])
@@ -63,16 +68,20 @@ def test_a_coded_chunk_is_smaller_and_everybody_with_the_codec_reads_it(opened, 
     assert small < 0.9 * large
     for tier in (coding, plain):
         assert [read(tier, key) for key in KEYS[:3]] == [Outcome.OK, Outcome.OK, Outcome.MISS]
-    assert [read(without, key) for key in KEYS[:2]] == [Outcome.MISS, Outcome.OK]
+    with monkeypatch.context() as patch:
+        without_the_codec(patch)
+        assert [read(plain, key) for key in KEYS[:2]] == [Outcome.MISS, Outcome.OK]
     assert read(coding, KEYS[0]) is Outcome.OK
 
 
-def test_what_was_asked_for_beyond_a_coded_chunk_costs_no_connection(opened, raw):
+def test_what_was_asked_for_beyond_a_coded_chunk_costs_no_connection(opened, raw, monkeypatch):
     """Windows are asked for before it is known that it is shorter, or cannot be read here, or is not there."""
     nbytes, data = 3 * NBYTES, bytes(3 * NBYTES)
-    coding, without, out = opened("lz4"), opened(None), memoryview(bytearray(nbytes))
+    coding, without, out = opened("lz4"), opened("raw"), memoryview(bytearray(nbytes))
     assert coding.write(A, KEYS[0], memoryview(data), MINE) is Outcome.OK
     for tier, outcome in ((coding, Outcome.OK), (without, Outcome.MISS)):
+        if tier is without:
+            without_the_codec(monkeypatch)
         before = raw.info("stats")["total_connections_received"]
         for _ in range(3):
             assert [tier.read(A, key, out)[0] for key in KEYS[:2]] == [outcome, Outcome.MISS]

@@ -43,7 +43,7 @@ def serving(sizes):
     for name, size in sizes.items():
         dram.attach(name, size, "lru")
     resize(dram, 4 << 20)
-    return dram, Health(dram, {}, itertools.count(10.0).__next__, Tuning)
+    return dram, Health(dram, None, {}, itertools.count(10.0).__next__, Tuning)
 
 
 def hold(dram, name, key=b"k"):

@@ -7,14 +7,13 @@ import time
 import pytest
 import redis
 
-from connector.stores import counted, payload, read_chunk, view
+from connector.stores import counted, payload, read_chunk, redis_tier, view
 from e2e.servers import redis_server
 from tiertune_connector.chunk import _LAYOUT, HEADER_BYTES, Origin
 from tiertune_connector.counters import Counters
+from tiertune_connector.slower.lane import Lane
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.instrumented import InstrumentedTier
-from tiertune_connector.tiers.redis import RedisTier
 from tiertune_connector.tiers.segment import PAGE
 
 CASES, BATCH = 5000, 250
@@ -44,7 +43,7 @@ def harmless(before: bytes, after: bytes) -> bool:
 def judge(tier, harm) -> None:
     """Write chunks, damage each, read each twice; ``harm(key)`` is False where it did none."""
     counters = Counters()
-    tier = InstrumentedTier(tier, counters, time.monotonic)
+    lane = Lane(tier, counters, time.monotonic)
     corrupt = 0
     for start in range(0, CASES, BATCH):
         keys = [b"key-%d" % number for number in range(start, start + BATCH)]
@@ -53,18 +52,19 @@ def judge(tier, harm) -> None:
         harmed = {key for key in keys if harm(key)}
         assert len(harmed) > BATCH / 2
         for key in keys:
-            outcome, origin = read_chunk(tier, NAMESPACE, key, NBYTES)
+            outcome, origin = read_chunk(lane, NAMESPACE, key, NBYTES)
             if key not in harmed:
                 assert (outcome, origin) == (Outcome.OK, OWNER)
                 continue
             assert outcome in (Outcome.CORRUPT, Outcome.MISS)  # nothing at all is left of some
             corrupt += outcome is Outcome.CORRUPT
-            assert read_chunk(tier, NAMESPACE, key, NBYTES)[0] is Outcome.MISS, "it is dropped"
+            assert read_chunk(lane, NAMESPACE, key, NBYTES)[0] is Outcome.MISS, "it is dropped"
             assert tier.present(NAMESPACE, [key]) == (Outcome.OK, 0)
     assert {labels[1:]: count for labels, count in counted(counters, "tier_errors_total").items()} == {
         ("read", "corrupt"): corrupt
     }
     assert corrupt > CASES / 2
+    lane.close()
 
 
 def test_nothing_damaged_is_read_from_a_disk(tmp_path):
@@ -89,7 +89,6 @@ def test_nothing_damaged_is_read_from_a_disk(tmp_path):
         return not harmless(whole, after)
 
     judge(tier, harm)
-    tier.close()
 
 
 @pytest.mark.slow
@@ -98,7 +97,7 @@ def test_nothing_damaged_is_read_from_redis():
     """The same 5,000 times of a real server's values."""
     rng = random.Random(2)
     with redis_server() as server, redis.Redis.from_url(server.url) as raw:
-        tier = RedisTier(server.url, writer="host-a", timeout_s=5.0)
+        tier = redis_tier(server.url)
 
         def harm(key: bytes) -> bool:
             name = b"tiertune:" + NAMESPACE.encode() + b":" + key
@@ -109,4 +108,3 @@ def test_nothing_damaged_is_read_from_redis():
 
         judge(tier, harm)
         assert [name for name in raw.keys() if b"writing" in name] == []  # noqa: SIM118 (a command)
-        tier.close()

@@ -1,5 +1,8 @@
 """Writing to a slower tier: bounded queues in turns, dropped where it is full or dead, ended in time."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -289,6 +292,31 @@ def test_close_writes_what_it_can_and_tells_the_rest(tier, counters):
 
     assert at_best(closed, 2.0)
     gate.open()
+
+
+def test_a_write_that_outlasts_the_time_is_over_before_its_medium_closes(tier, counters, monkeypatch):
+    """It is waited for as long again: a server whose connections close under it would not have the chunk."""
+    lane, told, gate, at_close = Lane(tier, counters, time.monotonic), [], Gate("write"), []
+    tier.fault = gate
+    monkeypatch.setattr(tier, "close", lambda: at_close.extend(told))
+    queue(lane, told, b"slow")
+    eventually(lambda: gate.entered)
+    closing = threading.Thread(target=lane.close, args=(1.0,))
+    closing.start()
+    time.sleep(1.2)
+    gate.open()
+    closing.join(PATIENCE_S)
+    assert at_close == [(b"slow", Outcome.OK)]
+
+
+def test_a_lane_that_nobody_closes_keeps_no_process():
+    """Say where something fails between its start and its end: Python would wait for ever for what writes."""
+    code = (
+        "import time; from connector.memory_tier import MemoryTier; from tiertune_connector.counters import Counters; "
+        "from tiertune_connector.slower.lane import Lane; Lane(MemoryTier(), Counters(), time.monotonic)"
+    )
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=found, check=True, timeout=PATIENCE_S)
 
 
 def test_a_lane_that_has_ended_answers_as_one_that_is_late(tier, counters):

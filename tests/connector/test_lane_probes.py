@@ -136,7 +136,7 @@ def test_a_probe_whose_first_read_fails_has_failed(tier, counters):
 def test_a_server_without_room_is_measured_by_what_it_refuses(tier, counters, carries, believed_s, then_s):
     """It holds nothing to be read: what was believed when it lost its room, or nothing, would be so for ever."""
     clock, writes = Clock(), iter([0.05, 0.011])
-    lane = Lane(tier, counters, clock, carries=carries)
+    lane = Lane(tier, counters, clock, hung_s=None if carries else 10.0)
     if believed_s:
         lane.transit.asked(1 << 16)
         clock.now += believed_s

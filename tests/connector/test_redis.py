@@ -22,6 +22,7 @@ from connector.stores import (
     eventually,
     payload,
     read_chunk,
+    redis_tier,
     running,
     short_folder,
     view,
@@ -33,7 +34,7 @@ from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
 from tiertune_connector.tiers import redis as module
 from tiertune_connector.tiers.base import Outcome, Usage
-from tiertune_connector.tiers.redis import WINDOW_BYTES, RedisTier, _leading
+from tiertune_connector.tiers.redis import WINDOW_BYTES, _leading
 
 pytestmark = pytest.mark.real
 PREFIX = b"tiertune:" + A.encode() + b":"
@@ -50,7 +51,7 @@ def tier(server, raw):
 
 @contextmanager
 def opened(url, timeout_s=5.0, **more):
-    tier = RedisTier(url, writer="host-a", timeout_s=timeout_s, **more)
+    tier = redis_tier(url, timeout_s=timeout_s, **more)
     yield tier
     tier.close()
 
@@ -62,6 +63,16 @@ def test_the_leading_run_is_found_with_few_questions(there):
     found, asked = questions(there)
     assert found == run
     assert asked <= 2 + len(there).bit_length()
+
+
+@pytest.mark.parametrize(("gap", "most"), [(range(499, 500), 11), (range(1, 1000, 2), 7), (range(100, 900), 9)])
+def test_what_a_question_finds_narrows_the_next_one(gap, most):
+    """The server looks for each name, and serves nobody meanwhile: in all for no more than three times a prompt's."""
+    names = []
+    found, asked = questions([place not in gap for place in range(1000)], names)
+    assert found == gap.start
+    assert asked <= most
+    assert sum(names) <= 3 * 1000
 
 
 @pytest.mark.parametrize("run", [0, 1, 40, 63, 64])
@@ -86,12 +97,12 @@ def at_step(tier, number, act):
     tier._check = check
 
 
-def questions(there):
-    """How long the leading run is, and how many questions it took to find out."""
-    asked = []
+def questions(there, names=None):
+    """How long the leading run is, and how many questions it took to find out; ``names`` gets how many each named."""
+    asked = [] if names is None else names
 
     def here(start, stop):
-        asked.append((start, stop))
+        asked.append(stop - start)
         return sum(there[start:stop])
 
     return _leading(len(there), here), len(asked)

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import hiredis
 import pytest
 
-from connector.stores import at_best, payload, read_chunk, view
+from connector.stores import at_best, payload, read_chunk, redis_tier, view
 from tiertune_connector.chunk import HEADER_BYTES, Header, Origin
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.redis import WINDOW_BYTES, RedisTier
+from tiertune_connector.tiers.redis import WINDOW_BYTES
 
 A = "a" * 32
 NBYTES = 6 * WINDOW_BYTES
@@ -87,7 +87,7 @@ def server():
 
 @contextmanager
 def opened(server, timeout_s=5.0):
-    tier = RedisTier(f"redis://127.0.0.1:{server.server_address[1]}/0", writer="host-a", timeout_s=timeout_s)
+    tier = redis_tier(f"redis://127.0.0.1:{server.server_address[1]}/0", timeout_s=timeout_s)
     yield tier
     tier.close()
 

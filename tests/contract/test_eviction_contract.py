@@ -1,5 +1,6 @@
 """Every registered eviction algorithm, alone and inside a pool."""
 
+from collections.abc import Collection
 from itertools import pairwise
 
 import pytest
@@ -24,6 +25,13 @@ def chains(depth=6):
     """Prompts as paths in a tree of blocks: a key names its whole prefix, as real chunk keys do."""
     path = st.lists(st.integers(0, 2), min_size=1, max_size=depth)
     return st.lists(path.map(lambda steps: [bytes(steps[: end + 1]) for end in range(len(steps))]), max_size=60)
+
+
+def ghosts(eviction):
+    """How many keys an algorithm, or the one that takes over from it, remembers beyond its residents."""
+    eviction = getattr(eviction, "successor", eviction)
+    kept = (each for each in vars(eviction).values() if isinstance(each, Collection))
+    return len({key for each in kept for key in each} - {*eviction})
 
 
 class Pins(dict):
@@ -73,9 +81,9 @@ class EvictionContract:
         for entry in order:
             eviction.admit(entry)
             eviction.insert(entry)
-        before = list(eviction), eviction.ghosts
+        before = list(eviction), ghosts(eviction)
         assert eviction.evict(set(order)) is None
-        assert (list(eviction), eviction.ghosts) == before
+        assert (list(eviction), ghosts(eviction)) == before
 
     @inherited
     @given(entry=key)
@@ -85,7 +93,7 @@ class EvictionContract:
         eviction.admit(entry)
         eviction.insert(entry)
         eviction.remove(entry)
-        assert (len(eviction), eviction.ghosts, eviction.evict(())) == (0, 0, None)
+        assert (len(eviction), ghosts(eviction), eviction.evict(())) == (0, 0, None)
 
     @inherited
     @given(accesses=st.lists(key, max_size=60), room=st.integers(0, 8))
@@ -96,7 +104,7 @@ class EvictionContract:
             pool.write_through([entry])
         pool.resize(room)
         assert len(pool) <= room
-        assert pool._eviction.ghosts <= 2 * room
+        assert ghosts(pool._eviction) <= 2 * room
 
     def test_a_long_prompt_is_reserved_without_looking_at_all_of_it_each_time(self):
         """Many chunks are being written: the next one looks at some of them for a victim, under the store's lock."""
@@ -389,4 +397,4 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def ghosts_are_bounded(self):
-        assert self.pool._eviction.ghosts <= 2 * self.pool.capacity
+        assert ghosts(self.pool._eviction) <= 2 * self.pool.capacity

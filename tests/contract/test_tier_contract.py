@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from connector.local_disk import taken
 from connector.local_dram import LocalDram
 from connector.memory_tier import MemoryTier
-from connector.stores import Clock, damaged
+from connector.stores import Clock, damaged, redis_tier
 from contract.tier_contract import KEYS, MINE, NBYTES, ONE, TWO, FileContract, Medium, TierContract, read, write
 from e2e.servers import redis_server
 from extending.sqlite_tier import SqliteTier
@@ -196,7 +196,7 @@ class TestRedis(FileContract):
         opened: list[RedisTier] = []
 
         def reopen() -> RedisTier:
-            opened.append(RedisTier(server.url, writer="host-a", timeout_s=5.0))
+            opened.append(redis_tier(server.url))
             return opened[-1]
 
         def damage(namespace: str, key: bytes, offset: int) -> None:

@@ -25,6 +25,7 @@ from connector.stores import (
     eventually,
     payload,
     read_chunk,
+    redis_tier,
     running,
     short_folder,
     view,
@@ -37,7 +38,7 @@ from tiertune_connector.chunk import HEADER_BYTES, Origin
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.redis import PREFIX, WINDOW_BYTES, RedisTier
+from tiertune_connector.tiers.redis import PREFIX, WINDOW_BYTES
 
 pytestmark = pytest.mark.real
 A = "a" * 32
@@ -49,7 +50,7 @@ MANUAL = Path(__file__).parents[2] / "docs" / "remote.md"
 
 @contextmanager
 def opened(url, login=None, timeout_s=2.0):
-    tier = RedisTier(url, writer="host-a", timeout_s=timeout_s, login=login)
+    tier = redis_tier(url, timeout_s=timeout_s, login=login or Login())
     yield tier
     tier.close()
 

@@ -29,10 +29,6 @@ class ARC:
         yield from self._recent
         yield from self._frequent
 
-    @property
-    def ghosts(self) -> int:
-        return len(self._recent_ghosts) + len(self._frequent_ghosts)
-
     def touch(self, key: Key) -> None:
         if key in self._recent:
             del self._recent[key]

@@ -21,7 +21,10 @@ LOOKS = 64
 
 
 class Eviction(Protocol):
-    """One algorithm over the resident keys of one pool. All methods are O(1), pinned keys aside."""
+    """One algorithm over the resident keys of one pool. All methods are O(1), pinned keys aside.
+
+    It remembers keys that are not resident, its ghosts: at most twice the capacity.
+    """
 
     name: str
 
@@ -33,10 +36,6 @@ class Eviction(Protocol):
 
     def __iter__(self) -> Iterator[Key]:
         """Resident keys, roughly the next victim first."""
-
-    @property
-    def ghosts(self) -> int:
-        """Number of keys remembered but not resident: at most twice the capacity."""
 
     def touch(self, key: Key) -> None:
         """A resident ``key`` was used."""
@@ -65,8 +64,6 @@ class Eviction(Protocol):
 
 class InOrder:
     """One order of all resident keys: the victim is the first, a new key is the last."""
-
-    ghosts = 0
 
     def __init__(self, capacity: int) -> None:
         self._order: Order = OrderedDict()

@@ -34,10 +34,6 @@ class Handover:
     def __iter__(self) -> Iterator[Key]:
         return chain(self.successor, self._old, self._latest)
 
-    @property
-    def ghosts(self) -> int:
-        return self.successor.ghosts
-
     def step(self, count: int) -> bool:
         """Hand over at most ``count`` keys; True while some are left."""
         if not len(self._old):

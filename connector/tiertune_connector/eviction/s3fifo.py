@@ -32,10 +32,6 @@ class S3FIFO:
         yield from self._small
         yield from self._main
 
-    @property
-    def ghosts(self) -> int:
-        return len(self._ghosts)
-
     def touch(self, key: Key) -> None:
         uses = self._uses.get(key, 0)
         if uses < MOST_USES:

@@ -147,7 +147,7 @@ class StoreProcess:
             undo.callback(lanes["disk"].close)
         remote: Tier | None = None
         if settings.remote is not None:
-            codec = Codec(self._clock, self.counters) if settings.remote.path is None else None
+            codec = Codec(self._clock, self.counters)
             remote = remote_tier(settings.remote, self.name, self.counters, codec)
             lanes["remote"] = self._remote_lane(remote, wrap_remote(remote), codec, settings.remote)
             undo.callback(lanes["remote"].close)
@@ -166,11 +166,13 @@ class StoreProcess:
         store.retune(tuning)
         return store
 
-    def _remote_lane(self, remote: Tier, wrapped: Tier, codec: Codec | None, settings: RemoteSettings) -> Lane:
-        lane = partial(Lane, wrapped, self.counters, self._clock, patience_s=settings.timeout, codec=codec)
+    def _remote_lane(self, remote: Tier, wrapped: Tier, codec: Codec, settings: RemoteSettings) -> Lane:
+        lane = partial(Lane, wrapped, self.counters, self._clock, patience_s=settings.timeout)
+        if settings.path is not None:
+            return lane(hung_s=HUNG_S)
         if isinstance(remote, SpreadTier):
-            return lane(breaker=remote.breaker, probe_keys=remote.probe_keys, carries=True)
-        return lane(carries=True) if settings.path is None else lane(hung_s=HUNG_S)
+            return lane(codec=codec, breaker=remote.breaker, probe_keys=remote.probe_keys)
+        return lane(codec=codec)
 
     def start(self) -> None:
         """Serve; OSError if another store listens on the socket, StartError if not all threads can be had."""
@@ -213,7 +215,7 @@ def _folders(settings: StoreSettings) -> Iterator[Path]:
         yield from (folder, *folder.parents)
 
 
-def remote_tier(settings: RemoteSettings, writer: str, counters: Counters, codec: Codec | None = None) -> Tier:
+def remote_tier(settings: RemoteSettings, writer: str, counters: Counters, codec: Codec) -> Tier:
     """The remote that its settings name; it may be away for now. DocumentError if a file cannot be read."""
     if settings.path is not None:
         return MEDIA[settings.medium](settings.path, writer=writer, capacity_bytes=settings.capacity)

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from tiertune_connector.addresses import listed
 from tiertune_connector.chunk import NOBODY
+from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.serve.main import remote_tier
@@ -75,7 +76,8 @@ def measure(
     after each of its ``OPERATIONS``.
     """
     name = ", ".join(listed(settings.url))
-    namespace, tier = uuid.uuid4().hex, wrap(remote_tier(settings, "doctor", Counters()))
+    counters, namespace = Counters(), uuid.uuid4().hex
+    tier = wrap(remote_tier(settings, "doctor", counters, Codec(clock, counters)))
     folder = settings.path / namespace if settings.path is not None else None
 
     def took(what: str, key: bytes, data: bytearray) -> float:

@@ -8,14 +8,11 @@ from math import inf
 from weakref import WeakKeyDictionary
 
 from tiertune_connector.pool import Pool
-from tiertune_connector.slower.lane import Lanes
+from tiertune_connector.slower.reach import Reach
 from tiertune_connector.slower.writers import Write
 from tiertune_connector.tiers.base import Evicted, Outcome
-from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import DramPool, Slot
-from tiertune_connector.tuning import InForce, SlowerTier
-from tiertune_connector.units import Clock
+from tiertune_connector.tuning import SlowerTier
 
 BELIEVED_S = 300.0
 """How long a tier is believed to hold what it was given: what is used later is offered again."""
@@ -35,17 +32,8 @@ Chunk = tuple[bytes, Slot]
 
 
 @dataclass(eq=False)
-class WriteBehind:
-    """Feeds the lanes' queues from DRAM. Guarded by the DRAM tier's lock.
-
-    ``clock`` gives monotonic seconds, as the DRAM tier's; ``tuning`` is what is in force.
-    """
-
-    dram: DramTier
-    lanes: Lanes
-    clock: Clock
-    tuning: InForce
-    disk: DiskTier | None = None
+class WriteBehind(Reach):
+    """Feeds the lanes' queues from DRAM. Guarded by the DRAM tier's lock."""
 
     def __post_init__(self) -> None:
         self._victims = {tier: WeakKeyDictionary[DramPool, deque[bytes]]() for tier in self.lanes}

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from typing import TypeVar
 
-from tiertune_connector.chunk import NOBODY
+from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.codec import Codec
 from tiertune_connector.cost import FETCHED_AT_ONCE
 from tiertune_connector.counters import Counters
@@ -18,7 +19,6 @@ from tiertune_connector.slower.writers import Write, Writers
 from tiertune_connector.threads import Threads
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, UNKNOWN, Came, Counted, Outcome, Read, Tier, Usage, unheard
 from tiertune_connector.tiers.breaker import Breaker, Breakers
-from tiertune_connector.tiers.instrumented import InstrumentedTier
 from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
@@ -31,12 +31,15 @@ _PRESENT = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
 TELLS_S = 1.0
 """Patience for what a tier holds: an agent that asks a store for its state gives up after three seconds."""
 _NOT_READ: Read = (Outcome.ERROR, NOBODY)
+_FAILED = frozenset({Outcome.CORRUPT, Outcome.TIMEOUT, Outcome.ERROR})
 _UNANSWERED = (TimeoutError, CancelledError)
 """Of a question that takes too long, or was still waiting when the lane ended."""
 
 
 class Lane:
-    """One slower tier as the store uses it. Thread-safe. A tier should not raise; if it does, that is an ERROR.
+    """One slower tier as the store uses it, and the one place that counts what a tier does.
+
+    Thread-safe. A tier should not raise; if it does, that is an ERROR.
 
     Once it has ended it answers nothing any more, as a tier that is late: who asks may not have ended yet.
     """
@@ -52,21 +55,18 @@ class Lane:
         breaker: Breaker | Breakers | None = None,
         probe_keys: Callable[[bytes], Sequence[bytes]] = lambda stem: [stem],
         codec: Codec | None = None,
-        carries: bool = False,
     ) -> None:
         """``clock`` gives monotonic seconds; ``patience_s`` bounds `present` and `prepare`.
 
-        A tier without time-outs of its own hangs if nothing under way ends for ``hung_s``; `watch` finds that out.
+        A tier without time-outs of its own hangs if nothing under way ends for ``hung_s``; `watch` finds that out. Any
+        other is a server: what it has no room for has come to it all the same.
         A tier of several servers brings its ``breaker``, and ``probe_keys``, which give each server's key for a stem.
         One that codes payloads brings its ``codec``, so that a probe costs as much as what requests fetch.
-        ``carries``: what the tier has no room for has come to it all the same, as to a server.
         """
         self.name = tier.name
         self.tier = tier
-        self._counted = InstrumentedTier(tier, counters, clock)
         self.breaker = breaker or Breaker()
         self._probe_keys = probe_keys
-        self._carries = carries
         self.codec = codec
         self.readers = Threads(FETCHED_AT_ONCE, f"{tier.name}-read")
         self._askers = Threads(32, f"{tier.name}-ask")
@@ -94,7 +94,7 @@ class Lane:
         """
         if self.breaker.open or not keys:
             return 0
-        return self._ask("present", lambda: self._counted.present(namespace, keys), within_s)[1]
+        return self._ask("present", lambda: self._counted("present", self.tier.present, namespace, keys), within_s)[1]
 
     def prepare(self, preparing: Callable[[], Outcome]) -> Outcome:
         """Prepare the tier for what comes; TIMEOUT if that takes longer than the patience, but it goes on."""
@@ -140,7 +140,7 @@ class Lane:
         if self.breaker.open:
             return _NOT_READ
         with self._moving():
-            outcome, origin = self._guarded("read", lambda: self._counted.read(namespace, key, out, came), _NOT_READ)
+            outcome, origin = self._read("read", namespace, key, out, came)
         self.record(outcome)
         return outcome, origin
 
@@ -179,7 +179,7 @@ class Lane:
         def dropping() -> Counted:
             if namespace is None and tenant is None:
                 self.tier.flush(PROBE_NAMESPACE)  # first: probes go with all else, but are nobody's chunks
-            return self._counted.flush(namespace, tenant)
+            return self._counted("flush", self.tier.flush, namespace, tenant)
 
         flushing: Future[Counted] = _submitted(self._askers, self._guarded, "flush", dropping, (Outcome.ERROR, 0))
         try:
@@ -227,15 +227,14 @@ class Lane:
         size = max(1, min(nbytes, MAX_PROBE_BYTES))
         kind, payload = self.codec.sample(size) if self.codec else ("raw", bytes(size))
         keys = self._probe_keys(f"probe-{size}-{kind}".encode())
+        worst = Outcome.OK
         with self._moving():
-            outcomes = [self._probe(key, payload) for key in keys]
-        return next((outcome for outcome in outcomes if outcome is not Outcome.OK), Outcome.OK)
-
-    def _probe(self, key: bytes, payload: bytes) -> Outcome:
-        outcome = self._guarded("probe", lambda: self._probed(key, payload), Outcome.ERROR)
-        self.record(outcome)
-        self._counters.add("probes_total", (self.name, outcome.value))
-        return outcome
+            for key in keys:
+                outcome = self._guarded("probe", partial(self._probed, key, payload), Outcome.ERROR)
+                self.record(outcome)
+                self._counters.add("probes_total", (self.name, outcome.value))
+                worst = outcome if worst is Outcome.OK else worst
+        return worst
 
     def _probed(self, key: bytes, payload: bytes) -> Outcome:
         buffer = memoryview(bytearray(len(payload)))
@@ -248,10 +247,10 @@ class Lane:
         elif outcome is Outcome.TIMEOUT and not self.breaker.open:  # else: how long it hangs is not what a fetch costs
             self.transit.took(len(payload), seconds, at_least=True)
         if outcome in (Outcome.MISS, Outcome.CORRUPT):
-            outcome = self._counted.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
+            outcome = self._write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
             if outcome.kept:
                 outcome = self._measured_read(key, buffer)
-            elif outcome is Outcome.FULL and self._carries:
+            elif outcome is Outcome.FULL and self._hung_s is None:
                 outcome = self._measured_refusal(key, payload, seconds)
         return outcome
 
@@ -262,7 +261,7 @@ class Lane:
         there, which takes about as long as it did just now, ``asked_s``; and the connection is up to speed.
         """
         started = self._clock()
-        outcome = self._counted.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
+        outcome = self._write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
         took_s = self._clock() - started
         if outcome is Outcome.FULL:
             self.transit.took(len(payload), max(took_s - asked_s, took_s / 2))  # the way back is believed to be as fast
@@ -290,17 +289,40 @@ class Lane:
         A fetch that pays is mostly much longer than that, and whoever believes it slower never learns better.
         """
         started = self._clock()
-        outcome = self._read_probe(key, buffer)
+        outcome = self._read("probe", PROBE_NAMESPACE, key, buffer)[0]
         if outcome is Outcome.OK:
             self.transit.asked(len(buffer))
-            outcome = self._read_probe(key, buffer)
+            outcome = self._read("probe", PROBE_NAMESPACE, key, buffer)[0]
             self.transit.ended(len(buffer), outcome)  # else every estimate would wait for it for ever
         elif outcome is Outcome.TIMEOUT and not self.breaker.open:
             self.transit.took(len(buffer), self._clock() - started, at_least=True)
         return outcome
 
-    def _read_probe(self, key: bytes, buffer: memoryview) -> Outcome:
-        return self._guarded("probe", lambda: self._counted.read(PROBE_NAMESPACE, key, buffer), _NOT_READ)[0]
+    def _read(self, place: str, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
+        def reading() -> Read:
+            return self._counted("read", self.tier.read, namespace, key, out, came, moved=len(out))
+
+        return self._guarded(place, reading, _NOT_READ)
+
+    def _write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
+        def writing() -> tuple[Outcome, None]:
+            return self.tier.write(namespace, key, payload, origin), None
+
+        return self._counted("write", writing, moved=len(payload))[0]
+
+    def _counted(
+        self, operation: str, tier: Callable[..., tuple[Outcome, Told]], *given: object, moved: int = 0
+    ) -> tuple[Outcome, Told]:
+        """What the tier answers to an operation, counted: its seconds, its outcome and, if OK, the bytes ``moved``."""
+        started = self._clock()
+        outcome, told = tier(*given)
+        seconds = self._clock() - started
+        self._counters.observe("tier_operation_seconds", (self.name, operation, outcome.value), seconds)
+        if outcome is Outcome.OK and moved:
+            self._counters.add("tier_transfer_bytes_total", (self.name, operation), moved)
+        elif outcome in _FAILED:
+            self._counters.add("tier_errors_total", (self.name, operation, outcome.value))
+        return outcome, told
 
     def _guarded(self, place: str, operation: Callable[[], Told], failed: Told) -> Told:
         """An operation's result; ``failed`` if it raises, counted by ``place``."""
@@ -329,11 +351,8 @@ class Lane:
 
     def _put(self, write: Write) -> Outcome:
         with self._moving():
-            outcome = self._guarded(
-                "write",
-                lambda: self._counted.write(write.namespace, write.key, write.payload, write.origin),
-                Outcome.ERROR,
-            )
+            given = write.namespace, write.key, write.payload, write.origin
+            outcome = self._guarded("write", lambda: self._write(*given), Outcome.ERROR)
         self.record(outcome, wrote=True)
         return outcome
 

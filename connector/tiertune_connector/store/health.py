@@ -9,11 +9,7 @@ from msgspec.structs import replace
 
 from tiertune_connector.copying.probe import CopyProbe
 from tiertune_connector.cost import FetchCost, FetchEstimate
-from tiertune_connector.slower.lane import Lanes
-from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import InForce
-from tiertune_connector.units import Clock
+from tiertune_connector.slower.reach import Reach
 
 _DRAM_SILENT_S = 1.0
 _DISK_SILENT_S = 20.0
@@ -26,17 +22,8 @@ _CACHE_BYTES = 64 << 20
 
 
 @dataclass(eq=False)
-class Health:
-    """Thread-safe. ``clock`` gives monotonic seconds.
-
-    ``tuning`` returns what is in force; ``disk`` is the disk lane's medium.
-    """
-
-    dram: DramTier
-    lanes: Lanes
-    clock: Clock
-    tuning: InForce
-    disk: DiskTier | None = None
+class Health(Reach):
+    """Thread-safe."""
 
     def __post_init__(self) -> None:
         self._lock = self.dram.lock

@@ -21,7 +21,7 @@ class Loads(Parts):
     """Thread-safe."""
 
     def __post_init__(self) -> None:
-        self.arrivals = Arrivals(self.dram, self.residency.lanes, self.clock, self._accept)
+        self.arrivals = Arrivals(self.dram, self.lanes, self.clock, self._accept)
 
     def load(
         self,

@@ -5,20 +5,17 @@ from dataclasses import dataclass
 from tiertune_connector.sessions.holdings import Holdings
 from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.slower.behind import WriteBehind
+from tiertune_connector.slower.reach import Reach
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.flushes import Flushes
 from tiertune_connector.store.health import Health
 from tiertune_connector.store.residency import Residency
-from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import InForce
-from tiertune_connector.units import Clock
 
 
 @dataclass(eq=False)
-class Parts:
-    """The parts of a store that its operations work with. ``clock`` gives monotonic seconds, ``tuning`` is in force."""
+class Parts(Reach):
+    """The parts of a store that its operations work with."""
 
-    dram: DramTier
     residency: Residency
     health: Health
     accounts: Accounts
@@ -26,5 +23,3 @@ class Parts:
     quotas: Quotas
     flushes: Flushes
     behind: WriteBehind
-    clock: Clock
-    tuning: InForce

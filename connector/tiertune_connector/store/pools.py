@@ -2,28 +2,25 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tiertune_connector.counters import Counters
 from tiertune_connector.sessions.namespaces import Namespaces
-from tiertune_connector.slower.lane import Lanes
+from tiertune_connector.slower.reach import Reach
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import InForce, LocalTier
+
+if TYPE_CHECKING:
+    from tiertune_connector.tiers.disk import DiskTier
+    from tiertune_connector.tiers.dram import DramTier
+    from tiertune_connector.tuning import LocalTier
 
 
 @dataclass(eq=False)
-class Pools:
+class Pools(Reach):
     """Thread-safe by the store's lock, which is DRAM's. Nothing is applied before ``retune`` or ``share``."""
 
-    dram: DramTier
-    disk: DiskTier | None
-    """The medium of the disk's lane."""
-    lanes: Lanes
     namespaces: Namespaces
     counters: Counters
-    tuning: InForce
-    """What is in force."""
 
     def __post_init__(self) -> None:
         self.local: dict[LocalTier, DramTier | DiskTier] = {"dram": self.dram}

@@ -1,29 +1,18 @@
 """Which tier holds a chunk."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
 
 from tiertune_connector.eviction import Keys
 from tiertune_connector.protocol.messages import Side
-from tiertune_connector.slower.lane import Lanes
-from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import InForce
+from tiertune_connector.slower.reach import Reach
 
 _NOWHERE: Collection[bytes] = ()
 _CUTS_TRIED = 4
 """Each may be a round trip to the remote; if so many fail, the windows are gone and the prompt is recomputed."""
 
 
-@dataclass(frozen=True, eq=False)
-class Residency:
-    """Asks the index of every local tier, and the remote itself. ``tuning`` is what is in force."""
-
-    dram: DramTier
-    disk: DiskTier | None
-    lanes: Lanes
-    tuning: InForce
+class Residency(Reach):
+    """Asks the index of every local tier, and the remote itself."""
 
     @property
     def readable(self) -> bool:
@@ -47,7 +36,7 @@ class Residency:
         disk = self.disk.pools.get(digest) if self.disk and not self.lanes["disk"].breaker.open else None
         in_dram = dram.pool.visible if dram is not None else _NOWHERE
         on_disk = disk.pool.visible if disk is not None else _NOWHERE
-        first = len(list(takewhile(in_dram.__contains__, keys)))  # mostly all: no interpreter step for each
+        first = dram.pool.prefix(keys) if dram is not None else 0  # mostly all: no interpreter step for each
         rest = ["dram" if key in in_dram else "disk" if key in on_disk else "" for key in keys[first:]]
         return ["dram"] * first + rest
 

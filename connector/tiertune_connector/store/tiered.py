@@ -77,14 +77,14 @@ class TieredStore:
         self.namespaces = Namespaces(dram.lock, clock, state)
         self.accounts = accounts = Accounts(counters, name, dram, self.namespaces.model)
         self.observer = Observer(self._dram_room, time.time)
-        self.health = health = Health(dram, lanes, clock, self._in_force, disk)
-        self.behind = behind = WriteBehind(dram, lanes, clock, self._in_force, disk)
+        reach = dram, disk, lanes, clock, self._in_force
+        self.health = health = Health(*reach)
+        self.behind = behind = WriteBehind(*reach)
         self.flushes = flushes = Flushes(dram, lanes, self.namespaces)
-        self.pools = Pools(dram, disk, lanes, self.namespaces, counters, self._in_force)
+        self.pools = Pools(*reach, self.namespaces, counters)
         self.quotas = quotas = Quotas(self._in_force)
         self.holdings = holdings = Holdings(dram, quotas, counters, clock, lease_s)
-        residency = Residency(dram, disk, lanes, self._in_force)
-        parts = dram, residency, health, accounts, holdings, quotas, flushes, behind, clock, self._in_force
+        parts = *reach, Residency(*reach), health, accounts, holdings, quotas, flushes, behind
         self.loads = Loads(*parts)
         self.lookups = Lookups(*parts, self.observer, self.loads.arrivals)
         self.storing = Storing(*parts)

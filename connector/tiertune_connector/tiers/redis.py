@@ -16,7 +16,7 @@ import redis
 import xxhash
 
 from tiertune_connector.access import Login, connection_pool
-from tiertune_connector.addresses import Address, parse_address
+from tiertune_connector.addresses import Address
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header
 from tiertune_connector.codec import Codec, readable
 from tiertune_connector.tiers.base import UNKNOWN, Came, Counted, Outcome, Read, Usage, unheard
@@ -47,25 +47,20 @@ class RedisTier:
 
     def __init__(
         self,
-        address: Address | str,
+        address: Address,
         *,
         writer: str,
         timeout_s: float,
-        login: Login | None = None,
+        login: Login,
+        codec: Codec,
         connections: int = 24,
-        codec: Codec | None = None,
     ) -> None:
-        """ValueError if the address is not understood.
-
-        Without a ``codec``, chunks are written as they are, and those coded by others are misses.
-        """
         self._writer = writer
         self._codec = codec
         self._timeout_s = timeout_s
-        where = parse_address(address) if isinstance(address, str) else address
         pool = connection_pool(
-            where,
-            login or Login(),
+            address,
+            login,
             timeout_s=timeout_s,
             connections=connections,
             protocol=2,  # nothing comes unasked; a connection where something did is not used
@@ -97,7 +92,7 @@ class RedisTier:
                 there, header = wire.fill(head), decode_header(head)
                 if header and (header.namespace, header.key, header.length) != (namespace, key, nbytes):
                     header = None
-                others = header is not None and header.codec and (self._codec is None or not readable(header))
+                others = header is not None and not readable(header)
                 if header and not others:
                     if header.codec:
                         stored, nbytes = memoryview(bytearray(nbytes)), min(header.stored, nbytes)
@@ -106,7 +101,8 @@ class RedisTier:
                     wire.fill(out)
             if not there or others:
                 return Outcome.MISS, NOBODY  # perhaps whole for others
-            if header and found == header.sum_of_stored and self._decoded(header, stored[:nbytes], out):
+            sound = header is not None and found == header.sum_of_stored
+            if header and sound and (not header.codec or self._codec.decode(header, stored[:nbytes], out)):
                 return Outcome.OK, header.origin
             self._check(until)
             length = HEADER_BYTES + nbytes if found is None else None
@@ -122,7 +118,7 @@ class RedisTier:
                 if wire.reply():
                     return Outcome.THERE
                 header = Header.of(namespace, key, payload, replace(origin, writer=self._writer))
-                header, stored = self._codec.encode(header, payload) if self._codec else (header, payload)
+                header, stored = self._codec.encode(header, payload)
                 wire.send(*set_once(name, header.encode(), stored))
                 wire.reply()
         except redis.RedisError as error:
@@ -184,10 +180,6 @@ class RedisTier:
             asked.getrange(name, 0, HEADER_BYTES - 1)
         headers = map(decode_header, asked.execute())
         return [name for name, told in zip(names, headers, strict=True) if told and told.origin.tenant == tenant]
-
-    def _decoded(self, header: Header, stored: memoryview, out: memoryview) -> bool:
-        """Whether what was stored is the payload, or was decoded to it."""
-        return header.codec == 0 or (self._codec is not None and self._codec.decode(header, stored, out))
 
     def _failed(self, error: redis.RedisError) -> Outcome:
         if isinstance(error, redis.exceptions.OutOfMemoryError):
