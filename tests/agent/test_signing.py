@@ -27,6 +27,7 @@ from tiertune_agent.web.bodies import MOST_BYTES
 from tiertune_agent.web.signing import COOKIE, LAST_S, Sessions
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.httpd.serving import certificate
 from tiertune_connector.httpd.tokens import ROLES, TokenFile
 from tiertune_connector.serve.main import StoreProcess
 
@@ -218,7 +219,7 @@ def test_a_device_is_no_file_of_tokens_or_certificates():
     """A pipe nobody writes to would be read for ever, and so are both refused."""
     null = Path("/dev/null")
     served = Listening(host="127.0.0.1", port=0, certificate_file=null, key_file=null)
-    for use in (lambda: access(null, None), lambda: access(None, null), served.serving):
+    for use in (lambda: access(null, None), lambda: access(None, null), lambda: certificate(served)):
         with pytest.raises(DocumentError, match="it is no regular file"):
             use()
 
