@@ -111,9 +111,8 @@ def router(
         source = request.client.host if request.client else ""
         session = sessions.begin(token)
         if session is None:
-            if errors.exceeded(source):
+            if not errors.admits(source):
                 return shown("Too many attempts: wait a few seconds.", 429)
-            errors.take(source)
             return shown("That is no token of this agent.", 401)
         answer = RedirectResponse("./", 303)
         private = secure or request.headers.get("origin", "").startswith("https:")  # as to a proxy in front

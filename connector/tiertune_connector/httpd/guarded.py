@@ -42,21 +42,15 @@ class Limit:
         self._buckets: dict[str, tuple[float, float]] = {}
         """What was left to each caller, and when; the one that called longest ago comes first."""
 
-    def exceeded(self, caller: str) -> bool:
-        """Whether nothing is left for the caller."""
-        return self._left(caller) < 1
-
-    def take(self, caller: str) -> None:
-        """Count one call."""
-        left = self._left(caller) - 1
-        self._buckets.pop(caller, None)
-        self._buckets[caller] = left, self.clock()
+    def admits(self, caller: str) -> bool:
+        """Whether one more call is within the limit; if so, it is counted."""
+        now = self.clock()
+        left, at_s = self._buckets.pop(caller, (self.at_once, now))
+        left = min(self.at_once, left + (now - at_s) * self.per_s)
+        self._buckets[caller] = left - (left >= 1), now
         if len(self._buckets) > CALLERS:
             del self._buckets[next(iter(self._buckets))]
-
-    def _left(self, caller: str) -> float:
-        left, at_s = self._buckets.get(caller, (self.at_once, self.clock()))
-        return min(self.at_once, left + (self.clock() - at_s) * self.per_s)
+        return left >= 1
 
 
 class Guarded:
@@ -94,19 +88,16 @@ class Guarded:
             return None
         holder = self._holder_of(request)
         if holder is None:
-            if self._errors.exceeded(source):
+            if not self._errors.admits(source):
                 return self._slow(request, ERRORS_PER_S, "too many calls without a token that is one: wait a moment")
-            self._errors.take(source)
             answer = self._refuse(request, 401, "send a token: Authorization: Bearer ...")
             answer.headers.setdefault("WWW-Authenticate", "Bearer")
             return answer
         if not holder.may(role):
             return self._refuse(request, 403, f"{holder.name} has the role {holder.role}; this asks for {role}")
-        if request.method not in READING:
-            if self._writes.exceeded(holder.name):
-                told = f"more than {WRITES_PER_S:g} writing calls a second of {holder.name}"
-                return self._slow(request, WRITES_PER_S, told)
-            self._writes.take(holder.name)
+        if request.method not in READING and not self._writes.admits(holder.name):
+            told = f"more than {WRITES_PER_S:g} writing calls a second of {holder.name}"
+            return self._slow(request, WRITES_PER_S, told)
         request.scope[HOLDER] = holder
         return None
 
