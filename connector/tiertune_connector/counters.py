@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
@@ -31,6 +31,7 @@ Tables = dict[str, Values]
 """By name of the metric."""
 _Table = dict[Labels, list[float]]
 _REMEMBERED_SNAPSHOTS = 8
+_FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 _NAMESPACE = {metric.name: metric.labels.index("namespace") for metric in METRICS if "namespace" in metric.labels}
 """Place of that label, where a metric has it."""
 
@@ -180,15 +181,9 @@ class PrometheusCollector(Collector):
         return (self._family(metric, values.get(metric.name, {})) for metric in METRICS)
 
     def _family(self, metric: Metric, values: Values) -> Family:
-        name, labels = PREFIX + metric.name, ["store", *metric.labels]
-        if metric.kind == "histogram":
-            histogram = HistogramMetricFamily(name, metric.help, labels=labels)
-            bounds = (*map(str, metric.buckets), "+Inf")
-            for key, (*counts, total) in values.items():
-                histogram.add_metric([self.store, *key], list(zip(bounds, accumulate(counts), strict=True)), total)
-            return histogram
-        family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-        rendered = family(name, metric.help, labels=labels)
-        for key, (value,) in values.items():
-            rendered.add_metric([self.store, *key], value)
-        return rendered
+        family: Any = _FAMILIES[metric.kind](PREFIX + metric.name, metric.help, labels=["store", *metric.labels])
+        bounds = (*map(str, metric.buckets), "+Inf")
+        for labels, (*counts, total) in values.items():
+            buckets = [list(zip(bounds, accumulate(counts), strict=True))] if counts else []
+            family.add_metric([self.store, *labels], *buckets, total)
+        return cast("Family", family)
