@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse
 
 from connector.stores import NAMESPACE, Http, running
 from tiertune_connector.documents import DocumentError
-from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, WRITES_AT_ONCE, Guarded, Limit
+from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, WRITES_AT_ONCE, Limit, behind_tokens
 from tiertune_connector.httpd.tokens import ROLES, Holder, TokenFile, parse
 
 READ, APPROVE, TUNE = (f"{role}-{'x' * 30}" for role in ROLES)
@@ -197,7 +197,7 @@ def test_trying_tokens_is_slowed_down(http, name):
 def test_who_writes_too_often_is_asked_to_wait_a_second():
     """Not for as long as who tries tokens."""
     ok = PlainTextResponse("done")
-    app = Guarded(
+    app = behind_tokens(
         ok,
         holder_of=lambda _: Holder("agent", "tune"),
         role_of=lambda *_: "tune",

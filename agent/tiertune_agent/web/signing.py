@@ -11,7 +11,7 @@ from jinja2 import Environment
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp
 
-from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, READING, Guarded, Limit, bearer
+from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, READING, Limit, bearer, behind_tokens
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.sites import FOREIGN, foreign
 from tiertune_connector.httpd.tokens import Holder, Role, TokenFile
@@ -72,7 +72,7 @@ def guarded(app: ASGIApp, tokens: TokenFile, sessions: Sessions, listening: List
             return None if listening.loopback else "read"
         return "tune" if path in TUNING else "approve"
 
-    return Guarded(app, holder_of=holder_of, role_of=role_of, refuse=_refused, clock=clock)
+    return behind_tokens(app, holder_of=holder_of, role_of=role_of, refuse=_refused, clock=clock)
 
 
 def _refused(request: Request, code: int, message: str) -> Response:

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from tiertune_connector import __version__
 from tiertune_connector.counters import PrometheusCollector
 from tiertune_connector.documents import Document, FieldError, validated
-from tiertune_connector.httpd.guarded import READING, Guarded, bearer
+from tiertune_connector.httpd.guarded import READING, bearer, behind_tokens
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.sites import REMARK, same_site
 from tiertune_connector.httpd.tokens import Role
@@ -80,7 +80,7 @@ def guarded(app: ASGIApp, listening: Listening, clock: Clock) -> ASGIApp:
             return "tune"
         return None if path == "/healthz" or (listening.loopback and path != "/v1/samples") else "read"
 
-    return Guarded(
+    return behind_tokens(
         app,
         holder_of=lambda connection: tokens.holder(bearer(connection)),
         role_of=role_of,
