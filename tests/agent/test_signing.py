@@ -309,7 +309,8 @@ def test_what_speaks_tls_is_named_with_it(encrypted):
 
 def test_what_speaks_no_tls_is_named_without(agent):
     """An address with one letter too many."""
-    with app_served(agent.app) as url, pytest.raises(command.CallError, match="; it speaks no TLS: write http:// in"):
+    told = "; it speaks no TLS: write http:// in"
+    with app_served(agent.served) as url, pytest.raises(command.CallError, match=told):
         command.call("GET", url.replace("http:", "https:"), "/healthz")
 
 
