@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 
 import httpx
-import uvicorn
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES, JobSubmissionEvent
 from apscheduler.job import Job
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -47,8 +46,8 @@ from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.ending import until_told
 from tiertune_connector.httpd.listening import Listening
-from tiertune_connector.httpd.renewal import renewing
-from tiertune_connector.httpd.sites import called
+from tiertune_connector.httpd.serving import certificate, server
+from tiertune_connector.httpd.sites import same_site
 from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
@@ -146,22 +145,19 @@ class Agent:
             sources=self.observer.addresses,
         )
         looks = Looks(views, self.history, now=self.now, window_s=settings.window)
-        told, hosts = self.unwell, called(settings.http)
-        app = application(
-            views, looks, self.operators, self.changes, self.metrics, leads=leads, unwell=told, hosts=hosts
-        )
+        app = application(views, looks, self.operators, self.changes, self.metrics, leads=leads, unwell=self.unwell)
         app.include_router(page.router(looks))
         return app
 
     def _behind_tokens(self, listening: Listening) -> ASGIApp:
-        """The application, only for callers with a token if the settings name some."""
-        tokens = listening.tokens()
+        """The application, for callers from no other site, and with a token if the settings name some."""
+        app, tokens = same_site(self.app, listening, signing.refused), listening.tokens()
         if tokens is None:
-            return self.app
+            return app
         clock = time.monotonic
         sessions, secure = signing.Sessions(tokens, clock), listening.scheme == "https"
         self.app.include_router(signing.router(sessions, page.environment(), page.HEADERS, secure=secure, clock=clock))
-        return signing.guarded(self.app, tokens, sessions, listening, clock)
+        return signing.guarded(app, tokens, sessions, listening, clock)
 
     def unwell(self) -> list[str]:
         """Why nothing is tuned, summed up or pruned here now, without what only the log may say."""
@@ -296,7 +292,7 @@ def run(settings: AgentSettings) -> None:
         listener = settings.http.listen()
     except OSError as error:
         raise DocumentError([str(error)]) from error
-    serving = settings.http.serving()
+    encrypted = certificate(settings.http)
     agent = Agent(settings, steady_s=steady_s)
     scheduler = BackgroundScheduler(
         timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 30}
@@ -305,16 +301,15 @@ def run(settings: AgentSettings) -> None:
     rounds = scheduler.add_job(agent.tick, "interval", id="round", seconds=settings.window, next_run_time=utc_now())
     scheduler.add_job(agent.sum_up, "interval", id="sum-up", minutes=5)
     scheduler.add_job(agent.prune, "interval", id="pruning", hours=1)
-    config = uvicorn.Config(agent.served, **serving)
-    server = uvicorn.Server(renewing(config, settings.http.certificate_file, settings.http.key_file))
+    http = server(agent.served, encrypted)
     with until_told() as ending:
         scheduler.start()
-        http = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
-        http.start()
+        serving = threading.Thread(target=http.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
+        serving.start()
         log.info("agent serves on %s", settings.http.address(listener))
         try:
             # nobody could command an agent that does not answer; not by the scheduler, which goes by the clock
-            while http.is_alive() and not ending.wait(LOOK_S):
+            while serving.is_alive() and not ending.wait(LOOK_S):
                 try:
                     begins, now = agent.stand(), utc_now()
                     for job in (*([rounds] if begins else ()), *held_up(scheduler.get_jobs(), now)):
@@ -324,8 +319,8 @@ def run(settings: AgentSettings) -> None:
                     agent.metrics.count("agent_job_errors_total", "lead")
         finally:
             told = ending.is_set()
-            server.should_exit = True
-            http.join(ANSWERED_S)
+            http.should_exit = True
+            serving.join(ANSWERED_S)
             scheduler.shutdown(wait=True)
             agent.close()
             listener.close()

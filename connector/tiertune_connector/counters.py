@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX, Metric
+from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX, Kind, Metric
 from tiertune_connector.documents import Json
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ Tables = dict[str, Values]
 """By name of the metric."""
 _Table = dict[Labels, list[float]]
 _REMEMBERED_SNAPSHOTS = 8
+_FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 _NAMESPACE = {metric.name: metric.labels.index("namespace") for metric in METRICS if "namespace" in metric.labels}
 """Place of that label, where a metric has it."""
 
@@ -40,24 +41,14 @@ class _Cells:
 
     def __init__(self) -> None:
         self.owner = threading.current_thread()
-        self.counters: dict[str, _Table] = {m.name: {} for m in METRICS if m.kind == "counter"}
-        self.histograms: dict[str, tuple[Sequence[float], _Table]] = {
-            m.name: (m.buckets, {}) for m in METRICS if m.kind == "histogram"
-        }
-        """With their bounds: ``observe`` needs both."""
-
-    def tables(self) -> Iterator[tuple[str, _Table]]:
-        """All of them by name."""
-        yield from self.counters.items()
-        yield from ((name, values) for name, (_, values) in self.histograms.items())
+        self.tables: dict[str, _Table] = {metric.name: {} for metric in METRICS if metric.kind != "gauge"}
 
 
 class _Mine(threading.local):
-    """The calling thread's cells."""
+    """The calling thread's tables of cells."""
 
     def __init__(self, take: Callable[[], _Cells]) -> None:
-        cells = take()
-        self.counters, self.histograms = cells.counters, cells.histograms
+        self.tables = take().tables
 
 
 class Counters:
@@ -73,23 +64,23 @@ class Counters:
 
     def add(self, name: str, labels: Labels, amount: float = 1.0) -> None:
         """Add ``amount`` to a counter; KeyError if it is not declared, ValueError if it has more or fewer labels."""
-        values = self._mine.counters[name]
+        values = self._mine.tables[name]
         try:
             values[labels][0] += amount
         except KeyError:
-            values[_fitting(name, labels)] = [amount]
+            values[labels] = _cell(name, "counter", labels, amount)
 
     def observe(self, name: str, labels: Labels, value: float) -> None:
         """Put a value into a histogram; errors are those of ``add``.
 
         A reader may see the value's count a moment before its sum.
         """
-        buckets, values = self._mine.histograms[name]
+        values = self._mine.tables[name]
         try:
             cell = values[labels]
         except KeyError:
-            cell = values[_fitting(name, labels)] = [0.0] * (len(buckets) + 2)
-        cell[bisect_left(buckets, value)] += 1
+            cell = values[labels] = _cell(name, "histogram", labels)
+        cell[bisect_left(BY_NAME[name].buckets, value)] += 1
         cell[-1] += value
 
     def forget(self, namespace: str) -> None:
@@ -97,7 +88,7 @@ class Counters:
         with self._lock:
             all_cells = list(self._cells)
         for cells in all_cells:
-            for name, values in cells.tables():
+            for name, values in cells.tables.items():
                 if name in _NAMESPACE:
                     for labels in [told for told in values.copy() if told[_NAMESPACE[name]] == namespace]:
                         values.pop(labels, None)
@@ -145,7 +136,7 @@ class Counters:
             all_cells = list(self._cells)
         sums: Tables = {metric.name: {} for metric in METRICS if metric.kind != "gauge"}
         for cells in all_cells:
-            for name, values in cells.tables():
+            for name, values in cells.tables.items():
                 total = sums[name]
                 for labels, cell in values.copy().items():
                     known = total.get(labels)
@@ -163,11 +154,14 @@ class Counters:
             return self._cells[-1]
 
 
-def _fitting(name: str, labels: Labels) -> Labels:
-    """The same labels, checked when they are first counted."""
-    if len(labels) != len(declared := BY_NAME[name].labels):
-        raise ValueError(f"{name} has labels {declared}, not values {labels}")
-    return labels
+def _cell(name: str, kind: Kind, labels: Labels, first: float = 0.0) -> list[float]:
+    """A new cell, once kind and labels have been checked: of a counter ``first``, of a histogram its counts and sum."""
+    metric = BY_NAME[name]
+    if metric.kind != kind:
+        raise KeyError(name)
+    if len(labels) != len(metric.labels):
+        raise ValueError(f"{name} has labels {metric.labels}, not values {labels}")
+    return [first] if kind == "counter" else [0.0] * (len(metric.buckets) + 2)
 
 
 def _row(labels: Labels, cells: Sequence[float]) -> list[Any]:
@@ -187,15 +181,9 @@ class PrometheusCollector(Collector):
         return (self._family(metric, values.get(metric.name, {})) for metric in METRICS)
 
     def _family(self, metric: Metric, values: Values) -> Family:
-        name, labels = PREFIX + metric.name, ["store", *metric.labels]
-        if metric.kind == "histogram":
-            histogram = HistogramMetricFamily(name, metric.help, labels=labels)
-            bounds = (*map(str, metric.buckets), "+Inf")
-            for key, (*counts, total) in values.items():
-                histogram.add_metric([self.store, *key], list(zip(bounds, accumulate(counts), strict=True)), total)
-            return histogram
-        family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-        rendered = family(name, metric.help, labels=labels)
-        for key, (value,) in values.items():
-            rendered.add_metric([self.store, *key], value)
-        return rendered
+        family: Any = _FAMILIES[metric.kind](PREFIX + metric.name, metric.help, labels=["store", *metric.labels])
+        bounds = (*map(str, metric.buckets), "+Inf")
+        for labels, (*counts, total) in values.items():
+            buckets = [list(zip(bounds, accumulate(counts), strict=True))] if counts else []
+            family.add_metric([self.store, *labels], *buckets, total)
+        return cast("Family", family)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tiertune_connector import locks
-from tiertune_connector.documents import Json, where
+from tiertune_connector.documents import where
 from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
 
 log = logging.getLogger(__name__)
@@ -88,19 +88,16 @@ class StateDir:
     def save_tiers(self, tiers: Sequence[str]) -> None:
         self.note("tiers", " ".join(tiers) + "\n")
 
-    def writes(self) -> list[Json]:
-        """The last writes that were saved; empty if they cannot be read, which must not keep a store from starting."""
-        return self._kept("writes.json", list[Json])
+    def kept(self, name: str, kind: type[Kept]) -> Kept:
+        """What was kept in a file; an empty one if it cannot be read, which must not keep a store from starting."""
+        try:
+            return msgspec.json.decode((self._directory / name).read_bytes(), type=kind)
+        except (OSError, ValueError, RecursionError):
+            return kind()
 
-    def save_writes(self, writes: Sequence[Mapping[str, Any]]) -> None:
-        self.write("writes.json", json.dumps(writes))
-
-    def namespaces(self) -> dict[str, Served]:
-        """The namespaces that were saved, the latest last; empty if they cannot be read, as with writes."""
-        return self._kept("namespaces.json", dict[str, Served])
-
-    def save_namespaces(self, served: Mapping[str, Served]) -> None:
-        self.write("namespaces.json", msgspec.json.encode(served).decode())
+    def keep(self, name: str, what: object) -> None:
+        """Have ``kept`` return ``what``, after a crash too; OSError names the file."""
+        self.write(name, msgspec.json.encode(what).decode())
 
     def note(self, name: str, text: str) -> None:
         """As ``write``, unless the file has this text already: so a store that ran before starts on a full disk too."""
@@ -126,12 +123,6 @@ class StateDir:
                 os.close(directory)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
-
-    def _kept(self, name: str, kind: type[Kept]) -> Kept:
-        try:
-            return msgspec.json.decode((self._directory / name).read_bytes(), type=kind)
-        except (OSError, ValueError, RecursionError):
-            return kind()
 
     def close(self) -> None:
         self._lock.close()

@@ -32,7 +32,7 @@ class World:
 
     @property
     def http(self):
-        return TestClient(self.agent.app, base_url="http://localhost")
+        return TestClient(self.agent.served, base_url="http://localhost")
 
     def get(self, path):
         return self.http.get(path)

@@ -174,6 +174,8 @@ def test_a_page_of_another_site_cannot_command(http, api):
     """A foreign origin is refused, and so is a foreign name for this agent; the own page may."""
     body = {"reason": "x"}
     assert http.post("/api/v1/freeze", json=body, headers={"Origin": "http://evil.example"}).status_code == 403
+    rebound = {"Origin": "http://evil.example", "Host": "evil.example"}
+    assert http.post("/api/v1/freeze", json=body, headers=rebound).status_code == 400
     assert api("fleet")["frozen"] is None
     assert http.get("/api/v1/fleet", headers={"Host": "evil.example"}).status_code == 400
     assert http.post("/api/v1/freeze", json=body, headers={"Origin": "http://127.0.0.1:7420"}).status_code == 200
@@ -182,7 +184,7 @@ def test_a_page_of_another_site_cannot_command(http, api):
 def test_who_stands_by_takes_no_commands(agents, agent):
     """Only the leader writes."""
     agent.tick()
-    with TestClient(agents().app, base_url="http://127.0.0.1") as second:
+    with TestClient(agents().served, base_url="http://127.0.0.1") as second:
         assert second.get("/api/v1/fleet").json()["leader"] is False
         assert second.post("/api/v1/unfreeze").status_code == 409
 

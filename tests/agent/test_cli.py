@@ -22,7 +22,7 @@ from tiertune_connector.httpd.sites import REMARK
 @pytest.fixture
 def served(agent, monkeypatch):
     """The agent's API on a real port, which the commands find by the environment."""
-    with app_served(agent.app) as url:
+    with app_served(agent.served) as url:
         monkeypatch.setenv("TIERTUNE_AGENT", url)
         yield url
 

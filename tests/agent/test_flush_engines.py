@@ -207,7 +207,7 @@ class TestCommand:
             network = httpx.MockTransport(lambda asked: answer if asked.url.host == "engine" else store.handle(asked))
             agent = agents(store, engines=["http://engine:8000"], network=network)
             agent.loop.run_once()
-            with app_served(agent.app) as url:
+            with app_served(agent.served) as url:
                 return tiertune.json("flush", "--engines", "--agent", url)
 
         return run
@@ -231,7 +231,7 @@ class TestCommand:
     def test_a_wrong_digest_empties_no_engine(self, agents, store, tiertune, wrong):
         """What the stores would refuse is refused before anything is done."""
         network = httpx.MockTransport(lambda request: pytest.fail(f"{request.url} was asked"))
-        with app_served(agents(store, engines=["http://engine:8000"], network=network).app) as url:
+        with app_served(agents(store, engines=["http://engine:8000"], network=network).served) as url:
             code, _, err = tiertune("flush", "--engines", *wrong, "--agent", url)
         assert code == 2
         assert wrong[0].strip("-") in err

@@ -27,6 +27,7 @@ from tiertune_agent.web.bodies import MOST_BYTES
 from tiertune_agent.web.signing import COOKIE, LAST_S, Sessions
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.httpd.serving import certificate
 from tiertune_connector.httpd.tokens import ROLES, TokenFile
 from tiertune_connector.serve.main import StoreProcess
 
@@ -218,7 +219,7 @@ def test_a_device_is_no_file_of_tokens_or_certificates():
     """A pipe nobody writes to would be read for ever, and so are both refused."""
     null = Path("/dev/null")
     served = Listening(host="127.0.0.1", port=0, certificate_file=null, key_file=null)
-    for use in (lambda: access(null, None), lambda: access(None, null), served.serving):
+    for use in (lambda: access(null, None), lambda: access(None, null), lambda: certificate(served)):
         with pytest.raises(DocumentError, match="it is no regular file"):
             use()
 
@@ -308,7 +309,8 @@ def test_what_speaks_tls_is_named_with_it(encrypted):
 
 def test_what_speaks_no_tls_is_named_without(agent):
     """An address with one letter too many."""
-    with app_served(agent.app) as url, pytest.raises(command.CallError, match="; it speaks no TLS: write http:// in"):
+    told = "; it speaks no TLS: write http:// in"
+    with app_served(agent.served) as url, pytest.raises(command.CallError, match=told):
         command.call("GET", url.replace("http:", "https:"), "/healthz")
 
 

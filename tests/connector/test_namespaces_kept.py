@@ -123,10 +123,10 @@ def test_namespaces_that_cannot_be_kept_are_served_and_kept_later(clock, tmp_pat
         patch.setattr(StateDir, "write", Mock(side_effect=OSError(28, "No space left on device")))
         known.join(session_of(OLD))
         known.keep()
-    assert (known.of(1), state.namespaces()) == ([OLD.digest], {})
+    assert (known.of(1), state.kept("namespaces.json", dict)) == ([OLD.digest], {})
     known.join(session_of(OLD))
     known.keep()
-    assert list(state.namespaces()) == [OLD.digest]
+    assert list(state.kept("namespaces.json", dict)) == [OLD.digest]
     known.join(session_of(NEW))
     known.keep()
     again = Namespaces(threading.RLock(), clock, state)
@@ -139,8 +139,8 @@ def test_a_state_directory_that_hangs_refuses_no_engine_but_the_first(clock, tmp
     """Those that come meanwhile wait a while, and are served; what is new of them is kept once it answers."""
     state, hangs = StateDir(tmp_path), threading.Event()
     known = Namespaces(threading.RLock(), clock, state)
-    real = state.save_namespaces
-    monkeypatch.setattr(state, "save_namespaces", lambda told: hangs.wait(PATIENCE_S) and real(told))
+    real = state.keep
+    monkeypatch.setattr(state, "keep", lambda *told: hangs.wait(PATIENCE_S) and real(*told))
     monkeypatch.setattr(module, "_PATIENCE_S", 0.01)
 
     def come(*comers):
@@ -157,7 +157,7 @@ def test_a_state_directory_that_hangs_refuses_no_engine_but_the_first(clock, tmp
     assert "the state directory does not answer" in caplog.text
     hangs.set()
     first.join()
-    assert list(state.namespaces()) == [OLD.digest, NEW.digest]
+    assert list(state.kept("namespaces.json", dict)) == [OLD.digest, NEW.digest]
     state.close()
 
 
@@ -180,7 +180,7 @@ def test_a_namespace_that_could_not_be_kept_is_not_forgotten_for_one_that_joins_
             known.join(session_of(OLD))
             joined.set()
     known.keep()
-    assert list(state.namespaces()) == [OLD.digest]
+    assert list(state.kept("namespaces.json", dict)) == [OLD.digest]
     state.close()
 
 

@@ -7,11 +7,11 @@ from shutil import copy
 from types import SimpleNamespace
 
 import pytest
-import uvicorn
 
 from connector.stores import PATIENCE_S
 from e2e.redis_servers import certificates
-from tiertune_connector.httpd.renewal import renewing
+from tiertune_connector.httpd.serving import certificate
+from tiertune_connector.settings import HttpSettings
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def pairs(tmp_path):
     return certificates(tmp_path), certificates(tmp_path / "new")
 
 
-def served(config):
+def served(context):
     """Whether a new connection is served another pair than that which the process began with."""
     connection = SimpleNamespace(context=None)
-    config.ssl.sni_callback(connection, "localhost", config.ssl)
-    return connection.context is not config.ssl
+    context.sni_callback(connection, "localhost", context)
+    return connection.context is not context
 
 
 def exchange(files, new):
@@ -33,26 +33,23 @@ def exchange(files, new):
     copy(new.server_key, files.server_key)
 
 
-class Exchanging(uvicorn.Config):
-    """Its files are exchanged as soon as it has read them."""
-
-    exchanges = staticmethod(lambda: None)
-
-    def load(self):
-        super().load()
-        self.exchanges()
+def configured(files):
+    return certificate(HttpSettings(port=0, certificate_file=files.server, key_file=files.server_key))
 
 
-def configured(files, exchanges=lambda: None):
-    config = Exchanging(lambda: None, ssl_certfile=files.server, ssl_keyfile=files.server_key, lifespan="off")
-    config.exchanges = exchanges
-    return renewing(config, files.server, files.server_key)
-
-
-def test_what_is_exchanged_while_the_process_starts_is_served(pairs):
-    """After the files were read, and before anybody connects."""
+def test_what_is_exchanged_while_the_process_starts_is_served(pairs, monkeypatch):
+    """As soon as the files were read, and before anybody connects."""
     assert not served(configured(pairs[0]))
-    assert served(configured(pairs[0], lambda: exchange(*pairs)))
+    load, read = ssl.SSLContext.load_cert_chain, []
+
+    def exchanged(context, first, *more, **options):
+        load(context, first, *more, **options)
+        read.append(first.read_bytes())
+        exchange(*pairs)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", exchanged)
+    served(configured(pairs[0]))
+    assert read[0] != read[-1] == pairs[1].server.read_bytes()
 
 
 def test_what_becomes_readable_later_is_served(pairs, monkeypatch):
@@ -61,25 +58,25 @@ def test_what_becomes_readable_later_is_served(pairs, monkeypatch):
     def refused(*_args, **_more):
         raise PermissionError(13, "Permission denied")
 
-    config = configured(pairs[0])
+    context = configured(pairs[0])
     exchange(*pairs)
     with monkeypatch.context() as unreadable:
         unreadable.setattr(ssl.SSLContext, "load_cert_chain", refused)
-        assert not served(config)
+        assert not served(context)
     given(pairs[0].server_key)
-    assert served(config)
+    assert served(context)
 
 
 def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(pairs, caplog):
     """Nobody may ever write into it, and the thread that reads it serves all: the former pair is served on."""
-    config = configured(pairs[0])
+    context = configured(pairs[0])
     pairs[0].server_key.unlink()
     os.mkfifo(pairs[0].server_key)
-    asked = threading.Thread(target=served, args=(config,), daemon=True)
+    asked = threading.Thread(target=served, args=(context,), daemon=True)
     asked.start()
     asked.join(PATIENCE_S)
     assert not asked.is_alive()
-    assert not served(config)
+    assert not served(context)
     assert caplog.text.count("it is no regular file") == 1, "told once, not to every caller"
 
 

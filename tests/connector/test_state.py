@@ -189,10 +189,10 @@ def test_a_name_that_is_spoilt_is_named_with_what_to_do(tmp_path, kept):
 def test_writes_are_not_known_where_they_are_spoilt(tmp_path, text):
     """No store stays away for a spoilt file."""
     state = StateDir(tmp_path)
-    state.save_writes([{"path": "/v1/tuning"}])
-    assert state.writes() == [{"path": "/v1/tuning"}]
+    state.keep("writes.json", [{"path": "/v1/tuning"}])
+    assert state.kept("writes.json", list) == [{"path": "/v1/tuning"}]
     (tmp_path / "writes.json").write_bytes(text.encode("latin-1"))
-    assert state.writes() == []
+    assert state.kept("writes.json", list) == []
     state.close()
 
 
@@ -202,12 +202,12 @@ def test_writes_are_not_known_where_they_are_spoilt(tmp_path, text):
 def test_namespaces_come_back_or_are_not_known(tmp_path, text):
     """In their order; no store stays away for a spoilt file."""
     state = StateDir(tmp_path)
-    assert state.namespaces() == {}
+    assert state.kept("namespaces.json", dict[str, Served]) == {}
     served = {"b": Served("llama", 2), "a": Served("qwen", 0)}
-    state.save_namespaces(served)
-    assert list(state.namespaces().items()) == list(served.items())
+    state.keep("namespaces.json", served)
+    assert list(state.kept("namespaces.json", dict[str, Served]).items()) == list(served.items())
     (tmp_path / "namespaces.json").write_bytes(text.encode("latin-1"))
-    assert state.namespaces() == {}
+    assert state.kept("namespaces.json", dict[str, Served]) == {}
     state.close()
 
 

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse
 
 from connector.stores import NAMESPACE, Http, running
 from tiertune_connector.documents import DocumentError
-from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, WRITES_AT_ONCE, Guarded, Limit
+from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, WRITES_AT_ONCE, Limit, behind_tokens
 from tiertune_connector.httpd.tokens import ROLES, Holder, TokenFile, parse
 
 READ, APPROVE, TUNE = (f"{role}-{'x' * 30}" for role in ROLES)
@@ -95,11 +95,9 @@ def test_a_limit_lets_so_many_pass(gaps):
     limit, taken = Limit(0.5, 3.0, lambda: now[0]), 0
     for gap in gaps:
         now[0] += gap
-        if not limit.exceeded("a"):
-            limit.take("a")
-            taken += 1
+        taken += limit.admits("a")
     assert min(3, len(gaps)) <= taken <= 3 + 0.5 * now[0] + 1e-6
-    assert not limit.exceeded("b")
+    assert limit.admits("b")
 
 
 def test_a_limit_gives_back_one_by_one():
@@ -109,8 +107,7 @@ def test_a_limit_gives_back_one_by_one():
 
     def passing():
         count = 0
-        while not limit.exceeded("a"):
-            limit.take("a")
+        while limit.admits("a"):
             count += 1
         return count
 
@@ -126,8 +123,8 @@ def test_so_many_callers_are_remembered_as_called_last(monkeypatch):
     monkeypatch.setattr("tiertune_connector.httpd.guarded.CALLERS", 2)
     limit = Limit(0.5, 1.0, lambda: 0.0)
     for caller in "abac":
-        limit.take(caller)
-    assert [limit.exceeded(caller) for caller in "acb"] == [True, True, False]
+        limit.admits(caller)
+    assert [limit.admits(caller) for caller in "acb"] == [False, False, True]
 
 
 # -- at a store
@@ -200,7 +197,7 @@ def test_trying_tokens_is_slowed_down(http, name):
 def test_who_writes_too_often_is_asked_to_wait_a_second():
     """Not for as long as who tries tokens."""
     ok = PlainTextResponse("done")
-    app = Guarded(
+    app = behind_tokens(
         ok,
         holder_of=lambda _: Holder("agent", "tune"),
         role_of=lambda *_: "tune",

@@ -89,7 +89,7 @@ def test_a_file_that_is_none_keeps_no_store_away(tmp_path):
     state = StateDir(tmp_path)
     for text in ("{", "{}", "\x00"):
         state.write("writes.json", text)
-        assert state.writes() == []
+        assert state.kept("writes.json", list) == []
     state.close()
 
 
@@ -105,19 +105,19 @@ def test_a_state_directory_that_hangs_holds_up_no_answer_for_long(http, store, m
 
     Each command would hold one of the threads on which everybody is answered, some forty in all.
     """
-    hangs, real = threading.Event(), store._state.save_writes
-    monkeypatch.setattr(store._state, "save_writes", lambda kept: hangs.wait(PATIENCE_S) and real(kept))
+    hangs, real = threading.Event(), store._state.keep
+    monkeypatch.setattr(store._state, "keep", lambda *kept: hangs.wait(PATIENCE_S) and real(*kept))
     monkeypatch.setattr(writes, "_PATIENCE_S", 0.01)
     for _ in range(50):
         assert http.post("/v1/flush", {}).status_code == 200
     assert http.text("/metrics")
-    assert (len(told(http)), store._state.writes()) == (50, [])
+    assert (len(told(http)), store._state.kept("writes.json", list)) == (50, [])
     assert "the last writes are not kept yet: the state directory does not answer" in caplog.text
     hangs.set()
-    eventually(store._state.writes)
+    eventually(lambda: store._state.kept("writes.json", list))
     monkeypatch.setattr(writes, "_PATIENCE_S", PATIENCE_S)
     assert http.post("/v1/flush", {}).status_code == 200
-    assert store._state.writes() == told(http)
+    assert store._state.kept("writes.json", list) == told(http)
 
 
 def test_a_holder_is_named_and_no_token_told(home, tmp_path, logged, caplog):

@@ -26,7 +26,7 @@ class Observed:
         return known(self.agent.history.measured.windows(self.name, tier=tier), metric, **labels)
 
     def get(self, path: str) -> Any:
-        return TestClient(self.agent.app, base_url="http://localhost").get(path)
+        return TestClient(self.agent.served, base_url="http://localhost").get(path)
 
     def incidents(self) -> dict[str, str]:
         """Open ones of the source."""

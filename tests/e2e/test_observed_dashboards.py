@@ -60,7 +60,7 @@ def scraped(tmp_path_factory):
     try:
         assert agent.stand()
         agent.loop.run_once()
-        with app_served(agent.app) as address, prometheus(scrape_config(address)) as server:
+        with app_served(agent.served) as address, prometheus(scrape_config(address)) as server:
             server.wait_targets_up()
             for step in range(1, ROUNDS + 1):
                 sources["vllm"].text = scaled(VLLM, 1 + step)

@@ -42,78 +42,59 @@ class Limit:
         self._buckets: dict[str, tuple[float, float]] = {}
         """What was left to each caller, and when; the one that called longest ago comes first."""
 
-    def exceeded(self, caller: str) -> bool:
-        """Whether nothing is left for the caller."""
-        return self._left(caller) < 1
-
-    def take(self, caller: str) -> None:
-        """Count one call."""
-        left = self._left(caller) - 1
-        self._buckets.pop(caller, None)
-        self._buckets[caller] = left, self.clock()
+    def admits(self, caller: str) -> bool:
+        """Whether one more call is within the limit; if so, it is counted."""
+        now = self.clock()
+        left, at_s = self._buckets.pop(caller, (self.at_once, now))
+        left = min(self.at_once, left + (now - at_s) * self.per_s)
+        self._buckets[caller] = left - (left >= 1), now
         if len(self._buckets) > CALLERS:
             del self._buckets[next(iter(self._buckets))]
-
-    def _left(self, caller: str) -> float:
-        left, at_s = self._buckets.get(caller, (self.at_once, self.clock()))
-        return min(self.at_once, left + (self.clock() - at_s) * self.per_s)
+        return left >= 1
 
 
-class Guarded:
-    """An application behind tokens: 401 without one, 403 with too low a role, 429 for too many calls."""
+def behind_tokens(
+    app: ASGIApp,
+    *,
+    holder_of: Callable[[HTTPConnection], Holder | None],
+    role_of: RoleOf,
+    refuse: Refuse,
+    clock: Clock,
+) -> ASGIApp:
+    """The application behind tokens: 401 without one, 403 with too low a role, 429 for too many calls."""
+    writes, errors = Limit(WRITES_PER_S, WRITES_AT_ONCE, clock), Limit(ERRORS_PER_S, ERRORS_AT_ONCE, clock)
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        holder_of: Callable[[HTTPConnection], Holder | None],
-        role_of: RoleOf,
-        refuse: Refuse,
-        clock: Clock,
-    ) -> None:
-        self._app = app
-        self._holder_of, self._role_of, self._refuse = holder_of, role_of, refuse
-        self._writes = Limit(WRITES_PER_S, WRITES_AT_ONCE, clock)
-        self._errors = Limit(ERRORS_PER_S, ERRORS_AT_ONCE, clock)
+    def slow(request: Request, per_s: float, message: str) -> Response:
+        answer = refuse(request, 429, message)
+        answer.headers["Retry-After"] = str(ceil(1 / per_s))
+        return answer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As every ASGI application."""
-        if scope["type"] == "http":
-            request = Request(scope)
-            refused = self._refused(request)
-            if refused is not None:
-                await refused(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _refused(self, request: Request) -> Response | None:
+    def refused(request: Request) -> Response | None:
         # As routes are found: by the path alone, whatever Host says, and without a line's end behind it.
         path, source = request.scope["path"].rstrip("\r\n"), request.client.host if request.client else ""
-        role = self._role_of(request.method, path)
+        role = role_of(request.method, path)
         if role is None:
             return None
-        holder = self._holder_of(request)
+        holder = holder_of(request)
         if holder is None:
-            if self._errors.exceeded(source):
-                return self._slow(request, ERRORS_PER_S, "too many calls without a token that is one: wait a moment")
-            self._errors.take(source)
-            answer = self._refuse(request, 401, "send a token: Authorization: Bearer ...")
+            if not errors.admits(source):
+                return slow(request, ERRORS_PER_S, "too many calls without a token that is one: wait a moment")
+            answer = refuse(request, 401, "send a token: Authorization: Bearer ...")
             answer.headers.setdefault("WWW-Authenticate", "Bearer")
             return answer
         if not holder.may(role):
-            return self._refuse(request, 403, f"{holder.name} has the role {holder.role}; this asks for {role}")
-        if request.method not in READING:
-            if self._writes.exceeded(holder.name):
-                told = f"more than {WRITES_PER_S:g} writing calls a second of {holder.name}"
-                return self._slow(request, WRITES_PER_S, told)
-            self._writes.take(holder.name)
+            return refuse(request, 403, f"{holder.name} has the role {holder.role}; this asks for {role}")
+        if request.method not in READING and not writes.admits(holder.name):
+            told = f"more than {WRITES_PER_S:g} writing calls a second of {holder.name}"
+            return slow(request, WRITES_PER_S, told)
         request.scope[HOLDER] = holder
         return None
 
-    def _slow(self, request: Request, per_s: float, message: str) -> Response:
-        answer = self._refuse(request, 429, message)
-        answer.headers["Retry-After"] = str(ceil(1 / per_s))
-        return answer
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = refused(Request(scope)) if scope["type"] == "http" else None
+        await (answer or app)(scope, receive, send)
+
+    return checked
 
 
 def bearer(connection: HTTPConnection) -> str:
@@ -123,7 +104,7 @@ def bearer(connection: HTTPConnection) -> str:
 
 
 def called_by(connection: HTTPConnection) -> tuple[str, str]:
-    """Who calls, as ``Guarded`` found, and from where; without tokens the source, or ``local``, stands for who."""
+    """Who calls, and from where; where no token was asked for, the source, or ``local``, stands for who."""
     source = connection.client.host if connection.client else ""
     holder: Holder | None = connection.scope.get(HOLDER)
     if holder is not None:

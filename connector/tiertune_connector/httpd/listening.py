@@ -1,19 +1,16 @@
 """Where a process listens, and whom it lets in."""
 
 import socket
-import ssl
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
-from tiertune_connector.documents import Document, DocumentError, plain_file
+from tiertune_connector.documents import Document
 from tiertune_connector.httpd.tokens import TokenFile
 
 _BACKLOG = 128
-_KEPT_S = 75
-"""How long an idle connection is kept: an agent asks in every window, and closes its own first."""
 
 
 class Listening(Document):
@@ -57,29 +54,6 @@ class Listening(Document):
     def tokens(self) -> TokenFile | None:
         """Who may call; None: everybody. DocumentError if the file is not valid."""
         return TokenFile(self.tokens_file) if self.tokens_file else None
-
-    def serving(self) -> dict[str, Any]:
-        """Options of uvicorn. DocumentError if certificate and key are not valid.
-
-        The caller is who holds the connection: anybody could send a proxy's header.
-        """
-        certificate, key = self.certificate_file, self.key_file
-        try:
-            if certificate and key:
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-                context.load_cert_chain(plain_file(certificate), plain_file(key), password=lambda: "")
-        except OSError as error:  # ssl.SSLError is one
-            told = f"{certificate} and {key} are no certificate and key: {error.strerror or error}"
-            raise DocumentError([f"http.certificate_file: {told}"]) from None
-        return {
-            "log_level": "warning",
-            "access_log": False,
-            "lifespan": "off",
-            "proxy_headers": False,
-            "timeout_keep_alive": _KEPT_S,
-            "ssl_certfile": certificate,
-            "ssl_keyfile": key,
-        }
 
     def listen(self) -> socket.socket:
         """Bind at once: of two processes on one port, the second fails here. OSError names the address."""

@@ -1,18 +1,15 @@
 """Bearer tokens by role, from a file that may be changed in place."""
 
-import logging
 import re
-import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from tiertune_connector.documents import DocumentError, read_text, stamp
+from tiertune_connector.documents import DocumentError, read_text
+from tiertune_connector.httpd.renewed import Renewed
 
-log = logging.getLogger(__name__)
 Role = Literal["read", "approve", "tune"]
 ROLES: tuple[Role, ...] = get_args(Role)
 """Each may do what those before it may."""
@@ -39,28 +36,15 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         """DocumentError names the line to mend."""
-        self._path = path
-        self._mutex = threading.Lock()
-        self._seen = stamp(path)
-        self._holders = parse(read_text(path), str(path))
+        self._holders = Renewed("the tokens stay as they were", lambda: parse(read_text(path), str(path)), path)
 
     def holder(self, token: str) -> Holder | None:
         """Whose token it is; None: nobody's. A token that is nearly right takes as long as any other."""
         asked, found = _digest(token), None
-        for digest, holder in self._current().items():
+        for digest, holder in self._holders.now().items():
             if compare_digest(digest, asked):
                 found = holder
         return found
-
-    def _current(self) -> Mapping[bytes, Holder]:
-        with self._mutex:
-            if (now := stamp(self._path)) != self._seen:
-                self._seen = now
-                try:
-                    self._holders = parse(read_text(self._path), str(self._path))
-                except DocumentError as error:
-                    log.error("the tokens stay as they were: %s", error)  # noqa: TRY400 (its message says it all)
-            return self._holders
 
 
 def parse(text: str, name: str) -> dict[bytes, Holder]:

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from tiertune_connector import __version__
 from tiertune_connector.counters import PrometheusCollector
 from tiertune_connector.documents import Document, FieldError, validated
-from tiertune_connector.httpd.guarded import READING, Guarded, bearer
+from tiertune_connector.httpd.guarded import READING, bearer, behind_tokens
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.sites import REMARK, same_site
 from tiertune_connector.httpd.tokens import Role
@@ -70,7 +70,7 @@ class SamplingRequest(Document):
 
 def guarded(app: ASGIApp, listening: Listening, clock: Clock) -> ASGIApp:
     """The application guarded by the tokens that the settings name, if any. DocumentError if their file is bad."""
-    app = same_site(app, listening)
+    app = same_site(app, listening, _refuse)
     tokens = listening.tokens()
     if tokens is None:
         return app
@@ -80,11 +80,11 @@ def guarded(app: ASGIApp, listening: Listening, clock: Clock) -> ASGIApp:
             return "tune"
         return None if path == "/healthz" or (listening.loopback and path != "/v1/samples") else "read"
 
-    return Guarded(
+    return behind_tokens(
         app,
         holder_of=lambda connection: tokens.holder(bearer(connection)),
         role_of=role_of,
-        refuse=lambda _, code, message: _error(code, message),
+        refuse=_refuse,
         clock=clock,
     )
 
@@ -265,6 +265,10 @@ def _since(request: Request, name: str) -> int | None:
 def _number(text: str) -> int | None:
     """A version or sequence number from a header or query; None if it is none."""
     return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdecimal() else None
+
+
+def _refuse(_: Request, code: int, message: str) -> Response:
+    return _error(code, message)
 
 
 def _error(code: int, message: str) -> Response:

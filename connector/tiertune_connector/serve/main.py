@@ -12,14 +12,12 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import uvicorn
-
 from tiertune_connector.addresses import listed, parse_addresses
 from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
 from tiertune_connector.documents import DocumentError, where
 from tiertune_connector.ending import Ending, leave, until_told
-from tiertune_connector.httpd.renewal import renewing
+from tiertune_connector.httpd.serving import certificate, server
 from tiertune_connector.profile.gpu import GpuSampler, find_nvml, stages_of
 from tiertune_connector.serve import embedded
 from tiertune_connector.serve.garbage import GarbageCollector
@@ -104,8 +102,7 @@ class StoreProcess:
             writes = Writes(self._state, lambda: datetime.now(UTC))
             http = Http(self.server, self.control, self._clock, gpus=lambda: self.gpus.state, writes=writes)
             served = guarded(http.application(), settings.http, self._clock)
-            config = uvicorn.Config(served, **settings.http.serving())
-            self._http = uvicorn.Server(renewing(config, settings.http.certificate_file, settings.http.key_file))
+            self._http = server(served, certificate(settings.http))
             undo.callback(self._stop_http)
             self._thread = threading.Thread(target=self._http.run, args=([self._listener],), name="http", daemon=True)
             self._undo = undo.pop_all()

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Literal, get_args
 
 from tiertune_connector.counters import Counters
@@ -10,9 +11,9 @@ from tiertune_connector.serve.connection import Connection
 from tiertune_connector.threads import Threads
 
 log = logging.getLogger(__name__)
-Kind = Literal["lookup", "disk", "remote", "damage", "store"]
+Kind = Literal["lookup", "disk", "remote", "damage", "store", "long"]
 """Each has threads of its own, so that none holds up a faster one: lookups; loads, by their slowest tier; summing what
-a client says is damaged; storing many chunks."""
+a client says is damaged; storing many chunks; counting long prompts."""
 Work = Callable[[], None]
 _MOST = 32
 """Threads of a kind."""
@@ -27,14 +28,12 @@ class Waiters:
         """OSError if there is no thread for a kind."""
         self._counters = counters
         self._pools: dict[Kind, Threads] = {kind: Threads(_MOST, f"wait-{kind}") for kind in get_args(Kind)}
-        self._long = Threads(_MOST_LATER, "wait-long")
-        """For ``later`` alone."""
         self._room = threading.Semaphore(_MOST_LATER)
         self._closed = False
 
-    def run(self, connection: Connection, serve: Work, kind: Kind) -> None:
+    def run(self, connection: Connection, serve: Work, kind: Kind) -> Future[None]:
         """Serve on a thread of a ``kind``; a failure ends the client's connection."""
-        self._pools[kind].submit(self._guarded, connection, serve)
+        return self._pools[kind].submit(self._guarded, connection, serve)
 
     def _guarded(self, connection: Connection, serve: Work) -> None:
         try:
@@ -49,20 +48,13 @@ class Waiters:
 
     def later(self, connection: Connection, count: Work) -> None:
         """Do what takes long and nobody waits for: on another thread, or at once if too much waits there."""
-        if not self._room.acquire(blocking=False):
+        if self._room.acquire(blocking=False):
+            self.run(connection, count, "long").add_done_callback(lambda _: self._room.release())
+        else:
             count()
-            return
-
-        def counted() -> None:
-            try:
-                count()
-            finally:
-                self._room.release()
-
-        self._long.submit(self._guarded, connection, counted)
 
     def close(self) -> None:
         """Begin nothing any more."""
         self._closed = True
-        for pool in (*self._pools.values(), self._long):
+        for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)

@@ -21,6 +21,7 @@ from tiertune_connector.httpd.guarded import READING, called_by
 from tiertune_connector.state import StateDir
 
 log = logging.getLogger(__name__)
+FILE = "writes.json"
 KEPT = 64
 MOST_FIELDS = 8
 """Fields of a tuning to tell with both values."""
@@ -41,7 +42,7 @@ class Writes:
 
     def __post_init__(self) -> None:
         self._saving = threading.Lock()
-        self._kept = tuple(self.state.writes())
+        self._kept = tuple(self.state.kept(FILE, list[Json]))
 
     def told(self) -> list[Json]:
         return list(self._kept)
@@ -73,7 +74,7 @@ class Writes:
         if not self._saving.acquire(timeout=_PATIENCE_S):
             return  # whoever saves next saves them all
         try:
-            self.state.save_writes(self._kept)
+            self.state.keep(FILE, self._kept)
         except OSError as error:
             log.error("the last writes are not kept: %s", error)  # noqa: TRY400 (its message says it all)
         finally:

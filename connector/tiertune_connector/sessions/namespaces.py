@@ -13,6 +13,7 @@ from tiertune_connector.tuning import LocalTier, Tuning
 from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
+FILE = "namespaces.json"
 LENT_AFTER_S = 3600.0
 """Unused for so long, a namespace lends: engines that merely restart find what they left."""
 _PATIENCE_S = 1.0
@@ -34,7 +35,7 @@ class Namespaces:
     state: StateDir | None = None
 
     def __post_init__(self) -> None:
-        self._saved = self.state.namespaces() if self.state else {}
+        self._saved = self.state.kept(FILE, dict[str, Served]) if self.state else {}
         self._served = OrderedDict(self._saved)
         self._saving = threading.Lock()
         self._sessions: list[Session] = []
@@ -62,7 +63,7 @@ class Namespaces:
             return
         try:
             while self.state is not None and (served := self._known()) != self._saved:
-                self.state.save_namespaces(served)
+                self.state.keep(FILE, served)
                 self._saved = served
         except OSError as error:
             log.warning(_NOT_KEPT, error)
