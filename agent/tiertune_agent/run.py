@@ -47,7 +47,7 @@ from tiertune_connector.documents import DocumentError
 from tiertune_connector.ending import until_told
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.serving import certificate, server
-from tiertune_connector.httpd.sites import same_site
+from tiertune_connector.httpd.sites import called
 from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
@@ -145,19 +145,22 @@ class Agent:
             sources=self.observer.addresses,
         )
         looks = Looks(views, self.history, now=self.now, window_s=settings.window)
-        app = application(views, looks, self.operators, self.changes, self.metrics, leads=leads, unwell=self.unwell)
+        told, hosts = self.unwell, called(settings.http)
+        app = application(
+            views, looks, self.operators, self.changes, self.metrics, leads=leads, unwell=told, hosts=hosts
+        )
         app.include_router(page.router(looks))
         return app
 
     def _behind_tokens(self, listening: Listening) -> ASGIApp:
-        """The application, for callers from no other site, and with a token if the settings name some."""
-        app, tokens = same_site(self.app, listening, signing.refused), listening.tokens()
+        """The application, only for callers with a token if the settings name some."""
+        tokens = listening.tokens()
         if tokens is None:
-            return app
+            return self.app
         clock = time.monotonic
         sessions, secure = signing.Sessions(tokens, clock), listening.scheme == "https"
         self.app.include_router(signing.router(sessions, page.environment(), page.HEADERS, secure=secure, clock=clock))
-        return signing.guarded(app, tokens, sessions, listening, clock)
+        return signing.guarded(self.app, tokens, sessions, listening, clock)
 
     def unwell(self) -> list[str]:
         """Why nothing is tuned, summed up or pruned here now, without what only the log may say."""

@@ -44,7 +44,7 @@ def pass_windows(agent, stores, clock, count=1, requests=10, *, seconds=15, tick
 
 def client_of(agent):
     """Its API, asked from this host."""
-    return TestClient(agent.served, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000))
+    return TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000))
 
 
 def told(agent):

@@ -5,7 +5,7 @@ from secrets import token_urlsafe
 from typing import Annotated
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from jinja2 import Environment
 from starlette.requests import HTTPConnection
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, READING, Limit, bearer, behind_tokens
 from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.httpd.sites import FOREIGN, foreign
 from tiertune_connector.httpd.tokens import Holder, Role, TokenFile
 from tiertune_connector.units import Clock
 
@@ -71,14 +72,19 @@ def guarded(app: ASGIApp, tokens: TokenFile, sessions: Sessions, listening: List
             return None if listening.loopback else "read"
         return "tune" if path in TUNING else "approve"
 
-    return behind_tokens(app, holder_of=holder_of, role_of=role_of, refuse=refused, clock=clock)
+    return behind_tokens(app, holder_of=holder_of, role_of=role_of, refuse=_refused, clock=clock)
 
 
-def refused(request: Request, code: int, message: str) -> Response:
-    """The answer to a refused call; a browser's that has not signed in is sent to the form."""
+def _refused(request: Request, code: int, message: str) -> Response:
     if code == 401 and request.method == "GET" and "text/html" in request.headers.get("accept", ""):
         return RedirectResponse("../" * (request.scope["path"].count("/") - 1) + "login", 303)
     return JSONResponse({"detail": message}, status_code=code)
+
+
+def from_here(request: Request) -> None:
+    """Refuse commands from a page of another site."""
+    if foreign(request):
+        raise HTTPException(403, FOREIGN)
 
 
 def router(
@@ -89,7 +95,7 @@ def router(
     Addresses are relative, and cookies have the path that the browser sees: a proxy may serve all this below a path.
     Sessions and limits are used on the event loop's thread alone, one call at a time.
     """
-    pages = APIRouter(include_in_schema=False)
+    pages = APIRouter(include_in_schema=False, dependencies=[Depends(from_here)])
     errors = Limit(ERRORS_PER_S, ERRORS_AT_ONCE, clock)
 
     def shown(message: str, code: int) -> Response:

@@ -2,9 +2,10 @@
 
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tiertune_connector.httpd.guarded import READING, Refuse
+from tiertune_connector.httpd.guarded import READING
 from tiertune_connector.httpd.listening import Listening
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -14,21 +15,24 @@ REMARK = "Tiertune-Remark"
 """Header for a sentence that an answer's body has no place for."""
 
 
-def same_site(app: ASGIApp, listening: Listening, refuse: Refuse) -> ASGIApp:
-    """Keeps other sites' pages from writing to an application and, on loopback, from calling it by their own names.
+def foreign(request: Request) -> bool:
+    """Whether a page of another site calls: browsers name the origin of a writing call."""
+    origin = request.headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
-    Off loopback callers show a token, which a foreign page lacks.
-    """
-    names = [*LOOPBACK_NAMES, listening.host] if listening.loopback else ["*"]
-    app = TrustedHostMiddleware(app, allowed_hosts=names)
+
+def called(listening: Listening) -> tuple[str, ...]:
+    """Names that a server may be called by; off loopback any: callers show a token, which a foreign page lacks."""
+    return (*LOOPBACK_NAMES, listening.host) if listening.loopback else ("*",)
+
+
+def same_site(app: ASGIApp, listening: Listening) -> ASGIApp:
+    """Keeps other sites' pages from writing to an application and, on loopback, from calling it by their own names."""
+    app = TrustedHostMiddleware(app, allowed_hosts=list(called(listening)))
+    refused = JSONResponse({"message": FOREIGN}, status_code=403)
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        answer: ASGIApp = app
-        if scope["type"] == "http" and scope["method"] not in READING:
-            request = Request(scope)
-            origin = request.headers.get("origin")  # which browsers name
-            if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-                answer = refuse(request, 403, FOREIGN)
-        await answer(scope, receive, send)
+        writes = scope["type"] == "http" and scope["method"] not in READING
+        await (refused if writes and foreign(Request(scope)) else app)(scope, receive, send)
 
     return checked

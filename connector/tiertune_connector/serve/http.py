@@ -70,7 +70,7 @@ class SamplingRequest(Document):
 
 def guarded(app: ASGIApp, listening: Listening, clock: Clock) -> ASGIApp:
     """The application guarded by the tokens that the settings name, if any. DocumentError if their file is bad."""
-    app = same_site(app, listening, _refuse)
+    app = same_site(app, listening)
     tokens = listening.tokens()
     if tokens is None:
         return app
@@ -84,7 +84,7 @@ def guarded(app: ASGIApp, listening: Listening, clock: Clock) -> ASGIApp:
         app,
         holder_of=lambda connection: tokens.holder(bearer(connection)),
         role_of=role_of,
-        refuse=_refuse,
+        refuse=lambda _, code, message: _error(code, message),
         clock=clock,
     )
 
@@ -265,10 +265,6 @@ def _since(request: Request, name: str) -> int | None:
 def _number(text: str) -> int | None:
     """A version or sequence number from a header or query; None if it is none."""
     return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdecimal() else None
-
-
-def _refuse(_: Request, code: int, message: str) -> Response:
-    return _error(code, message)
 
 
 def _error(code: int, message: str) -> Response:
