@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -12,7 +12,7 @@ from tiertune_agent.fields import Json
 from tiertune_agent.history.store import History
 from tiertune_agent.records import JUDGED, Decision, Now, State, Window, Windows, ended
 from tiertune_agent.tuners.remote_fetch import Candidates, typical_candidate
-from tiertune_agent.web.curves import Counted, Curve, Ghosts, counted, curves, ghosts
+from tiertune_agent.web.curves import Counted, Curve, by_gain, counted, curves
 from tiertune_agent.web.figures import Cost, Switched, WindowSums, added, cost, sums
 from tiertune_agent.web.views import Views
 
@@ -49,7 +49,7 @@ class SeenStore:
     answered: str = ""
     steps: Sequence[_Step] = ()
     """Oldest first."""
-    ghosts: tuple[Ghosts, ...] = ()
+    curves: Sequence[Curve] = ()
     """What its pools would have hit otherwise."""
     sums: WindowSums = EMPTY
     """This and the next: of ``steps``."""
@@ -87,7 +87,7 @@ class Seen:
     @property
     def curves(self) -> tuple[Curve, ...]:
         """Curves of all pools, those with most to gain first."""
-        return curves(self.fleet["stores"], {name: one.ghosts for name, one in self.stores.items()})
+        return by_gain(curve for store in self.stores.values() for curve in store.curves)
 
 
 class Looks:
@@ -158,15 +158,15 @@ class Looks:
         """Add windows since the newest one read, which comes again; nothing outside of the span."""
         again, (since, now) = {window.start for window in told}, span
         before = [step for step in read.steps if since <= step.start <= now and step.start not in again]
-        if read.answered and not told and len(before) == len(read.steps):
-            return replace(read, answered=store["last_seen"])
+        answers = read.answered != store["last_seen"]
+        if not answers and len(before) == len(read.steps):
+            return read
         steps = [*before, *_steps(window for window in told if window.start >= since)]
-        pools = ghosts(one for step in steps for one in step.counted) if told or not steps else read.ghosts
         typical = typical_candidate(found)
         return SeenStore(
             store["last_seen"],
             steps,
-            pools,
+            curves(store, (one for step in steps for one in step.counted)) if answers or not steps else read.curves,
             added(step.sums for step in steps),
             [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
         )
