@@ -132,24 +132,17 @@ class Agent:
 
     def _application(self, settings: AgentSettings) -> FastAPI:
         """The API and the page."""
-
-        def leads() -> bool:
-            return self.leader.leading
-
         views = Views(
             self.history,
             self.policy,
-            leads=leads,
+            leads=lambda: self.leader.leading,
             now=self.now,
             window_s=settings.window,
             stores=lambda: self.collector.addresses,
             sources=self.observer.addresses,
         )
-        looks = Looks(views, self.history, now=self.now, window_s=settings.window)
-        told, hosts = self.unwell, called(settings.http)
-        app = application(
-            views, looks, self.operators, self.changes, self.metrics, leads=leads, unwell=told, hosts=hosts
-        )
+        looks, hosts = Looks(views), called(settings.http)
+        app = application(views, looks, self.operators, self.changes, self.metrics, unwell=self.unwell, hosts=hosts)
         app.include_router(page.router(looks))
         return app
 

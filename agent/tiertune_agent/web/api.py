@@ -78,7 +78,6 @@ def application(
     changes: ChangeControl,
     metrics: AgentMetrics,
     *,
-    leads: Callable[[], bool],
     unwell: Callable[[], Sequence[str]],
     hosts: Sequence[str] = LOOPBACK_NAMES,
 ) -> FastAPI:
@@ -89,7 +88,7 @@ def application(
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
 
     def leading() -> None:
-        if not leads():
+        if not views.leads():
             raise HTTPException(409, "this agent stands by: another one leads, or the database is away")
 
     app.include_router(_reading(views, looks, metrics, unwell))

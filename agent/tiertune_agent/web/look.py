@@ -9,8 +9,7 @@ from operator import attrgetter
 
 from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
-from tiertune_agent.history.store import History
-from tiertune_agent.records import JUDGED, Decision, Now, State, Window, Windows, ended
+from tiertune_agent.records import JUDGED, Decision, State, Window, Windows, ended
 from tiertune_agent.tuners.remote_fetch import Candidates, typical_candidate
 from tiertune_agent.web.curves import Counted, Curve, by_gain, counted, curves
 from tiertune_agent.web.figures import Cost, Switched, WindowSums, added, cost, sums
@@ -91,11 +90,8 @@ class Seen:
 
 
 class Looks:
-    def __init__(self, views: Views, history: History, *, now: Now, window_s: float) -> None:
+    def __init__(self, views: Views) -> None:
         self._views = views
-        self._history = history
-        self._now = now
-        self._window_s = window_s
         self._lock = threading.Lock()
         self._last: Seen | None = None
         self._stores: dict[str, SeenStore] = {}
@@ -103,13 +99,13 @@ class Looks:
     def seen(self) -> Seen:
         """A look that is at most a second old."""
         with self._lock:
-            if self._last is None or self._now() - self._last.now >= SHARED:
+            if self._last is None or self._views.now() - self._last.now >= SHARED:
                 self._last = self._look()
             return self._last
 
     def _look(self) -> Seen:
-        now, decisions = self._now(), self._history.decisions
-        fleet, since = self._views.fleet(), now - timedelta(seconds=POINTS * self._window_s)
+        now, decisions = self._views.now(), self._views.history.decisions
+        fleet, since = self._views.fleet(), now - timedelta(seconds=POINTS * self._views.window_s)
         self._renew(fleet["stores"], since, now)
         lately = decisions.find(limit=SHOWN_DECISIONS)
         waiting = (one for one in decisions.in_state(State.PROPOSED) if approvable(one))
@@ -117,10 +113,10 @@ class Looks:
         return Seen(
             now=now,
             since=since,
-            window_s=self._window_s,
+            window_s=self._views.window_s,
             fleet=fleet,
             policy=self._views.policies(),
-            account=self._history.ledger.account(now - timedelta(hours=ACCOUNT_HOURS)),
+            account=self._views.history.ledger.account(now - timedelta(hours=ACCOUNT_HOURS)),
             incidents=[
                 one
                 for one in (self._views.incidents()["incidents"] if sum(fleet["incidents"].values()) else ())
@@ -129,7 +125,7 @@ class Looks:
             stores=self._stores,
             decisions=shown,
             switches=decisions.switched(since),
-            verdicts=self._history.verdicts.judging(one.id for one in shown if one.state in JUDGED),
+            verdicts=self._views.history.verdicts.judging(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
         )
 
@@ -143,10 +139,10 @@ class Looks:
         told: dict[str, list[Window]] = {}
         for names in (known, stale - known):
             first = min((newest[name] for name in names), default=since) - LATE
-            for window in self._history.measured.fleet_windows(names, first, now) if names else ():
+            for window in self._views.history.measured.fleet_windows(names, first, now) if names else ():
                 if ended(window) >= newest[window.store]:
                     told.setdefault(window.store, []).append(window)
-        found = self._history.measured.candidates(named)
+        found = self._views.history.measured.candidates(named)
         self._stores = {
             name: self._added(store, before[name], told.get(name, []), found.get(name, ()), (since, now))
             for name, store in named.items()
