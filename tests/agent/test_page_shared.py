@@ -12,7 +12,6 @@ from agent.fakes import START, FakeStore, after, propose, remote_window, window
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Proposal, TypicalCandidate
 from tiertune_agent.web import charts, figures, look, overview, page
-from tiertune_agent.web.figures import Served
 from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.signing import COOKIE
 
@@ -170,7 +169,7 @@ class TestSumsOfStores:
         assert seen[3].stores["host-b"].sums is seen[2].stores["host-b"].sums
         assert seen[3].stores["host-a"].sums is not seen[2].stores["host-a"].sums
         clock.advance(POINTS * 15)
-        assert looks.seen().stores["host-b"].sums.tiers == {}
+        assert looks.seen().stores["host-b"].sums.hits == {}
 
     def test_costs_of_a_silent_store_stand_as_a_window_grows_too_old(self, looks, rounds, store, clock):
         """Fetching is off: what requests found before it was is known between its answers too."""
@@ -200,9 +199,9 @@ class TestSumsOfStores:
         asked, found = (window(tier, told, namespace="n") for tier, told in (("", prompts), ("dram", hits)))
         whole = figures.added(map(figures.sums, (asked, found)))
         assert (whole.found_tokens, whole.prompt_tokens) == (300.0, 900.0)
-        assert whole.tiers["dram"].hit_tokens == 1200.0, "of what the tier was asked"
-        assert figures.busy(whole)
-        assert not figures.busy(figures.added(()))
+        assert whole.hits["dram"] == 1200.0, "of what the tier was asked"
+        assert whole.busy
+        assert not figures.added(()).busy
 
 
 def a_window(number, tier, tokens, kind):
@@ -227,10 +226,9 @@ def test_sums_of_sums_are_those_of_all(some, others):
     """However windows are put together before, all of them add up to the same."""
     parts = [figures.added(map(figures.sums, each)) for each in (some, others)]
     whole, at_once = figures.added(parts), figures.added(map(figures.sums, [*some, *others]))
-    assert (whole.prompt_tokens, whole.until, whole.tiers) == (at_once.prompt_tokens, at_once.until, at_once.tiers)
+    assert whole == at_once
     assert whole.prompt_tokens == sum(one.total("prompt_tokens_total") for one in [*some, *others] if not one.tier)
     for tier in ("dram", "remote"):
         here = [one for one in [*some, *others] if one.tier == tier]
-        served = whole.tiers.get(tier) or Served(0.0, 0.0)
-        assert served.hit_tokens == sum(one.total("tier_lookup_tokens_total", result="hit") for one in here)
-        assert served.asked_tokens == sum(one.total("tier_lookup_tokens_total") for one in here)
+        for told, result in ((whole.hits, "hit"), (whole.misses, "miss")):
+            assert told.get(tier, 0.0) == sum(one.total("tier_lookup_tokens_total", result=result) for one in here)
