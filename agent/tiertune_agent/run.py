@@ -48,7 +48,6 @@ from tiertune_connector.documents import DocumentError
 from tiertune_connector.ending import until_told
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.renewal import renewing
-from tiertune_connector.httpd.sites import called
 from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
@@ -141,8 +140,8 @@ class Agent:
             stores=lambda: self.collector.addresses,
             sources=self.observer.addresses,
         )
-        looks, hosts = Looks(views), called(settings.http)
-        app = application(views, looks, self.operators, self.changes, self.metrics, unwell=self.unwell, hosts=hosts)
+        looks, http = Looks(views), settings.http
+        app = application(views, looks, self.operators, self.changes, self.metrics, listening=http, unwell=self.unwell)
         app.include_router(page.router(looks))
         return app
 

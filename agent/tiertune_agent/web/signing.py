@@ -5,7 +5,7 @@ from secrets import token_urlsafe
 from typing import Annotated
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from jinja2 import Environment
 from starlette.requests import HTTPConnection
@@ -13,7 +13,6 @@ from starlette.types import ASGIApp
 
 from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, READING, Guarded, Limit, bearer
 from tiertune_connector.httpd.listening import Listening
-from tiertune_connector.httpd.sites import FOREIGN, foreign
 from tiertune_connector.httpd.tokens import Holder, Role, TokenFile
 from tiertune_connector.units import Clock
 
@@ -81,12 +80,6 @@ def _refused(request: Request, code: int, message: str) -> Response:
     return JSONResponse({"detail": message}, status_code=code)
 
 
-def from_here(request: Request) -> None:
-    """Refuse commands from a page of another site."""
-    if foreign(request):
-        raise HTTPException(403, FOREIGN)
-
-
 def router(
     sessions: Sessions, templates: Environment, headers: dict[str, str], *, secure: bool, clock: Clock
 ) -> APIRouter:
@@ -95,7 +88,7 @@ def router(
     Addresses are relative, and cookies have the path that the browser sees: a proxy may serve all this below a path.
     Sessions and limits are used on the event loop's thread alone, one call at a time.
     """
-    pages = APIRouter(include_in_schema=False, dependencies=[Depends(from_here)])
+    pages = APIRouter(include_in_schema=False)
     errors = Limit(ERRORS_PER_S, ERRORS_AT_ONCE, clock)
 
     def shown(message: str, code: int) -> Response:
