@@ -16,10 +16,11 @@ from tiertune_agent.web.compared import compared
 from tiertune_agent.web.evidence import tables
 from tiertune_agent.web.look import Looks, Seen, approvable
 from tiertune_agent.web.overview import facts, overview
-from tiertune_agent.web.signing import COOKIE
 from tiertune_agent.web.unmade import sentence, unmade, values
 from tiertune_connector.units import format_size
 
+COOKIE = "tiertune_session"
+"""Of a browser that signed in."""
 HERE = Path(__file__).parent
 REFRESH_S = 2
 RELOAD_S = 10
