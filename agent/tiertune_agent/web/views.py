@@ -12,8 +12,8 @@ from tiertune_agent.fields import JsonDict, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import DEFAULT, SETTINGS, LoadedPolicy, frozen_by, mode_of
-from tiertune_agent.policy.lint import Finding, errors, notes
+from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, frozen_by, mode_of
+from tiertune_agent.policy.lint import errors, notes
 from tiertune_agent.records import FLEET, JUDGED, OBSERVED, Now, State
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of
@@ -36,8 +36,6 @@ class Views:
     stores: Callable[[], Mapping[str, str]] = dict
     """This and the next: names of the present stores, and of what is only observed, by address."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    _studied: tuple[LoadedPolicy, Sequence[Finding]] = DEFAULT, ()
-    """The newest policy that was asked for, and lint's notes on it."""
 
     def fleet(self) -> JsonDict:
         """Every store with its tiers, tuning; what tuners last answered; what is frozen.
@@ -102,9 +100,8 @@ class Views:
 
         ``modes``: of each tuner, without overrides.
         """
-        if self._studied[0] is not (newest := self.policy.content):
-            self._studied = newest, notes(newest)
-        loaded, noted = self._studied
+        loaded = self.policy.content
+        noted = notes(loaded)
         return {
             "source": loaded.source,
             "digest": loaded.digest,
