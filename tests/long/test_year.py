@@ -97,9 +97,7 @@ def _of_a_round(history):
 def _untold(looks):
     """As it was before the last window of every store."""
     looks._last_row -= STORES * len(places())
-    looks._stores = {
-        name: replace(read, answered="before", steps=read.steps[:-1]) for name, read in looks._stores.items()
-    }
+    looks._stores = {name: replace(read, steps=read.steps[:-1]) for name, read in looks._stores.items()}
 
 
 def test_a_year_takes_less_than_two_gigabytes(filled):

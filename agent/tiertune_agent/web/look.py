@@ -35,15 +35,12 @@ class _Step:
     """What ghosts counted."""
     remote: Window | None
     """Of the tier as a whole."""
-    cost: Cost | None
-    """By its own requests."""
 
 
 @dataclass(frozen=True)
 class SeenStore:
-    """What the last windows of one store say, as of its last answer at ``answered``."""
+    """What the last windows of one store say."""
 
-    answered: str = ""
     steps: Sequence[_Step] = ()
     """Oldest first."""
     curves: Sequence[Curve] = ()
@@ -64,7 +61,6 @@ class Seen:
     now: datetime
     since: datetime
     """When what is shown begins."""
-    window_s: float
     fleet: Json
     policy: Json
     account: Mapping[str, Mapping[str, float]]
@@ -113,7 +109,6 @@ class Looks:
         return Seen(
             now=now,
             since=since,
-            window_s=self._views.window_s,
             fleet=fleet,
             policy=self._views.policies(),
             account=self._views.history.ledger.account(now - timedelta(hours=ACCOUNT_HOURS)),
@@ -146,15 +141,14 @@ class Looks:
 def _renewed(read: SeenStore, store: Json, told: Windows, found: Sequence[Candidates], since: datetime) -> SeenStore:
     """What was ``read`` and the windows ``told`` since, without what is too old by now."""
     steps = [step for step in (*read.steps, *_steps(told)) if step.start >= since]
-    if read.answered == store["last_seen"] and not told and len(steps) == len(read.steps):
+    if not told and len(steps) == len(read.steps):
         return read
     typical = typical_candidate(found)
     return SeenStore(
-        store["last_seen"],
         steps,
         curves(store, (one for step in steps for one in step.counted)),
         added(step.sums for step in steps),
-        [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
+        [paid for step in steps if step.remote and (paid := cost(step.remote, typical))],
     )
 
 
@@ -168,4 +162,4 @@ def _steps(windows: Iterable[Window]) -> Iterator[_Step]:
         told = list(each)
         remote = next((one for one in told if one.tier == "remote" and not one.namespace), None)
         counts = [one for one in map(counted, told) if one]
-        yield _Step(start, added(map(sums, told)), counts, remote, cost(remote) if remote else None)
+        yield _Step(start, added(map(sums, told)), counts, remote)

@@ -144,7 +144,7 @@ def _charts(seen: Seen) -> dict[str, Chart]:
         costs = seen.stores[store["name"]].costs
         return max((one.fetch_s / one.recompute_s for one in costs if one.recompute_s), default=0.0)
 
-    found, fresh = {}, timedelta(seconds=FRESH * seen.window_s)
+    found, fresh = {}, timedelta(seconds=FRESH * seen.fleet["window_s"])
     for store in sorted(remote, key=dearest, reverse=True):
         name, fetch = store["name"], str(read(store, "tuning.tiers.remote.fetch"))
         off = figures.off_spans(seen.switches.get(name, ()), fetch, seen.since, seen.now)
