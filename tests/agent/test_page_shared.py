@@ -132,7 +132,7 @@ class TestDrawings:
 
 class TestSumsOfStores:
     def test_a_window_is_added_up_once(self, looks, rounds, clock, monkeypatch):
-        """Looks with nothing new read no window; of the next answer they read its own."""
+        """Looks with nothing new read no window; the next answer's are read, and the newest of before once more."""
         read, real = [], look.sums
         monkeypatch.setattr(look, "sums", lambda window: read.append(window.start) or real(window))
         rounds(3)
@@ -143,7 +143,7 @@ class TestSumsOfStores:
         assert len(read) == first
         rounds(1)
         seen = looks.seen()
-        assert set(read[first:]) == {after(seconds=45)}
+        assert sorted(set(read[first:])) == [after(seconds=at) for at in (30, 45)]
         assert figures.added(one.sums for one in seen.stores.values()).prompt_tokens == 40_000
 
     def test_a_slow_answer_hides_no_later_window(self, looks, agent, store, clock, rounds):
@@ -170,6 +170,22 @@ class TestSumsOfStores:
         assert seen[3].stores["host-a"].sums is not seen[2].stores["host-a"].sums
         clock.advance(POINTS * 15)
         assert looks.seen().stores["host-b"].sums.hits == {}
+
+    def test_a_store_that_left_and_is_back_shows_what_it_told_before(self, agents, store, other, clock):
+        """Its address was not listed for a while, as when a file is edited twice: its windows are those of before."""
+        agents.end()
+        agent = agents(store, other)
+        looks, everyone = looks_of(agent, clock), agent.history.named
+        agent.loop.run_once()
+        pass_windows(agent, (store, other), clock, 3)
+        before = looks.seen().stores["host-b"].sums
+        agent.history.named = lambda: {url for url in everyone() if store.name in url}
+        clock.advance(1)
+        assert set(looks.seen().stores) == {"host-a"}
+        agent.history.named = everyone
+        clock.advance(1)
+        assert looks.seen().stores["host-b"].sums == before
+        assert before.prompt_tokens == 30_000
 
     def test_costs_of_a_silent_store_stand_as_a_window_grows_too_old(self, looks, rounds, store, clock):
         """Fetching is off: what requests found before it was is known between its answers too."""

@@ -278,7 +278,6 @@ def test_a_store_that_came_while_the_clock_was_ahead_is_folded_all_the_same(hist
     [
         (told, "windows_by_tier"),
         (lambda history: history.measured.store_windows("host-a", START), "windows_by_store"),
-        (lambda history: history.measured.written(9, ["host-a"], START, after(hours=1)), "windows_by_store"),
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
         (lambda history: history.measured.prospects(DIGEST, START), "prospects_by_time"),
         (lambda history: history.changed.standing(START, ["host-a"]), "ix_verdicts_decision"),
@@ -288,7 +287,7 @@ def test_a_store_that_came_while_the_clock_was_ahead_is_folded_all_the_same(hist
         (lambda history: history.decisions.undoing(), "decisions_to_undo"),
     ],
     ids=[
-        *("place", "store", "written lately", "prospects", "prospects of one", "standing"),
+        *("place", "store", "prospects", "prospects of one", "standing"),
         *("moved lately", "incidents", "sum up", "undoing"),
     ],
 )

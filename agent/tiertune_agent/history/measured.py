@@ -32,21 +32,12 @@ class Measured(OfHistory):
         return self._windows(_of_place(WindowRow, store, tier, namespace).limit(limit), histograms=False)
 
     def store_windows(self, store: str, since: datetime, until: datetime = LAST) -> list[Window]:
-        """Windows of all tiers and pools of a store that began by ``until``, oldest first."""
-        return self._windows(_read(WindowRow, WindowRow.store == store, WindowRow.start.between(since, until)))
+        """``fleet_windows`` of one store."""
+        return self.fleet_windows([store], since, until)
 
-    def written(
-        self, after: int, stores: Collection[str], since: datetime, until: datetime
-    ) -> tuple[int, list[Window]]:
-        """Windows of these stores that began by ``until`` and are in rows after that number, in the order of rows.
-
-        With the number of the last row: a row's is higher than that of any that is still there when it is written.
-        """
-        which = WindowRow.store.in_(stores), WindowRow.start.between(since, until), WindowRow.id > after
-        with self._session() as session:
-            found = session.execute(_read(WindowRow, *which).add_columns(WindowRow.id))
-            rows = sorted(found, key=lambda row: row.id)
-        return rows[-1].id if rows else after, [window_of(row) for row in rows]
+    def fleet_windows(self, stores: Collection[str], since: datetime, until: datetime) -> list[Window]:
+        """Windows of all tiers and pools of these stores that began by ``until``, oldest first."""
+        return self._windows(_read(WindowRow, WindowRow.store.in_(stores), WindowRow.start.between(since, until)))
 
     def windows_since(
         self, store: str, since: datetime, until: datetime = LAST, *, tier: str, namespace: str = ""

@@ -22,6 +22,8 @@ class WindowSums:
     prompt_tokens: float
     """Of prompts when they were looked up first; and of these what any tier had."""
     found_tokens: float
+    until: datetime | None
+    """When the newest window ended."""
     hits: Mapping[str, float]
     """Tokens by tier, if anybody reports them; and those that it was asked for and lacked.
 
@@ -58,7 +60,7 @@ def sums(window: Window) -> WindowSums:
         for result in ("hit", "miss")
     )
     found = _first(window, "tier_lookup_tokens_total", result="hit") if any(hits.values()) else 0.0
-    return WindowSums(prompted, found, hits, misses)
+    return WindowSums(prompted, found, ended(window), hits, misses)
 
 
 def added(parts: Iterable[WindowSums]) -> WindowSums:
@@ -67,6 +69,7 @@ def added(parts: Iterable[WindowSums]) -> WindowSums:
     return WindowSums(
         sum(part.prompt_tokens for part in every),
         sum(part.found_tokens for part in every),
+        max((part.until for part in every if part.until), default=None),
         added_up(told for part in every for told in part.hits.items()),
         added_up(told for part in every for told in part.misses.items()),
     )

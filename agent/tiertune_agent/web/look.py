@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
-from tiertune_agent.records import JUDGED, Decision, State, Window, Windows, grouped
+from tiertune_agent.records import JUDGED, Decision, State, Window, Windows, ended
 from tiertune_agent.tuners.remote_fetch import Candidates, typical_candidate
 from tiertune_agent.web.curves import Counted, Curve, by_gain, counted, curves
 from tiertune_agent.web.figures import Cost, Switched, WindowSums, added, cost, sums
@@ -22,6 +22,8 @@ SHOWN_DECISIONS = 25
 WISHED = timedelta(days=1)
 SHARED = timedelta(seconds=1)
 """Readers within this time share a look."""
+LATE = timedelta(seconds=20)
+"""A window may begin by so much before the one before it ended, if that one's answer was slow; it ends later."""
 EMPTY = added(())
 
 
@@ -39,8 +41,9 @@ class _Step:
 
 @dataclass(frozen=True)
 class SeenStore:
-    """What the last windows of one store say."""
+    """What the last windows of one store say, as of its last answer at ``answered``."""
 
+    answered: str = ""
     steps: Sequence[_Step] = ()
     """Oldest first."""
     curves: Sequence[Curve] = ()
@@ -89,8 +92,6 @@ class Looks:
         self._lock = threading.Lock()
         self._last: Seen | None = None
         self._stores: dict[str, SeenStore] = {}
-        self._last_row = 0
-        """Number of the newest window that was read."""
 
     def seen(self) -> Seen:
         """A look that is at most a second old."""
@@ -125,31 +126,42 @@ class Looks:
         )
 
     def _renew(self, stores: Sequence[Json], since: datetime, now: datetime) -> None:
-        """Read the windows that were written since; of stores that told none, what was read still holds."""
-        measured, names = self._views.history.measured, [store["name"] for store in stores]
-        if not any(read.steps for read in self._stores.values()):
-            self._last_row = 0  # where no row is left, numbers begin again
-        ahead = now + (now - since)  # for an agent that leads by a clock ahead of this one's
-        self._last_row, windows = measured.written(self._last_row, names, since, ahead)
-        told, found = grouped(windows, attrgetter("store")), measured.candidates(names)
+        """Read new windows of stores that answered since; for others, what was read still holds."""
+        named = {store["name"]: store for store in stores}
+        before = {name: self._stores.get(name, NOTHING) for name in named}
+        newest = {name: read.sums.until or since for name, read in before.items()}
+        stale = {name for name, store in named.items() if before[name].answered != store["last_seen"]}
+        known = {name for name in stale if newest[name] > since}
+        told: dict[str, list[Window]] = {}
+        for names in (known, stale - known):
+            first = min((newest[name] for name in names), default=since) - LATE
+            for window in self._views.history.measured.fleet_windows(names, first, now) if names else ():
+                if ended(window) >= newest[window.store]:
+                    told.setdefault(window.store, []).append(window)
+        found = self._views.history.measured.candidates(named)
         self._stores = {
-            name: _renewed(self._stores.get(name, NOTHING), store, told.get(name, ()), found.get(name, ()), since)
-            for name, store in zip(names, stores, strict=True)
+            name: self._added(store, before[name], told.get(name, []), found.get(name, ()), (since, now))
+            for name, store in named.items()
         }
 
-
-def _renewed(read: SeenStore, store: Json, told: Windows, found: Sequence[Candidates], since: datetime) -> SeenStore:
-    """What was ``read`` and the windows ``told`` since, without what is too old by now."""
-    steps = [step for step in (*read.steps, *_steps(told)) if step.start >= since]
-    if not told and len(steps) == len(read.steps):
-        return read
-    typical = typical_candidate(found)
-    return SeenStore(
-        steps,
-        curves(store, (one for step in steps for one in step.counted)),
-        added(step.sums for step in steps),
-        [paid for step in steps if step.remote and (paid := cost(step.remote, typical))],
-    )
+    def _added(
+        self, store: Json, read: SeenStore, told: Windows, found: Sequence[Candidates], span: tuple[datetime, datetime]
+    ) -> SeenStore:
+        """Add windows since the newest one read, which comes again; nothing outside of the span."""
+        again, (since, now) = {window.start for window in told}, span
+        before = [step for step in read.steps if since <= step.start <= now and step.start not in again]
+        answers = read.answered != store["last_seen"]
+        if not answers and len(before) == len(read.steps):
+            return read
+        steps = [*before, *_steps(window for window in told if window.start >= since)]
+        typical = typical_candidate(found)
+        return SeenStore(
+            store["last_seen"],
+            steps,
+            curves(store, (one for step in steps for one in step.counted)) if answers or not steps else read.curves,
+            added(step.sums for step in steps),
+            [paid for step in steps if step.remote and (paid := cost(step.remote, typical))],
+        )
 
 
 def approvable(decision: Decision) -> bool:
