@@ -187,6 +187,21 @@ class TestSumsOfStores:
         assert looks.seen().stores["host-b"].sums == before
         assert before.prompt_tokens == 30_000
 
+    def test_a_clock_that_was_ahead_for_an_hour_hides_nothing(self, looks, agent, clock, rounds):
+        """What it dated into the future is no part of what was lately, and what is lately is all there."""
+        rounds(3)
+        clock.advance(3600)
+        rounds(2)
+        assert looks.seen().stores["host-a"].steps[-1].start > after(hours=1)
+        clock.advance(-3600)
+        for _ in range(2):  # the first look finds nothing later than what it knows, and forgets that
+            rounds(1)
+            seen = looks.seen()
+        told = agent.history.measured.store_windows("host-a", seen.since, seen.now)
+        steps = seen.stores["host-a"].steps
+        assert [step.start for step in steps] == sorted({window.start for window in told})
+        assert len(steps) > 3
+
     def test_costs_of_a_silent_store_stand_as_a_window_grows_too_old(self, looks, rounds, store, clock):
         """Fetching is off: what requests found before it was is known between its answers too."""
         rounds(1)

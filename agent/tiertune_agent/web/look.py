@@ -96,7 +96,7 @@ class Looks:
     def seen(self) -> Seen:
         """A look that is at most a second old."""
         with self._lock:
-            if self._last is None or self._views.now() - self._last.now >= SHARED:
+            if self._last is None or abs(self._views.now() - self._last.now) >= SHARED:  # clocks are set back
                 self._last = self._look()
             return self._last
 
