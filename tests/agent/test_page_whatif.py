@@ -16,6 +16,7 @@ from tiertune_agent.verdicts.verdict import Spells, Trial, weigh
 from tiertune_agent.web import over_sizes
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import by_gain, counted, curves
+from tiertune_agent.web.page import environment
 from tiertune_agent.web.unmade import sentence, unmade
 from tiertune_connector.whatif.chain import Shape
 
@@ -87,6 +88,21 @@ class TestCurves:
         lucky = curve(told({("lru", GIB): 0.1, ("lru", 2 * GIB): 1.0}), store={**STORE, "name": "a"})
         steady = curve(*(told(LRU, at) for at in range(4)), store={**STORE, "name": "b"})
         assert [one.store for one in by_gain([lucky, steady])] == ["b", "a"]
+
+    def test_pools_of_one_model_keep_their_order(self):
+        """Whichever told its window first: as windows pass that changes, and the page would swap them."""
+        one, other = (counted(replace(told(LRU), namespace=each)) for each in "ab")
+        for seen in ([one, other], [other, one]):
+            assert [each.namespace for each in by_gain(curves(STORE, seen))] == ["a", "b"]
+
+    @pytest.mark.parametrize(
+        ("sizes", "said"), [((0, GIB), True), ((0,), False), ((GIB,), True), ((GIB, 2 * GIB), False)]
+    )
+    def test_an_algorithm_with_one_drawn_size_is_said_to_be_at_the_present_one(self, sizes, said):
+        """No size at all is not drawn, and does not count."""
+        seen = curve(told({**LRU, **{("arc", size): 0.3 for size in sizes}}))
+        shown = environment().from_string('{% from "drawings.html" import curve %}{{ curve(chart, one) }}')
+        assert ("arc (at the present size)" in shown.render(chart=seen.chart, one=seen)) == said
 
     def test_few_windows_have_no_error(self):
         """Two windows give none, and the API says null."""

@@ -85,8 +85,8 @@ def by_gain(curves: Iterable[Curve]) -> tuple[Curve, ...]:
 
 
 def curves(store: Json, seen: Iterable[Counted]) -> list[Curve]:
-    """Curves of every pool of one store; ``seen``: what its windows counted, oldest first."""
-    return [_curve(store, pool) for pool in grouped(seen, lambda one: one.namespace).values()]
+    """Curves of every pool of one store, by namespace; ``seen``: what its windows counted, oldest first."""
+    return [_curve(store, pool) for _, pool in sorted(grouped(seen, lambda one: one.namespace).items())]
 
 
 def _curve(store: Json, seen: Sequence[Counted]) -> Curve:
