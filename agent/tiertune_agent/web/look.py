@@ -37,6 +37,8 @@ class _Step:
     """What ghosts counted."""
     remote: Window | None
     """Of the tier as a whole."""
+    cost: Cost | None
+    """By its own requests."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class Looks:
             steps,
             curves(store, (one for step in steps for one in step.counted)) if answers or not steps else read.curves,
             added(step.sums for step in steps),
-            [paid for step in steps if step.remote and (paid := cost(step.remote, typical))],
+            [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
         )
 
 
@@ -174,4 +176,4 @@ def _steps(windows: Iterable[Window]) -> Iterator[_Step]:
         told = list(each)
         remote = next((one for one in told if one.tier == "remote" and not one.namespace), None)
         counts = [one for one in map(counted, told) if one]
-        yield _Step(start, added(map(sums, told)), counts, remote)
+        yield _Step(start, added(map(sums, told)), counts, remote, cost(remote) if remote else None)
