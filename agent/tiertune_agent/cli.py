@@ -111,7 +111,8 @@ def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: Jso
 
     made = planned(load_yaml(fleet, PlannedFleet))
     show(pairs(made.rows()))
-    result(vars(made), json_path, lambda: typer.echo(f"\n{made.verdict}"))
+    typer.echo(f"\n{made.verdict}")
+    result(vars(made), json_path)
 
 
 @app.command()
@@ -197,9 +198,10 @@ def policy_check(file: PolicyFile, json_path: JsonPath = None) -> None:
     findings, problem = checked(file)
     document = {"file": str(file), "good": not problem, "lint": [vars(one) for one in findings]}
     told = [f"{one.place}: note: {one.message}" for one in findings] + [f"{file}: good"]
-    result(document, json_path, lambda: None if problem else typer.echo("\n".join(told)))
+    result(document, json_path)
     if problem:
         fail(problem, 2)
+    typer.echo("\n".join(told))
 
 
 @policy_app.command("backtest")
@@ -233,12 +235,9 @@ def _over_history(policy: Path, history: str, last: str, json_path: Path | None)
     if not 0 < last_s <= LONGEST_S:
         raise InputError("--last: more than nothing, and at most 36500d, such as 6h")
     told = backtest(history, load(policy), last_s)
-
-    def say() -> None:
-        typer.echo("\n".join(printable(told.sentences())))
-        show(backtest_table(printable([list(row) for row in told.rows()]), "by"))
-
-    result(told.document(), json_path, say)
+    typer.echo("\n".join(printable(told.sentences())))
+    show(backtest_table(printable([list(row) for row in told.rows()]), "by"))
+    result(told.document(), json_path)
 
 
 @database_app.command("upgrade")
@@ -253,7 +252,8 @@ def database_upgrade(config: Config = Path("agent.yaml"), json_path: JsonPath = 
     engine.dispose()
     was = "already" if before == after else f"was {before or 'empty'}, now"
     document = {"database": name, "before": before, "after": after}
-    result(document, json_path, lambda: typer.echo(f"{name}: {was} at revision {after}"))
+    typer.echo(f"{name}: {was} at revision {after}")
+    result(document, json_path)
 
 
 def main() -> None:

@@ -31,7 +31,8 @@ def decisions_list(
 
     query = urlencode({"limit": limit} | ({} if state is None else {"state": state}), errors="surrogateescape")
     document = _agent("GET", agent, f"/api/v1/decisions?{query}")
-    result(document, json_path, lambda: show(decisions_table(document["decisions"])))
+    show(decisions_table(document["decisions"]))
+    result(document, json_path)
 
 
 @decisions_app.command("show")
@@ -40,7 +41,8 @@ def decisions_show(number: Number, agent: AgentUrl = AGENT, json_path: JsonPath 
     from tiertune_agent.terminal.tables import decision_table, show
 
     document = _agent("GET", agent, f"/api/v1/decisions/{number}")
-    result(document, json_path, lambda: show(decision_table(document)))
+    show(decision_table(document))
+    result(document, json_path)
 
 
 @decisions_app.command("approve")
@@ -48,7 +50,8 @@ def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: JsonPa
     """Approve a proposed change: it is made now."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/approve")
     told = document.get("waits") or document["reason"]
-    result(document, json_path, lambda: typer.echo(f"decision {number} is {document['state']}: {told}"))
+    typer.echo(f"decision {number} is {document['state']}: {told}")
+    result(document, json_path)
     if document["state"] not in ("approved", "applied", "soaking"):
         raise typer.Exit(1)
 
@@ -57,7 +60,8 @@ def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: JsonPa
 def decisions_reject(number: Number, agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
     """Reject a proposed change."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/reject")
-    result(document, json_path, lambda: typer.echo(f"decision {number} is {document['state']}"))
+    typer.echo(f"decision {number} is {document['state']}")
+    result(document, json_path)
 
 
 @decisions_app.command("rollback")
@@ -67,7 +71,8 @@ def decisions_rollback(number: Number, agent: AgentUrl = AGENT, json_path: JsonP
     done = document["state"] == "rolled_back"
     waits = document.get("waits") or "the store has not answered yet"
     told = "is rolled back" if done else f"is being rolled back: {waits}"
-    result(document, json_path, lambda: typer.echo(f"decision {number} {told}"))
+    typer.echo(f"decision {number} {told}")
+    result(document, json_path)
 
 
 @control_app.command()
@@ -80,7 +85,8 @@ def audit(
     from tiertune_agent.terminal.tables import audit_table, show
 
     document = _agent("GET", agent, f"/api/v1/audit?limit={limit}")
-    result(document, json_path, lambda: show(audit_table(document["audit"])))
+    show(audit_table(document["audit"]))
+    result(document, json_path)
 
 
 @control_app.command()
@@ -96,7 +102,8 @@ def freeze(
     body = {"reason": reason} | ({} if duration is None else {"for": duration})
     document = _agent("POST", agent, "/api/v1/freeze", body)
     until = f"until {document['until']}" if document["until"] else "until tiertune unfreeze"
-    result(document, json_path, lambda: typer.echo(f"frozen {until}"))
+    typer.echo(f"frozen {until}")
+    result(document, json_path)
 
 
 @control_app.command()
@@ -105,7 +112,8 @@ def unfreeze(agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
     from tiertune_connector.units import format_count
 
     document = _agent("POST", agent, "/api/v1/unfreeze")
-    result(document, json_path, lambda: typer.echo(f"lifted {format_count(document['lifted'], 'freeze')}"))
+    typer.echo(f"lifted {format_count(document['lifted'], 'freeze')}")
+    result(document, json_path)
 
 
 @control_app.command()
@@ -126,10 +134,12 @@ def bypass(
         from tiertune_agent.client import call
 
         document = call("POST", server("--store", "store", store), "/v1/bypass", body, what="store")
-        result(document, json_path, lambda: typer.echo(f"{store}: bypass is {'on' if document['bypass'] else 'off'}"))
+        typer.echo(f"{store}: bypass is {'on' if document['bypass'] else 'off'}")
+        result(document, json_path)
         return
     document = _agent("POST", agent, "/api/v1/bypass", body | {"store": store})
-    result(document, json_path, lambda: _say_stores(document["stores"], f"bypass is {switch}"))
+    _say_stores(document["stores"], f"bypass is {switch}")
+    result(document, json_path)
     if not document["stores"]:
         fail(NO_STORE, 1)
     if set(document["stores"].values()) - {"ok"}:
@@ -154,7 +164,8 @@ def flush(
     reset, stores = document.get("engines", {}), document["stores"]
     told = {url: "ok" if ack["ok"] else ack["reason"] for url, ack in reset.items()}
     told |= {name: _dropped(ack) for name, ack in stores.items()}
-    result(document, json_path, lambda: _say_stores(told, "its caches are empty"))
+    _say_stores(told, "its caches are empty")
+    result(document, json_path)
     # An acknowledgement with a remark: the store knows no such epoch.
     unknown = bool(stores) and all(ack["ok"] and ack["reason"] != "ok" for ack in stores.values())
     if unknown and all(ack["ok"] for ack in reset.values()):

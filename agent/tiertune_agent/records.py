@@ -32,6 +32,7 @@ class Histogram:
 One = TypeVar("One")
 Kind = TypeVar("Kind")
 Value = float | Histogram
+Labels = Mapping[str, str]
 Now = Callable[[], datetime]
 """Tells the time."""
 GIB = 2**30
@@ -51,16 +52,17 @@ def series(name: str, labels: Iterable[tuple[str, str]]) -> str:
 
 
 @lru_cache(maxsize=16_384)
-def _parsed(key: str) -> tuple[str, tuple[str, ...]]:
+def _parsed(key: str) -> tuple[str, Labels]:
     """Name and labels of a series; cached, as every window has the same few hundred."""
     name, _, inner = key.partition("{")
-    return name, tuple(inner.rstrip("}").split(","))
+    labels = (label.partition("=") for label in inner.rstrip("}").split(","))
+    return name, {label: text for label, _, text in labels if label}
 
 
 @lru_cache(maxsize=512)
-def _by_name(keys: tuple[str, ...]) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
+def _by_name(keys: tuple[str, ...]) -> dict[str, list[tuple[str, Labels]]]:
     """Series and their labels by name; cached, as many windows have the same ones."""
-    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    found: dict[str, list[tuple[str, Labels]]] = {}
     for key in keys:
         name, labels = _parsed(key)
         found.setdefault(name, []).append((key, labels))
@@ -89,23 +91,14 @@ class Window:
             return []
         if not labels:
             return [self.values[key] for key, _ in found]
-        wanted = {f"{label}={value}" for label, value in labels.items()}
-        return [self.values[key] for key, told in found if wanted.issubset(told)]
+        return [self.values[key] for key, told in found if labels.items() <= told.items()]
 
     def histograms(self, name: str, **labels: str) -> list[Histogram]:
         """The histograms among ``matching``."""
         return [value for value in self.matching(name, **labels) if isinstance(value, Histogram)]
 
-    def labelled(self, name: str) -> list[tuple[dict[str, str], float]]:
-        """All series of ``name`` with their labels; no histograms."""
-        found = []
-        for _, told, value in self.each(name):
-            labels = (label.partition("=") for label in told if label)
-            found.append(({label: text for label, _, text in labels}, value))
-        return found
-
-    def each(self, *names: str) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """All series of several names, one after the other: name, labels as ``label=value``, value; no histograms."""
+    def each(self, *names: str) -> Iterator[tuple[str, Labels, float]]:
+        """All series of several names, one after the other: name, labels, value; no histograms."""
         known = _by_name(tuple(self.values))
         for name in names:
             for key, told in known.get(name, ()):

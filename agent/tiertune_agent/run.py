@@ -11,7 +11,6 @@ from apscheduler.events import EVENT_JOB_MAX_INSTANCES, JobSubmissionEvent
 from apscheduler.job import Job
 from apscheduler.schedulers.background import BackgroundScheduler
 from fastapi import FastAPI
-from starlette.types import ASGIApp
 
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.changes.actuator import HttpActuator, Tuned
@@ -45,9 +44,7 @@ from tiertune_agent.web.views import Views
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.ending import until_told
-from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.serving import certificate, server
-from tiertune_connector.httpd.sites import called
 from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
@@ -127,40 +124,23 @@ class Agent:
             published=self.published,
         )
         self.app = self._application(settings)
-        self.served = self._behind_tokens(settings.http)
+        self.served = signing.guarded(self.app, settings.http, time.monotonic)
 
     def _application(self, settings: AgentSettings) -> FastAPI:
         """The API and the page."""
-
-        def leads() -> bool:
-            return self.leader.leading
-
         views = Views(
             self.history,
             self.policy,
-            leads=leads,
+            leads=lambda: self.leader.leading,
             now=self.now,
             window_s=settings.window,
             stores=lambda: self.collector.addresses,
             sources=self.observer.addresses,
         )
-        looks = Looks(views, self.history, now=self.now, window_s=settings.window)
-        told, hosts = self.unwell, called(settings.http)
-        app = application(
-            views, looks, self.operators, self.changes, self.metrics, leads=leads, unwell=told, hosts=hosts
-        )
+        looks, http = Looks(views), settings.http
+        app = application(views, looks, self.operators, self.changes, self.metrics, listening=http, unwell=self.unwell)
         app.include_router(page.router(looks))
         return app
-
-    def _behind_tokens(self, listening: Listening) -> ASGIApp:
-        """The application, only for callers with a token if the settings name some."""
-        tokens = listening.tokens()
-        if tokens is None:
-            return self.app
-        clock = time.monotonic
-        sessions, secure = signing.Sessions(tokens, clock), listening.scheme == "https"
-        self.app.include_router(signing.router(sessions, page.environment(), page.HEADERS, secure=secure, clock=clock))
-        return signing.guarded(self.app, tokens, sessions, listening, clock)
 
     def unwell(self) -> list[str]:
         """Why nothing is tuned, summed up or pruned here now, without what only the log may say."""

@@ -75,7 +75,7 @@ def survey_of(agent, now, stores=("host-a",)):
 
 
 def looks_of(agent, clock):
-    return Looks(views_of(agent, clock), agent.history, now=clock.now, window_s=15)
+    return Looks(views_of(agent, clock))
 
 
 def busy(agent, store, clock):

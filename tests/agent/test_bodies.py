@@ -6,15 +6,23 @@ import json
 import pytest
 
 from tiertune_agent.web.bodies import MOST_BYTES
+from tiertune_connector.httpd.sites import FOREIGN
 
 JSON = {"Content-Type": "application/json"}
 COMMANDS = ("freeze", "bypass", "flush")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_long_body_is_not_read_to_its_end(http, command):
-    """A page of another site may send one, too: where it comes from is looked at behind it."""
-    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"origin", b"http://evil.example")]
+@pytest.mark.parametrize(
+    ("origin", "refusal", "read"),
+    [
+        (b"http://127.0.0.1", (413, f"the body has more than {MOST_BYTES} bytes"), MOST_BYTES + MOST_BYTES // 4),
+        (b"http://evil.example", (403, FOREIGN), 0),
+    ],
+)
+def test_a_long_body_is_not_read_to_its_end(http, command, origin, refusal, read):
+    """A page of another site may send one, too: where it comes from is looked at before it, and nothing of it read."""
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"origin", origin)]
     call = {"type": "http", "method": "POST", "path": f"/api/v1/{command}", "query_string": b"", "headers": headers}
     heard, told = [], []
 
@@ -26,8 +34,8 @@ def test_a_long_body_is_not_read_to_its_end(http, command):
         told.append(message)
 
     asyncio.run(http.app(call, receive, send))
-    assert (told[0]["status"], sum(heard)) == (413, MOST_BYTES + MOST_BYTES // 4)
-    assert json.loads(told[1]["body"])["detail"] == f"the body has more than {MOST_BYTES} bytes"
+    assert (told[0]["status"], json.loads(told[1]["body"])["detail"]) == refusal
+    assert sum(heard) == read
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -12,7 +12,6 @@ from agent.fakes import START, FakeStore, after, propose, remote_window, window
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Proposal, TypicalCandidate
 from tiertune_agent.web import charts, figures, look, overview, page
-from tiertune_agent.web.figures import Served
 from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.signing import COOKIE
 
@@ -170,7 +169,38 @@ class TestSumsOfStores:
         assert seen[3].stores["host-b"].sums is seen[2].stores["host-b"].sums
         assert seen[3].stores["host-a"].sums is not seen[2].stores["host-a"].sums
         clock.advance(POINTS * 15)
-        assert looks.seen().stores["host-b"].sums.tiers == {}
+        assert looks.seen().stores["host-b"].sums.hits == {}
+
+    def test_a_store_that_left_and_is_back_shows_what_it_told_before(self, agents, store, other, clock):
+        """Its address was not listed for a while, as when a file is edited twice: its windows are those of before."""
+        agents.end()
+        agent = agents(store, other)
+        looks, everyone = looks_of(agent, clock), agent.history.named
+        agent.loop.run_once()
+        pass_windows(agent, (store, other), clock, 3)
+        before = looks.seen().stores["host-b"].sums
+        agent.history.named = lambda: {url for url in everyone() if store.name in url}
+        clock.advance(1)
+        assert set(looks.seen().stores) == {"host-a"}
+        agent.history.named = everyone
+        clock.advance(1)
+        assert looks.seen().stores["host-b"].sums == before
+        assert before.prompt_tokens == 30_000
+
+    def test_a_clock_that_was_ahead_for_an_hour_hides_nothing(self, looks, agent, clock, rounds):
+        """What it dated into the future is no part of what was lately, and what is lately is all there."""
+        rounds(3)
+        clock.advance(3600)
+        rounds(2)
+        assert looks.seen().stores["host-a"].steps[-1].start > after(hours=1)
+        clock.advance(-3600)
+        for _ in range(2):  # the first look finds nothing later than what it knows, and forgets that
+            rounds(1)
+            seen = looks.seen()
+        told = agent.history.measured.store_windows("host-a", seen.since, seen.now)
+        steps = seen.stores["host-a"].steps
+        assert [step.start for step in steps] == sorted({window.start for window in told})
+        assert len(steps) > 3
 
     def test_costs_of_a_silent_store_stand_as_a_window_grows_too_old(self, looks, rounds, store, clock):
         """Fetching is off: what requests found before it was is known between its answers too."""
@@ -200,9 +230,9 @@ class TestSumsOfStores:
         asked, found = (window(tier, told, namespace="n") for tier, told in (("", prompts), ("dram", hits)))
         whole = figures.added(map(figures.sums, (asked, found)))
         assert (whole.found_tokens, whole.prompt_tokens) == (300.0, 900.0)
-        assert whole.tiers["dram"].hit_tokens == 1200.0, "of what the tier was asked"
-        assert figures.busy(whole)
-        assert not figures.busy(figures.added(()))
+        assert whole.hits["dram"] == 1200.0, "of what the tier was asked"
+        assert whole.busy
+        assert not figures.added(()).busy
 
 
 def a_window(number, tier, tokens, kind):
@@ -227,10 +257,9 @@ def test_sums_of_sums_are_those_of_all(some, others):
     """However windows are put together before, all of them add up to the same."""
     parts = [figures.added(map(figures.sums, each)) for each in (some, others)]
     whole, at_once = figures.added(parts), figures.added(map(figures.sums, [*some, *others]))
-    assert (whole.prompt_tokens, whole.until, whole.tiers) == (at_once.prompt_tokens, at_once.until, at_once.tiers)
+    assert whole == at_once
     assert whole.prompt_tokens == sum(one.total("prompt_tokens_total") for one in [*some, *others] if not one.tier)
     for tier in ("dram", "remote"):
         here = [one for one in [*some, *others] if one.tier == tier]
-        served = whole.tiers.get(tier) or Served(0.0, 0.0)
-        assert served.hit_tokens == sum(one.total("tier_lookup_tokens_total", result="hit") for one in here)
-        assert served.asked_tokens == sum(one.total("tier_lookup_tokens_total") for one in here)
+        for told, result in ((whole.hits, "hit"), (whole.misses, "miss")):
+            assert told.get(tier, 0.0) == sum(one.total("tier_lookup_tokens_total", result=result) for one in here)

@@ -11,11 +11,12 @@ from agent.html import Page
 from tiertune_agent.records import State, Target, series
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
-from tiertune_agent.tuners.evidence import Summand
+from tiertune_agent.tuners.evidence import Ratio, Summand
 from tiertune_agent.verdicts.verdict import Spells, Trial, weigh
 from tiertune_agent.web import over_sizes
 from tiertune_agent.web.compared import Compared, compared
-from tiertune_agent.web.curves import counted, curve, curves, ghosts
+from tiertune_agent.web.curves import by_gain, counted, curves
+from tiertune_agent.web.page import environment
 from tiertune_agent.web.unmade import sentence, unmade
 from tiertune_connector.whatif.chain import Shape
 
@@ -34,9 +35,14 @@ def told(shares, at=0, asked=1000.0):
     return window("", values, at, namespace=DIGEST, model="llama")
 
 
-def pool(*windows):
-    (found,) = ghosts([one for window in windows if (one := counted(window))])
+def curve(*windows, store=STORE):
+    (found,) = curves(store, [one for window in windows if (one := counted(window))])
     return found
+
+
+def line(*points):
+    """Ghosts of some bytes, each with its share and what that may be off by."""
+    return [over_sizes.Ghost("lru", size, 1.0, Ratio(share, doubt / 2, 4)) for size, share, doubt in points]
 
 
 POOL, DISK = Target("host-a", "dram", DIGEST), Target("host-a", "disk")
@@ -48,56 +54,70 @@ LRU = {("lru", GIB // 2): 0.2, ("lru", GIB): 0.33, ("lru", 2 * GIB): 0.4, ("lru"
 class TestCurves:
     def test_the_sentence_sets_the_pool_against_the_best_that_was_simulated(self):
         """The smallest size that hits as much as any; its gain sorts the curves."""
-        seen = curve(STORE, pool(*(told({**LRU, ("arc", 2 * GIB): 0.409}, at) for at in range(4))))
+        seen = curve(*(told({**LRU, ("arc", 2 * GIB): 0.409}, at) for at in range(4)))
         assert seen.sentence == "lru hits 33% at 1 GiB; the best simulated, arc at 2 GiB, 41%."
         assert seen.gain == pytest.approx(0.079)
 
     def test_a_flat_curve_says_that_less_would_do(self):
         """Where no larger size hits more, and a smaller one as much."""
         flat = {("lru", GIB // 2): 0.33, ("lru", GIB): 0.33, ("lru", 4 * GIB): 0.331}
-        seen = curve(STORE, pool(*(told(flat, at) for at in range(4))))
+        seen = curve(*(told(flat, at) for at in range(4)))
         assert seen.sentence == "lru hits 33% at 1 GiB; the best simulated, lru at 512 MiB, 33%."
 
     def test_no_size_at_all_is_not_the_best(self):
         """Where nothing is hit, a pool of nothing does as well, but cannot be had."""
-        seen = curve(STORE, pool(*(told({("lru", 0): 0.0, ("lru", GIB): 0.0}, at) for at in range(4))))
+        seen = curve(*(told({("lru", 0): 0.0, ("lru", GIB): 0.0}, at) for at in range(4)))
         assert seen.sentence == "lru hits 0% at 1 GiB."
 
     def test_a_size_that_is_new_is_set_against_the_same_windows(self):
         """Requests that came easily while it was simulated are no gain of its."""
         hard, easy = {("lru", GIB): 0.1}, {("lru", GIB): 0.9, ("lru", 2 * GIB): 0.9}
         windows = [told(hard, at) for at in range(8)] + [told(easy, at) for at in range(8, 12)]
-        seen = curve(STORE, pool(*windows))
+        seen = curve(*windows)
         assert (seen.sentence, seen.gain) == ("lru hits 37% at 1 GiB.", 0.0)
 
     @pytest.mark.parametrize("shares", [[0.9], [0.9, 0.9], [0.9, 0.1, 0.4, 0.2]])
     def test_what_is_not_sure_is_no_gain(self, shares):
         """Too few windows, or such as differ too much: nothing is said beyond its own size."""
         windows = (told({("lru", GIB): 0.3, ("lru", 2 * GIB): share}, at) for at, share in enumerate(shares))
-        seen = curve(STORE, pool(*windows))
+        seen = curve(*windows)
         assert (seen.sentence, seen.gain) == ("lru hits 30% at 1 GiB.", 0.0)
 
     def test_the_surest_gain_comes_first(self):
         """Not the largest that a single window tells of."""
-        steady = pool(*(told(LRU, at) for at in range(4)))
-        lucky = pool(told({("lru", GIB): 0.1, ("lru", 2 * GIB): 1.0}))
-        stores = [{**STORE, "name": name} for name in ("a", "b")]
-        assert [one.store for one in curves(stores, {"a": [lucky], "b": [steady]})] == ["b", "a"]
+        lucky = curve(told({("lru", GIB): 0.1, ("lru", 2 * GIB): 1.0}), store={**STORE, "name": "a"})
+        steady = curve(*(told(LRU, at) for at in range(4)), store={**STORE, "name": "b"})
+        assert [one.store for one in by_gain([lucky, steady])] == ["b", "a"]
+
+    def test_pools_of_one_model_keep_their_order(self):
+        """Whichever told its window first: as windows pass that changes, and the page would swap them."""
+        one, other = (counted(replace(told(LRU), namespace=each)) for each in "ab")
+        for seen in ([one, other], [other, one]):
+            assert [each.namespace for each in by_gain(curves(STORE, seen))] == ["a", "b"]
+
+    @pytest.mark.parametrize(
+        ("sizes", "said"), [((0, GIB), True), ((0,), False), ((GIB,), True), ((GIB, 2 * GIB), False)]
+    )
+    def test_an_algorithm_with_one_drawn_size_is_said_to_be_at_the_present_one(self, sizes, said):
+        """No size at all is not drawn, and does not count."""
+        seen = curve(told({**LRU, **{("arc", size): 0.3 for size in sizes}}))
+        shown = environment().from_string('{% from "drawings.html" import curve %}{{ curve(chart, one) }}')
+        assert ("arc (at the present size)" in shown.render(chart=seen.chart, one=seen)) == said
 
     def test_few_windows_have_no_error(self):
         """Two windows give none, and the API says null."""
-        seen = curve(STORE, pool(told(LRU), told(LRU, 1)))
+        seen = curve(told(LRU), told(LRU, 1))
         assert seen.document()["points"][0]["hit_ratio_standard_error"] is None
 
     def test_sizes_of_an_earlier_capacity_are_left_out(self):
         """Only what the newest window simulates is drawn, over all windows that tell of it."""
-        seen = pool(told({("lru", 3 * GIB): 0.5}), told(LRU, 1), told(LRU, 2))
-        assert seen.sizes("lru") == [GIB // 2, GIB, 2 * GIB, 8 * GIB]
-        assert seen.tokens(("lru", GIB)) == pytest.approx(2000)
+        seen = curve(told({("lru", 3 * GIB): 0.5}), told(LRU, 1), told(LRU, 2)).lines["lru"]
+        assert [ghost.size for ghost in seen] == [GIB // 2, GIB, 2 * GIB, 8 * GIB]
+        assert seen[1].tokens == pytest.approx(2000)
 
     def test_a_pool_without_a_size_near_its_own_draws_no_conclusion(self):
         """Ghosts of quite another size say nothing of the pool as it is."""
-        seen = curve(STORE, pool(told({("lru", 64 * GIB): 0.5, ("lru", 128 * GIB): 0.6})))
+        seen = curve(told({("lru", 64 * GIB): 0.5, ("lru", 128 * GIB): 0.6}))
         assert "no size near its own" in seen.sentence
 
     def test_what_is_no_number_is_no_size(self):
@@ -113,7 +133,7 @@ class TestCurves:
 
     def test_a_chart_rises_to_the_right_and_marks_the_present(self):
         """More is higher, larger is further right, and the mark is at the present size."""
-        drawn = curve(STORE, pool(*(told(LRU, at) for at in range(3)))).chart
+        drawn = curve(*(told(LRU, at) for at in range(3))).chart
         (line,) = (series for series in drawn.series if not series.filled)
         assert line.points == tuple(sorted(line.points))
         assert [share for _, share in line.points] == pytest.approx([0.2, 0.33, 0.4, 0.41])
@@ -124,8 +144,8 @@ class TestCurves:
     def test_what_values_may_be_off_by_is_an_area(self):
         """Two standard errors on both sides, not below nothing; a single point has none."""
         shares = ((1.0, 0.1, 0.15), (2.0, 0.2, 0.05))
-        line, alone = over_sizes.Line("lru", shares), over_sizes.Line("arc", ((2.0, 0.3, 0.05),))
-        series = {one.kind: one for one in over_sizes.curve_chart([line, alone], None, "").series}
+        lines = {"lru": line(*shares), "arc": line((2.0, 0.3, 0.05))}
+        series = {one.kind: one for one in over_sizes.curve_chart(lines, None, "").series}
         assert [share for _, share in series["band c0"].points] == pytest.approx([0.25, 0.25, 0.15, 0.0])
         assert (series["c1"].line, series["c1"].dots > series["c0"].dots) == (False, True)
         assert "band c1" not in series
@@ -133,20 +153,18 @@ class TestCurves:
     def test_a_size_near_the_present_one_has_no_label(self):
         """Labels would run together."""
         sizes = (1.0 * GIB, 1.1 * GIB, 4.0 * GIB)
-        drawn = over_sizes.curve_chart(
-            [over_sizes.Line("lru", tuple((size, 0.5, 0.0) for size in sizes))], 1.1 * GIB, ""
-        )
+        drawn = over_sizes.curve_chart({"lru": line(*((size, 0.5, 0.0) for size in sizes))}, 1.1 * GIB, "")
         assert [tick.label for tick in drawn.xs] == ["now 1.1 GiB", "4 GiB"]
 
     def test_one_size_alone_is_no_chart(self):
         """A point is no curve."""
-        assert curve(STORE, pool(told({("lru", GIB): 0.3}))).chart is None
+        assert curve(told({("lru", GIB): 0.3})).chart is None
 
 
 @pytest.mark.parametrize(("most", "tick"), [(0.33, "40%"), (0.05, "5%"), (1.0, "100%")])
 def test_the_scale_ends_at_a_round_number(most, tick):
     """Above the highest value, and never above all of it."""
-    drawn = over_sizes.curve_chart([over_sizes.Line("lru", ((1.0, most / 2, 0.0), (2.0, most, 0.0)))], None, "")
+    drawn = over_sizes.curve_chart({"lru": line((1.0, most / 2, 0.0), (2.0, most, 0.0))}, None, "")
     assert drawn.ys[-1].label == tick
     assert drawn.ys[-1].at == drawn.y[1]
 

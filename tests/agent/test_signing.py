@@ -22,7 +22,7 @@ from tiertune_agent.network import http_client
 from tiertune_agent.run import utc_now
 from tiertune_agent.settings import HttpSettings
 from tiertune_agent.terminal.options import InputError
-from tiertune_agent.web import page, signing
+from tiertune_agent.web import signing
 from tiertune_agent.web.bodies import MOST_BYTES
 from tiertune_agent.web.signing import COOKIE, LAST_S, Sessions
 from tiertune_connector.documents import DocumentError
@@ -153,7 +153,7 @@ def test_guesses_at_once_are_no_more_than_guesses_one_by_one(tokens):
         return 0.0
 
     held = Sessions(TokenFile(tokens), clock)
-    app.include_router(signing.router(held, page.environment(), {}, secure=False, clock=clock))
+    app.include_router(signing.router(held, secure=False, clock=clock))
     with TestClient(app) as browser:
         at_once(lambda number: codes.append(sign_in(browser, f"guess{number}").status_code), 30)
     assert sorted(codes) == [401] * 10 + [429] * 20

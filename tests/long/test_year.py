@@ -133,7 +133,7 @@ def test_a_look_with_a_window_of_every_store_takes_less_than_200_ms(filled):
     """The queries that a page makes when all stores have told a window."""
     backend, history, _, _ = filled
     views = Views(history, followed(None), leads=lambda: True, now=lambda: NOW, window_s=WINDOW_S)
-    looks = Looks(views, history, now=lambda: NOW, window_s=WINDOW_S)
+    looks = Looks(views)
     looks._look()
 
     def renew():
@@ -150,7 +150,7 @@ def test_a_page_with_nothing_new_costs_less_than_200_ms(filled):
     backend, history, _, _ = filled
     now = [NOW]
     views = Views(history, followed(None), leads=lambda: True, now=lambda: now[0], window_s=WINDOW_S)
-    looks = Looks(views, history, now=lambda: now[0], window_s=WINDOW_S)
+    looks = Looks(views)
     app = FastAPI()
     app.include_router(page.router(looks))
     with TestClient(app) as http:

@@ -145,7 +145,8 @@ def is_store(path: Path) -> bool:
 def tell(facts: AllFacts, json_path: Path | None) -> bool:
     """Show the findings; returns whether nothing is wrong."""
     found = findings(facts)
-    result(report.document(facts, found), json_path, lambda: report.show(facts, found))
+    report.show(facts, found)
+    result(report.document(facts, found), json_path)
     return not found
 
 

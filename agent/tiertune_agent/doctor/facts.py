@@ -29,7 +29,7 @@ class Counted(Window):
 
     def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Sums of the numbers of ``name`` that carry ``labels``, by the values of ``label``; zeros are left out."""
-        found = ((told, value) for told, value in self.labelled(name) if value and labels.items() <= told.items())
+        found = ((told, value) for _, told, value in self.each(name) if value and labels.items() <= told.items())
         return added_up((told.get(label, ""), value) for told, value in found)
 
 

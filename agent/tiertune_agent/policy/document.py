@@ -238,9 +238,9 @@ def rates(prices: Prices) -> Rates:
     return Rates(prices.gpu_hour, per_hour, prices.network_gib)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LoadedPolicy:
-    """A policy with the text that it came from."""
+    """A policy with the text that it came from. Equal only to itself, so it can be a key."""
 
     policy: Policy
     source: str

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from tiertune_agent.fields import read
@@ -30,15 +31,16 @@ class Finding:
     message: str
 
 
-def notes(loaded: LoadedPolicy) -> list[Finding]:
-    """Notes on a sound policy."""
-    return [
+@lru_cache(maxsize=1)
+def notes(loaded: LoadedPolicy) -> tuple[Finding, ...]:
+    """Notes on a sound policy; kept until another one is asked about, as finding their places reads the whole text."""
+    return tuple(
         Finding("note", f"{loaded.source}:{place_of(loaded.text, note.partition(':')[0])}", note)
         for note in without_effect(loaded.policy)
-    ]
+    )
 
 
-def checked(path: Path) -> tuple[list[Finding], str]:
+def checked(path: Path) -> tuple[Sequence[Finding], str]:
     """Check a file: notes and no problem, or errors and the problem that lists them."""
     try:
         return notes(load(path)), ""

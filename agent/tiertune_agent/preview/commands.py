@@ -46,7 +46,8 @@ def dashboards_preview(
             raise InputError(f"--out: {where(error)}") from error
     pages = [{"file": str(path), "panels": shown.shown, "with_data": shown.with_data} for path, shown in written]
     lines = [f"{one['file']}: {one['with_data']} of {one['panels']} panels have data" for one in pages]
-    result({"pages": pages}, json_path, lambda: typer.echo("\n".join(lines)))
+    typer.echo("\n".join(lines))
+    result({"pages": pages}, json_path)
 
 
 def _moment(until: str) -> float:

@@ -60,7 +60,8 @@ def curve(
     )
     if sampled is not None:
         typer.echo(_sampled(document, sampled))
-    result(document, json_path, lambda: show(curve_table(document["points"])))
+    show(curve_table(document["points"]))
+    result(document, json_path)
 
 
 def _sampled(document: "Json", asked: float) -> str:
@@ -125,7 +126,8 @@ def backtest(policy: Path, trace: Path, scenario: Path, json_path: Path | None) 
     gains = {name: 1 - runs["tuned"]["ttft_mean_s"] / runs[name]["ttft_mean_s"] for name in BACKTEST_RUNS[:-1]}
     told = ", ".join(_against(name, gain) for name, gain in gains.items())
     typer.echo(f"With {policy} the mean time to the first token is {told}.")
-    result(document, json_path, lambda: show(backtest_table([*_decided(runs["tuned"])])))
+    show(backtest_table([*_decided(runs["tuned"])]))
+    result(document, json_path)
 
 
 def _policy(path: Path) -> "Policy":

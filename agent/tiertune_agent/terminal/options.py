@@ -70,9 +70,8 @@ def fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def result(document: object, json_path: Path | None, say: Callable[[], object] = lambda: None) -> None:
-    """Call ``say``, and write the document to the path of ``--json``."""
-    say()
+def result(document: object, json_path: Path | None) -> None:
+    """Write the document to the path of ``--json``."""
     if json_path:
         json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 

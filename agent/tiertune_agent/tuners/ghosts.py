@@ -23,7 +23,7 @@ def whole(label: str) -> int | None:
 def ghost_tokens(window: Window) -> dict[Which, Tokens]:
     """Tokens by ghost that was asked for any; rows of ``whatif_tokens_total`` without a size are skipped."""
     found: dict[Which, Tokens] = {}
-    for labels, value in window.labelled("whatif_tokens_total"):
+    for _, labels, value in window.each("whatif_tokens_total"):
         size, result = whole(labels.get("capacity_bytes", "")), labels.get("result")
         if size is not None and result:
             which = labels.get("algorithm", ""), size

@@ -11,7 +11,6 @@ from tiertune_agent.tuners.ghosts import whole
 Sums = tuple[float, float]
 """Fetches, and the seconds that they gained."""
 _FETCHES, _SECONDS = "gate_length_requests_total", "gate_length_seconds_total"
-_TOKENS = "tokens="
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,13 @@ def _classes(window: Window) -> dict[int, Sums]:
     fetches: dict[int, float] = {}
     gained: dict[int, float] = {}
     for name, labels, value in window.each(_FETCHES, _SECONDS):
-        tokens = whole(next((label.removeprefix(_TOKENS) for label in labels if label.startswith(_TOKENS)), ""))
+        tokens = whole(labels.get("tokens", ""))
         if tokens is None:
             continue
         if name == _FETCHES:
             fetches[tokens] = value
         else:
-            gained[tokens] = gained.get(tokens, 0.0) + (value if "result=saved" in labels else -value)
+            gained[tokens] = gained.get(tokens, 0.0) + (value if labels.get("result") == "saved" else -value)
     return {tokens: (count, gained.get(tokens, 0.0)) for tokens, count in fetches.items()}
 
 

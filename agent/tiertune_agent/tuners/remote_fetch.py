@@ -138,14 +138,14 @@ class RemoteFetch(OfRemote):
 
 
 _OUTCOMES = ("gate_candidate_requests_total", "saved_seconds_total", "lost_seconds_total")
-_PREDICTED = ("kind=fetch", "kind=recompute")
+_PREDICTED = ("fetch", "recompute")
 
 
 def asked(window: Window) -> Evidence | None:
     """Evidence of the window's candidates; None if no request found chunks in the tier, or their cost is unknown."""
     sums = dict.fromkeys((*_OUTCOMES, *_PREDICTED), 0.0)
     for name, labels, value in window.each(*_OUTCOMES, "gate_candidate_seconds_total"):
-        what = name if name in sums else labels[0]
+        what = name if name in sums else labels.get("kind", "")
         if what in sums:
             sums[what] += value
     requests, *outcomes = (sums[name] for name in _OUTCOMES)

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.changes.control import ChangeControl, Refused, Unknown
@@ -19,12 +18,12 @@ from tiertune_agent.history.leader import NotLeadingError
 from tiertune_agent.records import Decision
 from tiertune_agent.web.bodies import Bounded, unprocessable
 from tiertune_agent.web.look import Looks
-from tiertune_agent.web.signing import from_here
 from tiertune_agent.web.unmade import sentence, unmade
 from tiertune_agent.web.views import Number, Views
 from tiertune_connector.documents import Document
 from tiertune_connector.httpd.guarded import called_by
-from tiertune_connector.httpd.sites import LOOPBACK_NAMES
+from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.httpd.sites import same_site
 from tiertune_connector.tuning import Digest
 from tiertune_connector.units import Duration, parse_duration
 
@@ -78,22 +77,21 @@ def application(
     changes: ChangeControl,
     metrics: AgentMetrics,
     *,
-    leads: Callable[[], bool],
+    listening: Listening,
     unwell: Callable[[], Sequence[str]],
-    hosts: Sequence[str] = LOOPBACK_NAMES,
 ) -> FastAPI:
-    """The ASGI application; ``unwell`` returns what `/healthz` is to report, ``hosts`` are names that it may have."""
+    """The ASGI application; ``unwell`` returns what `/healthz` is to report."""
     schema = "/api/v1/openapi.json"
     app = FastAPI(title="TierTune agent", docs_url=None, redoc_url=None, openapi_url=schema, redirect_slashes=False)
     app.add_middleware(Bounded)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+    app.add_middleware(same_site, listening=listening, told="detail")
 
     def leading() -> None:
-        if not leads():
+        if not views.leads():
             raise HTTPException(409, "this agent stands by: another one leads, or the database is away")
 
     app.include_router(_reading(views, looks, metrics, unwell))
-    app.include_router(_writing(operators, changes), dependencies=[Depends(from_here), Depends(leading)])
+    app.include_router(_writing(operators, changes), dependencies=[Depends(leading)])
     app.add_exception_handler(RequestValidationError, unprocessable)
     codes = {Unknown: 404, Refused: 409, NotLeadingError: 409, DatabaseError: 503}
     for kind, code in codes.items():

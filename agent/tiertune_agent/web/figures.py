@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from operator import itemgetter
 
-from tiertune_agent.records import Window, ended, grouped, sum_known
+from tiertune_agent.records import Window, added_up, ended
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_connector import tuning
@@ -17,19 +16,6 @@ AGAIN = "decode"
 
 
 @dataclass(frozen=True)
-class Served:
-    """What one tier served. A tier below one that hit is not asked. None: nobody reports it."""
-
-    hit_tokens: float | None
-    missed_tokens: float | None
-
-    @property
-    def asked_tokens(self) -> float | None:
-        known = self.hit_tokens, self.missed_tokens
-        return None if None in known else sum_known(known)
-
-
-@dataclass(frozen=True)
 class WindowSums:
     """Sums over one window or many, of any stores."""
 
@@ -38,7 +24,17 @@ class WindowSums:
     found_tokens: float
     until: datetime | None
     """When the newest window ended."""
-    tiers: Mapping[str, Served]
+    hits: Mapping[str, float]
+    """Tokens by tier, if anybody reports them; and those that it was asked for and lacked.
+
+    A tier below one that hit is not asked.
+    """
+    misses: Mapping[str, float]
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request came."""
+        return any((self.prompt_tokens, *self.hits.values(), *self.misses.values()))
 
 
 @dataclass(frozen=True)
@@ -59,27 +55,24 @@ Span = tuple[datetime, datetime]
 def sums(window: Window) -> WindowSums:
     """One window's, read once."""
     prompted = 0.0 if window.tier else _first(window, "prompt_tokens_total")
-    hit, missed = (window.known("tier_lookup_tokens_total", result=result) for result in ("hit", "miss"))
-    found = _first(window, "tier_lookup_tokens_total", result="hit") if hit else 0.0
-    return WindowSums(prompted, found, ended(window), {window.tier: Served(hit, missed)})
+    hits, misses = (
+        {window.tier: tokens} if (tokens := window.known("tier_lookup_tokens_total", result=result)) is not None else {}
+        for result in ("hit", "miss")
+    )
+    found = _first(window, "tier_lookup_tokens_total", result="hit") if any(hits.values()) else 0.0
+    return WindowSums(prompted, found, ended(window), hits, misses)
 
 
 def added(parts: Iterable[WindowSums]) -> WindowSums:
     """The sums of all parts, which may themselves be sums, in any order."""
     every = list(parts)
-    tiers = grouped((told for part in every for told in part.tiers.items()), itemgetter(0))
-    until = max((part.until for part in every if part.until), default=None)
-    prompted, found = (sum(getattr(part, name) for part in every) for name in ("prompt_tokens", "found_tokens"))
-    served = {
-        tier: Served(sum_known(one.hit_tokens for _, one in told), sum_known(one.missed_tokens for _, one in told))
-        for tier, told in tiers.items()
-    }
-    return WindowSums(prompted, found, until, served)
-
-
-def busy(whole: WindowSums) -> bool:
-    """Whether any request came."""
-    return bool(whole.prompt_tokens) or any(one.hit_tokens or one.missed_tokens for one in whole.tiers.values())
+    return WindowSums(
+        sum(part.prompt_tokens for part in every),
+        sum(part.found_tokens for part in every),
+        max((part.until for part in every if part.until), default=None),
+        added_up(told for part in every for told in part.hits.items()),
+        added_up(told for part in every for told in part.misses.items()),
+    )
 
 
 def cost(window: Window, typical: TypicalCandidate | None = None) -> Cost | None:

@@ -2,17 +2,16 @@
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
 
 from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
-from tiertune_agent.history.store import History
-from tiertune_agent.records import JUDGED, Decision, Now, State, Window, Windows, ended
+from tiertune_agent.records import JUDGED, Decision, State, Window, Windows, ended
 from tiertune_agent.tuners.remote_fetch import Candidates, typical_candidate
-from tiertune_agent.web.curves import Counted, Curve, Ghosts, counted, curves, ghosts
+from tiertune_agent.web.curves import Counted, Curve, by_gain, counted, curves
 from tiertune_agent.web.figures import Cost, Switched, WindowSums, added, cost, sums
 from tiertune_agent.web.views import Views
 
@@ -49,7 +48,7 @@ class SeenStore:
     answered: str = ""
     steps: Sequence[_Step] = ()
     """Oldest first."""
-    ghosts: tuple[Ghosts, ...] = ()
+    curves: Sequence[Curve] = ()
     """What its pools would have hit otherwise."""
     sums: WindowSums = EMPTY
     """This and the next: of ``steps``."""
@@ -67,7 +66,6 @@ class Seen:
     now: datetime
     since: datetime
     """When what is shown begins."""
-    window_s: float
     fleet: Json
     policy: Json
     account: Mapping[str, Mapping[str, float]]
@@ -87,15 +85,12 @@ class Seen:
     @property
     def curves(self) -> tuple[Curve, ...]:
         """Curves of all pools, those with most to gain first."""
-        return curves(self.fleet["stores"], {name: one.ghosts for name, one in self.stores.items()})
+        return by_gain(curve for store in self.stores.values() for curve in store.curves)
 
 
 class Looks:
-    def __init__(self, views: Views, history: History, *, now: Now, window_s: float) -> None:
+    def __init__(self, views: Views) -> None:
         self._views = views
-        self._history = history
-        self._now = now
-        self._window_s = window_s
         self._lock = threading.Lock()
         self._last: Seen | None = None
         self._stores: dict[str, SeenStore] = {}
@@ -103,13 +98,13 @@ class Looks:
     def seen(self) -> Seen:
         """A look that is at most a second old."""
         with self._lock:
-            if self._last is None or self._now() - self._last.now >= SHARED:
+            if self._last is None or abs(self._views.now() - self._last.now) >= SHARED:  # clocks are set back
                 self._last = self._look()
             return self._last
 
     def _look(self) -> Seen:
-        now, decisions = self._now(), self._history.decisions
-        fleet, since = self._views.fleet(), now - timedelta(seconds=POINTS * self._window_s)
+        now, decisions = self._views.now(), self._views.history.decisions
+        fleet, since = self._views.fleet(), now - timedelta(seconds=POINTS * self._views.window_s)
         self._renew(fleet["stores"], since, now)
         lately = decisions.find(limit=SHOWN_DECISIONS)
         waiting = (one for one in decisions.in_state(State.PROPOSED) if approvable(one))
@@ -117,10 +112,9 @@ class Looks:
         return Seen(
             now=now,
             since=since,
-            window_s=self._window_s,
             fleet=fleet,
             policy=self._views.policies(),
-            account=self._history.ledger.account(now - timedelta(hours=ACCOUNT_HOURS)),
+            account=self._views.history.ledger.account(now - timedelta(hours=ACCOUNT_HOURS)),
             incidents=[
                 one
                 for one in (self._views.incidents()["incidents"] if sum(fleet["incidents"].values()) else ())
@@ -129,7 +123,7 @@ class Looks:
             stores=self._stores,
             decisions=shown,
             switches=decisions.switched(since),
-            verdicts=self._history.verdicts.judging(one.id for one in shown if one.state in JUDGED),
+            verdicts=self._views.history.verdicts.judging(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
         )
 
@@ -143,10 +137,10 @@ class Looks:
         told: dict[str, list[Window]] = {}
         for names in (known, stale - known):
             first = min((newest[name] for name in names), default=since) - LATE
-            for window in self._history.measured.fleet_windows(names, first, now) if names else ():
+            for window in self._views.history.measured.fleet_windows(names, first, now) if names else ():
                 if ended(window) >= newest[window.store]:
                     told.setdefault(window.store, []).append(window)
-        found = self._history.measured.candidates(named)
+        found = self._views.history.measured.candidates(named)
         self._stores = {
             name: self._added(store, before[name], told.get(name, []), found.get(name, ()), (since, now))
             for name, store in named.items()
@@ -158,15 +152,15 @@ class Looks:
         """Add windows since the newest one read, which comes again; nothing outside of the span."""
         again, (since, now) = {window.start for window in told}, span
         before = [step for step in read.steps if since <= step.start <= now and step.start not in again]
-        if read.answered and not told and len(before) == len(read.steps):
-            return replace(read, answered=store["last_seen"])
+        answers = read.answered != store["last_seen"]
+        if not answers and len(before) == len(read.steps):
+            return read
         steps = [*before, *_steps(window for window in told if window.start >= since)]
-        pools = ghosts(one for step in steps for one in step.counted) if told or not steps else read.ghosts
         typical = typical_candidate(found)
         return SeenStore(
             store["last_seen"],
             steps,
-            pools,
+            curves(store, (one for step in steps for one in step.counted)) if answers or not steps else read.curves,
             added(step.sums for step in steps),
             [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
         )

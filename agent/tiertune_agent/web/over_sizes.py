@@ -1,10 +1,12 @@
 """What the page draws over sizes: what other sizes would have hit. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import floor, log10
+from math import floor, isfinite, log10
 
-from tiertune_agent.web.charts import Chart, Series, Tick
+from tiertune_agent.fields import JsonDict
+from tiertune_agent.tuners.evidence import ERRORS, Ratio
+from tiertune_agent.web.charts import Chart, Point, Series, Tick
 from tiertune_connector.units import format_size
 
 LABEL_SHARE = 0.19
@@ -14,33 +16,50 @@ KINDS = 3
 
 
 @dataclass(frozen=True)
-class Line:
-    """Bytes, smallest first, with a value and what it may be off by. ``present``: what is in force."""
+class Ghost:
+    """What one simulated cache hit."""
 
-    name: str
-    points: tuple[tuple[float, float, float], ...]
-    present: bool = False
+    algorithm: str
+    size: int
+    """In bytes."""
+    tokens: float
+    """That it was asked for."""
+    share: Ratio
+    """Of these, what it hit."""
 
     @property
-    def doubted(self) -> bool:
-        """Whether its errors can be drawn."""
-        return any(error for *_, error in self.points) and len(self.points) > 1
+    def doubt(self) -> float:
+        """What the share may be off by; 0: not known."""
+        return ERRORS * self.share.error if isfinite(self.share.error) else 0.0
+
+    def document(self) -> JsonDict:
+        """As the API shows it."""
+        share = self.share.document("hit_ratio")
+        return {"algorithm": self.algorithm, "capacity_bytes": self.size, **share, "tokens": self.tokens}
 
 
-def curve_chart(lines: Sequence[Line], now: float | None, label: str) -> Chart | None:
-    """The chart of shares; None if fewer than two sizes are known. ``now``: the present size, None: not known."""
-    sizes = sorted({size for line in lines for size, *_ in line.points})
+def curve_chart(lines: Mapping[str, Sequence[Ghost]], now: float | None, label: str) -> Chart | None:
+    """The chart of shares, of lines by name, smallest ghosts first; None if fewer than two sizes are known.
+
+    ``now``: the present size, None: not known.
+    """
+    drawn = {name: [ghost for ghost in line if ghost.size] for name, line in lines.items()}
+    sizes = sorted({ghost.size for line in drawn.values() for ghost in line})
     if len(sizes) < 2:
         return None
     low, high = log10(min(sizes[0], now or sizes[0])), log10(max(sizes[-1], now or sizes[-1]))
-    top = min(1.0, _rounded(max(share for line in lines for _, share, _ in line.points)))
+    top = min(1.0, _rounded(max(ghost.share.value for line in drawn.values() for ghost in line)))
     marked = f"now {short(now)}" if now else ""
+    bands, curves = [], []
+    for place, (name, line) in enumerate(drawn.items()):
+        kind, points = f"c{place % KINDS}", [_point(ghost, top) for ghost in line]
+        if any(ghost.doubt for ghost in line) and len(line) > 1:
+            above, below = ([_point(ghost, top, sign) for ghost in line] for sign in (1, -1))
+            bands.append(Series(f"band {kind}", (*above, *below[::-1]), filled=True))
+        curves.append(Series(kind, tuple(points), name, line=len(line) > 1, dots=3.5 if len(line) > 1 else 5.0))
     return Chart(
         label=label,
-        series=(
-            *(_band(line, place, top) for place, line in enumerate(lines) if line.doubted),
-            *(_line(line, place, top) for place, line in enumerate(lines)),
-        ),
+        series=(*bands, *curves),
         x=(low, high),
         y=(0.0, top),
         xs=tuple(
@@ -51,19 +70,9 @@ def curve_chart(lines: Sequence[Line], now: float | None, label: str) -> Chart |
     )
 
 
-def _band(line: Line, place: int, top: float) -> Series:
-    """The area that the line may be off by."""
-    edges = [
-        [(log10(size), min(top, max(0.0, share + sign * error))) for size, share, error in line.points]
-        for sign in (1, -1)
-    ]
-    return Series(f"band c{place % KINDS}", (*edges[0], *edges[1][::-1]), filled=True)
-
-
-def _line(line: Line, place: int, top: float) -> Series:
-    points = tuple((log10(size), min(top, share)) for size, share, _ in line.points)
-    alone = len(points) == 1
-    return Series(f"c{place % KINDS}", points, line.name, line=not alone, dots=5.0 if alone else 3.5)
+def _point(ghost: Ghost, top: float, sign: int = 0) -> Point:
+    """Where its share is drawn; with a ``sign``, an edge of the band that it may be off by."""
+    return log10(ghost.size), min(top, max(0.0, ghost.share.value + sign * ghost.doubt))
 
 
 def _rounded(value: float) -> float:
@@ -74,7 +83,7 @@ def _rounded(value: float) -> float:
     return next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * power >= value - 1e-12)
 
 
-def _labelled(sizes: Sequence[float], now: float | None, length: float) -> list[float]:
+def _labelled(sizes: Sequence[int], now: float | None, length: float) -> list[float]:
     """As many sizes as there is room for: the present one first, then the largest and the smallest."""
     kept: list[float] = []
     for size in (*([now] if now else []), sizes[-1], *sizes[:-1]):

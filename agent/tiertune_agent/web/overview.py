@@ -1,6 +1,6 @@
 """All that the page shows, put into plain values for the templates. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -12,14 +12,11 @@ from tiertune_agent.records import CHANGED, STANDING, Decision, Target, grouped,
 from tiertune_agent.tuners.base import present
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
-from tiertune_agent.web.compared import Compared, compared
-from tiertune_agent.web.curves import Curve
-from tiertune_agent.web.figures import Cost, Served, WindowSums
+from tiertune_agent.web.figures import Cost, WindowSums
 from tiertune_agent.web.headline import Headline, headline
 from tiertune_agent.web.look import Seen, approvable
 from tiertune_agent.web.over_time import cost_chart
 from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths
-from tiertune_agent.web.unmade import Wish, unmade, values
 
 DRAWN = 8
 """Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
@@ -47,7 +44,9 @@ class TierRow:
     name: str
     health: tuple[Health, ...]
     fill: Fill | None
-    served: Served
+    hit_tokens: float | None
+    asked_tokens: float | None
+    """That it hit or missed; None here and above: nobody reports it."""
     account: Account
 
 
@@ -66,31 +65,17 @@ class StoreCard:
 
 
 @dataclass(frozen=True)
-class DecisionCard:
-    decision: Decision
-    before: str
-    after: str
-    verdicts: Sequence[Json]
-    compared: Compared | None
-    undoable: bool
-
-
-@dataclass(frozen=True)
 class Overview:
     headline: Headline
-    found_tokens: float
-    """This and the next: of prompts at their first lookup."""
-    prompt_tokens: float
-    busy: bool
-    """Whether any request came; the two above leave out those of decode engines."""
+    whole: WindowSums
+    """Of all stores. More may be found than was asked for first: some of it of prompts before."""
     account: Account
     tiers: tuple[TierRow, ...]
     stores: tuple[StoreCard, ...]
     undrawn: int
     """Stores whose costs are shown in words only."""
-    curves: tuple[Curve, ...]
-    decisions: tuple[DecisionCard, ...]
-    unmade: Sequence[Wish]
+    undoable: Collection[int]
+    """Numbers of the decisions that can be rolled back."""
     incidents: Mapping[str, Sequence[Json]]
     """Open ones by kind, the newest first: when a network is away there are as many as stores."""
 
@@ -98,28 +83,24 @@ class Overview:
 def overview(seen: Seen) -> Overview:
     stores = seen.fleet["stores"]
     whole = figures.added(one.sums for one in seen.stores.values())
-    hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}  # vLLM's own are only observed
-    shown = [tier for tier in figures.TIERS if tier in hit or any(present(store, tier) for store in stores)]
+    # vLLM's own are only observed
+    shown = [tier for tier in figures.TIERS if whole.hits.get(tier) or any(present(store, tier) for store in stores)]
     tiers = tuple(_tier(tier, seen, whole) for tier in shown)
-    busy, charts = figures.busy(whole), _charts(seen)
+    charts = _charts(seen)
     drawn = dict(islice(charts.items(), DRAWN))
     return Overview(
         headline=headline(
             seen.fleet,
             {key.replace("_", " "): seen.policy["modes"][key] for key in settable()},
-            traffic=busy,
+            traffic=whole.busy,
             waiting=sum(map(approvable, seen.decisions)),
         ),
-        found_tokens=min(whole.found_tokens, whole.prompt_tokens),  # it may be of a prompt before
-        prompt_tokens=whole.prompt_tokens,
-        busy=busy,
+        whole=whole,
         account=Account(*(sum_known(getattr(row.account, name) for row in tiers) for name in ACCOUNT)),
         tiers=tiers,
         stores=tuple(_store(store, seen, drawn, charts.keys() - drawn.keys()) for store in stores),
         undrawn=len(charts) - len(drawn),
-        curves=seen.curves,
-        decisions=tuple(_decisions(seen)),
-        unmade=unmade(seen),
+        undoable=_undoable(seen.decisions),
         incidents=grouped(seen.incidents, itemgetter("kind")),
     )
 
@@ -128,11 +109,15 @@ def _tier(tier: str, seen: Seen, whole: WindowSums) -> TierRow:
     stores = seen.fleet["stores"]
     ours = any(present(store, tier) for store in stores if not store["observed"])
     nothing = 0.0 if ours else None
+    hit, missed = whole.hits.get(tier), whole.misses.get(tier)
+    if hit is None and missed is None:
+        hit = missed = nothing
     return TierRow(
         name=tier,
         health=healths(stores, tier),
         fill=fill_of_all(stores, tier),
-        served=whole.tiers.get(tier) or Served(nothing, nothing),
+        hit_tokens=hit,
+        asked_tokens=None if hit is None or missed is None else hit + missed,
         account=Account(**seen.account.get(tier) or dict.fromkeys(ACCOUNT, nothing)),
     )
 
@@ -159,7 +144,7 @@ def _charts(seen: Seen) -> dict[str, Chart]:
         costs = seen.stores[store["name"]].costs
         return max((one.fetch_s / one.recompute_s for one in costs if one.recompute_s), default=0.0)
 
-    found, fresh = {}, timedelta(seconds=FRESH * seen.window_s)
+    found, fresh = {}, timedelta(seconds=FRESH * seen.fleet["window_s"])
     for store in sorted(remote, key=dearest, reverse=True):
         name, fetch = store["name"], str(read(store, "tuning.tiers.remote.fetch"))
         off = figures.off_spans(seen.switches.get(name, ()), fetch, seen.since, seen.now)
@@ -168,16 +153,13 @@ def _charts(seen: Seen) -> dict[str, Chart]:
     return found
 
 
-def _decisions(seen: Seen) -> Iterator[DecisionCard]:
-    """Newest first; only the newest change of a field can still stand, and be rolled back."""
-    changed: set[tuple[Target, str]] = set()
-    for decision in seen.decisions:
-        place = decision.target, decision.field
-        undoable = decision.state in STANDING and place not in changed
+def _undoable(decisions: Iterable[Decision]) -> set[int]:
+    """``decisions``: newest first. Only the newest change of a field can still stand, and be rolled back."""
+    newest: dict[tuple[Target, str], Decision] = {}
+    for decision in decisions:
         if decision.state in CHANGED:
-            changed.add(place)
-        verdicts, (before, after) = seen.verdicts.get(decision.id, ()), values(decision)
-        yield DecisionCard(decision, before, after, verdicts, compared(decision, verdicts), undoable)
+            newest.setdefault((decision.target, decision.field), decision)
+    return {decision.id for decision in newest.values() if decision.state in STANDING}
 
 
 def facts(decision: Decision) -> list[tuple[str, str]]:

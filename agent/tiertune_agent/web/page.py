@@ -12,13 +12,15 @@ from jinja2 import Environment
 
 from tiertune_agent.policy.document import DEFAULT
 from tiertune_agent.web import charts, templating, text
+from tiertune_agent.web.compared import compared
 from tiertune_agent.web.evidence import tables
 from tiertune_agent.web.look import Looks, Seen, approvable
 from tiertune_agent.web.overview import facts, overview
-from tiertune_agent.web.signing import COOKIE
-from tiertune_agent.web.unmade import sentence
+from tiertune_agent.web.unmade import sentence, unmade, values
 from tiertune_connector.units import format_size
 
+COOKIE = "tiertune_session"
+"""Of a browser that signed in."""
 HERE = Path(__file__).parent
 REFRESH_S = 2
 RELOAD_S = 10
@@ -100,6 +102,9 @@ def environment() -> Environment:
         "tables": tables,
         "facts": facts,
         "approvable": approvable,
+        "compared": compared,
+        "values": values,
+        "unmade": unmade,
         "wished": sentence,
         "built_in": DEFAULT.source,
         "draw": charts.draw,

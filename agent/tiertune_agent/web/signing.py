@@ -5,19 +5,17 @@ from secrets import token_urlsafe
 from typing import Annotated
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from jinja2 import Environment
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp
 
+from tiertune_agent.web.page import COOKIE, HEADERS, environment
 from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, READING, Limit, bearer, behind_tokens
 from tiertune_connector.httpd.listening import Listening
-from tiertune_connector.httpd.sites import FOREIGN, foreign
 from tiertune_connector.httpd.tokens import Holder, Role, TokenFile
 from tiertune_connector.units import Clock
 
-COOKIE = "tiertune_session"
 LAST_S = 12 * 3600.0
 """How long a session lasts."""
 SESSIONS = 1000
@@ -58,8 +56,16 @@ class Sessions:
         return None
 
 
-def guarded(app: ASGIApp, tokens: TokenFile, sessions: Sessions, listening: Listening, clock: Clock) -> ASGIApp:
-    """The application behind the tokens. Reading is free on loopback."""
+def guarded(app: FastAPI, listening: Listening, clock: Clock) -> ASGIApp:
+    """The application, with its form; only for callers with a token if the settings name some.
+
+    Reading is free on loopback. DocumentError where the tokens cannot be read.
+    """
+    tokens = listening.tokens()
+    if tokens is None:
+        return app
+    sessions = Sessions(tokens, clock)
+    app.include_router(router(sessions, secure=listening.scheme == "https", clock=clock))
 
     def holder_of(connection: HTTPConnection) -> Holder | None:
         token = bearer(connection)
@@ -81,26 +87,17 @@ def _refused(request: Request, code: int, message: str) -> Response:
     return JSONResponse({"detail": message}, status_code=code)
 
 
-def from_here(request: Request) -> None:
-    """Refuse commands from a page of another site."""
-    if foreign(request):
-        raise HTTPException(403, FOREIGN)
-
-
-def router(
-    sessions: Sessions, templates: Environment, headers: dict[str, str], *, secure: bool, clock: Clock
-) -> APIRouter:
+def router(sessions: Sessions, *, secure: bool, clock: Clock) -> APIRouter:
     """``/login`` and ``/logout``. ``secure``: cookies go over HTTPS alone.
 
     Addresses are relative, and cookies have the path that the browser sees: a proxy may serve all this below a path.
     Sessions and limits are used on the event loop's thread alone, one call at a time.
     """
-    pages = APIRouter(include_in_schema=False, dependencies=[Depends(from_here)])
-    errors = Limit(ERRORS_PER_S, ERRORS_AT_ONCE, clock)
+    pages = APIRouter(include_in_schema=False)
+    errors, form = Limit(ERRORS_PER_S, ERRORS_AT_ONCE, clock), environment().get_template("login.html")
 
     def shown(message: str, code: int) -> Response:
-        html = templates.get_template("login.html").render(message=message)
-        return HTMLResponse(html, code, headers=headers)
+        return HTMLResponse(form.render(message=message), code, headers=HEADERS)
 
     @pages.get("/login")
     def login() -> Response:

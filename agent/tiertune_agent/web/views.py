@@ -1,6 +1,7 @@
 """The documents that the API and the page show, read from history."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from tiertune_agent.fields import JsonDict, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import DEFAULT, SETTINGS, LoadedPolicy, frozen_by, mode_of
+from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, frozen_by, mode_of
 from tiertune_agent.policy.lint import errors, notes
 from tiertune_agent.records import FLEET, JUDGED, OBSERVED, Now, State
 from tiertune_agent.tuners.base import models, pools
@@ -23,30 +24,18 @@ Number = Annotated[int, Path(ge=1, lt=2**63)]
 """Of a decision, as large as the database can hold."""
 
 
+@dataclass
 class Views:
     """Public methods but ``decision`` and ``frozen`` are what the API has at their names, with these parameters."""
 
-    def __init__(
-        self,
-        history: History,
-        policy: Followed[LoadedPolicy],
-        *,
-        leads: Callable[[], bool],
-        now: Now,
-        window_s: float,
-        stores: Callable[[], Mapping[str, str]] = dict,
-        sources: Mapping[str, str] | None = None,
-    ) -> None:
-        """``stores``, ``sources``: names of the present stores, and of what is only observed, by address."""
-        self._history = history
-        self._named = stores
-        self._sources = sources or {}
-        self._policy = policy
-        self._leads = leads
-        self._now = now
-        self._window_s = window_s
-        self._studied = DEFAULT, notes(DEFAULT)
-        """The newest policy that was asked for, and lint's notes on it."""
+    history: History
+    policy: Followed[LoadedPolicy]
+    leads: Callable[[], bool]
+    now: Now
+    window_s: float
+    stores: Callable[[], Mapping[str, str]] = dict
+    """This and the next: names of the present stores, and of what is only observed, by address."""
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def fleet(self) -> JsonDict:
         """Every store with its tiers, tuning; what tuners last answered; what is frozen.
@@ -55,55 +44,55 @@ class Views:
         ``unheard``: stores and sources of the settings of which nothing is known yet; ``bypass_unheard``: the
         bypass, on or off, that was commanded to such stores, until they hear it.
         """
-        stores, named = self._history.stores(), self._named()
+        stores, named = self.history.stores(), self.stores()
         known = {store.url for store in stores}
         return {
-            "time": self._now().isoformat(),
-            "leader": self._leads(),
-            "window_s": self._window_s,
+            "time": self.now().isoformat(),
+            "leader": self.leads(),
+            "window_s": self.window_s,
             "frozen": self.frozen(),
             "stores": [self._store(store) for store in stores],
             "unheard": {
                 kind: [name for url, name in at.items() if url not in known]
-                for kind, at in (("stores", named), ("sources", self._sources))
+                for kind, at in (("stores", named), ("sources", self.sources))
             },
             "bypass_unheard": [
-                {"name": named[url], "url": url, "on": on} for url, on in self._history.wishes.of(named).items()
+                {"name": named[url], "url": url, "on": on} for url, on in self.history.wishes.of(named).items()
             ],
             "remote": self._remote(),
             "answers": self._answers(stores),
-            "incidents": self._history.journal.open_incidents(),
+            "incidents": self.history.journal.open_incidents(),
         }
 
     def frozen(self) -> JsonDict | None:
         """Why nothing may change now, by command; or nothing by itself, by the policy's calendar: no ``since``."""
-        freeze = self._history.journal.frozen(self._now())
+        freeze = self.history.journal.frozen(self.now())
         if freeze:
             return {**freeze.told("reason", "who", "until"), "since": freeze.start.isoformat()}
-        calendar = frozen_by(self._policy.content.policy, self._now())
+        calendar = frozen_by(self.policy.content.policy, self.now())
         return {"reason": calendar, "who": "policy", "since": None, "until": None} if calendar else None
 
     def decisions(self, state: State | None = None, limit: Limit = 200) -> JsonDict:
         """Newest first."""
-        found = self._history.decisions.find(states=[state] if state else [], limit=limit)
+        found = self.history.decisions.find(states=[state] if state else [], limit=limit)
         return {"decisions": [decision.document() for decision in found]}
 
     def decision(self, number: Number) -> JsonDict:
-        decision = self._history.decisions.get(number)
+        decision = self.history.decisions.get(number)
         if decision is None:
             raise Unknown(f"there is no decision {number}")
-        verdicts = self._history.verdicts.of(number)
+        verdicts = self.history.verdicts.of(number)
         weighed = compared(decision, [one for one in verdicts if one["verdict"] in JUDGED])  # not weekly reviews
         return {**decision.document(), "verdicts": verdicts, "compared": vars(weighed) if weighed else None}
 
     def ledger(self, hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> JsonDict:
         """Rows by hour, store, namespace and tier, and their sums by tier, from the hour ``since`` on."""
-        since = hour_of(self._now() - timedelta(hours=hours))
+        since = hour_of(self.now() - timedelta(hours=hours))
         return {
             "hours": hours,
             "since": since.isoformat(),
-            "tiers": self._history.ledger.account(since),
-            "ledger": self._history.ledger.rows(since),
+            "tiers": self.history.ledger.account(since),
+            "ledger": self.history.ledger.rows(since),
         }
 
     def policies(self) -> JsonDict:
@@ -111,27 +100,26 @@ class Views:
 
         ``modes``: of each tuner, without overrides.
         """
-        if self._studied[0] is not (newest := self._policy.content):
-            self._studied = newest, notes(newest)
-        loaded, noted = self._studied
+        loaded = self.policy.content
+        noted = notes(loaded)
         return {
             "source": loaded.source,
             "digest": loaded.digest,
-            "problem": self._policy.problem or None,
+            "problem": self.policy.problem or None,
             "notes": [note.message for note in noted],
-            "lint": [vars(found) for found in (*errors(self._policy.problem, loaded.source), *noted)],
+            "lint": [vars(found) for found in (*errors(self.policy.problem, loaded.source), *noted)],
             "text": loaded.text,
             "policy": loaded.policy.model_dump(mode="json", by_alias=True),
             "modes": {tuner: mode_of(loaded.policy, tuner) for tuner in SETTINGS},
-            "revisions": self._history.journal.policy_revisions(),
+            "revisions": self.history.journal.policy_revisions(),
         }
 
     def incidents(self) -> JsonDict:
-        return {"incidents": self._history.journal.incidents()}
+        return {"incidents": self.history.journal.incidents()}
 
     def audit(self, limit: Limit = 100) -> JsonDict:
         """Newest first."""
-        return {"audit": self._history.journal.audited(limit)}
+        return {"audit": self.history.journal.audited(limit)}
 
     def _answers(self, stores: Sequence[StoreRow]) -> list[JsonDict]:
         """Each tuner's last answer on each target.
@@ -141,24 +129,24 @@ class Views:
         held = {(name, pool) for store in stores for pool in pools(store.status) for name in (store.name, FLEET)}
         return [
             answer
-            for answer in self._history.answers.newest()
+            for answer in self.history.answers.newest()
             if not answer["pool"] or (answer["store"], answer["pool"]) in held
         ]
 
     def _remote(self) -> JsonDict | None:
         """The Redis of the fleet, if it is managed: what it holds and is set to."""
-        found = self._history.store(FLEET)
+        found = self.history.store(FLEET)
         if found is None:
             return None
         state = read(found.status, "tiers.remote") or {}
         return {**found.told("url", "last_seen"), **state, "tuning": found.tuning["remote"]}
 
     def _store(self, store: StoreRow) -> JsonDict:
-        age = (self._now() - store.last_seen).total_seconds()
+        age = (self.now() - store.last_seen).total_seconds()
         return {
             **store.told("name", "url", "boot_id", "version", "last_seen", "pending_bypass", "tuning"),
             "age_s": age,
-            "reachable": abs(age) <= 3 * self._window_s,
+            "reachable": abs(age) <= 3 * self.window_s,
             "observed": store.status.get(OBSERVED),
             "unknown": store.status.get("unknown") or [],
             "bypass": bool(store.tuning.get("bypass")),

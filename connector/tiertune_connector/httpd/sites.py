@@ -21,15 +21,14 @@ def foreign(request: Request) -> bool:
     return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
 
-def called(listening: Listening) -> tuple[str, ...]:
-    """Names that a server may be called by; off loopback any: callers show a token, which a foreign page lacks."""
-    return (*LOOPBACK_NAMES, listening.host) if listening.loopback else ("*",)
+def same_site(app: ASGIApp, listening: Listening, told: str = "message") -> ASGIApp:
+    """Keeps other sites' pages from writing to an application and, on loopback, from calling it by their own names.
 
-
-def same_site(app: ASGIApp, listening: Listening) -> ASGIApp:
-    """Keeps other sites' pages from writing to an application and, on loopback, from calling it by their own names."""
-    app = TrustedHostMiddleware(app, allowed_hosts=list(called(listening)))
-    refused = JSONResponse({"message": FOREIGN}, status_code=403)
+    Off loopback any name will do: callers show a token, which a foreign page lacks. ``told``: the field of its errors
+    that says why.
+    """
+    app = TrustedHostMiddleware(app, allowed_hosts=[*LOOPBACK_NAMES, listening.host] if listening.loopback else ["*"])
+    refused = JSONResponse({told: FOREIGN}, status_code=403)
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         writes = scope["type"] == "http" and scope["method"] not in READING
