@@ -27,7 +27,7 @@ _HEADER = 16
 """Numbers: when it was last true, and 15 more of the store's."""
 _SHIFT, _SLOT = np.uint64(32), np.uint64((1 << 32) - 1)
 """A place is a segment's number, and a slot in it."""
-_FEW = 4
+_FEW = 12
 """Keys, up to which vectors do not pay."""
 Place = tuple[int, int, int]
 """Segment, slot, and the slot's generation."""
