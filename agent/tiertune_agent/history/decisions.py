@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from tiertune_agent.fields import in_force, replaced
 from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, StoreRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row, verdict_row
-from tiertune_agent.history.sessions import OfHistory, Sessions
+from tiertune_agent.history.sessions import OfHistory, Sessions, altered
 from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, cut, parts
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.remote_fetch import FIELD
@@ -190,11 +190,5 @@ def _expect(session: Session, part: Decision, now: datetime, *, undone: bool) ->
 
 def _changed(session: Session, decision: Decision, values: Mapping[str, Any], *further: Any) -> bool:  # noqa: ANN401
     """Set the values if it is still in the state that ``decision`` shows; returns whether it was."""
-    done = session.execute(
-        update(DecisionRow)
-        .filter_by(id=decision.id, state=decision.state)
-        .where(*further)
-        .values(values)
-        .execution_options(synchronize_session=False)
-    )
-    return bool(getattr(done, "rowcount", 0))
+    mine = update(DecisionRow).filter_by(id=decision.id, state=decision.state).where(*further)
+    return bool(altered(session, mine.values(values)))
