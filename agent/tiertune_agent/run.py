@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from tiertune_agent.catalogue import AgentMetrics
-from tiertune_agent.changes.actuator import HttpActuator, Tuned
+from tiertune_agent.changes.actuator import Actuator, Tuned
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
@@ -104,7 +104,7 @@ class Agent:
         self.collector = Collector(settings.roster(now), now, steady, to_stores)
         self.observer = Observer(settings.observe, now, steady, to_stores.tokenless, self.metrics.observed)
         self.history.named = lambda: {*self.collector.addresses, *self.observer.addresses}
-        actuator = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
+        actuator = Actuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
         self.samples = SampleReader(self.collector.client)
         whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady)
         self.changes = ChangeControl(self.history, actuator, now)
