@@ -110,7 +110,7 @@ class Agent:
         self.changes = ChangeControl(self.history, actuator, now)
         engines = Engines(settings.engines, to_stores.tokenless)
         self.operators = Operators(self.history, self.collector, now, engines)
-        rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
+        rounds = Rounds(self.history, self.changes, now=now, window_s=settings.window)
         self.loop = Loop(
             collector=self.collector,
             history=self.history,
@@ -118,7 +118,7 @@ class Agent:
             changes=self.changes,
             operators=self.operators,
             rounds=rounds,
-            judge=Judge(self.history, self.changes, self.operators.frozen, now),
+            judge=Judge(self.history, self.changes, now),
             watch=Watch(self.history, now),
             prospects=Prospects(self.history, whatif, now, settings.window),
             now=now,

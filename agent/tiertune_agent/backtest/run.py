@@ -58,8 +58,6 @@ from tiertune_connector.units import format_duration
 EVERY = 1_000_000
 LONGEST_S = 36500 * 86400.0
 """Longest time that may be asked of a history."""
-NEVER_FROZEN = str
-"""Freezes that operators commanded do not apply (an empty reason); those of the policy's calendar do."""
 NEVER = datetime.max.replace(tzinfo=UTC)
 
 
@@ -139,9 +137,9 @@ class _Rehearsal:
         changes = ChangeControl(scratch, Actuator(self._stores.get, tuple, lambda: None), self._now)
         window_s = median(window.seconds for window in recording.windows)
         self._rounds = Rounds(
-            scratch, changes, NEVER_FROZEN, now=self._now, window_s=window_s, timer=lambda: 0.0
+            scratch, changes, now=self._now, window_s=window_s, timer=lambda: 0.0
         )  # all are asked, however long it takes
-        self._judge = Judge(scratch, changes, NEVER_FROZEN, self._now)
+        self._judge = Judge(scratch, changes, self._now)
         self._revision = scratch.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self._at)
         self._fleet: dict[str, Snapshot] = {}
         self._records = {store.name: store for store in recording.stores}

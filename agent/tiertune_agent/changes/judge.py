@@ -1,6 +1,5 @@
 """Watches applied changes through their soak, then keeps them, rolls them back, or calls them inconclusive."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -47,11 +46,10 @@ DOUBTED = "; not rolled back: a switch-on was undone before, and its tuner makes
 
 
 class Judge:
-    def __init__(self, history: History, changes: ChangeControl, frozen: Callable[[], str], now: Now) -> None:
+    def __init__(self, history: History, changes: ChangeControl, now: Now) -> None:
         self._history = history
         self._decisions = history.decisions
         self._changes = changes
-        self._frozen = frozen
         self._now = now
         self._none_until = now()
         """Nothing is due for review before this time."""
@@ -124,7 +122,7 @@ class Judge:
         state, reason = verdict.state, verdict.reason
         if state == State.ROLLED_BACK:
             permission = Permission(this)
-            if frozen := self._frozen() or permission.frozen(decision, self._now()):
+            if frozen := self._changes.frozen() or permission.frozen(decision, self._now()):
                 self._decisions.wait(decision, f"its verdict is to roll it back; frozen: {frozen}")
                 return  # it goes on soaking until something may change again
             mode = permission.mode(decision) if decision.mode == "auto" else decision.mode

@@ -61,14 +61,6 @@ class Operators:
         with self.audited(caller, "unfreeze", {}):
             return {"frozen": False, "lifted": self._history.journal.unfreeze(self._now())}
 
-    def frozen(self) -> str:
-        """Why a command forbids changes now; empty: none does."""
-        freeze = self._history.journal.frozen(self._now())
-        if freeze is None:
-            return ""
-        until = f" until {freeze.until:%Y-%m-%d %H:%M} UTC" if freeze.until else ""
-        return f"by {freeze.who}{until}: {freeze.reason}"
-
     def bypass(self, caller: Caller, on: bool, store: str | None) -> JsonDict:
         """Switch bypass in the stores; one that does not answer is told again every window until it does.
 

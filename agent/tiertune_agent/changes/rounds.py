@@ -1,7 +1,7 @@
 """Rounds of tuning: each asks every tuner whose period is over, and takes what it wishes."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
@@ -28,7 +28,6 @@ class Rounds:
         self,
         history: History,
         changes: ChangeControl,
-        frozen: Callable[[], str],
         *,
         now: Now,
         window_s: float,
@@ -37,7 +36,6 @@ class Rounds:
         """``timer`` counts seconds: a round asks for at most half a window."""
         self._history = history
         self._changes = changes
-        self._frozen = frozen
         self._now = now
         self._timer = timer
         self._half = timedelta(seconds=window_s / 2)
@@ -111,7 +109,7 @@ class Rounds:
         """Ask those that are due, up to one that changed, or may have changed, something: the rest wait a window."""
         return any(
             self._due(tuner, target)
-            and self._taken(Question(tuner, target, snapshot, this, survey, self._now, self._frozen), answers)
+            and self._taken(Question(tuner, target, snapshot, this, survey, self._now, self._changes.frozen), answers)
             for tuner, target in those
         )
 
