@@ -5,7 +5,7 @@ from collections.abc import Container
 from datetime import timedelta
 
 from tiertune_agent.changes.actuator import Actuator, ChangeResult
-from tiertune_agent.changes.round import Permission, Round
+from tiertune_agent.changes.round import Round
 from tiertune_agent.fields import Json, in_force
 from tiertune_agent.history.store import History
 from tiertune_agent.records import STANDING, UNJUDGED, Decision, Now, State, Target, parts
@@ -116,7 +116,7 @@ class ChangeControl:
         for decision in unsettled:
             by = (decision.undo or {}).get("by", decision.approved_by)
             by_itself = by == (POLICY if decision.state == State.APPROVED else VERDICT)
-            if by_itself and (why := self.frozen() or Permission(this).frozen(decision, self._now())):
+            if by_itself and (why := self.frozen() or this.frozen(decision, self._now())):
                 self._decisions.wait(decision, f"{FROZEN}{why}")
                 continue
             if any(part.target.store in silent for part in parts(decision)):
@@ -138,7 +138,7 @@ class ChangeControl:
                 return ""
             if decision.approved_at is None or abs(self._now() - decision.approved_at) > LATE:
                 return TOO_LATE
-        why = Permission(this).disallowed(decision) if by_itself else ""
+        why = this.disallowed(decision) if by_itself else ""
         if by_itself and not why:
             this.note([decision])  # the room that it takes is no other's
         return why

@@ -4,7 +4,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from tiertune_agent.changes.control import ChangeControl, Refused
-from tiertune_agent.changes.round import Permission, Round
+from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import HOUR, MEMORY, concerning
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
@@ -121,13 +121,12 @@ class Judge:
     def _end(self, decision: Decision, verdict: Verdict, this: Round) -> None:
         state, reason = verdict.state, verdict.reason
         if state == State.ROLLED_BACK:
-            permission = Permission(this)
-            if frozen := self._changes.frozen() or permission.frozen(decision, self._now()):
+            if frozen := self._changes.frozen() or this.frozen(decision, self._now()):
                 self._decisions.wait(decision, f"its verdict is to roll it back; frozen: {frozen}")
                 return  # it goes on soaking until something may change again
-            mode = permission.mode(decision) if decision.mode == "auto" else decision.mode
+            mode = this.mode(decision) if decision.mode == "auto" else decision.mode
             doubt = self._doubt(decision)
-            if unpaid := permission.unpaid(decision, back=True):
+            if unpaid := this.unpaid(decision, back=True):
                 doubt = f"; not rolled back: {unpaid}"
             if not doubt and mode == "auto":
                 with suppress(Refused):  # an operator was quicker

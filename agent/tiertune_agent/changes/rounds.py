@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.question import Question
-from tiertune_agent.changes.round import Permission, Round
+from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import HOUR, Answered, Survey, TierWindows
 from tiertune_agent.history.changed import Place, place
 from tiertune_agent.history.database import DatabaseError
@@ -70,7 +70,7 @@ class Rounds:
                 for one in answers.proposed
                 if one.target.store not in here or place(one.tuner, one.target) in resting
             )
-            this.note(filter(Permission(this).makeable, stays))
+            this.note(filter(this.makeable, stays))
             started = self._timer()
             first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
             for snapshot in (*snapshots[first:], *snapshots[:first]):
