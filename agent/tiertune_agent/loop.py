@@ -7,7 +7,7 @@ from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
 from tiertune_agent.changes.prospects import Prospects
-from tiertune_agent.changes.round import Permission, Round
+from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.collector.direct_commands import DirectCommands
 from tiertune_agent.collector.observer import Observer
@@ -18,7 +18,7 @@ from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.policy.document import LoadedPolicy, Policy, rates
 from tiertune_agent.published import LATEST, Published
-from tiertune_agent.records import FLEET, Decision, Now, Rates, Snapshot, Target, parts
+from tiertune_agent.records import FLEET, Now, Rates, Snapshot, Target, parts
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import REMOTE, Managed
 from tiertune_agent.tuners.base import models
@@ -71,18 +71,9 @@ class Loop:
         managed, remote = self._look(policy, told)
         shared = Managed(policy, remote, fleet, missing) if remote else None
         this = Round(policy, revision, fleet, managed, shared, missing)
-        permission = Permission(this)
         self.operators.deliver()
         silent = {one.store for one in (*answers, told) if isinstance(one, Trouble) and one.kind in SILENT}
-
-        def disallowed(decision: Decision) -> str:
-            why = permission.disallowed(decision)
-            this.note([] if why else [decision])  # the room that it takes is no other's
-            return why
-
-        under_way, went_on = self.changes.settle(
-            lambda decision: self.operators.frozen() or permission.frozen(decision, self.now()), disallowed, silent
-        )
+        under_way, went_on = self.changes.settle(this, silent)
         this.note(under_way)
         uncertain = {one.target.store for one in (*under_way, *(part for one in went_on for part in parts(one)))}
         if FLEET in uncertain or not self.rounds.tune_remote(this):

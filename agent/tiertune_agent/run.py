@@ -13,7 +13,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from fastapi import FastAPI
 
 from tiertune_agent.catalogue import AgentMetrics
-from tiertune_agent.changes.actuator import HttpActuator, Tuned
+from tiertune_agent.changes.actuator import Actuator, Tuned
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
@@ -100,13 +100,13 @@ class Agent:
         self.collector = Collector(settings.roster(now), now, steady, to_stores)
         self.observer = Observer(settings.observe, now, steady, to_stores.tokenless, self.metrics.observed)
         self.history.named = lambda: {*self.collector.addresses, *self.observer.addresses}
-        actuator = HttpActuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
+        actuator = Actuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
         self.samples = SampleReader(self.collector.client)
         whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady)
         self.changes = ChangeControl(self.history, actuator, now)
         engines = Engines(settings.engines, to_stores.tokenless)
         self.operators = Operators(self.history, self.collector, now, engines)
-        rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
+        rounds = Rounds(self.history, self.changes, now=now, window_s=settings.window)
         self.loop = Loop(
             collector=self.collector,
             history=self.history,
@@ -114,7 +114,7 @@ class Agent:
             changes=self.changes,
             operators=self.operators,
             rounds=rounds,
-            judge=Judge(self.history, self.changes, self.operators.frozen, now),
+            judge=Judge(self.history, self.changes, now),
             watch=Watch(self.history, now),
             prospects=Prospects(self.history, whatif, now, settings.window),
             now=now,

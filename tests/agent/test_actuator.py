@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from agent.fakes import START, transport
-from tiertune_agent.changes.actuator import HttpActuator
+from tiertune_agent.changes.actuator import Actuator
 from tiertune_agent.collector.stores import StoreHttp
 from tiertune_agent.credentials import Access
 from tiertune_agent.fields import read, replaced
@@ -38,7 +38,7 @@ DECISION = Decision(
 @pytest.fixture
 def actuator(store):
     client = StoreHttp("http://host-a:7410", Access(transport=transport(store)))
-    yield HttpActuator({"host-a": client}.get, list, lambda: None)
+    yield Actuator({"host-a": client}.get, list, lambda: None)
     client.close()
 
 

@@ -126,9 +126,9 @@ class TestControl:
     def test_freeze_and_unfreeze(self, served, tiertune, agent):
         """Frozen for a time with a reason; lifted by command."""
         assert tiertune("freeze", "--for", "2h", "--reason", "release")[0] == 0
-        assert "release" in agent.operators.frozen()
+        assert "release" in agent.changes.frozen()
         assert tiertune("unfreeze")[1] == "lifted 1 freeze\n"
-        assert agent.operators.frozen() == ""
+        assert agent.changes.frozen() == ""
 
     def test_the_audit_is_listed(self, served, tiertune):
         """Newest first, as many as asked for; what somebody wrote is shown as it is; empty is told."""
@@ -170,7 +170,7 @@ class TestControl:
         """The message says how to write a duration, and which there are; nothing is frozen, least of all for ever."""
         code, out, err = tiertune("freeze", "--for", how_long, "--reason", "x")
         assert (code, out, said in err) == (2, "", True), err
-        assert agent.operators.frozen() == ""
+        assert agent.changes.frozen() == ""
 
     @pytest.mark.parametrize(
         "words", ["freeze --reason Gr\udcf6sse", "bypass on --store \udcff", "flush --tenant \udcff"]
@@ -184,7 +184,7 @@ class TestControl:
     def test_a_freeze_says_why(self, served, tiertune, agent):
         """No reason is none: the message says what it is for."""
         assert tiertune("freeze", "--reason", " ")[::2] == (2, "reason: say why: it is shown to everyone who asks\n")
-        assert agent.operators.frozen() == ""
+        assert agent.changes.frozen() == ""
 
     def test_bypass_by_the_agent(self, served, tiertune, store, rounds):
         """Every store is told; one that is away makes the exit status 1."""

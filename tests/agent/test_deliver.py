@@ -111,10 +111,10 @@ def test_of_two_bypasses_at_once_one_stands_for_all_stores(agent, hung, healthy,
     wish, wished, ended, operators = agent.history.wish_bypass, [], threading.Event(), agent.operators
     off = threading.Thread(target=lambda: (operators.bypass(CALLER, False, None), ended.set()))
 
-    def slow(name, *, on, **where):
-        wish(name, on=on, **where)
+    def slow(name, url, *, on):
+        wish(name, url, on=on)
         wished.append(name)
-        if len(wished) == 3:  # of the fleet and two stores
+        if len(wished) == 2:
             off.start()
             ended.wait(0.2)  # for ever, if it waits for its turn
 
@@ -219,7 +219,7 @@ def test_of_two_wishes_that_differ_bypass_stands(agents, store, on):
     """One of the store, one of whoever is at its address: it is told one of them, and the other is gone."""
     agent, told, answer = agents(), [], store.post_bypass
     agent.tick()
-    agent.history.wish_bypass("host-a", on=on)
+    agent.history.wish_bypass("host-a", "http://host-a:7410", on=on)
     agent.history.wishes.keep("http://host-a:7410", on=not on)
 
     def hear(request):

@@ -10,7 +10,7 @@ from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import after, remember, snapshot
 from e2e.servers import wait_until
 from tiertune_agent.history.database import DatabaseError, connect
-from tiertune_agent.records import FLEET, Rates
+from tiertune_agent.records import Rates
 
 on_postgres = pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
 
@@ -34,7 +34,7 @@ def test_a_wish_for_an_address_is_kept_whatever_another_does_to_it(history, othe
     wishes, url = history.wishes, "http://new"
     if other == "heard":
         wishes.keep(url, on=True)
-        met = meanwhile(history, "wishes", lambda: wishes.heard(url, on=True))
+        met = meanwhile(history, "wishes", lambda: history.acknowledge_bypass("new", url, on=True))
     else:
         met = meanwhile(history, "wishes", lambda: wishes.keep(url, on=True))
     wishes.keep(url, on=False)
@@ -45,11 +45,11 @@ def test_a_wish_for_an_address_is_kept_whatever_another_does_to_it(history, othe
 def test_what_a_store_answers_meanwhile_stays_when_a_bypass_is_acknowledged(history):
     """A round writes the store's newer tuning just before the acknowledgement is written."""
     remember(history, tuning={"version": 1, "bypass": False})
-    history.wish_bypass("host-a", on=True)
+    history.wish_bypass("host-a", "http://host-a:7410", on=True)
     met = meanwhile(
         history, "stores", lambda: remember(history, tuning={"version": 2, "bypass": False}, at=after(seconds=15))
     )
-    history.acknowledge_bypass("host-a", on=True)
+    history.acknowledge_bypass("host-a", "http://host-a:7410", on=True)
     store = history.store("host-a")
     assert met
     assert (store.tuning, store.pending_bypass) == ({"version": 2, "bypass": True}, None)
@@ -58,13 +58,13 @@ def test_what_a_store_answers_meanwhile_stays_when_a_bypass_is_acknowledged(hist
 def test_a_bypass_that_is_wished_while_another_is_acknowledged_stays(history):
     """Off, commanded in the very moment in which on is acknowledged, is still to be told."""
     remember(history, tuning={"version": 1, "bypass": False})
-    history.wish_bypass("host-a", on=True)
-    met = meanwhile(history, "stores", lambda: history.wish_bypass("host-a", on=False))
-    history.acknowledge_bypass("host-a", on=True)
+    history.wish_bypass("host-a", "http://host-a:7410", on=True)
+    met = meanwhile(history, "stores", lambda: history.wish_bypass("host-a", "http://host-a:7410", on=False))
+    history.acknowledge_bypass("host-a", "http://host-a:7410", on=True)
     (store,) = history.stores()
     assert met
     assert (store.pending_bypass, store.tuning["bypass"]) == (False, False)
-    history.acknowledge_bypass("host-a", on=False)
+    history.acknowledge_bypass("host-a", "http://host-a:7410", on=False)
     assert history.stores()[0].pending_bypass is None
 
 
@@ -73,8 +73,8 @@ def test_a_wish_for_a_store_is_kept_while_another_is_met_at_its_address(history,
     """Whoever answers there hears the last one."""
     remember(history, url="http://here")
     if earlier is not None:
-        history.wish_bypass("host-a", on=earlier)
-    met = meanwhile(history, "stores", lambda: history.wish_bypass("host-a", on=True))
+        history.wish_bypass("host-a", "http://here", on=earlier)
+    met = meanwhile(history, "stores", lambda: history.wish_bypass("host-a", "http://here", on=True))
     remember(history, store="host-b", url="http://here", at=after(seconds=15))
     assert met
     assert history.wishes.of(["http://here"]) == {"http://here": True}
@@ -111,7 +111,7 @@ def test_a_bypass_of_all_and_a_round_wait_for_each_other_in_one_order(history, d
             here = "wait_event_type = 'Lock' and datname = current_database()"
             return asking.exec_driver_sql(f"select count(*) from pg_stat_activity where {here}").scalar_one() == count
 
-    acts = (lambda: history.remember(met), lambda: history.wish_bypass(FLEET, on=True))
+    acts = (lambda: history.remember(met), lambda: history.wish_bypass_of_all(on=True))
     threads = [threading.Thread(target=run, args=(act,)) for act in acts]
     with other.begin() as holding:
         holding.exec_driver_sql("select 1 from stores where name = 'm' for update")
@@ -129,7 +129,7 @@ def test_a_store_that_comes_back_while_others_are_forgotten_is_not(history, monk
     """Forgetting hundreds takes a while; one that answers by then has its row, and the bypass that it did not hear."""
     for name in "ab":
         remember(history, store=name, url=f"http://{name}")
-    history.wish_bypass("b", on=True)
+    history.wish_bypass("b", "http://b", on=True)
     names = history.retention._stores
 
     def found(*asked):

@@ -6,7 +6,7 @@ import pytest
 
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, after, remember, remote_window, snapshot, window
-from tiertune_agent.records import FLEET, OBSERVED, Rates
+from tiertune_agent.records import OBSERVED, Rates
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ class TestTheRest:
     def test_what_is_named_no_more_is_done_with_and_a_store_that_moved_goes_on(self, history):
         """Former stores are not shown, nor wished anything of; what is remembered of them stays, and counts once."""
         remember(history, remote_window(0, requests=1, fetch=0.1))
-        history.wish_bypass("host-a", on=True)
+        history.wish_bypass("host-a", "http://host-a:7410", on=True)
         history.named = lambda: {"http://elsewhere:7410"}
         assert history.stores() == []
         history.leave_out(())
@@ -65,7 +65,7 @@ class TestTheRest:
         ours = snapshot(status={"tiers": {"remote": {"reason": reason}}})
         history.remember([(ours, Rates()), (snapshot(store="engine-a", status={OBSERVED: "vllm"}), Rates())])
         history.named = lambda: {"http://elsewhere:7410"}
-        history.wish_bypass(FLEET, on=True)
+        history.wish_bypass_of_all(on=True)
         history.named = None
         assert [(one.name, one.pending_bypass) for one in history.stores()] == [("engine-a", None), ("host-a", True)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from agent.agents import pass_windows
 from agent.fakes import START, FakeStore, propose, urls, wrong
-from tiertune_agent.changes.actuator import HttpActuator
+from tiertune_agent.changes.actuator import Actuator
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.collector.roster import FILE_PROBLEM, Roster
 from tiertune_agent.collector.stores import Collector
@@ -234,7 +234,7 @@ class TestAgent:
         assert agent.history.decisions.get(made.id).state == "proposed"
         assert agent.history.wishes.of(["http://10.0.0.1:7410"]) == {"http://10.0.0.1:7410": True}
         assert not agent.operators.flush(OPS, {})["complete"]
-        told = HttpActuator(lambda _: None, lambda: agent.collector.roster.unknown, agent.history.fence).undo(made)
+        told = Actuator(lambda _: None, lambda: agent.collector.roster.unknown, agent.history.fence).undo(made)
         assert (told.state, "stores is not resolved" in told.reason) == ("approved", True)
         found.append(["10.0.0.2"])
         self.round(agent, clock, store)

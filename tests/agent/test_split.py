@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.fakes import START, gib
 from agent.test_actuator import DECISION
 from tiertune_agent.changes.prospects import Prospects
-from tiertune_agent.changes.round import Permission, Round
+from tiertune_agent.changes.round import Round
 from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field
 from tiertune_agent.policy.budgets import budgeted
 from tiertune_agent.policy.document import Policy
@@ -158,8 +158,8 @@ def test_a_split_that_a_smaller_budget_does_not_pay_for_is_not_set_back(total, l
     steps = [dict(zip(STEP, (*where, was * GIB, now * GIB), strict=True)) for *where, was, now in moved]
     made = replace(DECISION, tuner="tier_size", target=SPLIT, evidence={"split": steps})
     this = Round(shared.policy, 1, shared.fleet, managed=True, shared=shared)
-    assert Permission(this).unpaid(made, back=False) == ""
-    told = Permission(this).unpaid(made, back=True)
+    assert this.unpaid(made, back=False) == ""
+    told = this.unpaid(made, back=True)
     assert leaves in told if leaves else not told
 
 

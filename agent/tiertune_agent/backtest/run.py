@@ -7,7 +7,7 @@ ghosts, prospects and predicted costs remain valid, outcomes of fetches do not.
 """
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter, itemgetter
@@ -15,13 +15,15 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+import httpx
+
 from tiertune_agent.backtest.result import Backtest, Recording
-from tiertune_agent.changes.actuator import ChangeResult
+from tiertune_agent.changes.actuator import Actuator
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.rounds import Rounds
-from tiertune_agent.fields import Json, read, replaced
+from tiertune_agent.fields import Json, JsonDict, read, replaced
 from tiertune_agent.history.database import (
     UnusableError,
     connect,
@@ -56,8 +58,6 @@ from tiertune_connector.units import format_duration
 EVERY = 1_000_000
 LONGEST_S = 36500 * 86400.0
 """Longest time that may be asked of a history."""
-NEVER_FROZEN = str
-"""Freezes that operators commanded do not apply (an empty reason); those of the policy's calendar do."""
 NEVER = datetime.max.replace(tzinfo=UTC)
 
 
@@ -66,23 +66,17 @@ class BacktestError(RuntimeError):
 
 
 class Rehearsed:
-    """Stores whose tuning is a document in memory: an actuator that always succeeds."""
+    """A store whose tuning is a document in memory; it is never away, and takes every change."""
 
-    def __init__(self, tuning: Mapping[str, Json]) -> None:
-        self.tuning = {store: dict(document) for store, document in tuning.items()}
+    def __init__(self, tuning: Json) -> None:
+        self._tuning = dict(tuning)
 
-    def apply(self, decision: Decision, *, late: str = "") -> ChangeResult:  # noqa: ARG002 (it is never away)
-        return ChangeResult(State.APPLIED, version=self._set(decision, lambda part: part.after))
+    def tuning(self) -> JsonDict:
+        return self._tuning
 
-    def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:  # noqa: ARG002
-        return ChangeResult(State.ROLLED_BACK, version=self._set(decision, lambda part: part.before))
-
-    def _set(self, decision: Decision, value: Callable[[Decision], object]) -> int:
-        for part in parts(decision):
-            changed = replaced(self.tuning[part.target.store], part.field, value(part))
-            version = int(changed["version"]) + 1
-            self.tuning[part.target.store] = {**changed, "version": version}
-        return version
+    def put_tuning(self, document: Json, *, expected: int, key: str) -> httpx.Response:  # noqa: ARG002
+        self._tuning = {**document, "version": expected + 1}
+        return httpx.Response(httpx.codes.OK, request=httpx.Request("PUT", "/v1/tuning"))
 
 
 def backtest(url: str, loaded: LoadedPolicy, last_s: float) -> Backtest:
@@ -139,13 +133,13 @@ class _Rehearsal:
     def __init__(self, recording: Recording, loaded: LoadedPolicy, scratch: History) -> None:
         self._recording, self._loaded, self._scratch = recording, loaded, scratch
         self._at = recording.since
-        self._stores = Rehearsed(recording.tuning)
-        changes = ChangeControl(scratch, self._stores, self._now)
+        self._stores = {store: Rehearsed(tuning) for store, tuning in recording.tuning.items()}
+        changes = ChangeControl(scratch, Actuator(self._stores.get, tuple, lambda: None), self._now)
         window_s = median(window.seconds for window in recording.windows)
         self._rounds = Rounds(
-            scratch, changes, NEVER_FROZEN, now=self._now, window_s=window_s, timer=lambda: 0.0
+            scratch, changes, now=self._now, window_s=window_s, timer=lambda: 0.0
         )  # all are asked, however long it takes
-        self._judge = Judge(scratch, changes, NEVER_FROZEN, self._now)
+        self._judge = Judge(scratch, changes, self._now)
         self._revision = scratch.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self._at)
         self._fleet: dict[str, Snapshot] = {}
         self._records = {store.name: store for store in recording.stores}
@@ -176,7 +170,7 @@ class _Rehearsal:
         missing = self._missing({snapshot.store for snapshot in fleet})
         managed, shared = policy.for_target(REMOTE).remote.manage, None
         if managed and remote:
-            found = _snapshot(remote, self._stores.tuning[FLEET], (), self._at)
+            found = _snapshot(remote, self._stores[FLEET].tuning(), (), self._at)
             self._scratch.remember([(found, Rates())])
             shared = Managed(policy, found, fleet, missing)
         return Round(policy, self._revision, fleet, managed=managed, shared=shared, missing=missing)
@@ -188,7 +182,7 @@ class _Rehearsal:
 
     def _collect(self, windows: Mapping[str, Windows]) -> None:
         for store, seen in windows.items():
-            self._fleet[store] = _snapshot(self._records[store], self._stores.tuning[store], seen, self._at)
+            self._fleet[store] = _snapshot(self._records[store], self._stores[store].tuning(), seen, self._at)
             longest_s = max(self._window_s, *(window.seconds for window in seen))
             self._late[store] = self._at + timedelta(seconds=2 * longest_s)
         told = [self._fleet[store] for store in windows]

@@ -33,19 +33,7 @@ class Tuned(Protocol):
         """Change it if it still has the expected version. Returns the answer, whatever it is."""
 
 
-class Actuator(Protocol):
-    def apply(self, decision: Decision, *, late: str = "") -> ChangeResult:
-        """Make the change, unless an earlier attempt did. ``late``: why it is too late to make it; empty: it is not."""
-
-    def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:
-        """Set the field back if it still has the decision's value; rolled_back also if it was set back already.
-
-        Approved: not known yet. Anything else: it is not rolled back. A part of a split that has a different value by
-        now stays; the others are set back, and the reason says so. ``late`` as in ``apply``.
-        """
-
-
-class HttpActuator:
+class Actuator:
     """Uses the stores' HTTP interface, with the version that the decision rests on and its idempotency key.
 
     Parts of a split are made one after another, each once the one before is known to be made.
@@ -66,6 +54,7 @@ class HttpActuator:
         self._fence = fence
 
     def apply(self, decision: Decision, *, late: str = "") -> ChangeResult:
+        """Make the change, unless an earlier attempt did. ``late``: why it is too late to make it; empty: it is not."""
         for part in parts(decision):
             outcome = self._told(part, State.APPLIED, late)
             if outcome.state != State.APPLIED:
@@ -73,6 +62,11 @@ class HttpActuator:
         return outcome
 
     def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:
+        """Set the field back if it still has the decision's value; rolled_back also if it was set back already.
+
+        Approved: not known yet. Anything else: it is not rolled back. A part of a split that has a different value by
+        now stays; the others are set back, and the reason says so. ``late`` as in ``apply``.
+        """
         stuck, outcomes = [], []
         for part in reversed(parts(decision)):  # what grew shrinks first
             outcome = self._told(part, State.ROLLED_BACK, late)

@@ -1,10 +1,11 @@
 """Change control: turns wishes into decisions, makes or refuses them, and settles them after a crash."""
 
 import uuid
-from collections.abc import Callable, Container
+from collections.abc import Container
 from datetime import timedelta
 
 from tiertune_agent.changes.actuator import Actuator, ChangeResult
+from tiertune_agent.changes.round import Round
 from tiertune_agent.fields import Json, in_force
 from tiertune_agent.history.store import History
 from tiertune_agent.records import STANDING, UNJUDGED, Decision, Now, State, Target, parts
@@ -95,25 +96,27 @@ class ChangeControl:
             raise Refused(f"decision {decision.id} has just changed; look at it again")
         return self._undo(wished)
 
-    def settle(
-        self,
-        frozen: Callable[[Decision], str],
-        disallowed: Callable[[Decision], str],
-        silent: Container[str],
-    ) -> tuple[list[Decision], list[Decision]]:
+    def frozen(self) -> str:
+        """Why a command forbids changes now; empty: none does."""
+        freeze = self._history.journal.frozen(self._now())
+        if freeze is None:
+            return ""
+        until = f" until {freeze.until:%Y-%m-%d %H:%M} UTC" if freeze.until else ""
+        return f"by {freeze.who}{until}: {freeze.reason}"
+
+    def settle(self, this: Round, silent: Container[str]) -> tuple[list[Decision], list[Decision]]:
         """Find out about changes whose outcome is unknown: the agent or the store died, or the network was down.
 
-        Unless people commanded it, a change that is ``frozen`` (why; empty: it is not) waits, and one ``disallowed``
-        by the policy meanwhile is neither made nor set back. Stores that were ``silent`` just now are not asked again.
-        Returns the decisions as they were, and those that did not wait: readings of their stores may be outdated.
+        Unless people commanded it, a change that they, or the policy, have frozen waits, and one that the policy by now
+        forbids is neither made nor set back. Stores that were ``silent`` just now are not asked again. Returns the
+        decisions as they were, and those that did not wait: readings of their stores may be outdated.
         """
         went_on = []
         unsettled = [*self._decisions.in_state(State.APPROVED), *self._decisions.undoing()]
         for decision in unsettled:
-            making = decision.state == State.APPROVED
             by = (decision.undo or {}).get("by", decision.approved_by)
-            by_itself = by == (POLICY if making else VERDICT)
-            if by_itself and (why := frozen(decision)):
+            by_itself = by == (POLICY if decision.state == State.APPROVED else VERDICT)
+            if by_itself and (why := self.frozen() or this.frozen(decision, self._now())):
                 self._decisions.wait(decision, f"{FROZEN}{why}")
                 continue
             if any(part.target.store in silent for part in parts(decision)):
@@ -121,13 +124,24 @@ class ChangeControl:
                 self._decisions.wait(decision, known or "the store did not answer")
                 continue
             went_on.append(decision)
+            late = self._late(decision, this, by_itself=by_itself)
             if decision.undo:
-                self._undo(decision, disallowed(decision) if by_itself and not making else "")
+                self._undo(decision, late)
             else:
-                in_time = decision.approved_at is not None and abs(self._now() - decision.approved_at) <= LATE
-                late = (disallowed(decision) if by_itself else "") if in_time else TOO_LATE
                 self._end(decision, self._actuator.apply(decision, late=late))
         return unsettled, went_on
+
+    def _late(self, decision: Decision, this: Round, *, by_itself: bool) -> str:
+        """Why it is too late to make it, or to set it back; empty: it is not."""
+        if decision.state == State.APPROVED:
+            if decision.undo:  # what was made of it does not stay
+                return ""
+            if decision.approved_at is None or abs(self._now() - decision.approved_at) > LATE:
+                return TOO_LATE
+        why = this.disallowed(decision) if by_itself else ""
+        if by_itself and not why:
+            this.note([decision])  # the room that it takes is no other's
+        return why
 
     def _undo(self, decision: Decision, late: str = "") -> tuple[Decision, str]:
         """Set it back, as its wish says. Returns the decision then, and why it stands if it does."""

@@ -1,11 +1,10 @@
 """Watches applied changes through their soak, then keeps them, rolls them back, or calls them inconclusive."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 
 from tiertune_agent.changes.control import ChangeControl, Refused
-from tiertune_agent.changes.round import Permission, Round
+from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import HOUR, MEMORY, concerning
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
@@ -47,11 +46,10 @@ DOUBTED = "; not rolled back: a switch-on was undone before, and its tuner makes
 
 
 class Judge:
-    def __init__(self, history: History, changes: ChangeControl, frozen: Callable[[], str], now: Now) -> None:
+    def __init__(self, history: History, changes: ChangeControl, now: Now) -> None:
         self._history = history
         self._decisions = history.decisions
         self._changes = changes
-        self._frozen = frozen
         self._now = now
         self._none_until = now()
         """Nothing is due for review before this time."""
@@ -123,13 +121,12 @@ class Judge:
     def _end(self, decision: Decision, verdict: Verdict, this: Round) -> None:
         state, reason = verdict.state, verdict.reason
         if state == State.ROLLED_BACK:
-            permission = Permission(this)
-            if frozen := self._frozen() or permission.frozen(decision, self._now()):
+            if frozen := self._changes.frozen() or this.frozen(decision, self._now()):
                 self._decisions.wait(decision, f"its verdict is to roll it back; frozen: {frozen}")
                 return  # it goes on soaking until something may change again
-            mode = permission.mode(decision) if decision.mode == "auto" else decision.mode
+            mode = this.mode(decision) if decision.mode == "auto" else decision.mode
             doubt = self._doubt(decision)
-            if unpaid := permission.unpaid(decision, back=True):
+            if unpaid := this.unpaid(decision, back=True):
                 doubt = f"; not rolled back: {unpaid}"
             if not doubt and mode == "auto":
                 with suppress(Refused):  # an operator was quicker

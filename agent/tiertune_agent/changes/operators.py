@@ -61,14 +61,6 @@ class Operators:
         with self.audited(caller, "unfreeze", {}):
             return {"frozen": False, "lifted": self._history.journal.unfreeze(self._now())}
 
-    def frozen(self) -> str:
-        """Why a command forbids changes now; empty: none does."""
-        freeze = self._history.journal.frozen(self._now())
-        if freeze is None:
-            return ""
-        until = f" until {freeze.until:%Y-%m-%d %H:%M} UTC" if freeze.until else ""
-        return f"by {freeze.who}{until}: {freeze.reason}"
-
     def bypass(self, caller: Caller, on: bool, store: str | None) -> JsonDict:
         """Switch bypass in the stores; one that does not answer is told again every window until it does.
 
@@ -83,10 +75,10 @@ class Operators:
             elif store is None:
                 self._history.wishes.keep(FLEET, on=True)
             if store is None:
-                self._history.wish_bypass(FLEET, on=on)
+                self._history.wish_bypass_of_all(on=on)
                 named = self._named(None)  # again: whoever was met since heard what held until then
             for name, url in named.items():
-                self._history.wish_bypass(name, on=on, url=url)
+                self._history.wish_bypass(name, url, on=on)
         return {"on": on, "stores": self.deliver(named)}
 
     def deliver(self, names: Container[str] | None = None) -> dict[str, str]:
@@ -98,38 +90,34 @@ class Operators:
             due = [one for one in self._undelivered() if names is None or one[0] in names]
             if due:
                 self._history.fence()  # what was read may be outdated: another agent may have sent another since
-            told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on, _ in due])
+            told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
             outcomes = {}
-            for (name, url, on, met), (outcome, _) in zip(due, told, strict=True):
-                if outcome == "ok" and met:
-                    self._history.acknowledge_bypass(name, on=on)
+            for (name, url, on), (outcome, _) in zip(due, told, strict=True):
                 if outcome == "ok":
-                    self._history.wishes.heard(url, on=on)
+                    self._history.acknowledge_bypass(name, url, on=on)
                 outcomes[name] = outcome
         return outcomes
 
-    def _undelivered(self) -> list[tuple[str, str, bool, bool]]:
-        """Name and address of each store that has not acknowledged its bypass, whether it is on, and if it was met.
+    def _undelivered(self) -> list[tuple[str, str, bool]]:
+        """Name and address of each store that has not acknowledged its bypass, and whether it is on.
 
         If what was wished of the store and of whoever answers at its address differ, nobody knows which came later: on.
         """
         found = self._wished()
         if any(len(wishes) > 1 for *_, wishes in found):
             with self._wishing:
-                for name, url, _, wishes in self._wished():
+                for name, url, wishes in self._wished():
                     if len(wishes) > 1:
-                        self._history.wish_bypass(name, on=True, url=url)
-        return [(name, url, True in wishes, met) for name, url, met, wishes in found if wishes]
+                        self._history.wish_bypass(name, url, on=True)
+        return [(name, url, True in wishes) for name, url, wishes in found if wishes]
 
-    def _wished(self) -> list[tuple[str, str, bool, set[bool | None]]]:
-        """Name and address of each store, whether it was met, and what was wished of it and of its address."""
+    def _wished(self) -> list[tuple[str, str, set[bool | None]]]:
+        """Name and address of each store, and what was wished of it and of its address."""
         stores = self._history.stores()
         fleet = self._fleet(stores)
-        pending = {one.url: one.pending_bypass for one in stores if fleet.get(one.name) == one.url}
+        pending = {(one.name, one.url): one.pending_bypass for one in stores}
         wished = self._history.wishes.of(fleet.values())
-        return [
-            (name, url, url in pending, {pending.get(url), wished.get(url)} - {None}) for name, url in fleet.items()
-        ]
+        return [(*one, {pending.get(one), wished.get(one[1])} - {None}) for one in fleet.items()]
 
     def flush(self, caller: Caller, which: Json, *, engines: bool = False) -> JsonDict:
         """Drop chunks in all stores; per store how many from which tier. ``complete`` only if none can be left.

@@ -21,7 +21,7 @@ from tiertune_connector.units import format_size
 
 @dataclass(frozen=True)
 class Round:
-    """The facts of one round: the policy in force, and every store that answered."""
+    """The facts of one round: the policy in force, and every store that answered; and what these permit."""
 
     policy: Policy
     revision: int
@@ -112,25 +112,18 @@ class Round:
         """What stores may hold, by the mode of the tuner that asks."""
         return {mode: Capacities(self.fleet) for mode in get_args(Mode)}
 
-
-@dataclass(frozen=True)
-class Permission:
-    """Whether a round's facts let a decision be made, or set back."""
-
-    this: Round
-
     def frozen(self, decision: Decision, now: datetime) -> str:
-        """Why the policy's calendar forbids now to make it or to set it back; empty: it does not."""
+        """Why the policy's calendar forbids now to make a decision, or to set it back; empty: it does not."""
         return next(filter(None, (frozen_by(rule, now) for rule in self._rules(decision))), "")
 
     def mode(self, decision: Decision) -> Mode:
-        """The policy's mode for it by now; of a split, auto only if it is for each host that it sets."""
+        """The policy's mode for a decision by now; of a split, auto only if it is for each host that it sets."""
         modes = (mode_of(rule, decision.tuner) for rule in self._rules(decision))
         return next((mode for mode in modes if mode != "auto"), "auto")
 
     def disallowed(self, decision: Decision) -> str:
-        """Why neither its tuner may make it by itself, nor a verdict set it back; empty: they may."""
-        if decision.target.store == FLEET and not self.this.managed:
+        """Why neither its tuner may make a decision by itself, nor a verdict set it back; empty: they may."""
+        if decision.target.store == FLEET and not self.managed:
             return "the policy's remote.manage is off by now"
         mode = self.mode(decision)
         if mode != "auto":
@@ -138,10 +131,10 @@ class Permission:
         return self.unpaid(decision, back=decision.undo is not None)
 
     def unpaid(self, decision: Decision, *, back: bool) -> str:
-        """Why bounds and budgets forbid what it sets, or with ``back`` what its undo sets; empty: they do not."""
+        """Why bounds and budgets forbid what a decision sets, with ``back`` what its undo sets; empty: they do not."""
         if decision.tuner != TierSize.name:
             return ""
-        shared = self.this.shared
+        shared = self.shared
         made = [(part.target, part.before, part.after) for part in parts(decision)]
         moves = [(target, after, before) for target, before, after in made] if back else made
         if shared and shared.budget and decision.target == SPLIT:
@@ -158,30 +151,30 @@ class Permission:
         return next(told, "")
 
     def makeable(self, wish: Decision) -> bool:
-        """Whether all that it sets has the value from before: else it cannot be approved any more."""
-        found = ((part, self.this.snapshot_of(part.target)) for part in parts(wish))
+        """Whether all that a wish sets has the value from before: else it cannot be approved any more."""
+        found = ((part, self.snapshot_of(part.target)) for part in parts(wish))
         return all(there and in_force(there.tuning, part.field) == part.before for part, there in found)
 
     def _rules(self, decision: Decision) -> list[Rule]:
-        """The rules for its target; for a split, also those for each host that it sets."""
+        """The rules for a decision's target; for a split, also those for each host that it sets."""
         others = [part.target for part in parts(decision) if part.target.store != decision.target.store]
-        return [self.this.rule(decision.target), *(self._rule_of_part(one) for one in others if not self._left(one))]
+        return [self.rule(decision.target), *(self._rule_of_part(one) for one in others if not self._left(one))]
 
     def _left(self, target: Target) -> bool:
         """Whether it is a host's that has left the fleet, where nothing is set any more."""
-        return target.store not in {FLEET, *self.this.snapshots} and not self.this.missing
+        return target.store not in {FLEET, *self.snapshots} and not self.missing
 
     def _rule_of_part(self, target: Target) -> Rule:
         """The rules for a part of a split, by what models its host serves by now; if it does not say, served then."""
-        snapshot = self.this.snapshots.get(target.store)
-        return self.this.rule(host(snapshot) if snapshot else target)
+        snapshot = self.snapshots.get(target.store)
+        return self.rule(host(snapshot) if snapshot else target)
 
     def _most(self, target: Target) -> float:
         """Bytes that a tier may have: those it has, or more if the policy allows more."""
-        shared = self.this.shared
+        shared = self.shared
         if target == REMOTE:
             own, rules = (shared.capacity or 0, shared.rules(target)) if shared else (0, None)
         else:
-            own, elsewhere = self.this.own(target), self.this.elsewhere(target)
+            own, elsewhere = self.own(target), self.elsewhere(target)
             rules = rules_for(self._rule_of_part(target), TierSize.name, target.tier, elsewhere=elsewhere, own=own)
         return inf if rules is None or rules.most is None else max(own, rules.most)

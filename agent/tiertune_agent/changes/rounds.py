@@ -1,13 +1,13 @@
 """Rounds of tuning: each asks every tuner whose period is over, and takes what it wishes."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.question import Question
-from tiertune_agent.changes.round import Permission, Round
+from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import HOUR, Answered, Survey, TierWindows
 from tiertune_agent.history.changed import Place, place
 from tiertune_agent.history.database import DatabaseError
@@ -28,7 +28,6 @@ class Rounds:
         self,
         history: History,
         changes: ChangeControl,
-        frozen: Callable[[], str],
         *,
         now: Now,
         window_s: float,
@@ -37,7 +36,6 @@ class Rounds:
         """``timer`` counts seconds: a round asks for at most half a window."""
         self._history = history
         self._changes = changes
-        self._frozen = frozen
         self._now = now
         self._timer = timer
         self._half = timedelta(seconds=window_s / 2)
@@ -72,7 +70,7 @@ class Rounds:
                 for one in answers.proposed
                 if one.target.store not in here or place(one.tuner, one.target) in resting
             )
-            this.note(filter(Permission(this).makeable, stays))
+            this.note(filter(this.makeable, stays))
             started = self._timer()
             first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
             for snapshot in (*snapshots[first:], *snapshots[:first]):
@@ -111,7 +109,7 @@ class Rounds:
         """Ask those that are due, up to one that changed, or may have changed, something: the rest wait a window."""
         return any(
             self._due(tuner, target)
-            and self._taken(Question(tuner, target, snapshot, this, survey, self._now, self._frozen), answers)
+            and self._taken(Question(tuner, target, snapshot, this, survey, self._now, self._changes.frozen), answers)
             for tuner, target in those
         )
 

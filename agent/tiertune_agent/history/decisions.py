@@ -1,6 +1,6 @@
 """Change control in SQL: moves decisions from state to state, and with that what stores should have."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from tiertune_agent.fields import in_force, replaced
 from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, StoreRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row, verdict_row
-from tiertune_agent.history.sessions import OfHistory, Sessions
+from tiertune_agent.history.sessions import OfHistory, Sessions, altered
 from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, cut, parts
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.remote_fetch import FIELD
@@ -80,11 +80,24 @@ class Decisions(OfHistory):
         """Move it to another state if it is still in the one that ``decision`` shows; else None, nothing changes."""
         return self._move(decision, to, {"updated_at": now, **changes})
 
-    def _move(self, decision: Decision, to: State, values: Mapping[str, Any], *verdict: VerdictRow) -> Decision | None:
+    def _move(
+        self,
+        decision: Decision,
+        to: State,
+        values: Mapping[str, Any],
+        *only: ColumnExpressionArgument[bool],
+        verdicts: Iterable[VerdictRow] = (),
+    ) -> Decision | None:
+        """Move it, with other values and verdicts, if it is still in the state that it shows and ``only`` if so."""
         with self._session() as session:
-            if moved := _moved(session, decision, to, values):
-                session.add_all(verdict)
-        if moved and to != decision.state:
+            if not _changed(session, decision, {"state": to, "waits": None, **values}, *only):
+                return None
+            session.add_all(verdicts)
+            if to != decision.state and to in (State.APPLIED, State.ROLLED_BACK):
+                for part in sorted(parts(decision), key=lambda part: part.target.store):  # as all writers lock them
+                    _expect(session, part, values["updated_at"], undone=to == State.ROLLED_BACK)
+            moved = decision_of(session.get_one(DecisionRow, decision.id))
+        if to != decision.state:
             self.observer(moved)
         return moved
 
@@ -143,8 +156,7 @@ class Decisions(OfHistory):
         if why == decision.waits:
             return decision
         wished = DecisionRow.undo.is_not(None) if decision.undo else DecisionRow.undo.is_(None)
-        with self._session() as session:
-            return _moved(session, decision, decision.state, {"waits": why}, wished) or decision
+        return self._move(decision, decision.state, {"waits": why}, wished) or decision
 
     def undo(self, decision: Decision, wish: Mapping[str, Any], *, anew: bool = False) -> Decision | None:
         """Remember the wish to roll it back; None if it is in another state by now, or has such a wish already.
@@ -152,8 +164,7 @@ class Decisions(OfHistory):
         ``anew``: replace a wish that it has.
         """
         first = () if anew else (DecisionRow.undo.is_(None),)
-        with self._session() as session:
-            return _moved(session, decision, decision.state, {"undo": dict(wish)}, *first)
+        return self._move(decision, decision.state, {"undo": dict(wish)}, *first)
 
     def judge(
         self,
@@ -166,23 +177,7 @@ class Decisions(OfHistory):
     ) -> Decision | None:
         """Write a verdict and move the decision to its state, both or neither."""
         told = verdict_row(decision, verdict, reason, evidence, now)
-        return self._move(decision, verdict, {"updated_at": now, **changes}, told)
-
-
-def _moved(
-    session: Session,
-    decision: Decision,
-    to: State,
-    changes: Mapping[str, Any],
-    *further: Any,  # noqa: ANN401
-) -> Decision | None:
-    """Move it to a state, with other values, if it is still in the state that ``decision`` shows; else None."""
-    if not _changed(session, decision, {"state": to, "waits": None, **changes}, *further):
-        return None
-    if to != decision.state and to in (State.APPLIED, State.ROLLED_BACK):
-        for part in sorted(parts(decision), key=lambda part: part.target.store):  # as all writers lock them
-            _expect(session, part, changes["updated_at"], undone=to == State.ROLLED_BACK)
-    return decision_of(session.get_one(DecisionRow, decision.id))
+        return self._move(decision, verdict, {"updated_at": now, **changes}, verdicts=[told])
 
 
 def _expect(session: Session, part: Decision, now: datetime, *, undone: bool) -> None:
@@ -195,11 +190,5 @@ def _expect(session: Session, part: Decision, now: datetime, *, undone: bool) ->
 
 def _changed(session: Session, decision: Decision, values: Mapping[str, Any], *further: Any) -> bool:  # noqa: ANN401
     """Set the values if it is still in the state that ``decision`` shows; returns whether it was."""
-    done = session.execute(
-        update(DecisionRow)
-        .filter_by(id=decision.id, state=decision.state)
-        .where(*further)
-        .values(values)
-        .execution_options(synchronize_session=False)
-    )
-    return bool(getattr(done, "rowcount", 0))
+    mine = update(DecisionRow).filter_by(id=decision.id, state=decision.state).where(*further)
+    return bool(altered(session, mine.values(values)))

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
+from statistics import fmean
 
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
@@ -16,8 +17,8 @@ from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, added, measured, su
 from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
-_TOLD = tuple(name for name in COLUMNS if name not in {"hour", "holdout"})
-"""Columns of a row that are reported beside its hour."""
+_TOLD = tuple(name for name in COLUMNS if name != "holdout")
+"""Columns of a row that are reported, its hour first."""
 Booked = Sequence[tuple[Window, Entry]]
 """Windows and their entries."""
 Place = tuple[datetime, str, str, str]
@@ -29,13 +30,9 @@ class Ledger(OfHistory):
 
     def rows(self, since: datetime) -> list[JsonDict]:
         """Rows from the hour of ``since`` on, by hour, store, namespace and tier; by day if over a fortnight old."""
-        columns = [getattr(LedgerRow, name) for name in ("hour", *_TOLD)]
+        columns = (getattr(LedgerRow, name) for name in _TOLD)
         query = select(*columns).where(LedgerRow.hour >= hour_of(since)).order_by(LedgerRow.hour, LedgerRow.store)
-        found: list[JsonDict] = []
-        for hour, rows in groupby(self._rows(query), key=itemgetter(0)):
-            told = hour.isoformat()
-            found += [{"hour": told, **dict(zip(_TOLD, row[1:], strict=True))} for row in rows]
-        return found
+        return [dict(zip(_TOLD, (hour.isoformat(), *told), strict=True)) for hour, *told in self._rows(query)]
 
     def account(self, since: datetime) -> dict[str, dict[str, float]]:
         """Seconds saved and lost, and money, by tier, over the same hours as ``rows``."""
@@ -79,17 +76,14 @@ def fold_ledger(session: Session, store: str, start: datetime, end: datetime) ->
     """Add up the store's rows of this time into one per tier and pool, at ``start``."""
     within = select(LedgerRow).filter_by(store=store).where(LedgerRow.hour >= start, LedgerRow.hour < end)
     rows = session.scalars(within.order_by(LedgerRow.tier, LedgerRow.namespace, LedgerRow.hour)).all()
-    for _, group in groupby(rows, key=lambda row: (row.tier, row.namespace)):
-        whole, *others = group
-        if whole.hour != start:
-            others.insert(0, whole)
-            whole = _empty(start, store, whole.namespace, whole.tier)
-            session.add(whole)
-        for row in others:
+    for (tier, namespace), group in groupby(rows, key=attrgetter("tier", "namespace")):
+        whole = _empty(start, store, namespace, tier)
+        for row in group:
             _add(whole, row)
             if row.holdout:
                 _hold(whole, row.holdout)
             session.delete(row)
+        session.add(whole)
 
 
 def _empty(hour: datetime, store: str, namespace: str, tier: str) -> LedgerRow:
@@ -97,18 +91,11 @@ def _empty(hour: datetime, store: str, namespace: str, tier: str) -> LedgerRow:
 
 
 def _add(whole: LedgerRow, row: LedgerRow | Entry) -> None:
-    whole.bytes = _mean(whole.bytes, whole.seconds, row.bytes, row.seconds)
+    known = [(each.bytes, each.seconds) for each in (whole, row) if each.bytes is not None and each.seconds]
+    whole.bytes = round(fmean(*zip(*known, strict=True))) if known else None  # a mean over the seconds
     whole.seconds += row.seconds
     for name in ("saved", "lost", "transferred", "money"):
         setattr(whole, name, sum_known(getattr(each, name) for each in (whole, row)))
-
-
-def _mean(one: float | None, one_s: float, other: float | None, other_s: float) -> int | None:
-    """Mean of what is known, weighted by seconds."""
-    if one is None or other is None or not one_s + other_s:
-        known = other if one is None else one
-        return None if known is None else round(known)
-    return round((one * one_s + other * other_s) / (one_s + other_s))
 
 
 def _measure(row: LedgerRow, window: Window, share: str) -> None:

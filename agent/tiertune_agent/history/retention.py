@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, ColumnExpressionArgument, delete, func, select
 from sqlalchemy.orm import Session
 
-from tiertune_agent.history.models import AnswerRow, Base, HourRow, ProspectRow, StageWindowRow, StoreRow, WindowRow
+from tiertune_agent.history.models import AnswerRow, HourRow, ProspectRow, StageWindowRow, StoreRow, WindowRow
 from tiertune_agent.history.rollup import LATE, NEVER, fold, sum_up
-from tiertune_agent.history.sessions import OfHistory
+from tiertune_agent.history.sessions import OfHistory, altered
 from tiertune_agent.records import FLEET
 from tiertune_agent.verdicts.ledger import hour_of
 
@@ -56,7 +56,7 @@ class Retention(OfHistory):
                 while fold(session, row, before):
                     pass
                 for kind in (WindowRow, HourRow, StageWindowRow):
-                    _drop(session, kind, kind.store == store)
+                    session.execute(delete(kind).filter_by(store=store))
                 session.delete(row)
 
     def prune(self, now: datetime, keep: timedelta) -> int:
@@ -73,8 +73,8 @@ class Retention(OfHistory):
                     until = session.get_one(StoreRow, store).summed_until if summed else None
                 dropped += self._shed(kind, store, min(before, until or before))
         with self._session() as session:
-            dropped += _drop(session, ProspectRow, ProspectRow.start < fortnight)
-            dropped += _drop(session, AnswerRow, AnswerRow.at < fortnight)
+            dropped += altered(session, delete(ProspectRow).where(ProspectRow.start < fortnight))
+            dropped += altered(session, delete(AnswerRow).where(AnswerRow.at < fortnight))
         return dropped
 
     def _shed(self, kind: type[WindowRow | StageWindowRow | HourRow], store: str, before: datetime) -> int:
@@ -85,7 +85,7 @@ class Retention(OfHistory):
                 first = session.scalar(select(kind.start).where(*old).order_by(kind.start).limit(1))
                 if first is None:
                     return dropped
-                dropped += _drop(session, kind, *old, kind.start < first + AT_ONCE)
+                dropped += altered(session, delete(kind).where(*old, kind.start < first + AT_ONCE))
 
     def _repeat(
         self, step: Callable[[Session, StoreRow, datetime], bool], until: datetime, stores: Sequence[str], most: int
@@ -115,9 +115,3 @@ def _any(
 
 def _midnight(at: datetime) -> datetime:
     return at.replace(hour=0, minute=0, second=0, microsecond=0)
-
-
-def _drop(session: Session, row: type[Base], *which: ColumnExpressionArgument[bool]) -> int:
-    """Returns how many rows went."""
-    gone = session.execute(delete(row).where(*which).execution_options(synchronize_session=False))
-    return int(getattr(gone, "rowcount", 0))

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Executable, Select, event
+from sqlalchemy import Connection, Engine, Executable, Select, UpdateBase, event
 from sqlalchemy.exc import DatabaseError as Damaged
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -74,6 +74,12 @@ class OfHistory:
     def _decided(self, query: Select[Any]) -> list[Decision]:
         """The decisions of a query."""
         return [decision_of(row) for row in self._all(query)]
+
+
+def altered(session: Session, change: UpdateBase) -> int:
+    """Make a change in the database alone, not in what the session has read; returns how many rows it met."""
+    made = session.execute(change.execution_options(synchronize_session=False))
+    return int(getattr(made, "rowcount", 0))
 
 
 def _fenced(engine: Engine, fence: Callable[[Connection], None]) -> sessionmaker[Session]:

@@ -20,7 +20,7 @@ from tiertune_agent.history.models import AnswerRow, IncidentRow, StageWindowRow
 from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import NEVER, add_late, over
 from tiertune_agent.history.rows import window_columns
-from tiertune_agent.history.sessions import OfHistory, Sessions
+from tiertune_agent.history.sessions import OfHistory, Sessions, altered
 from tiertune_agent.history.verdicts import Verdicts
 from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window, cut
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
@@ -43,10 +43,6 @@ class Wishes(OfHistory):
         """Keep a wish; it replaces an earlier one."""
         with self._session() as session:
             _keep(session, url, on=on)
-
-    def heard(self, url: str, *, on: bool) -> None:
-        """Drop a wish that the store has acknowledged; another one that came meanwhile stays."""
-        self._do(delete(WishRow).filter_by(url=url, bypass=on))
 
     def drop(self, url: str) -> None:
         """Drop the wish."""
@@ -152,23 +148,23 @@ class History(OfHistory):
             session.execute(delete(WishRow).where(WishRow.url.not_in({FLEET, *named})))
         return names
 
-    def wish_bypass(self, store: str, *, on: bool, url: str | None = None) -> None:
-        """Remember what the store has not acknowledged yet; ``fleet``: all stores that were ever seen.
+    def wish_bypass(self, store: str, url: str, *, on: bool) -> None:
+        """Remember what the store has not acknowledged yet.
 
-        If another one, or none, answered at ``url`` last, it is for whoever will answer there. Those that left hear it
-        under their names: another store may have the address by then.
+        If another one, or none, answered at ``url`` last, it is for whoever will answer there.
         """
-        if store != FLEET:
-            where = {"name": store} | ({} if url is None else {"url": url})
-            with self._session() as session:
-                # First, which locks the row: a round may move to the address what was wished of the store until then.
-                wished = session.execute(update(StoreRow).filter_by(**where).values(pending_bypass=on))
-                found = bool(getattr(wished, "rowcount", 0))
-                if url is not None and found:
-                    session.execute(delete(WishRow).filter_by(url=url))
-                elif url is not None:
-                    _keep(session, url, on=on)
-            return
+        with self._session() as session:
+            # First, which locks the row: a round may move to the address what was wished of the store until then.
+            if altered(session, update(StoreRow).filter_by(name=store, url=url).values(pending_bypass=on)):
+                session.execute(delete(WishRow).filter_by(url=url))
+            else:
+                _keep(session, url, on=on)
+
+    def wish_bypass_of_all(self, *, on: bool) -> None:
+        """Wish it of all stores that were ever seen.
+
+        Those that left hear it under their names: another store may have the address by then.
+        """
         told = self._rows(select(StoreRow.name, StoreRow.status))  # PostgreSQL looks into no document with a zero byte
         ours = sorted(name for name, status in told if name != FLEET and not status.get(OBSERVED))
         with self._session() as session:
@@ -178,14 +174,15 @@ class History(OfHistory):
                 left = StoreRow.name.in_(ours), StoreRow.url.not_in(self.named())
                 session.execute(update(StoreRow).where(*left).values(url=NOWHERE))
 
-    def acknowledge_bypass(self, store: str, *, on: bool) -> None:
-        """Note that the store has it, as its next answer will say. Another wish that came meanwhile stays."""
-        heard = update(StoreRow).filter_by(name=store, pending_bypass=on).values(pending_bypass=None)
+    def acknowledge_bypass(self, store: str, url: str, *, on: bool) -> None:
+        """Note that who answers there has it, as its next answer will say. Another wish that came meanwhile stays."""
+        heard = update(StoreRow).filter_by(name=store, url=url, pending_bypass=on).values(pending_bypass=None)
         with self._session() as session:
             # First, which locks the row: what a round writes meanwhile is read here.
-            if getattr(session.execute(heard), "rowcount", 0):
+            if altered(session, heard):
                 row = session.get_one(StoreRow, store)
                 row.tuning = {**row.tuning, "bypass": on}
+            session.execute(delete(WishRow).filter_by(url=url, bypass=on))
 
 
 def _remember(

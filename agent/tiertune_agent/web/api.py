@@ -140,7 +140,7 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
 
         def run(number: Number, caller: CallerOf) -> JsonDict:
             with operators.audited(caller, name, {"decision": number}):
-                if act != changes.reject and (frozen := operators.frozen()):
+                if act != changes.reject and (frozen := changes.frozen()):
                     raise Refused(f"nothing changes now: frozen {frozen}")
                 return act(number, caller.who).document()
 
