@@ -79,9 +79,9 @@ def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
     """
     pairs = []
     for window in windows:
-        evidence, (fetches, gained_s) = asked(window), between(window, after, before)
-        if evidence and evidence.recompute_s > 0 and fetches:
-            pairs.append((1.0, 1 - gained_s / evidence.recompute_s))
+        evidence, gained = asked(window), between(window, after, before)
+        if evidence and evidence.recompute_s > 0 and gained.per:
+            pairs.append((1.0, 1 - gained.of / evidence.recompute_s))
     return Trial(pairs, f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1")
 
 
