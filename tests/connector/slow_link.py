@@ -127,7 +127,7 @@ class Host:
             chunk_tokens=CHUNK_TOKENS,
             chunk_bytes=CHUNK_BYTES,
             fetch={"remote": estimate},
-            prefill=self._prefill.seconds,
+            prefill=self._prefill.each_s,
             settings=SETTINGS,
             backlog_s=backlog_s,
             others=ALONE if self._alone else others,

@@ -297,7 +297,7 @@ def test_many_beginnings_are_told_at_once(starts, step_tokens, steps):
             n = 16 << step
             cost.observe_step([(0, n)], max(0.02, truth(0, n)))
         alone = [cost.seconds(h, 100_001) for h in starts]
-        each = cost.seconds(np.array(starts, float), 100_001)
+        each = cost.each_s(np.array(starts, float), 100_001)
         assert alone == ([None] * len(starts) if each is None else pytest.approx(each.tolist()))
 
 

@@ -163,7 +163,7 @@ class Player:
             chunk_tokens=self._job.chunk_tokens,
             chunk_bytes=self._job.chunk_bytes,
             fetch=reply.costs,
-            prefill=self._cost.seconds,
+            prefill=self._cost.each_s,
             settings=reply.gate,
             most=reply.reach(0),
         )

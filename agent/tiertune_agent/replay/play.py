@@ -131,7 +131,7 @@ class Play:
             chunk_tokens=self._world.chunk_tokens,
             chunk_bytes=self._world.chunk_bytes,
             fetch={**self._world.local, "remote": self._remote(found, link_s)},
-            prefill=self._world.prefill.seconds,
+            prefill=self._world.prefill.each_s,
             settings=self._settings,
             backlog_s=backlog_s,
             others=others,

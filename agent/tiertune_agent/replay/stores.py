@@ -147,7 +147,7 @@ class Stores:
     def _prefill_s(self, chunks: int) -> float:
         seconds = self._world.prefill.seconds(0, chunks * self._world.chunk_tokens)
         assert seconds is not None  # the model tells it
-        return float(seconds)
+        return seconds
 
     def _learn_costs(self, at_s: float) -> None:
         estimates = {**self._world.local, "remote": self._beliefs.estimate(0, at_s)}

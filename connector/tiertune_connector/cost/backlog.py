@@ -110,4 +110,4 @@ class Backlog:
             requests += 1
             tokens += left.tokens
             flops += left.flops
-        return float(self._prefill.work_s(flops, tokens, requests) or 0.0) if requests else 0.0
+        return (self._prefill.work_s(flops, tokens, requests) or 0.0) if requests else 0.0

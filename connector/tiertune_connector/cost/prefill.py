@@ -129,22 +129,32 @@ class PrefillCost:
         """Overhead that each step of a long prefill adds to its FLOPs; 0 if they hide it."""
         return 0.0 if self._hidden else self._overhead_s
 
-    def seconds(self, h: Number, n: int) -> Number | None:
-        """Predicted seconds of prefilling tokens ``h`` to ``n``, for each ``h``; None: unknown."""
+    def seconds(self, h: int, n: int) -> Predicted:
+        """Predicted seconds of prefilling tokens ``h`` to ``n``; None: unknown."""
         return self.work_s(self.shape.flops(h, n), n - h)
 
-    def work_s(self, flops: Number, tokens: Number, requests: int = 1) -> Number | None:
+    def work_s(self, flops: float, tokens: int, requests: int = 1) -> Predicted:
         """Predicted seconds of prefilling ``tokens`` of several ``requests``, ``flops`` in all; None: unknown.
 
         Short requests share their steps.
         """
         if self._per_flop is None:
             return None
-        steps = np.maximum(1.0, tokens / self.step_tokens) if self.step_tokens else 1.0
+        steps = max(1.0, tokens / self.step_tokens) if self.step_tokens else 1.0
         if self.samples >= MIN_SAMPLES:
-            flops = np.minimum(flops, REACH * self._largest * np.maximum(steps, requests))
+            flops = min(flops, REACH * self._largest * max(steps, requests))
+        return self._both(self._overhead_s * steps, self._per_flop * flops)
+
+    def each_s(self, h: Floats, n: int) -> Floats | None:
+        """`seconds` for each ``h``."""
+        if self._per_flop is None:
+            return None
+        steps = np.maximum(1.0, (n - h) / self.step_tokens) if self.step_tokens else 1.0
+        flops = self.shape.flops(h, n)
+        if self.samples >= MIN_SAMPLES:
+            flops = np.minimum(flops, REACH * self._largest * steps)
         form = np.maximum if self._hidden else np.add
-        seconds: Number = form(self._overhead_s * steps, self._per_flop * flops)
+        seconds: Floats = form(self._overhead_s * steps, self._per_flop * flops)
         return seconds
 
     def observe_step(self, spans: Spans, seconds: float) -> None:
@@ -180,9 +190,11 @@ class PrefillCost:
                 decode += tokens
         return prefill >= max(decode, 1)
 
+    def _both(self, overhead_s: float, computing_s: float) -> float:
+        return max(overhead_s, computing_s) if self._hidden else overhead_s + computing_s
+
     def _step_s(self, flops: float) -> float:
-        computing_s = (self._per_flop or 0.0) * flops
-        return max(self._overhead_s, computing_s) if self._hidden else self._overhead_s + computing_s
+        return self._both(self._overhead_s, (self._per_flop or 0.0) * flops)
 
     def _expected(self, flops: float) -> Predicted:
         """Predicted seconds of a step whose size was seen before; else None."""

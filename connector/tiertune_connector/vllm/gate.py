@@ -181,7 +181,7 @@ class EngineGate:
             chunk_tokens=self._chunk_tokens,
             chunk_bytes=self.chunk_bytes,
             fetch={tier: replace(cost, per_chunk_s=groups * cost.per_chunk_s) for tier, cost in costs.items()},
-            prefill=self.prefill.seconds,
+            prefill=self.prefill.each_s,
             settings=found.gate,
             backlog_s=self.backlog.seconds(ask.request),
             others=Others(self.backlog.others(ask.request), remote.transfers if remote else 0),
