@@ -102,14 +102,14 @@ MOVED = gib(16, 32, 64)
     [(("dram", "disk"), None), (("dram", "disk", "remote"), None), (("dram", "disk", "remote"), Split(64 * GIB, 2))],
     ids=["local", "managed", "split"],
 )
-@pytest.mark.parametrize("now", [replace(MOVED, dram=8 * GIB), replace(MOVED, remote=16 * GIB)])
+@pytest.mark.parametrize("now", [MOVED._replace(dram=8 * GIB), MOVED._replace(remote=16 * GIB)])
 def test_another_size_of_one_tier_leaves_the_others_theirs(tiers, split, now):
     """A grid varies one tier at a time: around a new size of one there is a new grid, or none of the others had any."""
     kept = Grid()
     kept.around(now, tiers, split)
     shapes = kept.around(MOVED, tiers, split)
     for tier in tiers if split is None else ("disk",):
-        beside = [shape for shape in shapes if replace(shape, **{tier: getattr(MOVED, tier)}) == MOVED]
+        beside = [shape for shape in shapes if shape._replace(**{tier: getattr(MOVED, tier)}) == MOVED]
         assert len(beside) == 7, tier
     assert kept.around(MOVED, tiers, split) is shapes
 

@@ -130,7 +130,7 @@ def test_chance_is_told_from_a_gain():
 
 def test_a_change_is_judged_by_sizes_that_were_simulated():
     """Of a remote that did not answer nobody knows the size: it is as large in the evidence as in the prospects."""
-    far = [replace(shape, remote=256 * GIB) for shape in (SMALL, MIDDLE, LARGE)]
+    far = [shape._replace(remote=256 * GIB) for shape in (SMALL, MIDDLE, LARGE)]
     told = prospects(*[dict(zip(far, (0.9, 0.5, 0.4), strict=True))] * 10)
     found = proposal(answer(told, dram=60 * GIB, remote_bytes=512 * GIB))
     assert found.evidence["shape"] == f"{60 * GIB}/0/{256 * GIB}"
@@ -267,7 +267,7 @@ def test_the_disk_is_sized_by_shapes_that_differ_in_it_alone():
 def test_a_split_leaves_the_disk_as_it_is():
     """Another disk would cost least of all, but the budget that is split between DRAM and the remote is not for it."""
     isolated, even, shared = split_shapes()
-    told = prospects(*[{isolated: 0.2, even: 0.5, shared: 0.6, replace(even, disk=GIB): 0.1}] * 10)
+    told = prospects(*[{isolated: 0.2, even: 0.5, shared: 0.6, even._replace(disk=GIB): 0.1}] * 10)
     found = proposal(split(told, 32, 64))
     assert found.evidence["best"] == str(isolated)
 

@@ -1,6 +1,5 @@
 """Samples of several stores become what the fleet's requests would have cost under other sizes of its tiers."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -165,7 +164,7 @@ def test_a_new_size_outside_of_the_grid_makes_a_new_one_that_is_warm():
         host.dram *= 9
     fleet.round()
     (prospect,) = fleet.told(requests[400:])
-    new = replace(NOW, dram=9 * NOW.dram)
+    new = NOW._replace(dram=9 * NOW.dram)
     assert prospect.costs[str(new)] == pytest.approx(exact_rest(requests[:400], requests[400:], new))
 
 

@@ -18,8 +18,6 @@ TOLD = ("id", "tuner", "store", "pool", "from", "to", "state", "reason")
 OF_TIER: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
     "evictions": ("tier_evictions_total", {}),
-    "fetched": ("gate_requests_total", {"decision": "fetch"}),
-    "recomputed": ("gate_requests_total", {"decision": "recompute"}),
     "saved_s": ("saved_seconds_total", {}),
     "lost_s": ("lost_seconds_total", {}),
     "resident_bytes": ("tier_resident_bytes", {}),
@@ -33,11 +31,8 @@ class Figures:
     """All that is known at one moment of the run."""
 
     seconds: float = 0.0
-    prompt_tokens: float = 0.0
     tiers: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: tiers(()))
     """Of each, what ``OF_TIER`` names."""
-    fetching: Mapping[str, bool] = field(default_factory=dict)
-    """Whether each store fetches from the remote."""
     decisions: Sequence[Json] = ()
     """As ``--json`` has them and with their ``field``, oldest first."""
     windows: int = 0

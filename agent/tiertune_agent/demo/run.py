@@ -79,7 +79,7 @@ class Run:
         return 1 if missing else 0
 
     def _play(self, made: World) -> None:
-        scene = Scene(self._trace.name, made.remote, made.page, self._seconds, self._slowed, SLOW_BYTES_PER_S)
+        scene = Scene(self._trace.name, made.page, self._seconds, self._slowed, SLOW_BYTES_PER_S)
         self._console.print(ABOUT, style="dim")
         what = f"{len(HOSTS)} hosts, {DEMO.players} engines, a remote ({made.remote}), the agent"
         self._console.print(f"starting {what} ...")
@@ -128,15 +128,12 @@ class Watch:
         return replace(self._last, seconds=self.seconds, counted=self._made.counted())
 
     def _ask(self) -> Figures:
-        stores, page = self._made.stores, self._made.page
-        metrics = [f"{page}metrics", *(f"{url}/metrics" for url in stores.values())]
+        page = self._made.page
+        metrics = [f"{page}metrics", *(f"{url}/metrics" for url in self._made.stores.values())]
         told = [Exposition(read_whole(self._http, url).text) for url in metrics]
-        tunings = {name: json_of(read_whole(self._http, f"{url}/v1/tuning")) for name, url in stores.items()}
         decided = json_of(read_whole(self._http, f"{page}api/v1/decisions?limit=1000"))["decisions"]
         return Figures(
-            prompt_tokens=result.total(told, "prompt_tokens_total"),
             tiers=result.tiers(told),
-            fetching={name: tuning["tiers"]["remote"]["fetch"] == "on" for name, tuning in tunings.items()},
             decisions=result.decisions(decided, self._started_at),
             windows=int(result.total(told, "agent_loop_seconds_count")),
         )

@@ -1,24 +1,15 @@
-"""The demo's output: a live view in a terminal, plain lines elsewhere."""
+"""The demo's output: a line for whatever changes; a terminal shows the figures of the moment below them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.padding import Padding
-from rich.rule import Rule
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from tiertune_agent.demo.result import Figures, applied
 from tiertune_agent.fields import Json, shown
 from tiertune_agent.records import State
 from tiertune_connector.units import format_size
-
-NEWEST = 5
-"""Decisions shown in the live view."""
 
 
 @dataclass(frozen=True)
@@ -26,24 +17,21 @@ class Scene:
     """What stays the same during a run."""
 
     trace: str
-    remote: str
     page: str
     seconds: int
     slowed: tuple[float, float]
     """When the remote is slowed, seconds after the start."""
     slow_bytes_per_s: float
 
-    def slow(self, now_s: float) -> bool:
-        return self.slowed[0] <= now_s < self.slowed[1]
-
     def weather(self, now_s: float) -> str:
         """The remote's speed at a moment, in words."""
-        start, end = (clock(at) for at in self.slowed)
-        if self.slow(now_s):
-            return f"THE REMOTE IS SLOWED to {format_size(self.slow_bytes_per_s)}/s per host, from {start} to {end}"
-        if now_s < self.slowed[0]:
-            return f"the remote is fast; it will be slowed at {start}"
-        return f"the remote is fast again, since {end}"
+        start, end = self.slowed
+        if now_s < start:
+            return f"the remote is fast; it will be slowed at {clock(start)}"
+        if now_s >= end:
+            return f"the remote is fast again, since {clock(end)}"
+        speed = f"{format_size(self.slow_bytes_per_s)}/s per host"
+        return f"THE REMOTE IS SLOWED to {speed}, from {clock(start)} to {clock(end)}"
 
 
 Tell = Callable[[Figures], None]
@@ -52,52 +40,33 @@ Tell = Callable[[Figures], None]
 
 @contextmanager
 def teller(console: Console, scene: Scene) -> Iterator[Tell]:
-    """Shows figures on the console until the context ends."""
-    if not console.is_terminal:
-        yield _lines(partial(console.print, markup=False, soft_wrap=True), scene)
-        return
-    with Live(console=console, auto_refresh=False) as view:
-        yield lambda figures: view.update(live(scene, figures), refresh=True)
-
-
-def _lines(say: Callable[[str], None], scene: Scene) -> Tell:
-    """Says a line for each decision and each change of the remote's speed."""
+    """Says on the console, until the context ends, each decision and each change of the remote's speed."""
     weather, decisions = "", 0
-    say(f"trace {scene.trace}, page {scene.page}")
+
+    def say(words: str) -> None:
+        console.print(words, markup=False, soft_wrap=True)
 
     def tell(figures: Figures) -> None:
         nonlocal weather, decisions
+        now = clock(figures.seconds)
         if weather != scene.weather(figures.seconds):
             weather = scene.weather(figures.seconds)
-            say(f"{clock(figures.seconds)}  {weather}")
+            say(f"{now}  {weather}")
         for decision in figures.decisions[decisions:]:
             if decision["state"] == State.APPROVED:  # its outcome is not known yet
                 break
             say(f"{clock(decision['at_s'])}  {decided(decision)}: {decision['reason']}")
             decisions += 1
+        moment.update(f"{now} of {clock(scene.seconds)}  {counted(figures)}")
 
-    return tell
+    say(f"trace {scene.trace}, page {scene.page}")
+    with console.status("") as moment:  # seen in a terminal only
+        yield tell
 
 
 def clock(seconds: float) -> str:
     minutes, rest = divmod(max(0, int(seconds)), 60)
     return f"{minutes}:{rest:02d}"
-
-
-def live(scene: Scene, figures: Figures) -> RenderableType:
-    """The whole view, for a terminal 80 columns wide or more."""
-    return Group(
-        Rule(f"TierTune demo  {clock(figures.seconds)} of {clock(scene.seconds)}", align="left"),
-        Text(f"trace {scene.trace} · remote: {scene.remote} · page {scene.page}", style="dim"),
-        Text(
-            f" {scene.weather(figures.seconds)} ", style="bold white on red" if scene.slow(figures.seconds) else "green"
-        ),
-        _tiers(figures),
-        _fetching(figures),
-        Text(counted(figures), style="bold red" if figures.counted.get("wrong") else ""),
-        Rule("decisions, newest first", align="left"),
-        *_decisions(figures.decisions),
-    )
 
 
 def counted(figures: Figures) -> str:
@@ -123,44 +92,3 @@ def ending(figures: Figures) -> list[str]:
         f"{figures.seconds:.0f} s: {counted(figures)}",
         f"the gates fetched {gate['fetch']} times ({gates}) and recomputed {gate['recompute']} times",
     ]
-
-
-def _tiers(figures: Figures) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("tier", no_wrap=True)
-    for name in ("hit tokens", "share", "held of", "allowed", "fetched", "recomputed", "saved"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, tier in figures.tiers.items():
-        table.add_row(
-            name,
-            f"{tier['hit_tokens']:,.0f}",
-            _share(tier["hit_tokens"], figures.prompt_tokens),
-            format_size(tier["resident_bytes"]),
-            format_size(tier["capacity_bytes"]),
-            f"{tier['fetched']:,.0f}",
-            f"{tier['recomputed']:,.0f}",
-            f"{tier['saved_s']:.1f} s",
-        )
-    return table
-
-
-def _fetching(figures: Figures) -> Text:
-    text = Text("fetch from remote:")
-    for store, on in figures.fetching.items():
-        text.append(f"  {store} ")
-        text.append(" ON " if on else " OFF ", style="black on green" if on else "black on yellow")
-    return text
-
-
-def _decisions(decisions: Iterable[Json]) -> Iterator[RenderableType]:
-    newest = list(decisions)[-NEWEST:][::-1]
-    if not newest:
-        yield Text("none yet: the agent looks every two seconds", style="dim")
-    for decision in newest:
-        told = f"{clock(decision['at_s'])}  {decided(decision)}"
-        yield Text(told, style="bold" if applied(decision) else "")
-        yield Padding(Text(decision["reason"], style="dim"), (0, 0, 0, 6))
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else "-"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -158,7 +158,8 @@ class EvictionTuner(Tuner):
 
     def _without_ghost(self, field: str, algorithm: str, size: int, seen: Sequence[GhostWindow]) -> Answer:
         """Replace FIFO, which needs no ghost: it never measured above LRU (and is no candidate). Others stay."""
-        shares = {name: share for name in self.settings.candidates if (share := _share(seen, name)) is not None}
+        found = {name: _hits(seen, name) for name in self.settings.candidates}
+        shares = {name: hits.value for name, hits in found.items() if hits.windows}
         if algorithm != "fifo" or not shares:
             return NoChange(f"{algorithm} stays: it has no ghost, so nothing tells what another one would gain")
         best = max(shares, key=lambda name: shares[name])
@@ -177,8 +178,8 @@ def ghosts(history: Windows, capacity: float | None, period_s: float) -> tuple[i
     newest, size, seen = None, 0, list[GhostWindow]()
     for window in reversed(history):
         sizes = _sizes(window)
-        near = nearest(sizes, capacity) if newest is None else _same(sizes, size)
-        if near is None:
+        near = nearest(sizes, capacity if newest is None else size)
+        if near is None or (newest is not None and abs(near - size) > SAME_SIZE * size):
             continue
         newest, size = newest or ended(window), size or near
         age = (newest - ended(window)).total_seconds() / period_s
@@ -194,10 +195,10 @@ def compared(seen: Sequence[GhostWindow], present: str, name: str) -> Rival | No
     if len(both) < ENOUGH_WINDOWS:
         return None
     newest = [each for each in both if each.age < 1]
-    mine, gain = _share(both, present) or 0.0, _gain(both, present, name)
-    lately = _gain(newest, present, name)
+    gain, lately = (_gain(some, present, name) for some in (both, newest))
+    mine, mine_lately = (_hits(some, present).value for some in (both, newest))
     remembered = sum(DECAY**each.age * each.periods for each in both)
-    return Rival(name, mine, gain, lately.value, _share(newest, present) or 0.0, remembered)
+    return Rival(name, mine, gain, lately.value, mine_lately, remembered)
 
 
 def _gain(seen: Sequence[GhostWindow], present: str, name: str) -> Ratio:
@@ -209,10 +210,9 @@ def _gain(seen: Sequence[GhostWindow], present: str, name: str) -> Ratio:
     return ratio(parts)
 
 
-def _share(seen: Sequence[GhostWindow], name: str) -> float | None:
-    tokens = [(DECAY**each.age, *each.tokens[name]) for each in seen if name in each.tokens]
-    asked = sum(weight * of for weight, _, of in tokens)
-    return sum(weight * hit for weight, hit, _ in tokens) / asked if asked > 0 else None
+def _hits(seen: Sequence[GhostWindow], name: str) -> Ratio:
+    """Share of the tokens that an algorithm hits, where it has a ghost."""
+    return ratio([Summand(*each.tokens[name], DECAY**each.age) for each in seen if name in each.tokens])
 
 
 def _relative(gain: float, present: float) -> float:
@@ -234,11 +234,6 @@ def _sizes(window: Window) -> dict[int, dict[str, Tokens]]:
     for (name, size), tokens in ghost_tokens(window).items():
         found.setdefault(size, {})[name] = tokens
     return {size: tokens for size, tokens in found.items() if len(tokens) > 1}
-
-
-def _same(sizes: Mapping[int, Any], size: int) -> int | None:
-    near = min(sizes, key=lambda each: abs(each - size), default=None)
-    return near if near is not None and abs(near - size) <= SAME_SIZE * size else None
 
 
 def _told(rival: Rival, present: str) -> str:

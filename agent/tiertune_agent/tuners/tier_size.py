@@ -109,7 +109,7 @@ class TierSize(Tuner):
         if size_of(best.shape, tier) == size_of(now, tier):
             other = "other size of it" if allowed == shapes else "other size within its bounds"
             return NoChange(f"{stays}: no {other} costs less; {told}")
-        at = now if splits else replace(stands, **{tier: size_of(now, tier)})  # other tiers have their simulated sizes
+        at = now if splits else stands._replace(**{tier: size_of(now, tier)})  # other tiers have their simulated sizes
         return self._step(at, best, told, current)
 
     def _step(self, at: Shape, best: Choice, told: str, current: Current) -> Answer:
@@ -161,7 +161,7 @@ def candidates(current: Current) -> list[Shape]:
     now = standing(known, present_shape(current), splits=within is not None)
     if within is not None:
         return [s for s in known if s.disk == now.disk and current.hosts * s.dram + s.remote <= within]
-    return [shape for shape in known if replace(shape, **{tier: size_of(now, tier)}) == now]
+    return [shape for shape in known if shape._replace(**{tier: size_of(now, tier)}) == now]
 
 
 def _with_bounds(
@@ -177,7 +177,7 @@ def _with_bounds(
             continue
         low, high = below[-1], above[0]
         part = (bound - size_of(low, tier)) / (size_of(high, tier) - size_of(low, tier))
-        at = Shape(*(round(a + part * (b - a)) for a, b in zip(vars(low).values(), vars(high).values(), strict=True)))
+        at = Shape(*(round(a + part * (b - a)) for a, b in zip(low, high, strict=True)))
         prospects = [
             replace(one, costs={**one.costs, str(at): (1 - part) * one.costs[str(low)] + part * one.costs[str(high)]})
             for one in prospects
@@ -203,9 +203,7 @@ def _local(shape: Shape) -> tuple[bool, bool]:
 
 def nearest(shapes: Iterable[Shape], to: Shape) -> Shape:
     """The shape whose sizes differ least."""
-    return min(
-        shapes, key=lambda shape: sum(abs(a - b) for a, b in zip(vars(shape).values(), vars(to).values(), strict=True))
-    )
+    return min(shapes, key=lambda shape: sum(abs(a - b) for a, b in zip(shape, to, strict=True)))
 
 
 def choose(

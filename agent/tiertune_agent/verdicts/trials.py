@@ -79,9 +79,9 @@ def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
     """
     pairs = []
     for window in windows:
-        evidence, (fetches, gained_s) = asked(window), between(window, after, before)
-        if evidence and evidence.recompute_s > 0 and fetches:
-            pairs.append((1.0, 1 - gained_s / evidence.recompute_s))
+        evidence, gained = asked(window), between(window, after, before)
+        if evidence and evidence.recompute_s > 0 and gained.per:
+            pairs.append((1.0, 1 - gained.of / evidence.recompute_s))
     return Trial(pairs, f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1")
 
 
@@ -153,12 +153,12 @@ def shapes(decision: Decision) -> tuple[Shape, Shape]:
     way there goes the same part of the way in every tier.
     """
     told, tier = decision.evidence, decision.target.tier
-    before, best = Shape.parse(told["shape"]), vars(Shape.parse(told.get("best", told["shape"])))
+    before, best = Shape.parse(told["shape"]), Shape.parse(told.get("best", told["shape"]))
     began = size_of(before, tier)
-    way = best[tier] - began
+    way = size_of(best, tier) - began
     part = min(1.0, max(0.0, (decision.after - began) / way)) if way else 0.0  # the host may be unlike the others
-    sizes = {name: round(size + part * (best[name] - size)) for name, size in vars(before).items()}
-    return before, Shape(**{**sizes, tier: int(decision.after)})
+    after = Shape(*(round(size + part * (goal - size)) for size, goal in zip(before, best, strict=True)))
+    return before, after._replace(**{tier: int(decision.after)})
 
 
 def cost_of(prospect: Prospect, shape: Shape) -> float | None:
@@ -196,5 +196,4 @@ def _missed(window: Window, before: str, after: str, capacity: float | None) -> 
 
 def _distance(one: Shape, other: Shape) -> float:
     """Sum over the tiers of the difference relative to the larger size."""
-    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
-    return sum((abs(a - b) / max(a, b) for a, b in pairs if a != b), 0.0)
+    return sum((abs(a - b) / max(a, b) for a, b in zip(one, other, strict=True) if a != b), 0.0)

@@ -8,6 +8,7 @@ from tiertune_agent.fields import Json
 from tiertune_agent.records import UNJUDGED, Decision, State
 from tiertune_agent.tuners.evidence import ERRORS
 from tiertune_agent.tuners.remote_fetch import Evidence
+from tiertune_agent.tuners.tier_size import size_of
 from tiertune_agent.verdicts.trials import measure
 from tiertune_agent.web.charts import Bars, Piece
 from tiertune_connector.whatif.chain import Shape
@@ -92,7 +93,7 @@ def _promise(decision: Decision, kind: str) -> tuple[float | None, float | None]
     evidence = decision.evidence
     if kind == "size" and {"seconds_before", "seconds_after"} <= set(evidence):
         best = evidence.get("best")  # the promise is for the whole way, without bounds
-        whole = best is None or vars(Shape.parse(best))[decision.target.tier] == decision.after
+        whole = best is None or size_of(Shape.parse(best), decision.target.tier) == decision.after
         return float(evidence["seconds_before"]), float(evidence["seconds_after"]) if whole else None
     if kind == "eviction":
         rivals = evidence.get("rivals") or ()

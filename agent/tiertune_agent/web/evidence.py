@@ -56,7 +56,7 @@ def _plain(name: str, value: Any) -> str:  # noqa: ANN401 (JSON)
 def _shape(text: str) -> str:
     """``10.0 MiB dram, 0 B disk, 320.0 MiB remote``; the text itself where it is no shape."""
     try:
-        sizes = vars(Shape.parse(text))
+        shape = Shape.parse(text)
     except (TypeError, ValueError):
         return text
-    return ", ".join(f"{format_size(size)} {tier}" for tier, size in sizes.items())
+    return ", ".join(f"{format_size(size)} {tier}" for tier, size in shape._asdict().items())

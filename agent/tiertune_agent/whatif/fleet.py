@@ -152,7 +152,7 @@ class FleetWhatif:
         hosts = self._waited_for(fleet, at)
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
         remote = remote_bytes(fleet, self._now.remote if self._now else None)
-        now = self._now = replace(median_shape(hosts), remote=remote)
+        now = self._now = median_shape(hosts)._replace(remote=remote)
         self._hand_out(fleet, answers, at, now)
         now_s = self._steady_s()
         since_s, self._now_s = now_s if self._now_s is None else self._now_s, now_s

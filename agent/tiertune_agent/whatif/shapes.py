@@ -1,7 +1,6 @@
 """Which sizes of the tiers are simulated beside the present ones."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from tiertune_agent.fields import capacity_of, read
@@ -87,7 +86,7 @@ class Grid:
             self._of = tiers, split
             self._apart = [tier for tier in tiers if split is None or tier == "disk"]
             splits = () if split is None else _splits(now, split)
-            self.shapes = sorted({now, replace(now, remote=0), *_sizes(now, self._apart), *splits})
+            self.shapes = sorted({now, now._replace(remote=0), *_sizes(now, self._apart), *splits})
         return self.shapes
 
     def _holds(self, now: Shape) -> bool:
@@ -100,17 +99,17 @@ class Grid:
     def _surrounds(self, now: Shape, tier: str) -> bool:
         """Whether there are larger and smaller sizes of the tier alone; going without it is no size."""
         size = getattr(now, tier)
-        others = [getattr(shape, tier) for shape in self.shapes if replace(shape, **{tier: size}) == now]
+        others = [getattr(shape, tier) for shape in self.shapes if shape._replace(**{tier: size}) == now]
         return size < max(others) and (not size or any(0 < other < size for other in others))
 
 
 def _sizes(now: Shape, tiers: Sequence[str]) -> Iterator[Shape]:
     for tier in tiers:
         size = getattr(now, tier) or LEAST_BYTES
-        yield from (replace(now, **{tier: round(times * size)}) for times in TIMES)
+        yield from (now._replace(**{tier: round(times * size)}) for times in TIMES)
 
 
 def _splits(now: Shape, split: Split) -> Iterator[Shape]:
     for share in SHARES:
         dram = int((1 - share) * split.budget / split.hosts)
-        yield replace(now, dram=dram, remote=split.budget - split.hosts * dram)
+        yield now._replace(dram=dram, remote=split.budget - split.hosts * dram)

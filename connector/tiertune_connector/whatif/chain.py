@@ -21,8 +21,7 @@ MOST_OWNED = 16_384
 """Most keys whose last host is remembered, for prefix routing."""
 
 
-@dataclass(frozen=True, order=True)
-class Shape:
+class Shape(NamedTuple):
     """Sizes of the tiers, in bytes."""
 
     dram: int

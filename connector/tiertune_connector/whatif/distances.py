@@ -56,10 +56,17 @@ class Distances:
         self._rate = rate
 
     def hits(self, sizes: Sequence[float]) -> list[float]:
-        """Settled hits of caches of these sizes. O(distances + sizes)."""
+        """Settled hits of caches of these sizes. O(distances + sizes).
+
+        A hit counts from its distance on, whole a gap above it, and in proportion between.
+        """
         total = np.zeros(len(sizes))
         for rate, counts in self._settled.items():
-            total += _within(counts, np.asarray(sizes, dtype=np.float64) * STEPS * rate)
+            below = np.concatenate([np.zeros(STEPS), counts.cumsum()])  # hits up to each distance, from -STEPS on
+            steps = np.minimum(np.asarray(sizes, dtype=np.float64) * STEPS * rate, below.size)
+            whole = steps.astype(np.int64)
+            within = below[np.minimum(whole[:, None] + np.arange(STEPS + 1), below.size - 1)]
+            total += (within[:, :-1].sum(axis=1) + (steps - whole) * (within[:, -1] - within[:, 0])) / STEPS
         return total.tolist()
 
     def _add(self, hits: Hits, weight: float) -> None:
@@ -69,14 +76,3 @@ class Distances:
             counts = np.pad(counts, (0, missing))
         counts[list(hits)] += weight * np.fromiter(hits.values(), dtype=np.float64)
         self._settled[self._rate] = counts
-
-
-def _within(counts: Floats, sizes: Floats) -> Floats:
-    """Hits of caches whose sizes are given in steps: whole a gap below the size, then in part, up to the size."""
-    below = np.concatenate([[0.0], np.cumsum(counts)])
-    last = np.ceil(sizes).astype(np.int64)[:, None] - np.arange(1, STEPS + 1)
-    there = (last >= 0) & (last < len(counts))
-    share = np.clip((sizes[:, None] - last) / STEPS, 0.0, 1.0)
-    parts = np.where(there, counts[np.where(there, last, 0)] * share, 0.0).sum(axis=1)
-    hits: Floats = parts + below[np.clip(last[:, -1], 0, len(counts))]
-    return hits
