@@ -266,6 +266,17 @@ def test_old_hours_are_days(history):
     assert history.ledger.account(START - DAY) == before[1]
 
 
+def test_a_ledgers_rows_of_an_hour_come_in_order(history):
+    """By tier and pool, whatever was booked first."""
+    remembered(history)
+    pools = ["cd" * 16, "ab" * 16]
+    for pool in pools:
+        for tier in ("remote", "dram"):
+            remember(history, window(START, tier=tier, namespace=pool))
+    rows = [(row["namespace"], row["tier"]) for row in history.ledger.rows(START)]
+    assert rows == [(pool, tier) for pool in sorted(pools) for tier in ("dram", "remote")]
+
+
 def test_a_store_that_came_while_the_clock_was_ahead_is_folded_all_the_same(history):
     remembered(history, at=START + YEAR)
     remember(history, window(START))

@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import attrgetter
 from statistics import fmean
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import func, insert, inspect, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import Json, JsonDict
@@ -30,8 +30,8 @@ class Ledger(OfHistory):
 
     def rows(self, since: datetime) -> list[JsonDict]:
         """Rows from the hour of ``since`` on, by hour, store, namespace and tier; by day if over a fortnight old."""
-        columns = (getattr(LedgerRow, name) for name in _TOLD)
-        query = select(*columns).where(LedgerRow.hour >= hour_of(since)).order_by(LedgerRow.hour, LedgerRow.store)
+        columns, ordered = (getattr(LedgerRow, name) for name in _TOLD), inspect(LedgerRow).primary_key
+        query = select(*columns).where(LedgerRow.hour >= hour_of(since)).order_by(*ordered)
         return [dict(zip(_TOLD, (hour.isoformat(), *told), strict=True)) for hour, *told in self._rows(query)]
 
     def account(self, since: datetime) -> dict[str, dict[str, float]]:
