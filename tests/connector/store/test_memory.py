@@ -169,7 +169,7 @@ def test_dram_that_was_once_slow_is_tried_again(remote, store, engine, monkeypat
     for _ in range(3):
         fast()
     eventually(fast)  # a probe that a busy machine held up is outdone by those after it
-    assert pinned(store) == 0
+    eventually(lambda: pinned(store) == 0)  # the store's own probe may copy just then
 
 
 # -- other groups of layers, and what an engine has itself
