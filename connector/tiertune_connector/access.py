@@ -2,6 +2,7 @@
 
 import os
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,12 +72,12 @@ class Login(Document):
 class _Password(CredentialProvider):
     """Asked by every new connection."""
 
-    def __init__(self, user: str | None, file: Path | None) -> None:
-        self._user, self._file = user, file
+    def __init__(self, user: str | None, file: Path | None, environment: Mapping[str, str]) -> None:
+        self._user, self._file, self._environment = user, file, environment
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         try:
-            password = read_text(self._file).strip() if self._file else os.environ.get(PASSWORD, "")
+            password = read_text(self._file).strip() if self._file else self._environment.get(PASSWORD, "")
         except DocumentError as error:
             raise redis.AuthenticationError(f"password_file: {error}") from None
         return (self._user, password) if self._user else (password,)
@@ -117,6 +118,7 @@ def connection_pool(
     *,
     timeout_s: float,
     connections: int,
+    environment: Mapping[str, str] = os.environ,
     **more: Any,  # noqa: ANN401 (of a connection)
 ) -> redis.BlockingConnectionPool:
     """Connections that fail rather than wait, and are made when they are needed.
@@ -138,13 +140,13 @@ def connection_pool(
         "timeout": timeout_s,
         **more,
     }
-    if address.user or login.password_file or os.environ.get(PASSWORD):
-        options["credential_provider"] = _Password(address.user, login.password_file)
+    if address.user or login.password_file or environment.get(PASSWORD):
+        options["credential_provider"] = _Password(address.user, login.password_file, environment)
     if address.service:
         each_s = timeout_s / (2 * len(address.hosts))  # each may take its part to connect, and as long again to answer
         asked: Options = {**shared, "socket_timeout": each_s, "socket_connect_timeout": each_s}
         if login.sentinel_password_file:
-            asked["credential_provider"] = _Password(None, login.sentinel_password_file)
+            asked["credential_provider"] = _Password(None, login.sentinel_password_file, {})
         sentinels = _Sentinels(address.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
         return _MasterPool(address.service, sentinels, **options)  # type: ignore[no-untyped-call]
     encrypted = options.pop("ssl", False)
