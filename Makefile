@@ -31,7 +31,7 @@ setup-ray: setup  ## Ray into .venv (250 MB), for the test of sweeps over it
 	@$(BIN)/python -c 'import ray' 2>/dev/null \
 	  || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints/base.txt -e '.[ray]'
 
-setup-servers:  ## Debian's servers (Redis, Prometheus, PostgreSQL) for the tests, where this is root
+setup-servers:  ## Debian's servers (Redis, PostgreSQL, Prometheus, ...) and programs for the tests, where this is root
 	@bash scripts/setup_servers.sh
 
 demo: setup  ## The whole loop on this machine: stores, engines, remote tier, agent, page; ends by itself
@@ -97,5 +97,5 @@ generate: setup  ## Rewrite the generated files: dashboards, rules, references, 
 	$(BIN)/python -m dashboards.build
 	$(BIN)/python -m reference.build
 
-clean:  ## Remove what the other targets made
+clean:  ## Remove the environments and caches that the other targets made; results stay
 	rm -rf .venv .venv-engine .venv-lmcache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,7 +22,7 @@ if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
+apt-get update -qq || echo "the lists of Debian's packages are as they were: they could not all be read anew"
 for package in "${missing[@]}"; do  # one by one: where Node.js is not Debian's, its npm cannot be had, and all else can
   apt-get install -y -qq --no-install-recommends "$package" >/dev/null \
     || echo "not installed: $package; tests that need it are skipped"

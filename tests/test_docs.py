@@ -332,3 +332,21 @@ def test_files_that_scripts_name_are_there():
     ]
     assert len(named) >= 10
     assert [each for each in named if not (ROOT / each[1]).is_file()] == []
+
+
+def test_servers_that_cannot_be_installed_end_no_target(tmp_path):
+    """Where Debian's lists cannot be read, or a package is not to be had, it is named, and tests are skipped for it."""
+    for name, does in (("id", "echo 0"), ("apt-get", 'echo "apt-get: $*" >&2; exit 100')):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{does}\n")
+        program.chmod(0o755)
+    ran = subprocess.run(
+        ["/bin/bash", ROOT / "scripts/setup_servers.sh"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "not installed: redis-server; tests that need it are skipped" in ran.stdout

@@ -43,7 +43,8 @@ LABELS = {
     "algorithm": f"Of eviction: `{'`, `'.join(ALGORITHMS)}`; of the remote its `maxmemory-policy`.",
     "reason": "Why, in one word: of the gate, of an eviction, of an error (`corrupt`, `timeout`, `late`, `error`), of "
     "a refusal; `other` for one that is no word of ours, `unknown` where an observed source does not tell.",
-    "operation": "`present`, `read`, `write`, `flush`; of disk `attach` and `scrub`, of remote `encode` and `decode`.",
+    "operation": "`present`, `read`, `write`, `flush`; of disk `attach` and `scrub`, of remote `encode` and `decode`; "
+    "of errors also `probe`, a read that only measures.",
     "form": "`payload` as engines have it, `stored` as it was coded.",
     "outcome": "Of an operation `ok`, `there` (of a write), `miss`, `corrupt`, `full`, `timeout` or `error`; "
     "of the gate's choice `won`, `lost`, `late`, `failed`, `skipped` or `unknown`.",

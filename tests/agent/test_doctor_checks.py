@@ -234,6 +234,16 @@ def test_a_tier_on_the_way_back_is_dead_still():
     assert (found.check, found.severity) == ("tier_dead", "error")
 
 
+@pytest.mark.parametrize(
+    ("told", "called"), [([heard("host-a")], "host-a"), ([], "http://host-a:7410"), (None, "http://host-a:7410")]
+)
+def test_a_bypass_is_lifted_by_who_knows_the_store(told, called):
+    """Through the agent that lists it; of one that no agent lists the command names the address, and so needs none."""
+    parts = {} if told is None else {"agent": agent(stores=told)}
+    (found,) = of("bypassed", facts(stores=[store(tuning={"bypass": True})], **parts))
+    assert (found.where, found.mend) == ("host-a", f"tiertune bypass off --store {called}")
+
+
 @pytest.mark.parametrize("reason", ["remote fetch is off by tuning", "the store is bypassed"])
 def test_a_tier_that_is_passed_by_on_purpose_is_well(reason):
     """So a tuner, or an operator, decided; that a store was left bypassed is told of the store."""

@@ -1,5 +1,7 @@
 """The remote's gauges: once, from the agent that leads, and only what is known."""
 
+import logging
+
 import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
@@ -134,3 +136,26 @@ def test_a_remote_that_is_away_and_not_managed_is_no_incident(agents):
     agent.tick()
     assert samples(agent.metrics) == {}
     assert not [one for one in agent.history.journal.incidents() if one["kind"] == "remote_unmanaged"]
+
+
+@pytest.mark.real
+def test_why_gauges_are_absent_is_logged_once_until_they_are_back(agents, clock, caplog):
+    """Of a Redis that refuses, whose password is right later; a managed one is an incident, and logged as such."""
+    with redis_server(maxmemory="48mb") as server, redis.Redis.from_url(server.url) as raw:
+        raw.config_set("requirepass", "secret")
+        agent = agents(server.url, manage=False)
+        with caplog.at_level(logging.INFO):
+            for _ in range(2):
+                agent.tick()
+                clock.advance(15)
+            raw.config_set("requirepass", "")
+            for _ in range(2):
+                agent.tick()
+                clock.advance(15)
+    told = [record.message for record in caplog.records if "the remote" in record.message]
+    assert [message.partition(":")[0] for message in told] == [
+        "the remote does not answer, so its gauges and its rent are left out",
+        "the remote answers",
+    ]
+    assert server.url in told[0]
+    assert samples(agent.metrics)["resident_bytes", "remote"] > 0

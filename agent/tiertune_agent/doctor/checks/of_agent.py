@@ -83,12 +83,15 @@ def frozen(agent: AgentFacts) -> Told:
 
 @check("warning")
 def bypassed(facts: AllFacts) -> Found:
+    """A store that no agent lists is called straight: there is no agent who could pass the command on."""
+    listed = {str(one["name"]) for one in facts.agent.stores}
+    straight = {store.name: store.url for store in facts.answering if store.name not in listed}
     off = {store.name for store in facts.answering if store.tuning.get("bypass")}
     asked = {store.name for store in facts.answering}
     off |= {str(one["name"]) for one in facts.agent.stores if one.get("bypass") and one["name"] not in asked}
     for name in sorted(off):
         wrong = "it is bypassed: it answers miss to everything, and engines recompute"
-        yield name, wrong, f"tiertune bypass off --store {name}"
+        yield name, wrong, f"tiertune bypass off --store {straight.get(name, name)}"
 
 
 def incidents(agent: AgentFacts) -> Iterator[Finding]:
