@@ -30,9 +30,27 @@ def started(configured, arrange):
         return MultiConnector(config, KVConnectorRole.WORKER, cache_of(config)).sub_connectors
 
 
-@pytest.mark.parametrize("arrange", [lambda own: [PLAIN, own], lambda own: [own, PLAIN]], ids=["first", "second"])
+def within(*connectors):
+    """In a `MultiConnector` of their own."""
+    return {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": list(connectors)}}
+
+
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        lambda own: [PLAIN, own],
+        lambda own: [own, PLAIN],
+        lambda own: [own, within(PLAIN | {"kv_role": "kv_both"})],
+        lambda own: [PLAIN, within(own | {"kv_role": "kv_both"})],
+        lambda own: [within(*(each | {"kv_role": "kv_both"} for each in (own, PLAIN)))],
+    ],
+    ids=["first", "second", "within another", "beside another", "both within another"],
+)
 def test_vllms_own_offloading_is_refused_wherever_it_stands(configured, arrange):
-    """The API server ended with Prometheus' message of duplicates; without metrics, nothing was said."""
+    """Also in a `MultiConnector` in another.
+
+    The API server ended with Prometheus' message of duplicates; without metrics, nothing was said.
+    """
     with pytest.raises(UnsupportedError, match="leave one of them out"):
         started(configured, arrange)
 

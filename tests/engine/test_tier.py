@@ -218,10 +218,19 @@ class TestExchangedWeights:
 
 
 @pytest.mark.parametrize(
-    "asks", [{"prompt_logprobs": 1}, {"extra_args": {"kv_transfer_params": {"kv_load_tiers": []}}}]
+    "asks",
+    [
+        {"prompt_logprobs": 1},
+        {"extra_args": {"kv_transfer_params": {"kv_load_tiers": []}}},
+        {"extra_args": {"kv_transfer_params": {"max_load_tokens": 0}}},
+        {"extra_args": {"kv_transfer_params": {"max_load_tokens": CHUNK - 1}}},
+    ],
 )
 def test_who_could_not_use_what_is_found_is_not_looked_up(engine, store, asks):
-    """Who asks for a prompt's logprobs, or may load from no tier: all is computed, and waits for nothing."""
+    """Who asks for a prompt's logprobs, or may load from no tier, or less than a chunk: it waits for nothing.
+
+    Nor is anything brought near for it, in place of others' chunks, nor told as a fetch that pays.
+    """
     request = engine.request("a", tokens(300), sampling=SamplingParams(max_tokens=1, **asks))
     assert engine.connector.get_num_new_matched_tokens(request, 0) == (0, False)
     engine.compute(request)

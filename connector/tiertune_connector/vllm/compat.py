@@ -109,8 +109,11 @@ class Engine:
             decode_tokens=1 + self.drafts,
         )
 
-    def prompt(self, request: Request, keys: Sequence[list[OffloadKey]]) -> Prompt:
-        """What the tier must know about a request; ``keys`` by group in vLLM's order, as `prompt_keys` gives them."""
+    def prompt(self, request: Request, keys: Sequence[list[OffloadKey]], most: int | None = None) -> Prompt:
+        """What the tier must know about a request; ``keys`` by group in vLLM's order, as `prompt_keys` gives them.
+
+        At most ``most`` tokens may be loaded for it: if these are no chunk of some group, vLLM loads nothing.
+        """
         adapter = self._adapters.contents(request.lora_request)
         # vLLM keeps encoded media by the name alone of the adapter that encoded them.
         media = request.mm_features and (self._numbers_media or (request.lora_request and self._adapters_encode))
@@ -118,13 +121,14 @@ class Engine:
         salt = request.cache_salt or ""
         allowed = known and (salt != "" or self.settings.isolation == "shared")
         epoch = self.epoch.to_bytes(EPOCH_BYTES, "big") if self.exchanges_weights else b""
+        loads = most is None or most >= max(group.chunk_tokens for group in self.groups)
         return Prompt(
             tokens=request.num_prompt_tokens,
             keys=[keys[place] for place in self._order],
             suffix=(adapter or b"") + epoch,
             stands=partial(self._adapters.stands, request.lora_request, adapter),
             tenant=tenant_digest(salt, self._tenant_key),
-            reads=allowed and not request.skip_reading_prefix_cache,
+            reads=allowed and loads and not request.skip_reading_prefix_cache,
             writes=allowed,
             headers=request.trace_headers,
         )

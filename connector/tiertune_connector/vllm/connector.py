@@ -72,8 +72,9 @@ class TierTuneConnector(OffloadingConnector):
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
-        keys = self._offloading.prompt_keys(request.request_id)
-        self.tier.expect(request.request_id, self._engine.prompt(request, keys))
+        name = request.request_id
+        keys, most = self._offloading.prompt_keys(name), self._offloading.most_loaded(name)
+        self.tier.expect(name, self._engine.prompt(request, keys, most))
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """As vLLM's, but in constant time while the store has not answered, or a load is under way."""

@@ -44,6 +44,10 @@ class Offloading:
         status.update_offload_keys()  # vLLM builds keys only when it looks for them
         return [list(state.offload_keys) for state in status.group_states]
 
+    def most_loaded(self, request: str) -> int | None:
+        """Tokens that its client lets a request load at most (`max_load_tokens`); None: any number."""
+        return self._requests[request].max_load_tokens
+
     def allocated(self, blocks: KVCacheBlocks) -> None:
         """Blocks are given to a request: what is still to be copied from them to staging is copied before this step.
 

@@ -92,7 +92,8 @@ NEEDS = {
         ),
         "SchedulerOffloadConfig": "kv_group_configs offload_prompt_only",
         "RequestOffloadState": (
-            "req group_states max_offload_tokens num_locally_computed_tokens transfer_jobs update_offload_keys"
+            "req group_states max_load_tokens max_offload_tokens num_locally_computed_tokens transfer_jobs "
+            "update_offload_keys"
         ),
         "RequestGroupState": "offload_keys block_ids next_stored_chunk_idx",
         "GroupOffloadConfig": "group_idx tokens_per_block tokens_per_chunk sliding_window_size_in_chunks kv_cache_spec",
