@@ -180,6 +180,15 @@ def test_a_cache_too_small_for_the_rate_is_sampled_at_a_higher_one(monkeypatch):
     assert 0 < everything.hit_ratios[0] < 1
 
 
+def test_the_rate_asked_for_is_sampled_however_many_blocks_that_is(monkeypatch):
+    """A rate is not lowered for what a store's curve may follow at once; the tail of a loop hits only beyond it."""
+    monkeypatch.setattr("tiertune_agent.replay.sampled.EXACT_BELOW", 0)
+    prompts = [list(range(first, first + 100)) for first in range(0, 20_000, 100)]
+    found = sampled(trace_of([*prompts, *prompts]), "lru", [19_000, 20_000], 0.9, 1)
+    assert (found.rates, found.hit_ratios[0]) == ([0.9, 0.9], 0.0)
+    assert found.hit_ratios[1] > 0
+
+
 @pytest.mark.parametrize("algorithm", ["lru", "arc"])
 def test_a_trace_of_which_nothing_that_came_again_was_sampled_has_a_curve(algorithm, monkeypatch):
     """Few blocks come twice, none of them sampled: nothing is seen to hit, and each size has its point."""

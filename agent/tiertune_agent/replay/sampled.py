@@ -58,8 +58,8 @@ def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled
     large = [size for size in chunks if size * rate >= 1]
     ratios = {size: pool_hits(trace, "lru", size) / trace.accesses for size in small}
     if large:
-        hot = HotSet(HOT, Frequent(every=1, half_life=HALF_LIFE))
-        curve = Curve(rate, hot=hot) if rate < 1 else Curve(rate, largest=trace.unique, most_tracked=2 * trace.unique)
+        largest, hot = (None, HotSet(HOT, Frequent(every=1, half_life=HALF_LIFE))) if rate < 1 else (trace.unique, None)
+        curve = Curve(rate, largest=largest, hot=hot, most_tracked=2 * trace.unique)  # never lowers the rate
         for batch in batches(trace, seed):
             curve.requests(*batch)
         curve.settle()
