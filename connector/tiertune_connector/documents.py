@@ -127,9 +127,11 @@ def read_text(path: Path | str, *, newline: str | None = None) -> str:
     try:
         with plain_file(Path(path)).open(encoding="utf-8", newline=newline) as file:
             return file.read().removeprefix("\ufeff")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        raise DocumentError([f"{path}: cannot be read: {reason}"]) from error
+    except OSError as error:
+        raise DocumentError([f"{path}: cannot be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        place = _behind(error.object[: error.start].decode("utf-8-sig"))
+        raise DocumentError([f"{path}:{place}: cannot be read: is not UTF-8 text"]) from error
 
 
 def plain_file(path: Path) -> Path:
@@ -193,8 +195,7 @@ def _parsed(text: str, name: str) -> tuple[yaml.Node, object]:
         place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
         raise DocumentError([f"{name}:{place}: not YAML: {error.problem or error.context}"]) from error
     except yaml.reader.ReaderError as error:
-        *above, line = text.encode()[: error.position].decode(errors="ignore").split("\n")
-        place = f"{len(above) + 1}:{len(line) + 1}"
+        place = _behind(text.encode()[: error.position].decode(errors="ignore"))
         raise DocumentError([f"{name}:{place}: not YAML: {error.reason}"]) from error
     if root is None:
         raise DocumentError([f"{name}:1:1: the file is empty"])
@@ -249,6 +250,12 @@ def _child(node: yaml.Node | None, part: str) -> tuple[yaml.Node, yaml.Node] | N
     if isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
         return node.value[int(part)], node.value[int(part)]
     return None
+
+
+def _behind(text: str) -> str:
+    """``line:column`` of what follows this beginning of a file."""
+    *above, line = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return f"{len(above) + 1}:{len(line) + 1}"
 
 
 def _place(node: yaml.Node) -> str:

@@ -41,6 +41,25 @@ def test_a_place_that_may_not_be_written_is_told_before_the_work(tiertune, tmp_p
         assert (code, out, "cannot be written" in " ".join(err.split())) == (2, "", True)
 
 
+def test_a_link_into_no_folder_is_told_before_the_work(tiertune, tmp_path):
+    """The file would be made where the link leads; one that leads to a folder makes it there."""
+    (tmp_path / "policy.yaml").write_text("version: 1\n")
+    call = ("policy", "check", tmp_path / "policy.yaml", "--json", tmp_path / "link.json")
+    (tmp_path / "link.json").symlink_to(tmp_path / "results" / "found.json")
+    code, out, err = tiertune(*call)
+    assert (code, out, "does not exist: make it" in " ".join(err.split())) == (2, "", True)
+    (tmp_path / "results").mkdir()
+    assert tiertune(*call)[0] == 0
+    assert (tmp_path / "results" / "found.json").is_file()
+
+
+def test_a_result_that_finds_no_room_names_its_file(tiertune, tmp_path):
+    """What failed is not the command: its work is done."""
+    (tmp_path / "policy.yaml").write_text("version: 1\n")
+    done = tiertune("policy", "check", tmp_path / "policy.yaml", "--json", "/dev/full")
+    assert (done[0], done[2]) == (1, "/dev/full: No space left on device\n")
+
+
 def test_only_processes_are_left_out():
     """Both are there, so that a command renamed is not left out unseen."""
     assert LEAVES.keys() > PROCESSES

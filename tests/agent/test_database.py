@@ -138,6 +138,16 @@ class TestMigrations:
         with pytest.raises(DatabaseError, match="tables that are not TierTune's"):
             open_current(bare)
 
+    @pytest.mark.parametrize("revision", ["0001", "0013", "4f2a9c1b7d3e"])
+    def test_a_foreign_database_of_alembic_is_left_alone(self, bare, sql, revision):
+        """Other programs number their schemas in a table of the same name, some of them as we do."""
+        sql(bare, "create table orders (id integer)")
+        sql(bare, "create table alembic_version (version_num varchar(32))")
+        sql(bare, f"insert into alembic_version values ('{revision}')")
+        for use in (open_current, lambda url: upgrade(connect(url))):
+            with pytest.raises(UnusableError, match="tables that are not TierTune's"):
+                use(bare)
+
 
 class TestAddresses:
     @pytest.mark.parametrize(

@@ -210,6 +210,20 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path):
             load_yaml(tmp_path / name, Outer)
 
 
+def test_a_byte_that_is_no_text_has_its_place(tmp_path):
+    """Whatever ends its lines, and whatever an editor wrote before them."""
+    file = tmp_path / "f.yaml"
+    for written, place in (
+        (b"count: 1\n# \xc3\xa9t\xe9\n", "2:5"),
+        (b"\xef\xbb\xbf# \xe9", "1:3"),
+        (b"a: 1\r\nb: 2\rc: \xff", "3:4"),
+        ("count: 1".encode("utf-16"), "1:1"),
+    ):
+        file.write_bytes(written)
+        with pytest.raises(DocumentError, match=f"^{file}:{place}: cannot be read: is not UTF-8 text$"):
+            load_yaml(file, Outer)
+
+
 def test_a_pipe_or_a_device_is_no_file_and_what_was_handed_over_is_read(tmp_path):
     """Who reads a pipe that nobody writes to waits for ever; a shell's ``<(...)`` has somebody who writes."""
     os.mkfifo(tmp_path / "pipe")

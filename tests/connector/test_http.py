@@ -282,6 +282,20 @@ def test_a_wrong_field_is_named_and_nothing_is_applied(http, change, field):
     assert http.get("/v1/tuning") == before
 
 
+def test_a_field_that_stands_twice_is_named_and_nothing_is_applied(http, traffic):
+    """As in files of settings and policies: one of them would be dropped unseen."""
+    for method, path, body, field in (
+        ("PUT", "/v1/tuning", b'{"tiers": {"dram": {"capacity_bytes": 0, "capacity_bytes": 9}}}', "capacity_bytes"),
+        ("POST", "/v1/flush", b'{"epoch": 7, "epoch": null}', "epoch"),
+        ("POST", "/v1/bypass", b'{"on": false, "on": true}', "on"),
+    ):
+        answer = http.raw(method, path, body, If_Match='"1"', Idempotency_Key="k")
+        told = {"field": field, "message": "the field stands here a second time"}
+        assert (answer.status_code, answer.json()) == (422, told)
+    assert http.get("/v1/tuning")["version"] == 1
+    assert http.get("/v1/status")["pools"][DIGEST]["dram"]["chunks"] > 0
+
+
 def test_of_changes_at_once_one_wins(http, store):
     """All for the same version: exactly one is applied, the others are told."""
     document, codes = http.get("/v1/tuning"), []

@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import socket
+import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from connector.stores import short_folder
+from connector.stores import PATIENCE_S, short_folder
 from replay.files import SCENARIO, SCENARIOS, columns, write_trace
 from tiertune_agent.replay.sweep import SweepError, grid, over_processes, over_ray, play, sweep_document
 from tiertune_agent.replay.traces import TraceError
@@ -45,6 +47,23 @@ class Killed:
 
     def __reduce__(self):
         return os._exit, (9,)
+
+
+ENDLESS = """
+import dataclasses, signal, sys
+from pathlib import Path
+from tiertune_agent.replay.sweep import grid, over_processes
+
+class Endless:
+    def __reduce__(self):
+        return exec, ("import time; print(end='playing', flush=True); time.sleep(600)",)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+*traces, scenario = map(Path, sys.argv[1:])
+cells = [dataclasses.replace(cell, policy=Endless()) for cell in grid(traces, [scenario], ("never",))]
+list(over_processes(cells, 2))
+"""
+"""A command whose replays, two at once, take ten minutes."""
 
 
 def without_wall(document):
@@ -100,6 +119,18 @@ class TestPlaces:
         killed = [replace(cell, policy=Killed()) for cell in cells]
         with pytest.raises(SweepError, match=r"a process ended before its replays were done: .* lower --processes"):
             list(over_processes(killed, 2))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+    def test_no_process_plays_on_for_nobody(self, traces, number):
+        """Whoever ends the command alone, as a service manager does, ends its replays, however long they take."""
+        command = [sys.executable, "-c", ENDLESS, *map(str, traces), str(SCENARIO)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+            try:
+                assert parent.stdout.read(7) == b"playing"
+            finally:
+                parent.send_signal(number)
+            parent.communicate(timeout=PATIENCE_S)  # the output ends with the last process that has it
 
     @pytest.mark.slow
     @pytest.mark.timeout(600)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tiertune_agent.terminal.options import TRACE, InputError, JsonPath, result, writable
+from tiertune_agent.terminal.options import TRACE, InputError, JsonPath, result, writable, write
 
 if TYPE_CHECKING:
     from tiertune_agent.fields import Json
@@ -106,7 +106,7 @@ def replay(
             played.append(one)
     result(sweep_document(played, perf_counter() - start), json_path)
     if html_path is not None:
-        html_path.write_text(report(played, shlex.join(["tiertune", *sys.argv[1:]])), encoding="utf-8")
+        write(html_path, report(played, shlex.join(["tiertune", *sys.argv[1:]])))
 
 
 def backtest(policy: Path, trace: Path, scenario: Path, json_path: Path | None) -> None:

@@ -1,6 +1,8 @@
 """Many replays at once: every trace under every scenario, over the processes of one machine or over a Ray cluster."""
 
+import os
 import socket
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -8,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 
@@ -74,12 +77,25 @@ def over_processes(cells: Sequence[Cell], processes: int, step: Step = unseen) -
     if workers < 2:
         yield from (play(cell, step) for cell in cells)
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    context = get_context("spawn")
+    ending, wanted = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers, context, _end_with, (ending,))
+    with ending, pool, wanted:  # whatever ends this, also a signal: no process plays on for nobody
         try:
             yield from _stepped(cells, pool.map(play, cells), step)
         except BrokenProcessPool as error:
             told = "a process ended before its replays were done: if memory was short, lower --processes"
             raise SweepError(told) from error
+
+
+def _end_with(ending: Connection) -> None:
+    """Have this process end once nobody has the other end of the pipe, whatever it is playing then."""
+
+    def watch() -> None:
+        ending.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def over_ray(cells: Sequence[Cell], address: str, step: Step = unseen) -> Iterator[Played]:

@@ -24,7 +24,7 @@ def writable(path: Path | None) -> Path | None:
     """Refuses a path that cannot be written: before the work, not after it."""
     if path is None:
         return None
-    folder = path.absolute().parent
+    folder = Path(os.path.realpath(path)).parent  # a link makes the file that it names, where that is
     if path.is_dir():
         raise typer.BadParameter(f"{path} is a folder: name a file in it")
     if not folder.is_dir():
@@ -73,7 +73,16 @@ def fail(message: str, code: int) -> NoReturn:
 def result(document: object, json_path: Path | None) -> None:
     """Write the document to the path of ``--json``."""
     if json_path:
-        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write(json_path, json.dumps(document, indent=2) + "\n")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a result; an OSError names the file, also that of a full disk."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def printable(told: Any) -> Any:  # noqa: ANN401 (JSON)

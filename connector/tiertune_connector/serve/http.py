@@ -241,9 +241,21 @@ async def _json(request: Request) -> Any:  # noqa: ANN401 (JSON)
         if len(body) > MAX_BODY_BYTES:
             raise FieldError("", f"the body has more than {MAX_BODY_BYTES} bytes")
     try:
-        return json.loads(body or b"{}")
+        return json.loads(body or b"{}", object_pairs_hook=_once)
+    except FieldError:
+        raise
     except (ValueError, RecursionError) as error:
         raise FieldError("", f"the body is not JSON: {error}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object's fields; FieldError where one is told twice, as the first would be dropped unseen."""
+    told: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in told:
+            raise FieldError(name, "the field stands here a second time")
+        told[name] = value
+    return told
 
 
 def _parse(model: type[Body], document: object) -> Body:
