@@ -227,14 +227,14 @@ class Lane:
         size = max(1, min(nbytes, MAX_PROBE_BYTES))
         kind, payload = self.codec.sample(size) if self.codec else ("raw", bytes(size))
         keys = self._probe_keys(f"probe-{size}-{kind}".encode())
-        worst = Outcome.OK
+        found = Outcome.OK
         with self._moving():
             for key in keys:
                 outcome = self._guarded("probe", partial(self._probed, key, payload), Outcome.ERROR)
                 self.record(outcome)
                 self._counters.add("probes_total", (self.name, outcome.value))
-                worst = outcome if worst is Outcome.OK else worst
-        return worst
+                found = outcome if found is Outcome.OK else found  # the first that is not well
+        return found
 
     def _probed(self, key: bytes, payload: bytes) -> Outcome:
         buffer = memoryview(bytearray(len(payload)))
@@ -311,11 +311,11 @@ class Lane:
         return self._counted("write", writing, moved=len(payload))[0]
 
     def _counted(
-        self, operation: str, tier: Callable[..., tuple[Outcome, Told]], *given: object, moved: int = 0
+        self, operation: str, ask: Callable[..., tuple[Outcome, Told]], *given: object, moved: int = 0
     ) -> tuple[Outcome, Told]:
         """What the tier answers to an operation, counted: its seconds, its outcome and, if OK, the bytes ``moved``."""
         started = self._clock()
-        outcome, told = tier(*given)
+        outcome, told = ask(*given)
         seconds = self._clock() - started
         self._counters.observe("tier_operation_seconds", (self.name, operation, outcome.value), seconds)
         if outcome is Outcome.OK and moved:
