@@ -85,6 +85,10 @@ class Child:
         """Empty the engine's own prefix cache; with ``connector`` also staging."""
         return {"done": bool(self._llm.reset_prefix_cache(reset_connector=connector))}
 
+    def call(self, method: str) -> Told:
+        """Have the workers run one of their methods."""
+        return {"done": self._llm.collective_rpc(method)}
+
     def over_reset(self, storing: list[int], requests: list[Told], max_tokens: int) -> Told:
         """As ``generate``, but all caches are emptied before the first step, when the store has answered.
 

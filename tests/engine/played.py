@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
@@ -13,6 +14,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -71,6 +73,13 @@ class Played:
         """Blocks that came from staging."""
         self.rejected = 0
         """Drafts that were not right."""
+
+    def exchanges(self, method):
+        """Somebody has the workers exchange their weights, between two steps."""
+        executor = SimpleNamespace(collective_rpc=lambda *_: None)
+        EngineCore.collective_rpc(
+            SimpleNamespace(vllm_config=self.scheduler.vllm_config, model_executor=executor), method
+        )
 
     def add(self, name, tokens, *, most=8, transfer=None, **fields):
         """``transfer``: the request's `kv_transfer_params`."""

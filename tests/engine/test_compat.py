@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import vllm
-from vllm.config import PoolerConfig
+from vllm.config import PoolerConfig, WeightTransferConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
@@ -23,10 +23,11 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from e2e.vllm_model import write_model
 from engine.conftest import BLOCK, cache_of, full_attention
 from engine.test_tier import adapter
 from tiertune_connector.keys import tenant_digest
-from tiertune_connector.vllm import compat, probes
+from tiertune_connector.vllm import compat, identity, probes
 from tiertune_connector.vllm.facts import Group
 from tiertune_connector.vllm.probes import UnsupportedError
 
@@ -38,6 +39,10 @@ def _checked_anew():
     compat.check_version.cache_clear()
     yield
     compat.check_version.cache_clear()
+
+
+def load_weights():
+    """An extension may hand over a function, too."""
 
 
 def test_the_installed_vllm_is_one_that_is_known():
@@ -186,7 +191,7 @@ def test_vllm_is_told_what_follows_from_our_settings(configured):
     assert extra["cpu_bytes_to_use"] == 32 << 20
     assert extra["blocks_per_chunk"] == 2
     assert engine.groups == (Group(index=0, chunk_tokens=64, window_chunks=None),)
-    engine.tell_tier()
+    engine.tell_tier(lambda: None)
     (tier,) = config.kv_transfer_config.kv_connector_extra_config["secondary_tiers"]
     assert tier["facts"].groups == engine.groups
     assert tier["facts"].namespace.chunk_tokens == 64
@@ -204,7 +209,7 @@ def test_staging_too_small_for_a_prompt_is_warned_of(configured, caplog, staging
     """2,048 tokens of 4 KiB each are 8 MiB."""
     config = configured(extra={"staging": staging, "chunk_tokens": 64})
     with caplog.at_level(logging.WARNING, logger=compat.logger.name):
-        compat.Engine(config, cache_of(config)).tell_tier()
+        compat.Engine(config, cache_of(config)).tell_tier(lambda: None)
     assert ("holds less than the longest prompt" in caplog.text) is warned
 
 
@@ -318,13 +323,15 @@ def test_a_request_stands_for_nothing_once_another_adapter_has_its_adapters_id(c
     """
     config = configured(enable_lora=True, max_lora_rank=8)
     engine, loaded = compat.Engine(config, cache_of(config)), []
-    engine.tell_tier()
+    engine.tell_tier(lambda: None)
     old, other = (adapter(tmp_path / name, fill) for name, fill in (("old", 1), ("new", 2)))
     other.load_inplace = in_place
     prompt = engine.prompt(arrived(lora_request=old), [[]])
     assert prompt.writes
     assert prompt.stands()
-    core = SimpleNamespace(model_executor=SimpleNamespace(add_lora=lambda one: loaded.append(prompt.stands())))
+    core = SimpleNamespace(
+        vllm_config=config, model_executor=SimpleNamespace(add_lora=lambda one: loaded.append(prompt.stands()))
+    )
     EngineCore.add_lora(core, old)
     EngineCore.add_lora(core, other)
     assert loaded == [True, False]
@@ -336,12 +343,117 @@ def test_an_adapter_is_told_by_what_was_loaded(configured, tmp_path):
     """Its folder has other files when a request first names it: what the engine computes is not of these."""
     config = configured(enable_lora=True, max_lora_rank=8)
     engine = compat.Engine(config, cache_of(config))
-    engine.tell_tier()
-    core = SimpleNamespace(model_executor=SimpleNamespace(add_lora=lambda _one: True))
+    engine.tell_tier(lambda: None)
+    core = SimpleNamespace(vllm_config=config, model_executor=SimpleNamespace(add_lora=lambda _one: True))
     loaded = adapter(tmp_path, 1)
     assert EngineCore.add_lora(core, loaded)
     adapter(tmp_path, 2)
     assert not engine.prompt(arrived(lora_request=loaded), [[]]).writes
+
+
+class TestExchangedPastVllm:
+    """Somebody has the workers load other weights, by no way that vLLM's configuration tells of."""
+
+    @pytest.fixture
+    def made(self, configured, tmp_path):
+        """Makes an engine of a model of its own: the engine, how its core calls workers, and how often it parted."""
+
+        def make(**arguments):
+            config = configured(
+                model=str(write_model(tmp_path / f"llama-{len(list(tmp_path.iterdir()))}")), **arguments
+            )
+            engine, parted = compat.Engine(config, cache_of(config)), []
+            engine.tell_tier(lambda: (engine.next_epoch(), parted.append(True)))
+
+            def call(method, *args, done=lambda *_: None, **kwargs):
+                executor = SimpleNamespace(collective_rpc=done)
+                EngineCore.collective_rpc(
+                    SimpleNamespace(vllm_config=config, model_executor=executor), method, args=args, kwargs=kwargs
+                )
+
+            return engine, call, parted
+
+        return make
+
+    @staticmethod
+    def suffix(engine):
+        return engine.prompt(arrived(), [[]]).suffix
+
+    @pytest.mark.parametrize("method", ["update_weight_cuda_ipc", "reset_weights", load_weights])
+    def test_keys_are_others_from_then_on(self, made, caplog, method):
+        """Whatever an extension's method is called, as long as weights are in its name; the log says it once."""
+        engine, call, parted = made()
+        call(method)
+        first = self.suffix(engine)
+        call(method)
+        assert len({b"", first, self.suffix(engine)}) == 3
+        assert (len(parted), engine.exchanges_weights) == (2, True)
+        assert caplog.text.count("shares chunks with no other") == 1
+
+    def test_also_when_the_exchange_failed(self, made):
+        """Some of them may have been loaded; who called hears of it."""
+        engine, call, parted = made()
+
+        def fail(*_):
+            raise RuntimeError("out of memory")
+
+        with pytest.raises(RuntimeError, match="out of memory"):
+            call("update_weights", done=fail)
+        assert parted
+        assert self.suffix(engine)
+
+    @pytest.mark.parametrize("method", ["compute_weight_checksums", "init_weight_transfer_engine", "profile"])
+    def test_nothing_changes_if_weights_do_not(self, made, method):
+        """Other calls, and those that only read them."""
+        engine, call, parted = made()
+        call(method)
+        assert (parted, engine.exchanges_weights, self.suffix(engine)) == ([], False, b"")
+
+    def test_the_same_files_loaded_again_are_the_same_weights(self, made):
+        """As after a sleep of level 2. Not if others were loaded between, or if files are named."""
+        _, call, parted = made()
+        call("reload_weights")
+        assert not parted
+        call("reload_weights", weights_path="/elsewhere")
+        call("reload_weights")
+        assert len(parted) == 2
+
+    def test_other_files_are_other_weights(self, made):
+        """The model's folder has been written anew since the engine started."""
+        engine, call, parted = made()
+        write_model(Path(engine._vllm_config.model_config.model), seed=1)
+        call("reload_weights")
+        assert parted
+
+    @pytest.mark.parametrize(("commit", "same"), [("c0ffee", True), ("decade", False), (None, False)])
+    def test_a_hubs_branch_may_have_other_files_by_now(self, made, tmp_path, commit, same):
+        """The commit in the hub's cache, where the worker has just had it from, decides."""
+        engine, call, parted = made()
+        model, hub = engine._vllm_config.model_config, tmp_path / "hub"
+        engine._vllm_config.load_config.download_dir = str(hub)
+        model.model, model.revision, model.hf_config._commit_hash = "maker/llama", None, "c0ffee"
+        engine._weights = identity.known_weights(engine._vllm_config)
+        if commit:
+            kept = hub / "models--maker--llama"
+            for path, text in ((f"snapshots/{commit}/config.json", "{}"), ("refs/main", commit)):
+                (kept / path).parent.mkdir(parents=True)
+                (kept / path).write_text(text)
+        call("reload_weights")
+        assert bool(parted) is not same
+
+    def test_another_engine_of_the_process_hears_nothing(self, made):
+        """Nor does a trainer's, whose caches vLLM empties."""
+        (_, call, parted), (_, _, others) = made(), made()
+        trained = made(weight_transfer_config=WeightTransferConfig())
+        call("update_weights")
+        trained[1]("update_weights")
+        assert (len(parted), others, trained[2]) == (1, [], [])
+
+    def test_vllm_still_finds_the_types_of_what_it_is_called_with(self):
+        """Whichever process calls."""
+        compat._listen()
+        called = EngineCore.__new__(EngineCore).collective_rpc
+        assert EngineCoreProc._convert_msgspec_args(called, ["sleep", 1.0, (), None]) == ("sleep", 1.0, (), None)
 
 
 def test_a_steps_requests_and_their_tokens():

@@ -320,6 +320,53 @@ def test_an_engine_that_gets_new_weights_loses_what_the_old_ones_made(played, we
     assert engine.knows_nothing()
 
 
+@pytest.mark.parametrize("other", [None, {"at_once": True, "fails": 0.0}], ids=["alone", "beside another connector"])
+def test_weights_exchanged_past_vllms_configuration(played, other):
+    """Even if no cache is emptied but the device's, nothing comes that the old ones made: neither staged nor stored.
+
+    What the new ones make comes again, until the device's cache is emptied for the next. Others go on with the old.
+    """
+    engine, old = played(whole, 64, other=other), played(whole, 64)
+    prompt = tokens(300, seed=8)
+
+    def asked(each, name):
+        before = each.loaded
+        each.add(name, prompt)
+        each.run()
+        assert each.answers[name] == answer(prompt, 8)
+        assert each.knows_nothing()
+        return each.loaded - before
+
+    asked(engine, "a")
+    assert asked(old, "a") == 8
+    engine.exchanges("update_weight_from_tensors")
+    assert engine.scheduler.reset_prefix_cache()
+    assert [asked(engine, "b"), asked(engine, "c")] == [0, 0], "the device has it"
+    assert old.scheduler.reset_prefix_cache(reset_connector=True)
+    assert asked(old, "b") == 8
+    assert engine.scheduler.reset_prefix_cache()
+    assert asked(engine, "d") == 0
+
+
+def test_weights_exchanged_amid_loads_and_stores(played):
+    """Requests that are kept end, with right answers; what is under way is not taken for what the new weights make."""
+    one, engine = played(whole, 64), played(whole, 64)
+    prompts = [tokens(300, seed=seed) for seed in range(4)]
+    for seed, prompt in enumerate(prompts[:2]):
+        one.add(f"r{seed}", prompt)
+    one.run()
+    for seed, prompt in enumerate(prompts):
+        engine.add(f"r{seed}", prompt, most=40)
+    while not engine.loading:
+        engine.step()
+    for method in ("start_weights", "update_weights", "finish_weights"):
+        engine.exchanges(method)
+        engine.step()
+    engine.run()
+    assert [engine.answers[f"r{seed}"] for seed in range(4)] == [answer(prompt, 40) for prompt in prompts]
+    assert engine.knows_nothing()
+
+
 def test_a_reset_right_after_another(played):
     """Before any step has told the worker what it is to end: both are done, and the worker is told of all of it."""
     engine = played(whole, 64)

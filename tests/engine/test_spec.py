@@ -29,7 +29,7 @@ def specs(configured):
     cache = cache_of(config)
     engine = compat.Engine(config, cache)
     worker = TierTuneSpec(engine.config)
-    engine.tell_tier()
+    engine.tell_tier(lambda: None)
     return worker, TierTuneSpec(build_offloading_config(config, cache))
 
 

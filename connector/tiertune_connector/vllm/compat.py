@@ -6,8 +6,9 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial, wraps
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -37,12 +38,14 @@ from tiertune_connector.vllm.sizes import SizePlan, plan
 
 logger = logging.getLogger(f"vllm.{__name__}")
 EPOCH_BYTES = 8
+RELOAD = "reload_weights"
+"""Without arguments: the worker loads the model's files again."""
+NOT_EXCHANGING = {"compute_weight_checksums", "init_weight_transfer_engine", "shutdown_weight_transfer_engine"}
+"""Of vLLM's methods with weights in their name; all others exchange them."""
 TENANT_KEY = "TIERTUNE_TENANT_KEY"
 """Environment variable: the key of the digest that stands for a salt, so that nobody can guess salts by digests."""
 FAR = 1 << 24
 """Tokens of context beyond the window of any layer that has one."""
-_told = WeakSet[AdapterDigests]()
-"""Those of this process's engines, which it has more than one of only if a caller made them here."""
 
 
 class Engine:
@@ -68,19 +71,22 @@ class Engine:
         self.groups = tuple(found[place] for place in self._order)
         """First the group whose chunks make the chain."""
         self._tenant_key = os.fsencode(os.environ.get(TENANT_KEY, ""))
-        self._adapters = AdapterDigests(identity.adapters(vllm_config))
+        self.adapters = AdapterDigests(identity.adapters(vllm_config))
         self._adapters_encode = identity.adapters_encode(vllm_config)
         media, cached = vllm_config.model_config.multimodal_config, vllm_config.cache_config.enable_prefix_caching
         self._numbers_media = media is not None and media.mm_processor_cache_gb == 0 and not cached
         """Whether images and the like are not hashed: keys then hold a number with another meaning in each process."""
-        self.exchanges_weights = identity.exchanges_weights(vllm_config)
+        self._trained = self.exchanges_weights = identity.exchanges_weights(vllm_config)
         self.drafts = vllm_config.num_speculative_tokens or 0
         """Tokens that it speculates."""
-        self.epoch = 0
-        """Exchanges of the weights so far: what was stored before is no longer found, if weights are exchanged."""
+        self._epoch = b""
+        """Of the weights, as part of all keys: what was stored before an exchange is no longer found."""
 
-    def tell_tier(self) -> None:
-        """Call before vLLM's own constructor on the scheduler's side, which makes the tier; the log gets the sizes."""
+    def tell_tier(self, exchanged: Callable[[], object]) -> None:
+        """Call before vLLM's own constructor on the scheduler's side, which makes the tier; the log gets the sizes.
+
+        ``exchanged`` is called when somebody has exchanged weights by other ways than a trainer's.
+        """
         own, planned = self.settings.staging, self._plan
         if own is not None and own < planned.prompt_bytes:
             logger.warning(
@@ -93,9 +99,38 @@ class Engine:
             format_size(planned.row_bytes),
             format_size(own or planned.staging_bytes),
         )
-        translate(self._vllm_config, self.facts(), planned)
-        _told.add(self._adapters)
-        _tell_of_loads()
+        facts = self.facts()
+        translate(self._vllm_config, facts, planned)
+        self._weights, self._exchanged = facts.namespace.weights, exchanged
+        _hearing.add(self)
+        _listen()
+
+    def next_epoch(self) -> None:
+        """What was stored so far is no longer found."""
+        self._epoch = os.urandom(EPOCH_BYTES)
+
+    def hears(self, core: Any) -> bool:  # noqa: ANN401 (vLLM's EngineCore)
+        """Whether ``core`` is this engine's; a MultiConnector gives its connectors a configuration of their own."""
+        return core.vllm_config.model_config is self._vllm_config.model_config
+
+    def called(self, method: str, given: bool) -> None:
+        """The workers were called by ``method``, with arguments if ``given``, which may have exchanged their weights.
+
+        If so, what was stored before is no longer found, and other engines find no more of what is stored: they may
+        have other weights. Only a trainer, of whom vLLM's configuration tells, empties all caches by itself.
+        """
+        if self._trained or "weight" not in method or method in NOT_EXCHANGING:
+            return
+        if not self.exchanges_weights:
+            if method == RELOAD and not given and identity.still_has(self._vllm_config, self._weights):
+                return
+            logger.warning(
+                "TierTune: %s gave this engine other weights, or may have: until it is started again it shares chunks"
+                " with no other",
+                method,
+            )
+        self.exchanges_weights = True
+        self._exchanged()
 
     def facts(self) -> Facts:
         """What the tier must know about the engine."""
@@ -114,19 +149,18 @@ class Engine:
 
         At most ``most`` tokens may be loaded for it: if these are no chunk of some group, vLLM loads nothing.
         """
-        adapter = self._adapters.contents(request.lora_request)
+        adapter = self.adapters.contents(request.lora_request)
         # vLLM keeps encoded media by the name alone of the adapter that encoded them.
         media = request.mm_features and (self._numbers_media or (request.lora_request and self._adapters_encode))
         known = adapter is not None and not media
         salt = request.cache_salt or ""
         allowed = known and (salt != "" or self.settings.isolation == "shared")
-        epoch = self.epoch.to_bytes(EPOCH_BYTES, "big") if self.exchanges_weights else b""
         loads = most is None or most >= max(group.chunk_tokens for group in self.groups)
         return Prompt(
             tokens=request.num_prompt_tokens,
             keys=[keys[place] for place in self._order],
-            suffix=(adapter or b"") + epoch,
-            stands=partial(self._adapters.stands, request.lora_request, adapter),
+            suffix=(adapter or b"") + self._epoch,
+            stands=partial(self.adapters.stands, request.lora_request, adapter),
             tenant=tenant_digest(salt, self._tenant_key),
             reads=allowed and loads and not request.skip_reading_prefix_cache,
             writes=allowed,
@@ -152,25 +186,37 @@ class Engine:
         return planned
 
 
-@cache
-def _tell_of_loads() -> None:
-    """Have the digests hear of an adapter when it is loaded.
+_hearing = WeakSet[Engine]()
+"""This process's engines."""
 
-    vLLM loads it past the scheduler, maybe long before a request names it. If it gets the id of another, which it
-    replaces or which was removed, requests under way go on with it.
+
+@cache
+def _listen() -> None:
+    """Have engines hear of an adapter when it is loaded, and of other weights.
+
+    vLLM loads an adapter past the scheduler, maybe long before a request names it. If it gets the id of another, which
+    it replaces or which was removed, requests under way go on with it.
     """
     from vllm.v1.engine.core import EngineCore  # workers do without
 
-    load = EngineCore.add_lora
+    load, call = EngineCore.add_lora, EngineCore.collective_rpc
 
     @wraps(load)  # vLLM reads its parameters' types
     def add_lora(core: Any, lora_request: LoRARequest) -> bool:  # noqa: ANN401 (vLLM's EngineCore)
         with contextlib.ExitStack() as loading:
-            for adapters in tuple(_told):
-                loading.enter_context(adapters.loading(lora_request))
+            for engine in filter(methodcaller("hears", core), tuple(_hearing)):
+                loading.enter_context(engine.adapters.loading(lora_request))
             return load(core, lora_request)
 
-    EngineCore.add_lora = add_lora
+    @wraps(call)
+    def collective_rpc(core: Any, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        try:
+            return call(core, method, timeout, args, kwargs)
+        finally:  # also what failed may have loaded some
+            for engine in filter(methodcaller("hears", core), tuple(_hearing)):
+                engine.called(getattr(method, "__name__", str(method)), bool(args or kwargs))
+
+    EngineCore.add_lora, EngineCore.collective_rpc = add_lora, collective_rpc
 
 
 def translate(vllm_config: VllmConfig, facts: Facts | None = None, plan: SizePlan | None = None) -> None:

@@ -47,7 +47,7 @@ class TierTuneConnector(OffloadingConnector):
         neighbours.check()
         self._engine = compat.Engine(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
-            self._engine.tell_tier()
+            self._engine.tell_tier(self.reset_cache)
         super().__init__(vllm_config, role, kv_cache_config)
         self._announced = events.Announced()
         self._timing = WorkerTiming(())
@@ -66,9 +66,7 @@ class TierTuneConnector(OffloadingConnector):
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._engine.drafts:
             turns.guard(kv_cache_manager.coordinator)
-        if self._engine.exchanges_weights:
-            # Whoever empties the device's cache alone, for new weights, does not want the old ones' chunks from here.
-            kv_cache_manager.reset_prefix_cache = partial(self._reset, kv_cache_manager.reset_prefix_cache)
+        kv_cache_manager.reset_prefix_cache = partial(self._reset, kv_cache_manager.reset_prefix_cache)
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
@@ -110,13 +108,13 @@ class TierTuneConnector(OffloadingConnector):
     def reset_cache(self) -> bool | None:
         """As vLLM's; vLLM calls it even if running requests keep it from emptying the device's cache.
 
-        The store keeps its chunks. But if a trainer exchanges the engine's weights, no chunk from before is found any
-        more: vLLM empties its caches at each exchange.
+        The store keeps its chunks. But if the engine's weights are exchanged, no chunk from before is found any more:
+        its caches are emptied at each exchange.
         """
         if self._offloading.under_way:
             self.tier.hold()
         if self._engine.exchanges_weights:
-            self._engine.epoch += 1
+            self._engine.next_epoch()
             self.tier.part()
         with self._offloading.emptied():
             done = super().reset_cache()
@@ -152,7 +150,8 @@ class TierTuneConnector(OffloadingConnector):
         return self._announced.told(super().take_events())
 
     def _reset(self, empty: Callable[[], bool]) -> bool:
-        return empty() and self.reset_cache() is not False
+        """Whoever empties the device's cache alone, for new weights, does not want the old ones' chunks from here."""
+        return empty() and (not self._engine.exchanges_weights or self.reset_cache() is not False)
 
     @classmethod
     def build_prom_metrics(

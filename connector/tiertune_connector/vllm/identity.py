@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import vllm
+from huggingface_hub import try_to_load_from_cache
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
@@ -96,7 +97,7 @@ def namespace(
         weights=(
             _only(config, "a trainer exchanges its weights, or it invents them")
             if exchanges_weights(vllm_config)
-            else _known_weights(vllm_config) or _only(config, "its weights are not known")
+            else known_weights(vllm_config) or _only(config, "its weights are not known")
         ),
         dtype=_text(
             model.dtype,
@@ -148,7 +149,7 @@ def adapters_encode(vllm_config: VllmConfig) -> bool:
     return vllm_config.lora_config is not None and vllm_config.lora_config.enable_tower_connector_lora
 
 
-def _known_weights(vllm_config: VllmConfig) -> str:
+def known_weights(vllm_config: VllmConfig) -> str:
     """Weights of the model, with what overrides its configuration or code, and of its draft model; empty if unknown."""
     model, drafts = vllm_config.model_config, vllm_config.speculative_config
     own = _weights(model) if str(vllm_config.load_config.load_format) in FROM_FILES else ""
@@ -165,6 +166,17 @@ def _known_weights(vllm_config: VllmConfig) -> str:
         if drafter is not None:
             parts.append(_lengths(drafter, length, drafter.max_model_len))
     return " ".join(part for part in parts if part) if own else ""
+
+
+def still_has(vllm_config: VllmConfig, known: str) -> bool:
+    """Whether the model's files are those that ``known`` tells; a hub's branch may have others by now."""
+    model = vllm_config.model_config
+    if not Path(model.model).is_dir():
+        folder = vllm_config.load_config.download_dir
+        found = try_to_load_from_cache(model.model, weights.CONFIG, folder, model.revision)
+        if not isinstance(found, str) or Path(found).parent.name != _commit(model):
+            return False
+    return known_weights(vllm_config) == known
 
 
 def _other_code(model: Any) -> dict[str, object]:  # noqa: ANN401 (vLLM's ModelConfig)
@@ -226,12 +238,17 @@ def _lengths(model: Any, *lengths: int) -> str:  # noqa: ANN401 (vLLM's ModelCon
 def _weights(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
     """Weights and configuration; if the latter is from elsewhere, a hub's commit identifies it, and not the weights."""
     folder, other = Path(model.model), model.hf_config_path
-    commit = str(getattr(model.hf_config, "_commit_hash", None) or "")
+    commit = _commit(model)
     own = weights.digest(folder) if folder.is_dir() else ""
     if not other or other == model.model:
         return own if folder.is_dir() else commit
     config = weights.digest_of(Path(other) / weights.CONFIG, ()).hex() if Path(other).is_dir() else commit
     return f"{own} {config}" if own and config else ""
+
+
+def _commit(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
+    """Empty if the configuration is from no hub."""
+    return str(getattr(model.hf_config, "_commit_hash", None) or "")
 
 
 def _only(config: OffloadingConfig, reason: str) -> str:

@@ -165,7 +165,11 @@ NEEDS = {
             "block_hashes mm_features streaming_queue"
         ),
     },
-    "v1/engine/core.py": {"EngineCore.add_lora": "lora_request"},
+    "v1/engine/core.py": {
+        "EngineCore": "vllm_config",
+        "EngineCore.add_lora": "lora_request",
+        "EngineCore.collective_rpc": "method timeout args kwargs",
+    },
     "lora/request.py": {"LoRARequest": "lora_name lora_int_id lora_path load_inplace"},
     "v1/metrics/perf.py": {
         "ModelMetrics": "is_enabled get_num_flops",
