@@ -119,6 +119,20 @@ def test_the_store_looks_for_the_next_question_where_one_client_asks_alone(speak
         assert bool([after for after in looked if after < 6]) == looks
 
 
+@pytest.mark.parametrize(("speakers", "yields"), [(1, False), (2, True)])
+def test_the_processor_is_offered_where_several_clients_speak_at_once(speakers, yields, monkeypatch):
+    """One that has its answer may wait for it; a client alone does not, and whoever else computes could keep it."""
+    offered, said = [], []
+    monkeypatch.setattr(turns.os, "sched_yield", lambda: offered.append(len(said)))
+    with Served(lambda _, message: said.append(message.keys), speakers) as served:
+        for client in served.clients():
+            for _ in range(3):
+                client.send(Abort([b"k"]))
+        served.start()
+        eventually(lambda: len(said) == 3 * speakers)
+    assert offered == ([2, 4, 6] if yields else [])
+
+
 def test_what_was_said_before_the_end_is_handled():
     """Then the end is told, once; also where all is to stop."""
     said = []

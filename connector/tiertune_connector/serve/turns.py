@@ -53,7 +53,10 @@ class Turns:
                     stopping = bool(os.eventfd_read(self._bell))
                 elif self._hear(number, event):
                     speaking.append(self._connections[number])
-            speaking = [each for each in dict.fromkeys(speaking) if self._turn(each)]
+            speakers = dict.fromkeys(speaking)
+            speaking = [each for each in speakers if self._turn(each)]
+            if len(speakers) > 1:  # a client that was woken on this processor would wait for all of a time slice
+                os.sched_yield()
 
     def stop(self) -> None:
         """Have ``run`` end with the last connection; what was said before is handled."""
