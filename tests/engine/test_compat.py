@@ -4,6 +4,8 @@ import contextlib
 import json
 import logging
 import os
+import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,7 +43,7 @@ def _checked_anew():
     compat.check_version.cache_clear()
 
 
-def load_weights():
+def load_weights(*_):
     """An extension may hand over a function, too."""
 
 
@@ -379,30 +381,35 @@ class TestExchangedPastVllm:
     def suffix(engine):
         return engine.prompt(arrived(), [[]]).suffix
 
-    @pytest.mark.parametrize("method", ["update_weight_cuda_ipc", "reset_weights", load_weights])
+    @pytest.mark.parametrize(
+        "method", ["update_weight_cuda_ipc", "resetWeights", load_weights, partial(load_weights, torch.zeros(1 << 20))]
+    )
     def test_keys_are_others_from_then_on(self, made, caplog, method):
         """Whatever an extension's method is called, as long as weights are in its name; the log says it once."""
         engine, call, parted = made()
         call(method)
         first = self.suffix(engine)
         call(method)
-        assert len({b"", first, self.suffix(engine)}) == 3
+        assert len({b"", first, self.suffix(engine)}) == 3, "each time"
         assert (len(parted), engine.exchanges_weights) == (2, True)
         assert caplog.text.count("shares chunks with no other") == 1
 
-    def test_also_when_the_exchange_failed(self, made):
-        """Some of them may have been loaded; who called hears of it."""
+    @pytest.mark.parametrize("method", ["update_weights", "reload_weights"])
+    def test_also_when_the_exchange_failed(self, made, method):
+        """Some of them may have been loaded, even of the same files; who called hears of it."""
         engine, call, parted = made()
 
         def fail(*_):
             raise RuntimeError("out of memory")
 
         with pytest.raises(RuntimeError, match="out of memory"):
-            call("update_weights", done=fail)
+            call(method, done=fail)
         assert parted
         assert self.suffix(engine)
 
-    @pytest.mark.parametrize("method", ["compute_weight_checksums", "init_weight_transfer_engine", "profile"])
+    @pytest.mark.parametrize(
+        "method", ["compute_weight_checksums", "init_weight_transfer_engine", "update_config", "profile"]
+    )
     def test_nothing_changes_if_weights_do_not(self, made, method):
         """Other calls, and those that only read them."""
         engine, call, parted = made()
@@ -418,10 +425,26 @@ class TestExchangedPastVllm:
         call("reload_weights")
         assert len(parted) == 2
 
-    def test_other_files_are_other_weights(self, made):
+    @pytest.mark.parametrize("method", ["reload_weights", "load_model"])
+    def test_other_files_are_other_weights(self, made, method):
         """The model's folder has been written anew since the engine started."""
         engine, call, parted = made()
         write_model(Path(engine._vllm_config.model_config.model), seed=1)
+        call(method)
+        assert parted
+
+    def test_files_that_cannot_be_read_are_other_weights(self, made):
+        """The folder is gone."""
+        engine, call, parted = made()
+        shutil.rmtree(engine._vllm_config.model_config.model)
+        call("reload_weights")
+        assert parted
+
+    def test_workers_may_be_told_of_another_model_to_load(self, made):
+        """By `update_config`: then the files that the engine started with show nothing."""
+        _, call, parted = made()
+        call("update_config", overrides={"model_config": object()})
+        assert not parted
         call("reload_weights")
         assert parted
 
@@ -442,12 +465,17 @@ class TestExchangedPastVllm:
         assert bool(parted) is not same
 
     def test_another_engine_of_the_process_hears_nothing(self, made):
-        """Nor does a trainer's, whose caches vLLM empties."""
+        """It keeps its weights."""
         (_, call, parted), (_, _, others) = made(), made()
-        trained = made(weight_transfer_config=WeightTransferConfig())
         call("update_weights")
-        trained[1]("update_weights")
-        assert (len(parted), others, trained[2]) == (1, [], [])
+        assert (len(parted), others) == (1, [])
+
+    def test_a_trainers_engine_parts_too(self, made, caplog):
+        """VLLM empties no cache for `/update_weights`. It shares with no other anyway, as the log says at its start."""
+        _, call, parted = made(weight_transfer_config=WeightTransferConfig())
+        call("update_weights")
+        assert len(parted) == 1
+        assert "gave this engine" not in caplog.text
 
     def test_vllm_still_finds_the_types_of_what_it_is_called_with(self):
         """Whichever process calls."""

@@ -367,6 +367,23 @@ def test_weights_exchanged_amid_loads_and_stores(played):
     assert engine.knows_nothing()
 
 
+def test_what_is_computed_over_an_exchange_is_staged_no_more(played):
+    """Its head is the old weights'. Staging's keys do not tell, and with no cache on the device nobody empties it."""
+    engine = played(whole, 64, enable_prefix_caching=False)
+    prompt = tokens(300, seed=9)
+    engine.add("over", prompt, most=20)
+    while not engine.answers["over"]:
+        engine.step()
+    engine.exchanges("update_weights")
+    engine.run()
+    for name, found in (("first", 0), ("second", 8)):
+        before = engine.loaded
+        engine.add(name, prompt)
+        engine.run()
+        assert engine.loaded - before == found
+    assert engine.knows_nothing()
+
+
 def test_a_reset_right_after_another(played):
     """Before any step has told the worker what it is to end: both are done, and the worker is told of all of it."""
     engine = played(whole, 64)

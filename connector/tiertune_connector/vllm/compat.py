@@ -38,10 +38,15 @@ from tiertune_connector.vllm.sizes import SizePlan, plan
 
 logger = logging.getLogger(f"vllm.{__name__}")
 EPOCH_BYTES = 8
-RELOAD = "reload_weights"
-"""Without arguments: the worker loads the model's files again."""
-NOT_EXCHANGING = {"compute_weight_checksums", "init_weight_transfer_engine", "shutdown_weight_transfer_engine"}
-"""Of vLLM's methods with weights in their name; all others exchange them."""
+RELOADING = frozenset({"reload_weights", "load_model"})
+"""Without arguments: a worker loads its model's files again."""
+KEEPING = frozenset(
+    {
+        *("compute_weight_checksums", "supports_draft_weight_updates"),
+        *("init_weight_transfer_engine", "shutdown_weight_transfer_engine"),
+    }
+)
+"""Those of vLLM's methods with weights in their name that leave them as they are."""
 TENANT_KEY = "TIERTUNE_TENANT_KEY"
 """Environment variable: the key of the digest that stands for a salt, so that nobody can guess salts by digests."""
 FAR = 1 << 24
@@ -76,7 +81,7 @@ class Engine:
         media, cached = vllm_config.model_config.multimodal_config, vllm_config.cache_config.enable_prefix_caching
         self._numbers_media = media is not None and media.mm_processor_cache_gb == 0 and not cached
         """Whether images and the like are not hashed: keys then hold a number with another meaning in each process."""
-        self._trained = self.exchanges_weights = identity.exchanges_weights(vllm_config)
+        self.exchanges_weights = identity.exchanges_weights(vllm_config)
         self.drafts = vllm_config.num_speculative_tokens or 0
         """Tokens that it speculates."""
         self._epoch = b""
@@ -85,7 +90,7 @@ class Engine:
     def tell_tier(self, exchanged: Callable[[], object]) -> None:
         """Call before vLLM's own constructor on the scheduler's side, which makes the tier; the log gets the sizes.
 
-        ``exchanged`` is called when somebody has exchanged weights by other ways than a trainer's.
+        ``exchanged`` is called when somebody has exchanged the weights.
         """
         own, planned = self.settings.staging, self._plan
         if own is not None and own < planned.prompt_bytes:
@@ -110,19 +115,22 @@ class Engine:
         self._epoch = os.urandom(EPOCH_BYTES)
 
     def hears(self, core: Any) -> bool:  # noqa: ANN401 (vLLM's EngineCore)
-        """Whether ``core`` is this engine's; a MultiConnector gives its connectors a configuration of their own."""
-        return core.vllm_config.model_config is self._vllm_config.model_config
+        """Whether ``core`` is this engine's; a MultiConnector gives its connectors a copy of the configuration."""
+        return core.vllm_config.scheduler_config is self._vllm_config.scheduler_config
 
-    def called(self, method: str, given: bool) -> None:
-        """The workers were called by ``method``, with arguments if ``given``, which may have exchanged their weights.
+    def called(self, method: str, *, plainly: bool) -> None:
+        """The workers were called by ``method``, ``plainly`` if without arguments and all did it.
 
-        If so, what was stored before is no longer found, and other engines find no more of what is stored: they may
-        have other weights. Only a trainer, of whom vLLM's configuration tells, empties all caches by itself.
+        If it may have exchanged their weights, what was stored before is no longer found, and other engines find no
+        more of what is stored: they may have other weights.
         """
-        if self._trained or "weight" not in method or method in NOT_EXCHANGING:
+        if method == "update_config":  # which may name another model to load next
+            self._weights = ""
+        name = method.lower()
+        if ("weight" not in name and name not in RELOADING) or name in KEEPING:
             return
         if not self.exchanges_weights:
-            if method == RELOAD and not given and identity.still_has(self._vllm_config, self._weights):
+            if plainly and name in RELOADING and identity.still_has(self._vllm_config, self._weights):
                 return
             logger.warning(
                 "TierTune: %s gave this engine other weights, or may have: until it is started again it shares chunks"
@@ -210,11 +218,14 @@ def _listen() -> None:
 
     @wraps(call)
     def collective_rpc(core: Any, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        name, done = getattr(getattr(method, "func", method), "__name__", str(method)), False
         try:
-            return call(core, method, timeout, args, kwargs)
-        finally:  # also what failed may have loaded some
+            answers = call(core, method, timeout, args, kwargs)
+            done = True
+        finally:  # what failed may have loaded some
             for engine in filter(methodcaller("hears", core), tuple(_hearing)):
-                engine.called(getattr(method, "__name__", str(method)), bool(args or kwargs))
+                engine.called(name, plainly=done and not args and not kwargs)
+        return answers
 
     EngineCore.add_lora, EngineCore.collective_rpc = add_lora, collective_rpc
 

@@ -115,6 +115,7 @@ class TierTuneConnector(OffloadingConnector):
             self.tier.hold()
         if self._engine.exchanges_weights:
             self._engine.next_epoch()
+            self._offloading.part()
             self.tier.part()
         with self._offloading.emptied():
             done = super().reset_cache()

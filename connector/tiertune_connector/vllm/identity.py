@@ -169,14 +169,17 @@ def known_weights(vllm_config: VllmConfig) -> str:
 
 
 def still_has(vllm_config: VllmConfig, known: str) -> bool:
-    """Whether the model's files are those that ``known`` tells; a hub's branch may have others by now."""
+    """Whether the model's files are those that ``known`` tells; a hub's branch may have others by now. In doubt: no."""
     model = vllm_config.model_config
-    if not Path(model.model).is_dir():
-        folder = vllm_config.load_config.download_dir
-        found = try_to_load_from_cache(model.model, weights.CONFIG, folder, model.revision)
-        if not isinstance(found, str) or Path(found).parent.name != _commit(model):
-            return False
-    return known_weights(vllm_config) == known
+    try:
+        if not Path(model.model).is_dir():
+            folder = vllm_config.load_config.download_dir
+            found = try_to_load_from_cache(model.model, weights.CONFIG, folder, model.revision)
+            if not isinstance(found, str) or Path(found).parent.name != _commit(model):
+                return False
+        return known != "" and known_weights(vllm_config) == known
+    except (OSError, ValueError):  # gone meanwhile, or no name that a hub could have
+        return False
 
 
 def _other_code(model: Any) -> dict[str, object]:  # noqa: ANN401 (vLLM's ModelConfig)

@@ -89,6 +89,11 @@ class Offloading:
             if status.req.is_finished():
                 status.max_offload_tokens = 0
 
+    def part(self) -> None:
+        """What present requests compute is no longer copied to staging: it may be made of weights that are gone."""
+        for status in self._requests.values():
+            status.max_offload_tokens = 0
+
     @contextmanager
     def emptied(self) -> Iterator[None]:
         """Around vLLM's own reset: it refuses one until a step has told which jobs the reset before left to end."""
