@@ -1,6 +1,7 @@
 """Redis as the remote: away, hung, restarted, full, evicting. A real server throughout."""
 
 import signal
+import socket
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -373,7 +374,7 @@ def test_many_threads_share_the_connections(server, raw):
 
 
 def test_chunks_go_by_a_socket_of_the_host():
-    """In as many windows."""
+    """In as many windows. It holds more than Linux gives one by itself: we would sleep whenever that is full."""
     with (
         short_folder() as folder,
         redis_server(options=["--unixsocket", str(folder / "r.sock")]),
@@ -384,6 +385,9 @@ def test_chunks_go_by_a_socket_of_the_host():
             assert read(tier, b"%d" % nbytes, nbytes) is Outcome.OK
         assert read(tier, b"none") is Outcome.MISS
         assert tier.flush() == (Outcome.OK, 4)
+        with tier._wire(time.monotonic() + 5) as wire, socket.socket(socket.AF_UNIX) as usual:
+            rooms = [each.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for each in (wire.sock, usual)]
+        assert rooms[0] >= 2 * rooms[1]
 
 
 def test_other_users_of_the_server_are_left_alone(tier, raw):

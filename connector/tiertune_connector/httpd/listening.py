@@ -57,7 +57,10 @@ class Listening(Document):
 
     def listen(self) -> socket.socket:
         """Bind at once: of two processes on one port, the second fails here. OSError names the address."""
-        listener = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        # The protocol must be named: asyncio has answers sent at once (TCP_NODELAY) only then. Else each waits for the
+        # caller's system to acknowledge its head, 40 ms on a connection that is kept.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((self.host, self.port))

@@ -5,6 +5,7 @@ into the caller's buffer. Payloads go past redis-py, which would copy them (`res
 by itself; its capacity is fleet tuning and not this class's.
 """
 
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ _EVERY = b"[0-9a-f]" * 32
 """Matches a namespace alone: other keys may begin as chunks' do."""
 WINDOW_BYTES = 1 << 20
 """Asked for at once: half as much takes an eighth longer, more no less."""
+_SEND_ROOM_BYTES = 4 << 20
+"""What a unix socket is to hold of ours; Linux gives less if `net.core.wmem_max` is. TCP sees to it by itself."""
 _PAGE = 1000
 """Chunks that a flush finds or drops at a time: a round trip for each would take minutes."""
 _AHEAD = 2
@@ -157,7 +160,10 @@ class RedisTier:
         try:
             if connection._sock is None:  # noqa: SLF001 # closed by another thread, which met a new master
                 raise redis.ConnectionError("the connection was closed")
-            wire = Wire(connection._sock, lambda: self._check(until))  # noqa: SLF001 # the library has no other way
+            sock = connection._sock  # noqa: SLF001 # the library has no other way
+            if sock.family == socket.AF_UNIX:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_ROOM_BYTES)
+            wire = Wire(sock, lambda: self._check(until))
             try:
                 yield wire
             except redis.exceptions.OutOfMemoryError:
