@@ -246,6 +246,27 @@ def test_victims_that_wait_are_few(tier, clock):
     assert lane.given() == keys[2:5]
 
 
+def test_a_queue_that_drains_quickly_is_filled_again_soon(tier, clock, monkeypatch):
+    """Else its writers are idle until the next step; not one that drains slowly, nor where nothing more is to come."""
+    monkeypatch.setattr(module, "_WAITING", 16)
+    lane = FakeLane()
+    resize(tier, 256 * PAGE)
+    behind = evicting(tier, lane, clock)
+    fill(tier, chain("k", 256))
+    told = []
+    for written in (0, 0, 1, 2, 16, 16, 16, 16):
+        lane.waiting -= written
+        told.append((behind.clean_ahead(), len(lane.given())))
+    assert told == [(True, 16), (False, 0), (False, 1), (True, 2), (True, 16), (True, 16), (False, 14), (False, 0)]
+    resize(tier, 512 * PAGE)
+    fill(tier, chain("more", 256))
+    for dead in (False, True):
+        lane.waiting = 0
+        for _ in range(3 * dead):
+            lane.breaker.record(Outcome.ERROR)
+        assert behind.clean_ahead() is not dead
+
+
 def test_the_victims_of_one_namespace_do_not_wait_for_those_of_another(tier, clock):
     """However many of a large pool wait: what they pin is theirs."""
     lane = FakeLane()

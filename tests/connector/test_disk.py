@@ -150,6 +150,20 @@ def test_slots_are_used_again(tier, tmp_path):
     assert slab_file(tmp_path).stat().st_size <= SLOT
 
 
+def test_pages_are_written_whole(tier, monkeypatch):
+    """Of a page that it does not cache, the kernel would first read what is not overwritten."""
+    real, written = os.pwrite, []
+    monkeypatch.setattr(module.os, "pwrite", lambda fd, data, at: written.append((len(data), at)) or real(fd, data, at))
+    monkeypatch.setattr(module, "punch_hole", lambda *_: False)
+    for key in chain("k", 5):
+        assert write(tier, key, nbytes=4 * PAGE) is Outcome.OK
+        assert intact(tier, key, 4 * PAGE)
+    assert tier.flush() == (Outcome.OK, 5)
+    headers = [at // PAGE % 5 for nbytes, at in written if nbytes % PAGE == at % PAGE == 0]
+    assert headers.count(0) == 3 * 5, "wiped, written, and wiped again"
+    assert len(headers) == len(written)
+
+
 @pytest.mark.parametrize(
     ("number", "outcome"), [(errno.ENOSPC, Outcome.FULL), (errno.EDQUOT, Outcome.FULL), (errno.EIO, Outcome.ERROR)]
 )

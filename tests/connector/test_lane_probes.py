@@ -1,6 +1,8 @@
 """Probes of a slower tier: what they measure, close and teach, and when chunks are read again to measure."""
 
 import itertools
+import mmap
+import resource
 
 import pytest
 
@@ -9,6 +11,7 @@ from connector.memory_tier import MemoryTier
 from connector.stores import PATIENCE_S, A, Clock, counted, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.lane import PROBE_NAMESPACE, Lane
+from tiertune_connector.tiers import linux
 from tiertune_connector.tiers.base import Outcome
 
 
@@ -248,4 +251,32 @@ def test_a_chunk_that_came_slower_than_believed_is_not_read_again_at_once(tier, 
         eventually(lambda: lane._probing is None or lane._probing.done())
     assert [round(after - before) for before, after in itertools.pairwise(asked)] == [30, 30]
     assert lane.transit.estimate().samples == 1
+    lane.close()
+
+
+@pytest.mark.parametrize("old_kernel", [False, True])
+def test_a_chunk_is_measured_into_memory_that_is_there_got_with_the_gil_free(tier, counters, monkeypatch, old_kernel):
+    """The kernel takes 10 ms for 32 MiB: no part of a read, and the store serves meanwhile, unless it is old."""
+    clock, made, faults, nbytes = Clock(), [], [], 256 * mmap.PAGESIZE + 1
+    lane = Lane(tier, counters, clock, patience_s=PATIENCE_S)
+    real = mmap.mmap
+    monkeypatch.setattr(linux.mmap, "mmap", lambda fd, size, flags: made.append(flags) or real(fd, size, flags))
+    if old_kernel:
+        monkeypatch.setattr(linux, "populate", lambda *_: False)
+
+    def read(out):
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        out[:: mmap.PAGESIZE] = bytes(257)
+        faults.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
+        return Outcome.OK, NOBODY
+
+    lane.transit.asked(nbytes)
+    clock.now += 1.0
+    lane.transit.ended(nbytes, Outcome.OK)
+    clock.now += 30.0
+    lane.measure(read, nbytes, silent_s=20.0)
+    eventually(lane._probing.done)
+    assert [bool(flags & mmap.MAP_POPULATE) for flags in made] == ([False, True] if old_kernel else [False])
+    assert len(faults) == 1
+    assert faults[0] < 10
     lane.close()

@@ -50,6 +50,8 @@ _HELLO_TIMEOUT_S = 5.0
 _PATIENCE_S = 5.0
 """Time for all threads to end; one may hang in a disk."""
 _UPKEEP_S = 0.05
+_SOON_S = 0.005
+"""Until the next upkeep while a fast tier writes behind: it would be done with all that one queues before 50 ms."""
 _EXPIRY_S = 1.0
 _AGAIN_S = 0.2
 """Wait after a failure to accept, and while the remote's health is unclear."""
@@ -335,16 +337,15 @@ class Server:
     def _upkeep(self) -> None:
         next_expiry, wait_s = 0.0, _UPKEEP_S
         while not self._stopping.wait(wait_s):
-            more = False
+            wait_s = _UPKEEP_S
             with self.counters.surviving("upkeep", "upkeep failed"):
-                more = self._step()
+                wait_s = self._step()
                 self.store.show()
                 if time.monotonic() >= next_expiry:
                     next_expiry = time.monotonic() + _EXPIRY_S
                     self.store.holdings.expire(self.sessions())
                     self.store.watch()
                     self.store.forget()
-            wait_s = BREATH_S if more else _UPKEEP_S
 
     def _settle_disk(self) -> None:
         """Upkeep that waits for the disk, on its own thread, as the disk may hang."""
@@ -354,10 +355,10 @@ class Server:
             with self.counters.surviving("upkeep", "the disk's upkeep failed"):
                 more = self.store.pools.settle_disk()
 
-    def _step(self) -> bool:
-        """One bounded round of upkeep; True while a tuning is not yet in force."""
+    def _step(self) -> float:
+        """One bounded round of upkeep; seconds until the next, fewer while a tuning is not yet in force."""
         more = self.store.pools.settle()
-        self.store.behind.clean_ahead()
+        drains = self.store.behind.clean_ahead()
         dropped = self.store.dram.dropped_segments()
         with self._lock:
             self._release([lost for lost in self._lost if lost.peer.ended()])
@@ -371,7 +372,7 @@ class Server:
             if connection.stuck_s() > _STUCK_S:
                 log.info("%s does not take what it asked for", connection)
                 connection.shutdown()
-        return more
+        return BREATH_S if more else _SOON_S if drains else _UPKEEP_S
 
     def _probe(self) -> None:
         """Probe all tiers regularly, but soon and repeatedly while the remote is not well."""

@@ -24,6 +24,8 @@ _MOST_AHEAD = 8192
 """Most chunks to write ahead: they are listed with the lock held."""
 _WAITING = 128
 """Victims waiting at a time: they are pinned, and every eviction steps over them."""
+_DRAINED = 8
+"""With one in so many written since the last step, perhaps 5 ms ago, a queue would be empty before a step in 50 ms."""
 _QUEUED_SHARE = 2
 """At most one in so many chunks of a pool waits to be written behind."""
 _MADE_ROOM = ("room", "capacity")
@@ -54,18 +56,25 @@ class WriteBehind(Reach):
             for key, slot in self._missing(tier, chunks):
                 self._offer(tier, digest, key, slot)
 
-    def clean_ahead(self) -> None:
-        """Queue each pool's next victims for tiers that lack them, so that evicting never waits: one step."""
+    def clean_ahead(self) -> bool:
+        """Queue each pool's next victims for tiers that lack them, so that evicting never waits: one step.
+
+        True: a queue that had drained was filled to its end, and may soon be empty with more to write.
+        """
+        drains = False
         for tier in self.tiers("evict", "commit"):
             lane = self.lanes[tier]
             refused = lane.breaker.open or lane.breaker.paused
             for digest, held in list(self.dram.pools.items()):
                 with self.dram.lock:
-                    room = 0 if refused else min(_WAITING, _queue_length(held)) - lane.writers.queued(digest)
+                    most = min(_WAITING, _queue_length(held))
+                    drained = room = 0 if refused else most - lane.writers.queued(digest)
                     for key, slot in self._missing(tier, self._next_victims(tier, held)) if room > 0 else ():
                         room -= not lane.breaker.refuses(key) and self._offer(tier, digest, key, slot)
                         if room <= 0:
+                            drains |= drained * _DRAINED >= most
                             break
+        return drains
 
     def lost(self, chunks: Sequence[Evicted]) -> None:
         """Count the chunks that left DRAM before their turn to be written."""

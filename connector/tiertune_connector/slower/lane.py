@@ -1,7 +1,6 @@
 """The way to a tier slower than memory: a breaker guards it, its cost is measured, its writes are queued."""
 
 import logging
-import mmap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -19,6 +18,7 @@ from tiertune_connector.slower.writers import Write, Writers
 from tiertune_connector.threads import Threads
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, UNKNOWN, Came, Counted, Outcome, Read, Tier, Usage, unheard
 from tiertune_connector.tiers.breaker import Breaker, Breakers
+from tiertune_connector.tiers.linux import resident
 from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
@@ -26,8 +26,6 @@ Told = TypeVar("Told")
 MAX_PROBE_BYTES = 256 << 10
 HUNG_S = 10.0
 """For a file system: long enough for the largest chunks on the slowest one."""
-_PRESENT = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-"""As staging is mapped: the kernel's time to give memory is no part of a read."""
 TELLS_S = 1.0
 """Patience for what a tier holds: an agent that asks a store for its state gives up after three seconds."""
 _NOT_READ: Read = (Outcome.ERROR, NOBODY)
@@ -212,7 +210,7 @@ class Lane:
         self._probing = _submitted(self._prober, self._measured, reading, nbytes)
 
     def _measured(self, reading: Callable[[memoryview], Read], nbytes: int) -> Outcome:
-        buffer = memoryview(mmap.mmap(-1, nbytes, _PRESENT))
+        buffer = resident(nbytes)  # as staging is: the kernel's time to give memory is no part of a read
         started = self._clock()
         with self._moving():
             outcome, _ = self._guarded("probe", lambda: reading(buffer), _NOT_READ)

@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from tiertune_connector.cgroups import groups, number, text
 _PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
+_OURS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _OF_ONE_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,6 +39,14 @@ def keep_size(fd: int) -> None:
 def populate(address: int, length: int) -> bool:
     """Fill the page tables of mapped memory, both page-aligned; False on a kernel that cannot."""
     return bool(_libc.madvise(address, length, _POPULATE_WRITE) == 0)
+
+
+def resident(nbytes: int) -> memoryview:
+    """New memory of our own, all of it there already; at once where the kernel is older, but with the GIL held."""
+    memory = mmap.mmap(-1, nbytes, _OURS)
+    if populate(ctypes.addressof(ctypes.c_char.from_buffer(memory)), nbytes):
+        return memoryview(memory)
+    return memoryview(mmap.mmap(-1, nbytes, _OURS | mmap.MAP_POPULATE))
 
 
 def spare_memory() -> int:

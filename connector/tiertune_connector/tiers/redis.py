@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import cast
 
+import numpy as np
 import redis
 import xxhash
 
@@ -98,7 +99,8 @@ class RedisTier:
                 others = header is not None and not readable(header)
                 if header and not others:
                     if header.codec:
-                        stored, nbytes = memoryview(bytearray(nbytes)), min(header.stored, nbytes)
+                        # which touches nothing: a bytearray would be filled with the GIL held
+                        stored, nbytes = np.empty(nbytes, np.uint8).data, min(header.stored, nbytes)
                     found = _filled(wire, name, stored, nbytes, unheard if header.codec else came)
                 while wire.awaited:  # what is short, useless, or not there
                     wire.fill(out)

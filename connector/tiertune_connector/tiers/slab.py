@@ -2,6 +2,9 @@
 
 A slot is a page with the chunk's header, then the payload. The header is written last and wiped first, so a slot is
 whole or nobody's. Only flushes are synced: a cache may lose data, and every read is verified.
+
+The header's page is written whole, with zeros behind it: of one that is written in part, the kernel first reads the
+rest, unless it has it cached; of a large disk it has little.
 """
 
 import os
@@ -38,7 +41,7 @@ class Slab(PayloadFile):
         start = slot * self.stride
         self._behead(slot)
         self.write_at(payload, start + PAGE)
-        pwrite_all(self.fd, memoryview(header.encode()), start)
+        pwrite_all(self.fd, memoryview(header.encode().ljust(PAGE, b"\0")), start)
 
     def read(self, slot: int, key: bytes, out: memoryview, came: Came) -> Header | None:
         """Fill ``out`` and return its header; None if it is not the chunk that was written. OSError.
@@ -76,4 +79,4 @@ class Slab(PayloadFile):
         return header if ours else None
 
     def _behead(self, slot: int) -> None:
-        os.pwrite(self.fd, bytes(HEADER_BYTES), slot * self.stride)
+        os.pwrite(self.fd, bytes(PAGE), slot * self.stride)

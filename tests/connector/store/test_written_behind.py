@@ -1,12 +1,16 @@
 """What goes from DRAM to slower tiers, when, and what becomes of it there."""
 
 import threading
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from connector.store.serving import evict_all, held, in_remote, joined, serving, used, written
 from connector.stores import CHUNK_TOKENS, STRIDE, chain, eventually
+from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import Own
+from tiertune_connector.serve.server import Server
 from tiertune_connector.tiers.base import Outcome
 
 pytestmark = pytest.mark.slow
@@ -37,6 +41,23 @@ def test_prompts_leave_to_an_idle_disk_as_wholes(home, remote, monkeypatch):
         assert http.total("tier_evictions_total", tier="dram") == 14 * 32 - 256
         assert [len(engine.find(keys)) for keys in chains] == [32] * 14
         assert http.total("write_behind_dropped_total") == 0
+
+
+def test_upkeep_comes_soon_while_a_queue_drains_quickly(store, engine, monkeypatch):
+    """In 5 ms instead of 50; and as ever after a step that failed."""
+    steps = []
+    monkeypatch.setattr(store.store.pools, "settle", lambda: False)
+    for drains in (True, False):
+        monkeypatch.setattr(store.store.behind, "clean_ahead", lambda told=drains: told)
+        steps.append(store.server._step())
+    steps += [OSError("it failed"), 0.0]
+    waits = []
+    stopping = SimpleNamespace(wait=lambda seconds: waits.append(seconds) or len(waits) == 5)
+    one = SimpleNamespace(
+        _stopping=stopping, _step=Mock(side_effect=steps), store=Mock(), counters=Counters(), sessions=list
+    )
+    Server._upkeep(one)
+    assert waits == [0.05, 0.005, 0.05, 0.05, 0.0]
 
 
 def test_what_leaves_before_its_turn_is_counted(home, remote, monkeypatch):
