@@ -2,7 +2,8 @@
 
 import os
 import ssl
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,10 +12,10 @@ from pydantic import model_validator
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool, SentinelManagedConnection
 
 from tiertune_connector.addresses import Address, Urls, listed, parse_addresses
-from tiertune_connector.documents import Document, DocumentError, plain_file, read_text
+from tiertune_connector.documents import Document, DocumentError, plain_file, read_text, stamp
 
 PASSWORD = "TIERTUNE_REMOTE_PASSWORD"  # noqa: S105 (the name of a variable)
 Options = dict[str, Any]
@@ -24,7 +25,7 @@ class TlsFiles(Document):
     """PEM files. The server's name is always checked against its certificate."""
 
     ca_file: Path | None = None
-    """Who signed the server's certificate; None: the system's authorities."""
+    """Who signed the server's certificate: only these are trusted. None: the system's authorities."""
     certificate_file: Path | None = None
     """The client certificate, with ``key_file``."""
     key_file: Path | None = None
@@ -83,8 +84,54 @@ class _Password(CredentialProvider):
         return (self._user, password) if self._user else (password,)
 
 
+class _Trust:
+    """What connections by TLS trust and show, read again for a new one if a file has changed. Thread-safe."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._mutex = threading.Lock()
+        self._read: tuple[object, ssl.SSLContext] | None = None
+
+    def now(self) -> ssl.SSLContext:
+        """OSError, and redis.ConnectionError where a file is not there or is none."""
+        of_system = ssl.get_default_verify_paths()
+        own = [path for _, path in self._files]
+        with self._mutex:
+            seen = [of_system, *(path and stamp(Path(path)) for path in (*own, of_system.cafile, of_system.capath))]
+            if self._read is None or self._read[0] != seen:
+                self._read = None
+                try:
+                    self._read = seen, _context(self._files)
+                except OSError as error:
+                    if not error.filename:
+                        raise
+                    raise redis.ConnectionError(f"{error.filename}: cannot be read: {error.strerror}") from None
+            return self._read[1]
+
+
+class _Encrypted(redis.Connection):
+    """The library's own would read the system's authorities for every connection, and trust them beside ``ca_file``."""
+
+    def __init__(self, *, trust: _Trust, **options: Any) -> None:  # noqa: ANN401 (the library's own)
+        self._trust = trust
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+
+    def _connect(self) -> ssl.SSLSocket:
+        context = self._trust.now()
+        return context.wrap_socket(super()._connect(), server_hostname=self.host)  # type: ignore[no-untyped-call]
+
+
+class _EncryptedMaster(SentinelManagedConnection, _Encrypted):
+    """The same to the master that Sentinels name."""
+
+
 class _Sentinels(Sentinel):
     """Says why there is no master. Threads may ask at the same time: the library reorders its list in place."""
+
+    def __init__(self, hosts: Iterable[tuple[str, int]], options: Options) -> None:
+        super().__init__([])  # type: ignore[no-untyped-call]
+        pools = (redis.ConnectionPool(host=host, port=port, **options) for host, port in hosts)
+        self.sentinels = [redis.Redis(connection_pool=pool) for pool in pools]
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """Where the master is; the Sentinel that answered is asked first from then on."""
@@ -126,11 +173,10 @@ def connection_pool(
     All Sentinels together are asked for at most ``timeout_s``.
     """
     shared: Options = {"retry": Retry(NoBackoff(), 0)}
+    kinds: Sequence[type[redis.Connection]] = (redis.Connection, SentinelManagedConnection)
     if address.tls:
-        files = login.tls or TlsFiles()
-        named = {"ssl_ca_certs": files.ca_file, "ssl_certfile": files.certificate_file, "ssl_keyfile": files.key_file}
-        shared |= {"ssl": True, "ssl_check_hostname": True, "ssl_password": ""}  # without one OpenSSL would ask for it
-        shared |= {name: _Plain(path) for name, path in named.items() if path}
+        kinds = _Encrypted, _EncryptedMaster
+        shared["trust"] = _Trust(login.tls or TlsFiles())
     options: Options = {
         **shared,
         "db": address.db,
@@ -147,39 +193,29 @@ def connection_pool(
         asked: Options = {**shared, "socket_timeout": each_s, "socket_connect_timeout": each_s}
         if login.sentinel_password_file:
             asked["credential_provider"] = _Password(None, login.sentinel_password_file, {})
-        sentinels = _Sentinels(address.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
+        sentinels = _Sentinels(address.hosts, {**asked, "connection_class": kinds[0]})
+        options["connection_class"] = kinds[1]
         return _MasterPool(address.service, sentinels, **options)  # type: ignore[no-untyped-call]
-    encrypted = options.pop("ssl", False)
     if address.path:
         del options["socket_connect_timeout"]
         options |= {"connection_class": redis.UnixDomainSocketConnection, "path": address.path}
     else:
         ((host, port),) = address.hosts
-        kind = redis.SSLConnection if encrypted else redis.Connection
-        options |= {"connection_class": kind, "host": host, "port": port}
+        options |= {"connection_class": kinds[0], "host": host, "port": port}
     return redis.BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]
 
 
-class _Plain(os.PathLike[str]):
-    """A path that the library opens for every new connection: it fails where none is there, and waits for no pipe."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __fspath__(self) -> str:
-        try:
-            return str(plain_file(self._path))
-        except OSError as error:
-            raise redis.ConnectionError(f"{self._path}: cannot be read: {error.strerror}") from None
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    """What the files say; OSError. Reading the system's authorities takes tens of milliseconds."""
+    context = ssl.create_default_context(cafile=plain_file(files.ca_file) if files.ca_file else None)
+    if files.certificate_file and files.key_file:  # without a passphrase OpenSSL would ask for it
+        context.load_cert_chain(plain_file(files.certificate_file), plain_file(files.key_file), lambda: "")
+    return context
 
 
 def _check_tls(files: TlsFiles) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the system's authorities, which take long to read
     try:
-        if files.ca_file:
-            context.load_verify_locations(plain_file(files.ca_file))
-        if files.certificate_file and files.key_file:
-            context.load_cert_chain(plain_file(files.certificate_file), plain_file(files.key_file), lambda: "")
+        _context(files)
     except OSError as error:
         named = ", ".join(str(path) for _, path in files if path)
         raise DocumentError([f"remote.tls: {named}: {error.strerror or error}"]) from None

@@ -238,6 +238,26 @@ def test_a_silent_server_s_probes_do_not_make_the_others_look_slow(lane, servers
     assert True in observed, "one that is asked does tell"
 
 
+@pytest.mark.parametrize("operation", ["flush", "usage"])
+def test_all_servers_are_flushed_and_tell_their_usage_at_once(operation):
+    """Each takes until all are asked: a server that takes long, or hangs, adds nothing to another's time."""
+    together = threading.Barrier(len(NAMES))
+
+    class Met(MemoryTier):
+        def usage(self):
+            self.fault("usage")
+            return super().usage()
+
+    servers = {name: Met() for name in NAMES}
+    tier = SpreadTier(servers, Counters(), patience_s=PATIENCE_S)
+    fill(tier)
+    for server in servers.values():
+        server.fault = lambda _: together.wait(PATIENCE_S) and None
+    told = {"flush": (Outcome.OK, len(KEYS)), "usage": Usage(50 * len(KEYS), None, None)}
+    assert getattr(tier, operation)() == told[operation]
+    tier.close()
+
+
 def test_usage_is_the_sum_of_what_all_tell():
     """A server that does not tell what it holds, or its bound, leaves the whole without; a dead one is left out."""
 

@@ -61,6 +61,23 @@ def redis_by_tls(files: Certificates, *, options: Sequence[str] = ()) -> Iterato
         yield port
 
 
+@contextlib.contextmanager
+def sentinel_by_tls(files: Certificates, master: int, password: str) -> Iterator[int]:
+    """The port, on ``localhost``, of a Sentinel by TLS that calls the `redis_by_tls` there ``chunks``."""
+    path, port = program("redis-sentinel"), free_port()
+    with tempfile.TemporaryDirectory(prefix="tiertune-sentinel-") as folder:
+        config, log = Path(folder) / "sentinel.conf", Path(folder) / "sentinel.log"
+        config.write_text(
+            f"port 0\ntls-port {port}\nbind 127.0.0.1\ndir {folder}\ntls-replication yes\ntls-auth-clients yes\n"
+            f"tls-ca-cert-file {files.ca}\ntls-cert-file {files.server}\ntls-key-file {files.server_key}\n"
+            "sentinel resolve-hostnames yes\nsentinel announce-hostnames yes\n"
+            f"sentinel monitor chunks localhost {master} 1\nsentinel auth-pass chunks {password}\n"
+        )
+        with running([path, config], log=log) as process:
+            await_start(process, log, lambda: _accepts(port))
+            yield port
+
+
 def _accepts(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()

@@ -1,93 +1,28 @@
-"""Redis as operators run it: a failover, a server of several lost, TLS, and users that may do little. Real servers."""
+"""Redis as operators run it: a failover, a server of several lost, and users that may do little. Real servers."""
 
 import logging
-import os
 import re
-import ssl
-import subprocess
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
-from shutil import copy
-from threading import Thread
 
 import pytest
 import redis
 
 from connector.store.serving import evict_all
-from connector.stores import (
-    PATIENCE_S,
-    STRIDE,
-    Engine,
-    Http,
-    amid,
-    chain,
-    eventually,
-    payload,
-    read_chunk,
-    redis_tier,
-    running,
-    short_folder,
-    view,
-)
-from e2e.redis_servers import certificates, redis_by_tls, redis_watched
+from connector.stores import PATIENCE_S, amid, chain, eventually
+from e2e.redis_servers import redis_watched
+from e2e.remote_stores import NBYTES, SECRET, TENANT, A, health, opened, read, serving, write, written
 from e2e.servers import redis_server
 from e2e.stalls import timed
-from tiertune_connector.access import Login, TlsFiles
-from tiertune_connector.chunk import HEADER_BYTES, Origin
-from tiertune_connector.documents import DocumentError
+from tiertune_connector.access import Login
+from tiertune_connector.chunk import HEADER_BYTES
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.redis import PREFIX, WINDOW_BYTES
 
 pytestmark = pytest.mark.real
-A = "a" * 32
-NBYTES = 2 * WINDOW_BYTES + 100
-TENANT = b"t" * 16
-SECRET = "a-very-secret-word"
 MANUAL = Path(__file__).parents[2] / "docs" / "remote.md"
-
-
-@contextmanager
-def opened(url, login=None, timeout_s=2.0):
-    tier = redis_tier(url, timeout_s=timeout_s, login=login or Login())
-    yield tier
-    tier.close()
-
-
-def write(tier, key, nbytes=NBYTES):
-    return tier.write(A, key, view(payload(key, nbytes)), Origin("host-a", TENANT))
-
-
-def read(tier, key, nbytes=NBYTES):
-    return read_chunk(tier, A, key, nbytes)[0]
-
-
-@contextmanager
-def serving(url, **more):
-    """A store on a remote, an engine of it, and its HTTP."""
-    with (
-        short_folder() as home,
-        running(home, remote={"url": url, "timeout": 2.0, "probe_every": 0.2, **more}) as process,
-        Engine(process.server.path) as engine,
-    ):
-        http = Http(process.address)
-        has_memory(http)
-        eventually(lambda: health(http)["health"] == "ok")
-        yield engine, http
-        http.close()
-
-
-def has_memory(http):
-    eventually(lambda: http.total("tier_capacity_bytes", tier="dram", state="effective") == 64 * STRIDE)
-
-
-def health(http):
-    return http.get("/v1/status")["tiers"]["remote"]
-
-
-def written(http):
-    eventually(lambda: http.total("write_behind_queued", tier="remote") == 0)
 
 
 # -- Sentinel
@@ -210,109 +145,6 @@ def test_one_server_of_three_that_dies_costs_its_share_until_it_is_back():
 def of_remote(http):
     """Families in which a store tells something of the remote."""
     return set(re.findall(r'^tiertune_(\w+)\{[^}]*tier="remote"', http.text("/metrics"), re.MULTILINE))
-
-
-# -- TLS
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return certificates(tmp_path_factory.mktemp("tls"))
-
-
-@pytest.fixture(scope="module")
-def by_tls(files):
-    with redis_by_tls(files, options=["--requirepass", SECRET]) as port:
-        yield port
-
-
-def login(files, tmp_path, **more):
-    (tmp_path / "password").write_text(SECRET + "\n")
-    tls = {"ca_file": files.ca, "certificate_file": files.client, "key_file": files.client_key, **more}
-    return Login(password_file=tmp_path / "password", tls=TlsFiles(**tls))
-
-
-@pytest.mark.slow
-def test_a_store_speaks_tls_and_shows_its_certificate(files, by_tls, tmp_path):
-    """Chunks of several windows come and go; by the settings' own fields, as a store is started."""
-    shown = login(files, tmp_path)
-    shown.check()
-    with opened(f"rediss://localhost:{by_tls}/0", shown) as tier:
-        for nbytes in (1, 255, NBYTES, 7 * WINDOW_BYTES):
-            assert write(tier, b"%d" % nbytes, nbytes) is Outcome.OK
-            assert read(tier, b"%d" % nbytes, nbytes) is Outcome.OK
-    with serving(f"rediss://localhost:{by_tls}/0", **shown.model_dump(exclude_none=True)) as (engine, http):
-        engine.put_all(chain("k", 3))
-        written(http)
-        evict_all(http)
-        assert engine.get(chain("k", 3)) == 3
-
-
-@pytest.mark.parametrize(
-    ("host", "more"),
-    [
-        ("127.0.0.1", {}),
-        ("localhost", {"ca_file": None}),
-        ("localhost", {"certificate_file": None, "key_file": None}),
-    ],
-    ids=["a name that the certificate has not", "an authority that nobody knows", "no certificate of ours"],
-)
-def test_who_cannot_be_trusted_is_an_error(files, by_tls, tmp_path, host, more):
-    """Nothing is sent to a server of another name or authority, and a server turns away whom it does not know."""
-    with opened(f"rediss://{host}:{by_tls}/0", login(files, tmp_path, **more)) as tier:
-        assert tier.present(A, [b"key"]) == (Outcome.ERROR, 0)
-        assert write(tier, b"key") is Outcome.ERROR
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ({"ca_file": Path("none.pem")}, r"remote\.tls: none\.pem, .*: No such file"),
-        ({"ca_file": Path("/dev/null")}, r"remote\.tls: /dev/null, .*: it is no regular file"),
-        ({"ca_file": MANUAL}, r"remote\.tls: .*remote\.md, .*: .*NO_CERTIFICATE_OR_CRL_FOUND"),
-        ({"key_file": "server_key"}, r"remote\.tls: .*client\.pem, .*server\.key: .*KEY_VALUES_MISMATCH"),
-    ],
-)
-def test_files_that_are_not_what_they_should_be_are_told_at_the_start(files, tmp_path, more, told):
-    """With the files, before anything is served."""
-    more = {name: getattr(files, value) if isinstance(value, str) else value for name, value in more.items()}
-    with pytest.raises(DocumentError, match=told):
-        login(files, tmp_path, **more).check()
-
-
-@pytest.mark.parametrize("field", ["ca_file", "key_file"])
-@pytest.mark.parametrize("why", ["No such file", "it is no regular file"])
-def test_a_file_that_is_gone_or_a_pipe_is_named_until_it_is_back(files, by_tls, tmp_path, field, why):
-    """New connections read it again, as files that are exchanged must be, and wait for nobody to write into a pipe."""
-    told, own = [], Path(copy(source := {"ca_file": files.ca, "key_file": files.client_key}[field], tmp_path))
-    with opened(f"rediss://localhost:{by_tls}/0", login(files, tmp_path, **{field: own})) as tier:
-        own.unlink()
-        if "regular" in why:
-            os.mkfifo(own)
-        asked = Thread(target=lambda: told.append(write(tier, b"key")), daemon=True)
-        asked.start()
-        asked.join(PATIENCE_S)
-        assert told == [Outcome.ERROR]
-        assert re.fullmatch(rf"{re.escape(str(own))}: cannot be read: {why}.*", tier.why)
-        own.unlink(missing_ok=True)
-        copy(source, tmp_path)
-        assert write(tier, b"key").kept
-
-
-def test_nobody_is_asked_for_a_passphrase_that_a_new_key_has(files, by_tls, tmp_path, monkeypatch):
-    """At a terminal OpenSSL would ask, and the operation would wait for ever."""
-    own, loads = Path(copy(files.client_key, tmp_path)), ssl.SSLContext.load_cert_chain
-
-    def unasked(context, certfile, keyfile=None, password=None):
-        assert password is not None
-        loads(context, certfile, keyfile, password)
-
-    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", unasked)
-    with opened(f"rediss://localhost:{by_tls}/0", login(files, tmp_path, key_file=own)) as tier:
-        secret = ("-aes256", "-passout", "pass:secret", "-out", str(own))
-        subprocess.run(["openssl", "ec", "-in", str(files.client_key), *secret], check=True, capture_output=True)
-        assert write(tier, b"key") is Outcome.ERROR
-        assert "PEM" in tier.why
 
 
 # -- users

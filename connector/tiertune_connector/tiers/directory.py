@@ -21,6 +21,7 @@ import xxhash
 
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header, writer_id, writer_of
 from tiertune_connector.tiers.base import Came, Counted, Evicted, OnEvicted, OnFiles, Outcome, Read, Usage, unheard
+from tiertune_connector.tiers.looking import Lookers
 
 _WINDOW_BYTES = 1 << 20
 """Read, and summed while it is still in the processor's own cache."""
@@ -45,6 +46,7 @@ class DirectoryTier(OnFiles):
         self._writer = writer_id(writer)
         self._run = uuid.uuid4().hex
         self._capacity = capacity_bytes
+        self._lookers = Lookers()
         self._lock = threading.Lock()
         self._finding = threading.Lock()
         self._found = False  # the own files are looked for on first use: the directory may be away at start
@@ -57,8 +59,7 @@ class DirectoryTier(OnFiles):
     def present(self, namespace: str, keys: Sequence[bytes]) -> Counted:
         try:
             self._check()
-            missing = (i for i, key in enumerate(keys) if not _mode(self._path(namespace, key)))
-            return Outcome.OK, next(missing, len(keys))
+            return Outcome.OK, self._lookers.leading(lambda key: _mode(self._path(namespace, key)), keys)
         except OSError as error:
             return self._failed(error), 0
 
@@ -143,6 +144,7 @@ class DirectoryTier(OnFiles):
 
     def close(self) -> None:
         """Files are opened for one operation only."""
+        self._lookers.close()
 
     def _check(self) -> None:
         """OSError if the root is missing, or is no directory."""

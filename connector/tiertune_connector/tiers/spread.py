@@ -15,7 +15,7 @@ import xxhash
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.counters import Counters
 from tiertune_connector.threads import Threads
-from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Counted, Outcome, Read, Tier, Usage, unheard
+from tiertune_connector.tiers.base import PROBE_NAMESPACE, UNKNOWN, Came, Counted, Outcome, Read, Tier, Usage, unheard
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 
 log = logging.getLogger(__name__)
@@ -109,14 +109,14 @@ class SpreadTier:
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> Counted:
         """Flush all servers; not OK if one of them does not answer."""
         worst, total = Outcome.OK, 0
-        for name in self._servers:
-            outcome, count = self._guarded(name, lambda server: server.flush(namespace, tenant), _FAILED)
+        for outcome, count in self._each(self._servers, lambda server: server.flush(namespace, tenant), _FAILED):
             worst, total = (worst if outcome is Outcome.OK else outcome), total + count
         return worst, total
 
     def usage(self) -> Usage:
         """Bytes of the servers that are asked, if all of them tell; the capacity only if every server tells its own."""
-        found = [server.usage() for name, server in self._servers.items() if not self.breaker.servers[name].open]
+        asked = [name for name in self._servers if not self.breaker.servers[name].open]
+        found = self._each(asked, lambda server: server.usage(), UNKNOWN)
         capacities = [usage.capacity_bytes for usage in found if usage.capacity_bytes is not None]
         resident = [usage.resident_bytes for usage in found if usage.resident_bytes is not None]
         return Usage(
@@ -142,6 +142,11 @@ class SpreadTier:
 
     def _closed_to(self, name: str, namespace: str) -> bool:
         return self.breaker.servers[name].open and namespace != PROBE_NAMESPACE
+
+    def _each(self, names: Iterable[str], operation: Callable[[Tier], Told], failed: Told) -> list[Told]:
+        """The answers of servers that are asked at once: the slowest is waited for, not one after another."""
+        asked = [self._askers[name].submit(self._guarded, name, operation, failed) for name in names]
+        return [future.result() for future in asked]
 
     def _guarded(self, name: str, operation: Callable[[Tier], Told], failed: Told) -> Told:
         """A server's answer. If it raises, which it should not, this server alone has ``failed``."""
