@@ -77,8 +77,7 @@ class Operators:
             if store is None:
                 self._history.wish_bypass_of_all(on=on)
                 named = self._named(None)  # again: whoever was met since heard what held until then
-            for name, url in named.items():
-                self._history.wish_bypass(name, url, on=on)
+            self._history.wish_bypass(named, on=on)
         return {"on": on, "stores": self.deliver(named)}
 
     def deliver(self, names: Container[str] | None = None) -> dict[str, str]:
@@ -88,15 +87,13 @@ class Operators:
         """
         with self._delivering:
             due = [one for one in self._undelivered() if names is None or one[0] in names]
-            if due:
-                self._history.fence()  # what was read may be outdated: another agent may have sent another since
+            if not due:
+                return {}
+            self._history.fence()  # what was read may be outdated: another agent may have sent another since
             told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
-            outcomes = {}
-            for (name, url, on), (outcome, _) in zip(due, told, strict=True):
-                if outcome == "ok":
-                    self._history.acknowledge_bypass(name, url, on=on)
-                outcomes[name] = outcome
-        return outcomes
+            outcomes = [outcome for outcome, _ in told]
+            self._history.acknowledge_bypass(one for one, said in zip(due, outcomes, strict=True) if said == "ok")
+        return {name: said for (name, *_), said in zip(due, outcomes, strict=True)}
 
     def _undelivered(self) -> list[tuple[str, str, bool]]:
         """Name and address of each store that has not acknowledged its bypass, and whether it is on.
@@ -106,9 +103,8 @@ class Operators:
         found = self._wished()
         if any(len(wishes) > 1 for *_, wishes in found):
             with self._wishing:
-                for name, url, wishes in self._wished():
-                    if len(wishes) > 1:
-                        self._history.wish_bypass(name, url, on=True)
+                differing = {name: url for name, url, wishes in self._wished() if len(wishes) > 1}
+                self._history.wish_bypass(differing, on=True)
         return [(name, url, True in wishes) for name, url, wishes in found if wishes]
 
     def _wished(self) -> list[tuple[str, str, set[bool | None]]]:
