@@ -1,5 +1,6 @@
 """A bypass that stores have not acknowledged: all are told at once, and the last wish stands."""
 
+import json
 import threading
 
 import httpx
@@ -74,6 +75,31 @@ def test_nor_one_that_never_answered_before(agents, hung, healthy, hang):
     hang.clear()
     agent.operators.deliver()
     assert (len(hang), healthy.bypass) == (6, False)  # it has acknowledged, and is left alone
+
+
+def test_a_silent_store_of_one_delivery_holds_up_no_other_store_of_the_next(agent, hung, healthy):
+    """While a round waits for its answer, the rest hears that bypass is off; it hears that, too, after the round's."""
+    heard, asked, told, answer = [], threading.Event(), threading.Event(), healthy.post_bypass
+
+    def wait(request):
+        asked.set()
+        heard.append((json.loads(request.content)["on"], told.wait(PATIENCE_S)))
+        raise httpx.ReadTimeout("no answer", request=request)
+
+    def tell(request):
+        told.set()
+        return answer(request)
+
+    hung[0].post_bypass, healthy.post_bypass = wait, tell
+    agent.history.wish_bypass({"hung-0": "http://hung-0:7410"}, on=True)
+    first = threading.Thread(target=agent.operators.deliver)
+    first.start()
+    assert asked.wait(PATIENCE_S)
+    outcomes = agent.operators.bypass(CALLER, False, None)["stores"]
+    first.join(PATIENCE_S)
+    assert heard == [(True, True), (False, True)]
+    assert {name for name, outcome in outcomes.items() if outcome != "ok"} == {"hung-0"}
+    assert len(outcomes) == 7
 
 
 def test_a_bypass_of_many_takes_no_transaction_for_each(agent):
