@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from agent.fakes import fetch
-from e2e.servers import app_served
+from e2e.servers import HTTP, app_served
 from tiertune_agent import client
 from tiertune_agent.cli import TRACE
 from tiertune_agent.replay.traces import BUILTIN
@@ -81,7 +81,7 @@ class TestDecisions:
     def test_what_others_wrote_commands_no_terminal(self, served, proposed, tiertune):
         """A reason may come from anybody who could freeze; its letters are told, and nothing else of it."""
         said = {"reason": "release\x1b]52;c;cm0gLXJm\x07\x9b2J\rtonight"}
-        assert httpx.post(f"{served}/api/v1/freeze", json=said, trust_env=False).is_success
+        assert HTTP.post(f"{served}/api/v1/freeze", json=said).is_success
         code, _, err = tiertune("decisions", "approve", 1)
         assert (code, [letter for letter in err if not letter.isprintable()]) == (1, ["\n"])
         assert "release" in err

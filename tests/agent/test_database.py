@@ -366,7 +366,7 @@ class TestPasswords:
         remember(history, store="host-a", tuning={"bypass": False})
         with history._session() as session:
             assert session.get(StoreRow, "host-a").pending_bypass is None
-            other.wish_bypass("host-a", "http://host-a:7410", on=True)
+            other.wish_bypass({"host-a": "http://host-a:7410"}, on=True)
             session.execute(update(StoreRow).values(version="2"))
         assert history.store("host-a").pending_bypass
         for one in (history, other):

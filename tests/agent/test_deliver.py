@@ -1,9 +1,11 @@
 """A bypass that stores have not acknowledged: all are told at once, and the last wish stands."""
 
+import json
 import threading
 
 import httpx
 import pytest
+from sqlalchemy import event
 
 from agent.agents import pass_windows
 from agent.fakes import FakeStore
@@ -75,6 +77,45 @@ def test_nor_one_that_never_answered_before(agents, hung, healthy, hang):
     assert (len(hang), healthy.bypass) == (6, False)  # it has acknowledged, and is left alone
 
 
+def test_a_silent_store_of_one_delivery_holds_up_no_other_store_of_the_next(agent, hung, healthy):
+    """While a round waits for its answer, the rest hears that bypass is off; it hears that, too, after the round's."""
+    heard, asked, told, answer = [], threading.Event(), threading.Event(), healthy.post_bypass
+
+    def wait(request):
+        asked.set()
+        heard.append((json.loads(request.content)["on"], told.wait(PATIENCE_S)))
+        raise httpx.ReadTimeout("no answer", request=request)
+
+    def tell(request):
+        told.set()
+        return answer(request)
+
+    hung[0].post_bypass, healthy.post_bypass = wait, tell
+    agent.history.wish_bypass({"hung-0": "http://hung-0:7410"}, on=True)
+    first = threading.Thread(target=agent.operators.deliver)
+    first.start()
+    assert asked.wait(PATIENCE_S)
+    outcomes = agent.operators.bypass(CALLER, False, None)["stores"]
+    first.join(PATIENCE_S)
+    assert heard == [(True, True), (False, True)]
+    assert {name for name, outcome in outcomes.items() if outcome != "ok"} == {"hung-0"}
+    assert len(outcomes) == 7
+
+
+def test_a_bypass_of_many_takes_no_transaction_for_each(agent):
+    """In an emergency hundreds of stores wait for the first to be told, and each commit waits for the disk."""
+    commits = []
+    event.listen(agent.history._engine, "commit", commits.append)
+
+    def counted(which):
+        commits.clear()
+        agent.operators.bypass(CALLER, True, which)
+        return len(commits)
+
+    one = counted("z-healthy")
+    assert counted(None) < one + len(agent.history.stores()) - 1
+
+
 def test_a_bypass_of_one_store_is_told_to_no_other(agent, hung, healthy):
     """Neither now nor with the next window."""
     assert agent.operators.bypass(CALLER, True, "z-healthy")["stores"] == {"z-healthy": "ok"}
@@ -107,16 +148,15 @@ def test_a_wish_that_came_meanwhile_stays(agents, store, known):
 
 
 def test_of_two_bypasses_at_once_one_stands_for_all_stores(agent, hung, healthy, monkeypatch):
-    """Off is commanded while on is still wished of one store after the other: no part of the fleet stays bypassed."""
-    wish, wished, ended, operators = agent.history.wish_bypass, [], threading.Event(), agent.operators
+    """Off is commanded while on is being wished: no part of the fleet stays bypassed."""
+    wish, ended, operators = agent.history.wish_bypass, threading.Event(), agent.operators
     off = threading.Thread(target=lambda: (operators.bypass(CALLER, False, None), ended.set()))
 
-    def slow(name, url, *, on):
-        wish(name, url, on=on)
-        wished.append(name)
-        if len(wished) == 2:
+    def slow(stores, *, on):
+        if on:
             off.start()
             ended.wait(0.2)  # for ever, if it waits for its turn
+        wish(stores, on=on)
 
     monkeypatch.setattr(agent.history, "wish_bypass", slow)
     operators.bypass(CALLER, True, None)
@@ -219,7 +259,7 @@ def test_of_two_wishes_that_differ_bypass_stands(agents, store, on):
     """One of the store, one of whoever is at its address: it is told one of them, and the other is gone."""
     agent, told, answer = agents(), [], store.post_bypass
     agent.tick()
-    agent.history.wish_bypass("host-a", "http://host-a:7410", on=on)
+    agent.history.wish_bypass({"host-a": "http://host-a:7410"}, on=on)
     agent.history.wishes.keep("http://host-a:7410", on=not on)
 
     def hear(request):

@@ -2,7 +2,6 @@
 
 from unittest.mock import Mock
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +10,7 @@ from agent.agents import pass_windows
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import START
 from connector.stores import running, short_folder
+from e2e.servers import HTTP
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.collector.direct_commands import AGENT, MOST, entries
 from tiertune_agent.history.database import DatabaseError
@@ -122,7 +122,7 @@ def test_whatever_a_store_tells_raises_nothing(told):
 def test_a_real_store_bypassed_without_an_agent(agents):
     """By hand while no agent runs: the row is there when one is back; what the agent commands leaves one, its own."""
     with short_folder() as home, running(home) as process:
-        httpx.post(process.address + "/v1/bypass", json={"on": True}, trust_env=False).raise_for_status()
+        HTTP.post(process.address + "/v1/bypass", json={"on": True}).raise_for_status()
 
         def successor():
             agents.end()

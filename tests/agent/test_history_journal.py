@@ -49,7 +49,7 @@ class TestTheRest:
     def test_what_is_named_no_more_is_done_with_and_a_store_that_moved_goes_on(self, history):
         """Former stores are not shown, nor wished anything of; what is remembered of them stays, and counts once."""
         remember(history, remote_window(0, requests=1, fetch=0.1))
-        history.wish_bypass("host-a", "http://host-a:7410", on=True)
+        history.wish_bypass({"host-a": "http://host-a:7410"}, on=True)
         history.named = lambda: {"http://elsewhere:7410"}
         assert history.stores() == []
         history.leave_out(())

@@ -4,14 +4,13 @@ import re
 import threading
 import time
 
-import httpx
 import pytest
 
 from agent.agents import POLICY
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import START, fetch
 from connector.stores import at_best
-from e2e.servers import wait_until
+from e2e.servers import HTTP, wait_until
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import connect
@@ -240,7 +239,7 @@ def processes(tmp_path, database, agent_process):
 
 def rounds(url):
     """How many rounds an agent has made, and whether it leads."""
-    text = httpx.get(f"{url}/metrics", trust_env=False).text
+    text = HTTP.get(f"{url}/metrics").text
     counted = re.search(r"^tiertune_agent_loop_seconds_count (\S+)$", text, re.MULTILINE)
     leads = re.search(r"^tiertune_agent_leader (\S+)$", text, re.MULTILINE)
     return float(counted[1]) if counted else 0.0, bool(leads and float(leads[1]))
@@ -265,5 +264,5 @@ def test_the_other_takes_over_within_five_seconds_of_a_kill(processes):
         return time.monotonic() - began
 
     assert at_best(taken_over, TAKEOVER_S, attempts=3)
-    incidents = httpx.get(f"{agents[-1][1]}/api/v1/incidents", trust_env=False).json()["incidents"]
+    incidents = HTTP.get(f"{agents[-1][1]}/api/v1/incidents").json()["incidents"]
     assert [(one["id"], one["kind"]) for one in incidents] == [(1, "store_unreachable")]

@@ -37,12 +37,14 @@ def test_an_answer_that_is_no_success_is_told_in_one_line():
 
 
 def test_clients_share_the_systems_authorities(monkeypatch, tmp_path):
-    """Reading them takes longer than an answer, and a large fleet has hundreds of clients."""
+    """Reading them takes longer than an answer, and a large fleet has hundreds of clients. Plain ones need none."""
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
     read = Mock(wraps=ssl.create_default_context)
     monkeypatch.setattr(ssl, "create_default_context", read)
-    for _ in range(3):
-        http_client().close()
+    http_client(base_url="http://host-a:7410").close()
+    assert read.call_count == 0
+    for url in ("", "https://host-a:7410", "https://host-b:7410"):
+        http_client(base_url=url).close()
     assert read.call_count == 1
 
 

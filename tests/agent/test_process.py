@@ -3,11 +3,11 @@
 import signal
 import socket
 
-import httpx
 import pytest
 import uvicorn
 
 from connector.stores import eventually
+from e2e.servers import HTTP
 from tiertune_agent.run import run
 from tiertune_agent.settings import load
 
@@ -26,7 +26,7 @@ def start(tmp_path, agent_process):
 
 
 def incidents(url):
-    return httpx.get(f"{url}/api/v1/incidents", trust_env=False).json()["incidents"]
+    return HTTP.get(f"{url}/api/v1/incidents").json()["incidents"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

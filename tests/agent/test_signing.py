@@ -285,6 +285,13 @@ def test_an_authority_that_the_system_trusts_is_trusted_unless_another_is_named(
         http.get("/healthz")
 
 
+def test_who_is_plain_by_its_address_is_trusted_with_nothing_encrypted(monkeypatch, encrypted):
+    """Such a client has read no authorities: it takes no certificate, rather than any."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(encrypted.files.ca))
+    with http_client(base_url="http://localhost") as http, pytest.raises(httpx.ConnectError, match="CERTIFICATE"):
+        http.get(f"{encrypted.url}/healthz")
+
+
 def test_a_certificate_of_another_name_is_not_told_as_one_of_an_unknown_authority(monkeypatch, encrypted):
     """As if the system trusted its authority: naming that would mend nothing."""
     monkeypatch.setenv("SSL_CERT_FILE", str(encrypted.files.ca))

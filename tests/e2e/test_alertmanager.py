@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
@@ -19,6 +18,7 @@ from connector.memory_tier import MemoryTier
 from connector.stores import running as running_store
 from e2e.promql import ROOT, RULES
 from e2e.servers import (
+    HTTP,
     Alertmanager,
     Prometheus,
     Webhook,
@@ -146,7 +146,7 @@ def test_a_dead_server_of_several_silences_that_its_share_is_not_written():
     dropping = [{"alertname": "TierTuneWriteBehindDropping"} | place for place in places]
     with alertmanager(alertmanager_config("http://127.0.0.1:1/")) as receiver:
         alerts = [{"labels": labels | {"severity": "warning"}} for labels in (dead, *dropping)]
-        httpx.post(f"{receiver.url}/api/v2/alerts", json=alerts, timeout=30).raise_for_status()
+        HTTP.post(f"{receiver.url}/api/v2/alerts", json=alerts, timeout=30).raise_for_status()
 
         def told() -> bool:
             silent = [alert["labels"] for alert in receiver.alerts() if alert["status"]["inhibitedBy"]]

@@ -28,7 +28,7 @@ from e2e.promql import (
     panel_queries,
     scrape_config,
 )
-from e2e.servers import Prometheus, program, prometheus, wait_until
+from e2e.servers import HTTP, Prometheus, program, prometheus, wait_until
 from e2e.test_demo import Demo, ended, start  # noqa: F401
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -114,7 +114,7 @@ def scraped(ran):
 
 
 def _ask(agent: str, what: str) -> dict:
-    return httpx.get(f"{agent}/api/v1/{what}", timeout=5).json()
+    return HTTP.get(f"{agent}/api/v1/{what}", timeout=5).json()
 
 
 def test_the_demo_turns_fetching_off_while_the_remote_is_slow_and_on_again(ran, start):  # noqa: F811

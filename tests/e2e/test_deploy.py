@@ -17,7 +17,7 @@ import yaml
 
 from e2e.postgres import PASSWORD, Postgres, postgres_server
 from e2e.promql import ROOT
-from e2e.servers import Prometheus, program, running, wait_until
+from e2e.servers import HTTP, Prometheus, program, running, wait_until
 from tiertune_agent.demo.ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -85,7 +85,7 @@ def seen(here) -> Prometheus:
 
     def answers() -> bool:
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{prometheus.url}/-/ready").is_success
+            return HTTP.get(f"{prometheus.url}/-/ready").is_success
         return False
 
     wait_until(answers, "Prometheus answers")

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from connector.stores import Engine, chain, eventually, short_folder
-from e2e.servers import free_ports, program, wait_until
+from e2e.servers import HTTP, free_ports, program, wait_until
 from pages import ROOT, blocks
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -50,7 +50,7 @@ class Followed:
         (folder / "guide.sh").write_text(f"set -eu\n{script}\nwait\n")
 
     def get(self, port: str, path: str) -> httpx.Response:
-        return httpx.get(f"http://127.0.0.1:{self.ports[port]}{path}", timeout=5)
+        return HTTP.get(f"http://127.0.0.1:{self.ports[port]}{path}", timeout=5)
 
     def answers(self, port: str, path: str = "/healthz") -> bool:
         with suppress(httpx.TransportError):

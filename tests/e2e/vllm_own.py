@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
-from e2e.servers import sampled
+from e2e.servers import HTTP, sampled
 from e2e.vllm_model import KV_BYTES_PER_TOKEN
 from e2e.vllm_server import api_server
 
@@ -35,11 +33,11 @@ class Own:
         for prompt in prompts:
             sampling = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
             body = {"token_ids": list(prompt), "sampling_params": sampling}
-            httpx.post(f"{self.url}/inference/v1/generate", json=body, timeout=120).raise_for_status()
+            HTTP.post(f"{self.url}/inference/v1/generate", json=body, timeout=120).raise_for_status()
 
     def metric(self, name: str, label: str = "") -> float:
         """Sum of the samples of this name; 0 where there is none."""
-        return sampled(httpx.get(self.metrics, timeout=30).text, name, label)
+        return sampled(HTTP.get(self.metrics, timeout=30).text, name, label)
 
 
 @contextmanager

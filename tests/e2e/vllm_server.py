@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from e2e.servers import free_ports, sampled, wait_until
+from e2e.servers import HTTP, free_ports, sampled, wait_until
 from e2e.vllm_engines import PYTHON, Answer, Request, end_group, environment, through_store
 from e2e.vllm_model import KV_BYTES_PER_TOKEN
 from tiertune_agent.demo.ports import free_port
@@ -38,7 +38,7 @@ class Server:
         if request.salt:
             body["cache_salt"] = request.salt
         started = time.perf_counter()
-        said = httpx.post(
+        said = HTTP.post(
             f"{self.url}/inference/v1/generate", json=body, headers={"X-data-parallel-rank": str(rank)}, timeout=120
         )
         assert said.status_code == 200, f"{said.text}\n{self.log.read_text()[-3000:]}"
@@ -49,7 +49,7 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of `/metrics` that have these labels."""
-        text = httpx.get(f"{self.url}/metrics", timeout=30).raise_for_status().text
+        text = HTTP.get(f"{self.url}/metrics", timeout=30).raise_for_status().text
         return sampled(text, name, *(f'{label}="{value}"' for label, value in labels.items()))
 
     def heard(self) -> list[dict[str, Any]]:
@@ -116,6 +116,6 @@ def _failure(log: Path) -> str:
 
 def _healthy(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=2).is_success
+        return HTTP.get(f"{url}/health", timeout=2).is_success
     except httpx.TransportError:
         return False

@@ -1,10 +1,10 @@
 """Commands of operators: freeze, bypass, flush. Every command leaves an audit row."""
 
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from threading import Lock
+from threading import Condition, Lock
 from typing import Any
 
 from tiertune_agent.changes.control import Refused, Unknown
@@ -36,7 +36,9 @@ class Operators:
         self._stores = stores
         self._now = now
         self._engines = engines
-        self._wishing, self._delivering = Lock(), Lock()
+        self._wishing, self._delivering = Lock(), Condition()
+        self._under_way = set[str]()
+        """Addresses of stores to which a delivery is under way."""
 
     @contextmanager
     def audited(self, caller: Caller, what: str, detail: Json) -> Iterator[None]:
@@ -77,26 +79,46 @@ class Operators:
             if store is None:
                 self._history.wish_bypass_of_all(on=on)
                 named = self._named(None)  # again: whoever was met since heard what held until then
-            for name, url in named.items():
-                self._history.wish_bypass(name, url, on=on)
+            self._history.wish_bypass(named, on=on)
         return {"on": on, "stores": self.deliver(named)}
 
     def deliver(self, names: Container[str] | None = None) -> dict[str, str]:
         """Send stores the bypass that they have not acknowledged; per store: ok, or why not.
 
-        One delivery at a time, so that an earlier wish never arrives after a later one.
+        One delivery to a store at a time, so that an earlier wish never arrives after a later one; a store that does
+        not answer another delivery holds up no other store.
+        """
+        outcomes: dict[str, str] = {}
+        while due := self._taken(names, outcomes):
+            try:
+                outcomes |= self._delivered(due)
+            finally:
+                with self._delivering:
+                    self._under_way.difference_update(url for _, url, _ in due)
+                    self._delivering.notify_all()
+        return outcomes
+
+    def _taken(self, names: Container[str] | None, done: Container[str]) -> list[tuple[str, str, bool]]:
+        """What is undelivered and not ``done``, of stores to which no other delivery is under way; they are this one's.
+
+        If there are only others, wait for one of them.
         """
         with self._delivering:
-            due = [one for one in self._undelivered() if names is None or one[0] in names]
-            if due:
-                self._history.fence()  # what was read may be outdated: another agent may have sent another since
-            told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
-            outcomes = {}
-            for (name, url, on), (outcome, _) in zip(due, told, strict=True):
-                if outcome == "ok":
-                    self._history.acknowledge_bypass(name, url, on=on)
-                outcomes[name] = outcome
-        return outcomes
+            while True:
+                wished = [one for one in self._undelivered() if one[0] not in done]
+                due = [one for one in wished if names is None or one[0] in names]
+                if free := [one for one in due if one[1] not in self._under_way]:
+                    self._under_way.update(url for _, url, _ in free)
+                if free or not due:
+                    return free
+                self._delivering.wait()
+
+    def _delivered(self, due: Sequence[tuple[str, str, bool]]) -> dict[str, str]:
+        self._history.fence()  # what was read may be outdated: another agent may have sent another since
+        told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
+        outcomes = [outcome for outcome, _ in told]
+        self._history.acknowledge_bypass(one for one, said in zip(due, outcomes, strict=True) if said == "ok")
+        return {name: said for (name, *_), said in zip(due, outcomes, strict=True)}
 
     def _undelivered(self) -> list[tuple[str, str, bool]]:
         """Name and address of each store that has not acknowledged its bypass, and whether it is on.
@@ -106,9 +128,8 @@ class Operators:
         found = self._wished()
         if any(len(wishes) > 1 for *_, wishes in found):
             with self._wishing:
-                for name, url, wishes in self._wished():
-                    if len(wishes) > 1:
-                        self._history.wish_bypass(name, url, on=True)
+                differing = {name: url for name, url, wishes in self._wished() if len(wishes) > 1}
+                self._history.wish_bypass(differing, on=True)
         return [(name, url, True in wishes) for name, url, wishes in found if wishes]
 
     def _wished(self) -> list[tuple[str, str, set[bool | None]]]:

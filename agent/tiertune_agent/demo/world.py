@@ -21,6 +21,7 @@ from tiertune_agent.demo.player import REQUESTS, Job, Tally, save_requests
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.demo.throttle import link_rate
 from tiertune_agent.fields import Json, JsonDict
+from tiertune_agent.network import http_client
 from tiertune_agent.replay.traces import Trace
 from tiertune_connector.ending import Ending
 
@@ -161,7 +162,8 @@ class World:
         }
         self._write("agent.yaml", config)
         self._spawn("agent", [sys.executable, *self.setup.agent, "agent", "run", "--config", "agent.yaml"])
-        self.until(lambda: _answers(f"{self.page}healthz"), "the agent answers")
+        with http_client(base_url=self.page, timeout=2) as http:
+            self.until(lambda: _healthy(http), "the agent answers")
 
     def counted(self) -> dict[str, int]:
         """The players' tallies, summed."""
@@ -264,8 +266,8 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _answers(url: str) -> bool:
+def _healthy(http: httpx.Client) -> bool:
     try:
-        return httpx.get(url, timeout=2, trust_env=False).is_success
+        return http.get("healthz").is_success
     except httpx.HTTPError:
         return False

@@ -145,20 +145,24 @@ class History(OfHistory):
             still = update(IncidentRow).filter_by(closed_at=None).where(IncidentRow.store.not_in(names))
             session.execute(still.values(closed_at=IncidentRow.last_seen))
             session.execute(delete(AnswerRow).where(AnswerRow.store.not_in(names)))
-            session.execute(delete(WishRow).where(WishRow.url.not_in({FLEET, *named})))
+            for url in sorted(session.scalars(select(WishRow.url).where(WishRow.url.not_in({FLEET, *named})))):
+                session.execute(delete(WishRow).filter_by(url=url))  # in the order in which all lock them
         return names
 
-    def wish_bypass(self, store: str, url: str, *, on: bool) -> None:
-        """Remember what the store has not acknowledged yet.
+    def wish_bypass(self, stores: Mapping[str, str], *, on: bool) -> None:
+        """Remember what these stores, by name and address, have not acknowledged yet.
 
-        If another one, or none, answered at ``url`` last, it is for whoever will answer there.
+        Where another one, or none, answered at the address last, it is for whoever will answer there.
         """
         with self._session() as session:
-            # First, which locks the row: a round may move to the address what was wished of the store until then.
-            if altered(session, update(StoreRow).filter_by(name=store, url=url).values(pending_bypass=on)):
-                session.execute(delete(WishRow).filter_by(url=url))
-            else:
-                _keep(session, url, on=on)
+            # First, which locks the rows: a round may move to an address what was wished of its store until then.
+            wishes = {name: update(StoreRow).filter_by(name=name, url=url) for name, url in stores.items()}
+            known = {name for name in sorted(stores) if altered(session, wishes[name].values(pending_bypass=on))}
+            for url, name in sorted((url, name) for name, url in stores.items()):
+                if name in known:
+                    session.execute(delete(WishRow).filter_by(url=url))
+                else:
+                    _keep(session, url, on=on)
 
     def wish_bypass_of_all(self, *, on: bool) -> None:
         """Wish it of all stores that were ever seen.
@@ -174,15 +178,24 @@ class History(OfHistory):
                 left = StoreRow.name.in_(ours), StoreRow.url.not_in(self.named())
                 session.execute(update(StoreRow).where(*left).values(url=NOWHERE))
 
-    def acknowledge_bypass(self, store: str, url: str, *, on: bool) -> None:
-        """Note that who answers there has it, as its next answer will say. Another wish that came meanwhile stays."""
-        heard = update(StoreRow).filter_by(name=store, url=url, pending_bypass=on).values(pending_bypass=None)
+    def acknowledge_bypass(self, heard: Iterable[tuple[str, str, bool]]) -> None:
+        """Note that who answers there has it, as its next answer will say. Another wish that came meanwhile stays.
+
+        ``heard``: name and address of each store, and whether it is on.
+        """
+        told = {cut(name): (url, on) for name, url, on in heard}
         with self._session() as session:
-            # First, which locks the row: what a round writes meanwhile is read here.
-            if altered(session, heard):
-                row = session.get_one(StoreRow, store)
-                row.tuning = {**row.tuning, "bypass": on}
-            session.execute(delete(WishRow).filter_by(url=url, bypass=on))
+            # First, which locks the rows: what a round writes meanwhile is read here.
+            wished = update(StoreRow).values(pending_bypass=None)
+            met = [
+                name
+                for name, (url, on) in sorted(told.items())
+                if altered(session, wished.filter_by(name=name, url=url, pending_bypass=on))
+            ]
+            for row in session.scalars(select(StoreRow).where(StoreRow.name.in_(met))).all():
+                row.tuning = {**row.tuning, "bypass": told[row.name][1]}
+            for url, on in sorted(told.values()):
+                session.execute(delete(WishRow).filter_by(url=url, bypass=on))
 
 
 def _remember(
@@ -235,7 +248,8 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
         if rows:
             session.execute(statement, rows)
     if former:  # their rows are locked by now: what was wished of them meanwhile is read here
-        for gone in session.scalars(select(StoreRow).where(StoreRow.name.in_(former))).all():
+        left = session.scalars(select(StoreRow).where(StoreRow.name.in_(former))).all()
+        for gone in sorted(left, key=lambda row: former[row.name]):  # all lock wishes by address, after stores
             if gone.pending_bypass is not None:  # whoever answers there now must hear it
                 _keep(session, former[gone.name], on=gone.pending_bypass)
                 gone.pending_bypass = None
