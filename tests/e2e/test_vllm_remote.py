@@ -25,10 +25,10 @@ TOO_SLOW = 10
 """A prompt's chunks take so many times as long as computing it: more than any backlog of calm arrivals hides, or makes
 worth it, also if the engine becomes half as fast as it was when this was measured.
 """
-BUSY_PER_S = 4.5
-"""Faster than the engine can prefill them: there is a backlog, which seems to hide every fetch."""
-SLOW = 8 * MIB
-"""Bytes per second of a link on which a prompt's chunks take about three times as long as computing them."""
+BUSY = 1.4
+"""More than the engine can prefill: there is a backlog, which seems to hide every fetch."""
+SLOW = 3
+"""A prompt's chunks take so many times as long as computing it."""
 FAST = 80 * MIB
 """Bytes per second that a link without bounds has at least."""
 ROUNDS, ENOUGH, MORE_ROUNDS = 3, 2, 5
@@ -60,7 +60,7 @@ class Block:
 class Player:
     """The same prompts with the same Poisson arrivals in every mode; each time all of them are in the remote alone.
 
-    Calm arrivals, and a link that is too slow, are as fast as the engine is, whatever machine this is.
+    Arrivals, and links that are slow, are as fast as the engine is, whatever machine this is.
     """
 
     def __init__(self, fleet, engine, seed):
@@ -71,14 +71,15 @@ class Player:
         self.arrivals -= self.arrivals[0]  # nobody waits for the first
         self.prefill_s = min(engine.generate([prompt]).answers[0].ttft_s for prompt in self.prompts[:4])
 
-    def play(self, mode, count=REQUESTS, per_s=None):
+    def play(self, mode, count=REQUESTS, arriving=CALM):
+        """``arriving`` prompts while one is computed."""
         self.home.forget_dram()
         self.engine.reset()
         if mode != "as tuned":
             self.home.tune(tiers__remote__fetch="off" if mode == "never" else "on")
         self.engine.ask("always_fetch", on=mode == "always")
         before = told(self.home)
-        arrivals = (self.arrivals / (per_s or CALM / self.prefill_s)).tolist()
+        arrivals = (self.arrivals * self.prefill_s / arriving).tolist()
         requests = [Request(prompt, at=at) for prompt, at in zip(self.prompts, arrivals, strict=True)][:count]
         got = self.engine.generate(requests, max_tokens=4)
         self.engine.ask("always_fetch", on=False)
@@ -87,10 +88,9 @@ class Player:
         counted.subtract(before)
         return Block([answer.ttft_s for answer in got.answers], got.external, counted)
 
-    @property
-    def too_slow(self):
-        """Bytes per second."""
-        return TOKENS * KV_BYTES_PER_TOKEN / (TOO_SLOW * self.prefill_s)
+    def bytes_per_s(self, times):
+        """Of a link on which a prompt's chunks take so many times as long as computing it."""
+        return TOKENS * KV_BYTES_PER_TOKEN / (times * self.prefill_s)
 
     @contextmanager
     def link(self, bytes_per_s):
@@ -151,7 +151,7 @@ def test_a_slow_remote_is_not_waited_for(player, record_property):
     three interleaved rounds; two more if another process has disturbed them.
     """
     rounds = []
-    with player.link(player.too_slow):
+    with player.link(player.bytes_per_s(TOO_SLOW)):
         while not decided(rounds) and len(rounds) < MORE_ROUNDS:
             played = {mode: player.play(mode) for mode in ("never", "gate")}
             rounds.append(played | {"always": player.play("always", 2)})
@@ -178,10 +178,10 @@ def test_what_a_backlog_seems_to_hide_is_mostly_hidden(player, record_property):
     Counted over four rounds: first tokens are too few, and too easily disturbed by other processes. Where so few were
     fetched that one or two decide, or were disturbed, over four more as well.
     """
-    with player.link(SLOW):
-        gate = sum((player.play("gate", per_s=BUSY_PER_S).told for _ in range(4)), Counter())
+    with player.link(player.bytes_per_s(SLOW)):
+        gate = sum((player.play("gate", arriving=BUSY).told for _ in range(4)), Counter())
         if not mostly_hidden(gate):
-            gate += sum((player.play("gate", per_s=BUSY_PER_S).told for _ in range(4)), Counter())
+            gate += sum((player.play("gate", arriving=BUSY).told for _ in range(4)), Counter())
     record_property("what became of fetches from the remote", dict(gate))
     assert mostly_hidden(gate), gate
 
@@ -206,7 +206,7 @@ def test_the_agent_switches_fetching_off_and_on_by_the_engines_numbers(player, t
     agent = Agent(settings)
     try:
         player.home.tune(tiers__remote__fetch="on")
-        with player.link(player.too_slow), Every(1.0, lambda _: agent.tick()):
+        with player.link(player.bytes_per_s(TOO_SLOW)), Every(1.0, lambda _: agent.tick()):
             player.play("as tuned")
             wait_until(lambda: fetching(player.home) == "off", "the agent has switched fetching off", 60)
             player.home.link[0] = 0.0

@@ -99,6 +99,10 @@ class Host(Child):
         self.tune(tiers__dram__capacity_bytes=0)
         wait_until(lambda: self.resident() == 0, f"{self.name} has let go of its DRAM")
         self.tune(tiers__dram__capacity_bytes=capacity)
+        wait_until(lambda: self._dram("effective") >= self._dram("desired"), f"{self.name} has its DRAM again")
+
+    def _dram(self, state: str) -> float:
+        return self.http.total("tier_capacity_bytes", tier="dram", state=state)
 
 
 def damage(url: str, payload_offset: int) -> int:
