@@ -1,13 +1,14 @@
 """Lookups: asked once, decided once, bounded in time."""
 
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.cost.gate import Candidate, Reason
 from tiertune_connector.protocol.messages import LookupReply, Side
-from tiertune_connector.vllm.lookups import Lookups
+from tiertune_connector.vllm.lookups import PATIENCE_S, Lookups
 
 CHUNK = 64
 LOAD_S = 2.0
@@ -20,11 +21,15 @@ class Reply(Future[LookupReply]):
     def __init__(self):
         super().__init__()
         self.at_hand: LookupReply | None = None
+        self.arrives: Any = None
+        """A clock, if it is at hand only as late as it is waited for."""
         self.waited: list[float | None] = []
 
     def result(self, timeout=None):
         if not self.done():
-            self.waited.append(timeout)
+            self.waited.append(round(timeout, 6))
+            if self.arrives is not None:
+                self.arrives.now += timeout
             if self.at_hand is None:
                 raise TimeoutError
             self.set_result(self.at_hand)
@@ -235,11 +240,48 @@ def test_it_is_known_when_a_reply_came(lookups, client, clock):
 
 
 def test_a_reply_that_has_come_is_taken(lookups, client, gate):
-    """Once, and without waiting: else the request would be put off a whole step of others."""
-    a, b = (expect(lookups, request) for request in "ab")
+    """Else the request would be put off a whole step of others."""
+    ask = expect(lookups)
     client.replies[0].at_hand = reply("dram")
-    assert lookups.settled(a, 0, nothing_staged)
+    assert lookups.settled(ask, 0, nothing_staged)
     assert gate.asked == [0]
-    assert not lookups.settled(b, 0, nothing_staged)
-    assert not lookups.settled(b, 0, nothing_staged)
-    assert client.replies[1].waited == [0.0]
+
+
+def test_a_reply_is_waited_for_briefly_and_once(lookups, client):
+    """When the scheduler first asks; later it only looks."""
+    ask = expect(lookups)
+    assert not lookups.settled(ask, 0, nothing_staged)
+    assert not lookups.settled(ask, 0, nothing_staged)
+    assert client.replies[0].waited == [PATIENCE_S]
+
+
+def test_those_that_came_together_are_waited_for_together(lookups, client, clock):
+    """A burst does not hold up the steps of others for longer than one request does."""
+    asks = [expect(lookups, request) for request in "abc"]
+    for pending in client.replies:
+        pending.at_hand = reply()
+        pending.arrives = clock
+    assert all(lookups.settled(ask, 0, nothing_staged) for ask in asks)
+    assert [pending.waited for pending in client.replies] == [[PATIENCE_S], [0.0], [0.0]]
+
+
+def test_a_deadline_shorter_than_patience_holds(client, clock, gate):
+    """Nothing is waited for beyond its deadline."""
+    lookups = Lookups(client, choose=gate, clock=clock, chunk_tokens=CHUNK, deadline_s=PATIENCE_S / 4)
+    lookups.settled(expect(lookups), 0, nothing_staged)
+    assert client.replies[0].waited == [PATIENCE_S / 4]
+
+
+def test_where_waiting_is_in_vain_it_is_seldom(lookups, client):
+    """A store that hangs, or asks a slow remote, costs fewer and fewer requests a wait, until a reply is in time."""
+    waited = [_first_wait(lookups, client) for _ in range(1 + 1 + 1 + 3 + 1)]
+    assert waited == [PATIENCE_S, 0.0, PATIENCE_S, 0.0, 0.0, 0.0, PATIENCE_S]
+    assert [_first_wait(lookups, client) for _ in range(7)] == [0.0] * 7
+    assert [_first_wait(lookups, client, reply()) for _ in range(3)] == [PATIENCE_S] * 3
+
+
+def _first_wait(lookups, client, comes=None):
+    ask = expect(lookups)
+    client.replies[-1].at_hand = comes
+    lookups.settled(ask, 0, nothing_staged)
+    return client.replies[-1].waited[0]

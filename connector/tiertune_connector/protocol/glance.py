@@ -22,27 +22,42 @@ _poll = ctypes.PyDLL(None).poll  # it keeps the interpreter, which another threa
 _poll.argtypes = (ctypes.POINTER(_PollFd), ctypes.c_ulong, ctypes.c_int)
 
 
-class Glance:
-    """After looks in vain it skips the next chances, 1, 3, 7 and at most 31 in a row, until a look succeeds.
+class Chances:
+    """After a chance taken in vain the next ones are passed by, 1, 3, 7 and at most 31 in a row, until one succeeds.
 
-    So hardly any processor time is lost if answers take longer, or if whoever answers needs the processor.
+    So hardly any time is lost if answers take longer, or if whoever answers needs the processor.
     """
+
+    def __init__(self) -> None:
+        self._vain = self._passed = 0
+
+    def take(self) -> bool:
+        """Whether to take this one; if so, ``taken`` must follow."""
+        if self._passed < self._vain:
+            self._passed += 1
+            return False
+        return True
+
+    def taken(self, *, success: bool) -> None:
+        self._vain, self._passed = 0 if success else min(2 * self._vain + 1, _MOST_PASSED), 0
+
+
+class Glance:
+    """A look for input; after one in vain the next chances are passed by."""
 
     def __init__(self, descriptor: int, clock: Clock = time.monotonic) -> None:
         self._polled = _PollFd(descriptor, select.POLLIN)
         self._clock = clock
-        self._vain = 0
-        self._passed = 0
+        self._chances = Chances()
 
     def comes(self) -> bool:
         """Whether there is something to read, or the connection has ended; looks for at most 120 microseconds."""
-        if self._passed < self._vain:
-            self._passed += 1
+        if not self._chances.take():
             return False
         until = self._clock() + _GLANCE_S
         while _poll(self._polled, 1, 0) <= 0:  # less than 0: a signal came
             if self._clock() > until:
-                self._vain, self._passed = min(2 * self._vain + 1, _MOST_PASSED), 0
+                self._chances.taken(success=False)
                 return False
-        self._vain = 0
+        self._chances.taken(success=True)
         return True

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import GateDecision
+from tiertune_connector.protocol.glance import Chances
 from tiertune_connector.protocol.messages import LookupReply, Own, Side, TierReport
 from tiertune_connector.units import Clock
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from tiertune_connector.vllm.gate import OwnLoad
     from tiertune_connector.vllm.transfers import Job
 
+PATIENCE_S = 0.001
+"""From a lookup's sending on, so long the scheduler waits for its reply. To put a request off costs it a step of all
+others, or a millisecond for which vLLM sleeps where there are none."""
 STORES_SHARE = 0.9
 """Share of a lookup's or load's deadline; in the rest, what the store knows or has by then arrives here."""
 
@@ -88,6 +92,7 @@ class Lookups:
     chunk_tokens: int
     deadline_s: float
     _answered: deque[Ask] = field(default_factory=deque)
+    _chances: Chances = field(default_factory=Chances)
 
     def expect(
         self,
@@ -117,16 +122,15 @@ class Lookups:
         """Whether the request's answer stands; else ask again. Constant time, except for the decision.
 
         ``computed_tokens`` are on the device; ``staged`` tells whether a chunk lies in staging. When first asked it
-        takes a reply that has come itself: the receiving thread may not have had the interpreter since.
+        receives the reply itself, and waits for it until ``PATIENCE_S`` after the lookup.
         """
         if ask.until is not None:
             return True
         now = self.clock()
         if ask.cut_tokens is None:
             if ask.wanted_at is None:
-                with suppress(TimeoutError):
-                    ask.reply.result(0.0)  # asking for it receives it
                 ask.wanted_at = now
+                self._receive(ask)
             if ask.reply.done():
                 self._decide(ask, computed_tokens // self.chunk_tokens, staged)
             elif now >= ask.sent_at + self.deadline_s:
@@ -153,6 +157,18 @@ class Lookups:
     def answered(self) -> list[Ask]:
         """What was replied to since the last call, each once; also for requests that have ended."""
         return [self._answered.popleft() for _ in range(len(self._answered))]
+
+    def _receive(self, ask: Ask) -> None:
+        """Take the reply if it has come, or comes soon: the receiving thread may not have had the interpreter since.
+
+        As the wait is counted from the sending, those who came together are waited for together.
+        """
+        left_s = ask.sent_at + min(PATIENCE_S, self.deadline_s) - self.clock()
+        patient = left_s > 0 and not ask.reply.done() and self._chances.take()
+        with suppress(TimeoutError):
+            ask.reply.result(left_s if patient else 0.0)
+        if patient:
+            self._chances.taken(success=ask.reply.done())
 
     def _come(self, ask: Ask) -> None:
         """Called on whichever thread receives."""

@@ -67,8 +67,8 @@ _ENDED = _Known(None, prefilling=False)
 class TierTuneTier(SecondaryTierManager):
     """Answers as the gate decided, and moves chunks on other threads. Runs on the scheduler thread.
 
-    No method waits for the store, except at the start, in drains and at the end. vLLM's touches are not heeded: lookups
-    name the whole prompt, and so touch what the engine has itself.
+    No method waits for the store longer than a millisecond, except at the start, in drains and at the end. vLLM's
+    touches are not heeded: lookups name the whole prompt, and so touch what the engine has itself.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class TierTuneTier(SecondaryTierManager):
         self._staging = staging
 
     def must_wait(self, request: str, computed_tokens: int) -> bool:
-        """Whether asking for its chunks would bring nothing new yet. Constant time, except for the decision."""
+        """Whether asking for its chunks would bring nothing new yet; constant time, a short wait and the decision."""
         known = self._known(request)
         if known.load is not None and not known.load.over:
             return True
