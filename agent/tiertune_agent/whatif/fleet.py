@@ -17,6 +17,7 @@ from tiertune_agent.records import Prospect, Snapshot
 from tiertune_agent.tuners.base import pools
 from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape, remote_bytes
 from tiertune_agent.whatif.terms import KnownCosts, bytes_each
+from tiertune_connector.tuning import LEFT_SHARE
 from tiertune_connector.units import Clock
 from tiertune_connector.whatif.chain import ChainGhosts, Costs, SampledRequest, Shape
 
@@ -257,6 +258,7 @@ def _ghosts(plan: GhostPlan) -> ChainGhosts:
         rate=plan.rate,
         chunk_bytes=plan.chunk_bytes,
         remote_chunk_bytes=plan.remote_chunk_bytes,
+        landing=1 - 1 / LEFT_SHARE,
         prefix_routed=(plan.now,) if plan.now in plan.shapes else (),
     )
 
