@@ -113,6 +113,15 @@ def test_a_network_that_costs_more_than_all_fetches_save():
     no_change(answer(windows(tier="disk"), tier="disk", rates=dear))
 
 
+@pytest.mark.parametrize("saved", [0.0, 5.0, 5e6])
+def test_without_a_price_of_gpus_no_money_is_weighed(saved):
+    """What fetches save is worth nothing then, whatever it is: the network's price alone gives up no remote."""
+    unpriced = Rates(gpu_hour=0.0, network_gib=0.1)
+    no_change(answer(windows(saved=saved), rates=unpriced), "always stays: prices.gpu_hour is 0")
+    no_change(answer(windows(saved=saved), "second_access", rates=unpriced), "the network costs 0.1 per GiB")
+    assert "drops 50% by chance" in proposal(answer(windows(dropped=100, evicted=400), rates=unpriced)).reason
+
+
 @pytest.mark.parametrize(
     ("history", "settings", "said"),
     [

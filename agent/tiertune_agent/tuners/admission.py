@@ -4,6 +4,7 @@ Writing everything gives a tier the most to hit, so it is right while writing co
 each of which alone justifies ``second_access`` if it costs more than that can lose at worst:
 
 - Money for the network. At worst no fetch saves anything any more, so the money must exceed what all fetches save.
+  Without a price of GPU time nothing tells what that is worth.
 - Drops. A full queue drops chunks by chance. If more chunks are used twice than are written now, ``second_access``
   writes as many, none by chance, and a chunk used twice is at least as likely to be used again.
 - Thrash. In a full tier every chunk written displaces another. If almost none is read before it leaves, at worst those
@@ -124,7 +125,7 @@ def _fewer(sums: AdmissionEvidence, unused: float, price: float, rates: Rates) -
     """Whether second_access is sure to pay, and why (not)."""
     earned = sums.saved_s.value * rates.gpu_hour / 3600
     doubt = ERRORS * sums.saved_s.error * rates.gpu_hour / 3600
-    if earned + doubt < unused * price:
+    if rates.gpu_hour and earned + doubt < unused * price:
         return (
             True,
             f"fetches save {earned:.3g} per GiB written, of which {unused * price:.3g} is paid for chunks used once",
@@ -135,6 +136,8 @@ def _fewer(sums: AdmissionEvidence, unused: float, price: float, rates: Rates) -
     reused = sums.reused
     if sums.full and unused > 0.5 and reused.value + ERRORS * reused.error < LEAST:
         return True, f"the tier is full, and {reused.value:.1%} of what is written is read before it leaves"
+    if price and not rates.gpu_hour:
+        return False, "prices.gpu_hour is 0, so the network's price cannot be weighed against what fetches save"
     return False, "writing everything costs less than what it may save"
 
 
