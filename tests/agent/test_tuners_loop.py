@@ -79,6 +79,14 @@ def test_a_refused_wish_ends_no_wish_of_another_setting(agent, rounds, policy_fi
     assert [one.id for one in agent.history.decisions.in_state(State.PROPOSED)] == [floor.id]
 
 
+def test_a_lower_floor_in_the_policy_is_followed_as_a_higher_one(store, rounds, policy_file):
+    """Also the margin that is changed with it: nobody waits for a day for what the policy itself had set."""
+    for named, floor in (("8192", 8192), ("512", 512), ("256, margin: 1.3", 256)):
+        policy_file.write_text(POLICY.replace("mode: auto", f"mode: auto, min_fetch_tokens: {named}"))
+        rounds(6)
+        assert store.tuning["tiers"]["remote"]["min_fetch_tokens"] == floor
+
+
 @pytest.mark.parametrize("most_and_end_gib", [(3, 0.5), (9, 5)])
 def test_a_size_is_chosen_from_what_the_policy_allows(agent, store, rounds, policy_file, most_and_end_gib):
     """Only 8 GiB would be quicker: where they are forbidden DRAM that serves nobody shrinks, by its step."""
