@@ -153,6 +153,20 @@ def test_only_windows_since_the_last_change_count():
     assert "in 2 windows" in TUNER.evaluate(history, current).reason
 
 
+@pytest.mark.parametrize("now", ["always", "second_access"])
+def test_it_tells_how_many_requests_it_rests_on(now):
+    """Those of all namespaces, in windows in which something was written; a guard has a least number of them."""
+    history, price = windows(), Rates(gpu_hour=2.5, network_gib=0.1 if now == "always" else 0.0)
+    assert proposal(answer(history, now, rates=price)).requests is None
+    counts = [
+        told_of("", {f"requests_total{{salted={salted}}}": 2.0}, index, namespace=namespace)
+        for index in range(11)
+        for salted, namespace in (("no", "ab"), ("yes", "cd"))
+    ]
+    told = proposal(answer([*history, *counts], now, rates=price))
+    assert told.requests == told.evidence["requests"] == 40
+
+
 def test_targets_are_the_slower_tiers_that_are_there():
     """A store without a disk has nothing to admit there."""
     status = {"tiers": {"dram": {"health": "ok"}, "disk": {"health": "absent"}, "remote": {"health": "slow"}}}

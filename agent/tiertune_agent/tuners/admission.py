@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain
 
 from tiertune_agent.fields import JsonDict, read
-from tiertune_agent.records import GIB, Histogram, Rates, Windows, grouped, total
+from tiertune_agent.records import GIB, Histogram, Rates, Windows, grouped, sum_known, total
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Tuner, TunerSettings, since_change
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summand, ratio
 from tiertune_connector.tuning import SLOWER
@@ -48,6 +48,8 @@ class Passage:
     """Seconds that the writers spent."""
     dropped: float
     """Chunks that found the queue full."""
+    requests: float | None
+    """Of the whole store; None: it counted none."""
     prompt_tokens: float
     """Of all requests of the store."""
     asked_tokens: float
@@ -69,6 +71,8 @@ class Passage:
 class AdmissionEvidence:
     """What all windows together say."""
 
+    requests: int | None
+    """Of the whole store; None: it counted none."""
     once: float | None
     """Unused share of the chunks that left DRAM, without those from slower tiers; None if nothing left."""
     spare: Ratio
@@ -118,7 +122,7 @@ class AdmissionTuner(Tuner):
         if not pays:
             return NoChange(f"{now} stays: {why}; {told}", sums.document())
         after = "second_access" if now == "always" else "always"
-        return Proposal(field, now, after, f"{why}; {told}", sums.document())
+        return Proposal(field, now, after, f"{why}; {told}", sums.document(), sums.requests)
 
 
 def _fewer(sums: AdmissionEvidence, unused: float, price: float, rates: Rates) -> tuple[bool, str]:
@@ -166,7 +170,9 @@ def passed(windows: Windows, tier: str) -> list[Passage]:
 
 def summed(passages: Sequence[Passage], *, full: bool) -> AdmissionEvidence:
     left = [sum(seen.once for seen in passages), sum(seen.twice for seen in passages)]
+    requests = sum_known(seen.requests for seen in passages)
     return AdmissionEvidence(
+        requests=None if requests is None else int(requests),
         once=left[0] / sum(left) if any(left) else None,
         spare=ratio([Summand(seen.twice - seen.writes, 1.0) for seen in passages]),
         dropped=ratio([Summand(seen.dropped, seen.dropped + seen.writes) for seen in passages]),
@@ -189,6 +195,7 @@ def _passage(windows: Windows, tier: str) -> Passage:
         written_bytes=counted("tier_transfer_bytes_total", operation="write"),
         write_s=sum(value.sum for value in timed),
         dropped=counted("write_behind_dropped_total", reason="queue_full"),
+        requests=sum_known(window.gauge("requests_total") for window in windows),
         prompt_tokens=total(windows, "prompt_tokens_total"),
         asked_tokens=counted("gate_candidate_tokens_total"),
         asked_bytes=counted("gate_candidate_bytes_total"),
