@@ -254,6 +254,8 @@ class Made:
     at: datetime
     goal: Any = None
     """The goal, if only a step towards it was allowed; None: the change reached it."""
+    learned: bool = False
+    """Whether its evidence counts requests, or it was undone: it is not merely what the policy file said."""
 
     @property
     def direction(self) -> object:

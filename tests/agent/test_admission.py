@@ -113,6 +113,15 @@ def test_a_network_that_costs_more_than_all_fetches_save():
     no_change(answer(windows(tier="disk"), tier="disk", rates=dear))
 
 
+@pytest.mark.parametrize("saved", [0.0, 5.0, 5e6])
+def test_without_a_price_of_gpus_no_money_is_weighed(saved):
+    """What fetches save is worth nothing then, whatever it is: the network's price alone gives up no remote."""
+    unpriced = Rates(gpu_hour=0.0, network_gib=0.1)
+    no_change(answer(windows(saved=saved), rates=unpriced), "always stays: prices.gpu_hour is 0")
+    no_change(answer(windows(saved=saved), "second_access", rates=unpriced), "the network costs 0.1 per GiB")
+    assert "drops 50% by chance" in proposal(answer(windows(dropped=100, evicted=400), rates=unpriced)).reason
+
+
 @pytest.mark.parametrize(
     ("history", "settings", "said"),
     [
@@ -142,6 +151,20 @@ def test_only_windows_since_the_last_change_count():
     status = {"tiers": {"remote": {"health": "ok"}}}
     current = Current(Target("host-a", "remote"), {}, status, changed_at=after(seconds=15 * 8))
     assert "in 2 windows" in TUNER.evaluate(history, current).reason
+
+
+@pytest.mark.parametrize("now", ["always", "second_access"])
+def test_it_tells_how_many_requests_it_rests_on(now):
+    """Those of all namespaces, in windows in which something was written; a guard has a least number of them."""
+    history, price = windows(), Rates(gpu_hour=2.5, network_gib=0.1 if now == "always" else 0.0)
+    assert proposal(answer(history, now, rates=price)).requests is None
+    counts = [
+        told_of("", {f"requests_total{{salted={salted}}}": 2.0}, index, namespace=namespace)
+        for index in range(11)
+        for salted, namespace in (("no", "ab"), ("yes", "cd"))
+    ]
+    told = proposal(answer([*history, *counts], now, rates=price))
+    assert told.requests == told.evidence["requests"] == 40
 
 
 def test_targets_are_the_slower_tiers_that_are_there():

@@ -107,6 +107,10 @@ def test_the_fleet_is_asked_once_and_not_each_store():
         assert tuner.targets("host-a", STATUS) == tuner.targets("host-b", STATUS)
 
 
+PARTS = {"decode": 2 / 3, "mixed": 1 / 3}
+"""Of a decode stage's seconds, by phase."""
+
+
 def stages(prefill, decode, *, count=40, gpus=(4, 4), utilization=False):
     """Windows of two stores, one for each stage, in which its GPUs are busy for this share of the time."""
     told = []
@@ -167,6 +171,25 @@ def test_the_stages_are_the_fleets(utilization):
     late = [replace(one, start=one.start + timedelta(minutes=7)) for one in idle]
     assert demand([*told, *late])["prefill"] == Demand(8, pytest.approx(0.45))
     assert demand([*told, *late[: len(late) // 2]])["prefill"] == Demand(8, pytest.approx(0.6))
+
+
+def test_steps_that_compute_prompts_beside_decodes_are_work():
+    """Each prompt that comes to a decode stage has a tail left to compute: a third of its steps are mixed ones."""
+    told = stages(0.84, 0.84)
+    for one in [one for one in told if one.phase == "decode"]:
+        told.remove(one)
+        told += [replace(one, phase=phase, gpu_seconds=one.gpu_seconds * part) for phase, part in PARTS.items()]
+    assert demand(told)["decode"] == Demand(4, pytest.approx(0.84))
+    no_change(Balance(SETTINGS).evaluate([], current(stages=told)), "busy 84% (4), decode 84% (4)")
+
+
+def test_a_profiled_module_may_be_a_part_of_its_stage():
+    """Its seconds have no other phase than the mixed one: what the GPUs say of themselves decides."""
+    told = [
+        replace(one, phase="mixed", gpu_seconds=one.gpu_seconds / 2) if one.phase == "decode" else one
+        for one in stages(0.92, 0.31)
+    ]
+    assert demand(told)["decode"] == Demand(4, pytest.approx(0.31))
 
 
 @given(busy=st.tuples(st.floats(0, 1), st.floats(0, 1)), gpus=st.tuples(st.integers(1, 8), st.integers(1, 8)))

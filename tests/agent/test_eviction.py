@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
-from agent.fakes import DIGEST, window
+from agent.fakes import DIGEST, START, window
+from tiertune_agent.policy.guard import Recent, Rules, guard
 from tiertune_agent.records import Target, ended
 from tiertune_agent.tuners.base import Current, Proposal
 from tiertune_agent.tuners.eviction import EvictionSettings, EvictionTuner
@@ -144,6 +145,17 @@ def test_a_proposal_tells_what_it_rests_on():
     told = proposal(answer(alike(60, lru=0.4, arc=0.45)))
     assert "; in all 23% of a period's hits" in told.reason
     assert rival(told)["summed"] == pytest.approx(0.2323, abs=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["lru", "fifo"])
+def test_it_tells_how_many_requests_it_rests_on(algorithm):
+    """Three windows with a prompt each are too few for a guard; of a source that counts none it is not known."""
+    windows = steady(3, lru=0.1, arc=0.3)
+    assert proposal(answer(windows, algorithm)).requests is None
+    counted = {"requests_total{salted=no}": 1.0, "requests_total{salted=yes}": 2.0}
+    told = proposal(answer([replace(one, values={**one.values, **counted}) for one in windows], algorithm))
+    assert told.requests == 9
+    no_change(guard(told, Rules("auto", 500, changes_per_hour=9), Recent(START)), "too little evidence: 9 requests")
 
 
 def test_what_was_better_long_ago_but_is_worse_lately_is_not_taken():

@@ -139,6 +139,18 @@ class TestDecisions:
         assert history.changed.last(["host-b"]) == history.changed.undone(START, LATER, ["host-b"]) == {}
         assert history.changed.count(after(minutes=30), last.at) == {"host-a": 1}
 
+    def test_what_rests_on_requests_is_told_from_what_the_policy_says(self, history, decisions):
+        """By its evidence; what was undone had a reason, too."""
+        for evidence, state, learned in (
+            ({}, State.KEPT, False),
+            ({"requests": 1200}, State.KEPT, True),
+            ({}, State.ROLLED_BACK, True),
+        ):
+            one = propose(history, Proposal("tiers.remote.min_fetch_tokens", 0, 512, "", evidence))
+            decisions.move(one, state, now=START, applied_at=START)
+            (last,) = history.changed.last(["host-a"]).values()
+            assert last.learned == learned
+
     def test_a_split_is_the_last_change_of_all_that_it_moves(self, history, decisions):
         """Of a host that was changed by itself since, that is the last one."""
         size = Proposal("tiers.dram.capacity_bytes", 1, 2, "", {"goal": 3})

@@ -1,6 +1,7 @@
 """Every incident is provoked, told with its figures, and over when its cause is."""
 
 import ast
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from inspect import getsource
@@ -9,10 +10,12 @@ from unittest.mock import Mock
 import pytest
 
 from agent.agents import made
-from agent.fakes import DIGEST, START, FakeStore, after, histogram, wrong
+from agent.fakes import DIGEST, START, Clock, FakeStore, after, histogram, wrong
 from agent.fakes import propose as proposed
 from agent.fakes import window as told_of
 from agent.test_actuator import DECISION
+from connector.lanes import total as counted
+from connector.memory_tier import MemoryTier
 from pages import ROOT
 from tiertune_agent.fields import replaced
 from tiertune_agent.history.database import DatabaseError
@@ -23,7 +26,8 @@ from tiertune_agent.incidents.watch import TROUBLES
 from tiertune_agent.records import Snapshot, State, Target, total
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.catalogue import BY_NAME
-from tiertune_connector.slower.lane import MAX_PROBE_BYTES
+from tiertune_connector.counters import Counters
+from tiertune_connector.slower.lane import MAX_PROBE_BYTES, Lane
 
 pytestmark = pytest.mark.slow
 
@@ -90,11 +94,26 @@ class TestUnusedTiers:
     def test_what_a_store_probes_with_is_not_read_by_anybody(self):
         """Nor written: a remote is probed all the time, and is dead weight all the same, or merely idle."""
         assert PROBE_BYTES == MAX_PROBE_BYTES
-        some = {f"tier_transfer_bytes_total__operation__{name}": 60.0 * PROBE_BYTES for name in ("read", "write")}
+        moved = {"read": 120.0 * PROBE_BYTES, "write": 60.0 * PROBE_BYTES}
+        some = {f"tier_transfer_bytes_total__operation__{name}": nbytes for name, nbytes in moved.items()}
         probed = window("remote", probes_total__outcome__ok=60.0, **some)
         assert told(probed) == {}
         assert "remote is dead weight: 3.0 GiB were written" in told(self.WRITTEN, probed)["tier_unused"]
         assert told(self.WRITTEN, probed, window("remote", tier_transfer_bytes_total__operation__read=1.0)) == {}
+
+    @pytest.mark.parametrize("nbytes", [100, 1 << 17, 1 << 25])
+    def test_what_a_real_lane_probes_with_is_not_read_by_anybody(self, nbytes):
+        """Whatever the size of chunks is; of two reads it measures the second."""
+        counters, tier = Counters(), MemoryTier()
+        with closing(Lane(tier, counters, Clock().seconds)) as lane:
+            for _ in range(9):
+                lane.probe(nbytes)
+        moved = "tier_transfer_bytes_total"
+        some = {f"{moved}__operation__{name}": counted(counters, moved, "remote", name) for name in ("read", "write")}
+        probed = window("remote", probes_total__outcome__ok=counted(counters, "probes_total", "remote", "ok"), **some)
+        assert (probed.total("probes_total"), probed.total(moved, operation="read") > 0) == (9, True)
+        assert told(probed) == {}
+        assert "remote is dead weight: 3.0 GiB were written" in told(self.WRITTEN, probed)["tier_unused"]
 
     def test_written_while_fetch_is_off(self):
         """The reason that is known is told."""

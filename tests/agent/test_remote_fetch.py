@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.answers import no_change, proposal
 from agent.fakes import START, by_length, remote_window
 from tiertune_agent.records import Target
-from tiertune_agent.tuners.base import Current, Proposal, TypicalCandidate
+from tiertune_agent.tuners.base import MOST_OF_TIER, Current, Proposal, TypicalCandidate
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings, asked, candidates, typical_candidate
 from tiertune_connector.cost import Reason
@@ -128,6 +128,19 @@ def test_it_goes_on_again_by_the_probes():
     windows = [probed(0, COSTS), probed(1, PAYS), probed(2, PAYS, age=20), probed(3, PAYS), probed(4, PAYS)]
     answer = proposal(TUNER.evaluate(windows, current("off")))
     assert (answer.before, answer.after, answer.requests) == ("off", "on", None)
+
+
+def test_probes_that_are_rare_are_enough_if_all_of_an_hour_say_so():
+    """Every 20 minutes: a tuner sees the last 240 windows, an hour, of which three at most have a probe."""
+    tuner = RemoteFetch(RemoteFetchSettings())
+    hour = [probed(i, PAYS, age=15.0 * (i % 80)) for i in range(MOST_OF_TIER)]
+    answer = proposal(tuner.evaluate(hour, current("off")))
+    assert (answer.after, len(answer.evidence["windows"])) == ("on", 3)
+    no_change(tuner.evaluate(hour[1:], current("off")), "would pay in 2 of the 4 windows in a row")
+    once_slow = [*hour[:80], probed(80, COSTS), *hour[81:]]
+    no_change(tuner.evaluate(once_slow, current("off")), "would pay in 1 of the 3 windows in a row")
+    failed = [replace(each, values={**each.values, "probes_total{outcome=timeout}": 1.0}) for each in hour]
+    no_change(tuner.evaluate(failed, current("off")), "would pay in 3 of the 4 windows in a row")
 
 
 def test_only_windows_since_the_last_change_count():

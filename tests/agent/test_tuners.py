@@ -76,9 +76,9 @@ def lengths(index, short, long):
     return by_length(remote_window(index), 300.0, t0=short, t4096=long)
 
 
-def floor(windows, now=0, policy=0, changed_at=None):
+def floor(windows, now=0, policy=0, changed_at=None, *, learned=True):
     tuning = {"tiers": {"remote": {"margin": 1.1, "min_fetch_tokens": now}}}
-    current = Current(Target("host-a", "remote"), tuning, {}, changed_at)
+    current = Current(Target("host-a", "remote"), tuning, {}, changed_at, learned)
     return GateTuner(RemoteFetchSettings(min_fetch_tokens=policy)).evaluate(windows, current)
 
 
@@ -87,7 +87,7 @@ def test_the_floor_rises_where_short_fetches_lose():
     losing = [lengths(i, -5.0 - i, 20.0 + i) for i in range(4)]
     told = proposal(floor(losing))
     assert (told.field, told.before, told.after) == ("tiers.remote.min_fetch_tokens", 0, 4096)
-    assert told.requests == 1200
+    assert told.requests == told.evidence["requests"] == 1200
     assert "1200 fetches under 4096 tokens lost 0.022 s each" in told.reason
     assert isinstance(floor(losing[:3]), NoChange)
     assert isinstance(floor(losing, now=4096, policy=4096), NoChange)
@@ -101,6 +101,13 @@ def test_a_floor_above_the_policys_is_tried_again_after_a_day():
     assert "the floor stays at 4096 tokens" in floor([], now=4096, changed_at=START).reason
     for changed_at in (None, START - timedelta(days=2)):
         assert proposal(floor(quiet, now=4096, changed_at=changed_at)).after == 0
+
+
+def test_a_floor_that_the_policy_asked_for_follows_it_down_at_once():
+    """No fetch lost below it; a new margin is the policy's wish, too."""
+    for windows in ([], [remote_window(i) for i in range(4)]):
+        told = proposal(floor(windows, now=8192, policy=512, changed_at=START, learned=False))
+        assert (told.before, told.after) == (8192, 512)
 
 
 @pytest.mark.parametrize(

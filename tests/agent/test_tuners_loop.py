@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from agent.agents import POLICY, pass_windows
+from agent.agents import POLICY, answer, pass_windows
 from agent.fakes import DIGEST, SLOW, START, costs, fetch
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.fields import replaced
@@ -27,6 +27,19 @@ def test_a_pool_changes_its_algorithm_when_the_ghosts_say_so(agent, store, round
     assert store.tuning["pools"][DIGEST]["dram"]["eviction"] == "arc"
     (decision,) = agent.history.decisions.find()
     assert "arc would hit 40.1% of the tokens against 20.1% of lru, +20.00 points" in decision.reason
+
+
+def test_ghosts_of_a_few_requests_change_no_pool(agent, store, rounds, policy_file):
+    """However much more an algorithm would have hit of these: the guard asks for 500 requests."""
+    eviction = POLICY.replace("tuners: {", "tuners: {eviction: {mode: auto, period: 1m}, ")
+    policy_file.write_text(eviction.replace("min_requests: 1", "min_requests: 500"))
+    for _ in range(5):
+        store.count("requests_total", 10.0, salted="no", **POOL)
+        for algorithm, hit in (("lru", 200), ("arc", 400)):
+            store.simulate(algorithm, hit)
+        rounds(1)
+    assert agent.history.decisions.find() == []
+    assert answer(agent, "eviction")["reason"].startswith("too little evidence: 50 requests, the guard asks for 500")
 
 
 @pytest.mark.parametrize(("bandwidth", "ends"), [(1e9, "on"), (1e8, "off")])
@@ -77,6 +90,14 @@ def test_a_refused_wish_ends_no_wish_of_another_setting(agent, rounds, policy_fi
     agent.changes.reject(margin.id, "anna")
     rounds(2)
     assert [one.id for one in agent.history.decisions.in_state(State.PROPOSED)] == [floor.id]
+
+
+def test_a_lower_floor_in_the_policy_is_followed_as_a_higher_one(store, rounds, policy_file):
+    """Also the margin that is changed with it: nobody waits for a day for what the policy itself had set."""
+    for named, floor in (("8192", 8192), ("512", 512), ("256, margin: 1.3", 256)):
+        policy_file.write_text(POLICY.replace("mode: auto", f"mode: auto, min_fetch_tokens: {named}"))
+        rounds(6)
+        assert store.tuning["tiers"]["remote"]["min_fetch_tokens"] == floor
 
 
 @pytest.mark.parametrize("most_and_end_gib", [(3, 0.5), (9, 5)])

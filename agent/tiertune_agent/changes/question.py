@@ -132,6 +132,7 @@ class Question:
             snapshot.tuning,
             snapshot.status,
             changed_at=self._last.at if self._last else None,
+            learned=self._last is not None and self._last.learned,
             typical=typical,
             prospects=concerning(told, target, snapshot),
             hosts=this.hosts(target, snapshot),

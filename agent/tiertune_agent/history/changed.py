@@ -18,7 +18,8 @@ _FIELD = ("tuner", "store", "tier", "namespace", "field")
 _PLACE = (DecisionRow.store, DecisionRow.tier, DecisionRow.namespace, DecisionRow.tuner)
 _CHANGE = (
     *(DecisionRow.field, DecisionRow.before, DecisionRow.after, DecisionRow.state),
-    *(DecisionRow.applied_at, DecisionRow.updated_at, DecisionRow.evidence["goal"].label("goal")),
+    *(DecisionRow.applied_at, DecisionRow.updated_at),
+    *(DecisionRow.evidence[name].label(name) for name in ("goal", "requests")),
 )
 Place = tuple[str, str, str, str]
 """Who changes what: tuner, store, tier and namespace."""
@@ -128,4 +129,5 @@ def _made(row: Row[Any]) -> Made:
     """From a row with the columns ``_CHANGE``."""
     back = row.state == State.ROLLED_BACK
     at = row.updated_at if back else row.applied_at or row.updated_at
-    return Made(row.field, row.before, row.after, at, None if back else row.goal)
+    learned = back or row.requests is not None
+    return Made(row.field, row.before, row.after, at, None if back else row.goal, learned)

@@ -37,7 +37,7 @@ FEW = 20
 GRACE = timedelta(minutes=2)
 """Effective values and engines follow a change within this time: memory is provisioned in the background."""
 PROBE_BYTES = 256 << 10
-"""Most bytes that one probe of a store reads, and writes: no request asked for them."""
+"""Most bytes that one probe of a store writes, and reads twice: no request asked for them."""
 OFF_BY = 0.1
 """Share by which an effective capacity may differ: slots are whole chunks, segments are shared among pools."""
 YOUNG_S = 30.0
@@ -103,7 +103,7 @@ def never_read(tier: str, windows: Windows) -> Iterator[str]:
     loaded = known(windows, "tier_transfer_bytes_total", operation="read")
     gave = known(windows, CHUNKS, operation="read")
     unknown = hits is loaded is gave is None
-    if seconds < OBSERVED_S or unknown or hits or gave or (loaded or 0.0) > probed:
+    if seconds < OBSERVED_S or unknown or hits or gave or (loaded or 0.0) > 2 * probed:
         return
     written = total(windows, "tier_transfer_bytes_total", operation="write")
     stored, went = total(windows, CHUNKS, operation="write"), total(windows, "tier_evictions_total")

@@ -44,7 +44,7 @@ class Prices(Document):
     """Money, in one currency of the operator's choice."""
 
     gpu_hour: Price = 2.5
-    """Price of all GPUs of one engine. 0: nothing weighs requests against rent, so tiers with rent stay."""
+    """Price of all GPUs of one engine. 0: nothing weighs requests against rent or network, so tiers with rent stay."""
     dram_gib_month: Price = 3.0
     """Rent of a GiB held for a month of 730 hours."""
     disk_gib_month: Price = 0.1

@@ -86,7 +86,8 @@ class Change(Proposal):
     @property
     def made(self) -> Made:
         moment = BEGIN + timedelta(seconds=self.at_s)
-        return Made(self.field, self.before, self.after, moment, self.evidence.get("goal"))
+        learned = self.state is State.ROLLED_BACK or "requests" in self.evidence
+        return Made(self.field, self.before, self.after, moment, self.evidence.get("goal"), learned)
 
     def document(self) -> JsonDict:
         told = {name: getattr(self, name) for name in ("at_s", "tuner", "field", "before", "after", "reason")}
@@ -207,6 +208,7 @@ class ReplayAgent:
             self._tuning,
             self._status(),
             changed_at=last.at if last else None,
+            learned=last is not None and last.learned,
             typical=None if self.gate["remote"].fetch_on else self.stores.typical(),
             prospects=self.stores.prospects,
             hosts=self._nodes,

@@ -4,6 +4,7 @@ Writing everything gives a tier the most to hit, so it is right while writing co
 each of which alone justifies ``second_access`` if it costs more than that can lose at worst:
 
 - Money for the network. At worst no fetch saves anything any more, so the money must exceed what all fetches save.
+  Without a price of GPU time nothing tells what that is worth.
 - Drops. A full queue drops chunks by chance. If more chunks are used twice than are written now, ``second_access``
   writes as many, none by chance, and a chunk used twice is at least as likely to be used again.
 - Thrash. In a full tier every chunk written displaces another. If almost none is read before it leaves, at worst those
@@ -16,7 +17,7 @@ from functools import partial
 from itertools import chain
 
 from tiertune_agent.fields import JsonDict, read
-from tiertune_agent.records import GIB, Histogram, Rates, Windows, grouped, total
+from tiertune_agent.records import GIB, Histogram, Rates, Windows, grouped, sum_known, total
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Tuner, TunerSettings, since_change
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summand, ratio
 from tiertune_connector.tuning import SLOWER
@@ -47,6 +48,8 @@ class Passage:
     """Seconds that the writers spent."""
     dropped: float
     """Chunks that found the queue full."""
+    requests: float | None
+    """Of the whole store; None: it counted none."""
     prompt_tokens: float
     """Of all requests of the store."""
     asked_tokens: float
@@ -68,6 +71,8 @@ class Passage:
 class AdmissionEvidence:
     """What all windows together say."""
 
+    requests: int | None
+    """Of the whole store; None: it counted none."""
     once: float | None
     """Unused share of the chunks that left DRAM, without those from slower tiers; None if nothing left."""
     spare: Ratio
@@ -117,14 +122,14 @@ class AdmissionTuner(Tuner):
         if not pays:
             return NoChange(f"{now} stays: {why}; {told}", sums.document())
         after = "second_access" if now == "always" else "always"
-        return Proposal(field, now, after, f"{why}; {told}", sums.document())
+        return Proposal(field, now, after, f"{why}; {told}", sums.document(), sums.requests)
 
 
 def _fewer(sums: AdmissionEvidence, unused: float, price: float, rates: Rates) -> tuple[bool, str]:
     """Whether second_access is sure to pay, and why (not)."""
     earned = sums.saved_s.value * rates.gpu_hour / 3600
     doubt = ERRORS * sums.saved_s.error * rates.gpu_hour / 3600
-    if earned + doubt < unused * price:
+    if rates.gpu_hour and earned + doubt < unused * price:
         return (
             True,
             f"fetches save {earned:.3g} per GiB written, of which {unused * price:.3g} is paid for chunks used once",
@@ -135,6 +140,8 @@ def _fewer(sums: AdmissionEvidence, unused: float, price: float, rates: Rates) -
     reused = sums.reused
     if sums.full and unused > 0.5 and reused.value + ERRORS * reused.error < LEAST:
         return True, f"the tier is full, and {reused.value:.1%} of what is written is read before it leaves"
+    if price and not rates.gpu_hour:
+        return False, "prices.gpu_hour is 0, so the network's price cannot be weighed against what fetches save"
     return False, "writing everything costs less than what it may save"
 
 
@@ -163,7 +170,9 @@ def passed(windows: Windows, tier: str) -> list[Passage]:
 
 def summed(passages: Sequence[Passage], *, full: bool) -> AdmissionEvidence:
     left = [sum(seen.once for seen in passages), sum(seen.twice for seen in passages)]
+    requests = sum_known(seen.requests for seen in passages)
     return AdmissionEvidence(
+        requests=None if requests is None else int(requests),
         once=left[0] / sum(left) if any(left) else None,
         spare=ratio([Summand(seen.twice - seen.writes, 1.0) for seen in passages]),
         dropped=ratio([Summand(seen.dropped, seen.dropped + seen.writes) for seen in passages]),
@@ -186,6 +195,7 @@ def _passage(windows: Windows, tier: str) -> Passage:
         written_bytes=counted("tier_transfer_bytes_total", operation="write"),
         write_s=sum(value.sum for value in timed),
         dropped=counted("write_behind_dropped_total", reason="queue_full"),
+        requests=sum_known(window.gauge("requests_total") for window in windows),
         prompt_tokens=total(windows, "prompt_tokens_total"),
         asked_tokens=counted("gate_candidate_tokens_total"),
         asked_bytes=counted("gate_candidate_bytes_total"),

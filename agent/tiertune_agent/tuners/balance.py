@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from tiertune_agent.records import StageWindow, grouped
 
-COMPUTES = ("prefill", "decode")
+MIXED = "mixed"
+COMPUTES = ("prefill", "decode", MIXED)
 """Phases in which a GPU works; in the others it waits."""
 OBSERVED_S = 600.0
 """Fewer seconds of a GPU may be chance: in a few windows one stage is often the busier."""
@@ -34,7 +35,10 @@ def demand(windows: Sequence[StageWindow]) -> dict[str, Demand]:
     for stage, mine in sorted(grouped(windows, lambda window: window.stage).items()):
         observed = [window for window in mine if window.gpu]
         gpus, passed_s = len({(window.store, window.gpu) for window in observed}), sum(one.seconds for one in observed)
-        steps = [window.gpu_seconds for window in mine if window.phase in COMPUTES]
+        phases = {window.phase for window in mine}.intersection(COMPUTES)
+        if phases == {MIXED}:  # no engine's steps but a profiled module's, which may be a part of what its GPUs do
+            phases = set()
+        steps = [window.gpu_seconds for window in mine if window.phase in phases]
         if gpus and passed_s >= OBSERVED_S * gpus:
             work = steps or [(window.utilization or 0.0) * window.seconds for window in observed]
             found[stage] = Demand(gpus, sum(work) / passed_s)

@@ -90,6 +90,8 @@ class Current:
     status: Json
     changed_at: datetime | None = None
     """When the target was last changed by a decision."""
+    learned: bool = False
+    """Whether that change rests on requests, or was undone; else it was merely what the policy file said."""
     typical: TypicalCandidate | None = None
     prospects: Sequence[Prospect] = ()
     """What other sizes would have cost, oldest first, for every namespace that the target serves."""

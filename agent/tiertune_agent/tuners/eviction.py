@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from tiertune_agent.fields import Json, JsonDict, in_force, read
-from tiertune_agent.records import Target, Window, Windows, ended, total
+from tiertune_agent.records import Target, Window, Windows, ended, sum_known, total
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Tuner, TunerSettings, pool_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, ghost_tokens, nearest
@@ -55,6 +55,8 @@ class GhostWindow:
     periods: float
     """Its length; at most one, as a longer window says no more about what lasts."""
     tokens: Mapping[str, Tokens]
+    requests: float | None
+    """None: nobody counted any."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class EvictionTuner(Tuner):
         reason = f"{at}, {_told(chosen, algorithm)}"
         if chosen.name != "lru" and isfinite(chosen.summed):
             reason += f"; in all {chosen.summed:.0%} of a period's {_fewer(chosen.present)}"
-        return Proposal(field, algorithm, chosen.name, reason, evidence)
+        return Proposal(field, algorithm, chosen.name, reason, evidence, _requests(seen))
 
     def _against(self, rival: Rival) -> str:
         """Why it is not chosen; empty: it is. LRU only has to lead, as it is never far from the best."""
@@ -167,7 +169,8 @@ class EvictionTuner(Tuner):
             f"fifo has no ghost, but was never measured above lru; at {format_size(size)}, {best} would hit "
             f"{shares[best]:.1%} of the tokens in {len(seen)} windows, as much as any candidate"
         )
-        return Proposal(field, algorithm, best, reason, {"capacity_bytes": size, "shares": shares})
+        evidence = {"capacity_bytes": size, "shares": shares}
+        return Proposal(field, algorithm, best, reason, evidence, _requests(seen))
 
 
 def ghosts(history: Windows, capacity: float | None, period_s: float) -> tuple[int, list[GhostWindow]]:
@@ -185,7 +188,8 @@ def ghosts(history: Windows, capacity: float | None, period_s: float) -> tuple[i
         age = (newest - ended(window)).total_seconds() / period_s
         if age > MEMORY:
             break
-        seen.append(GhostWindow(age, min(1.0, window.seconds / period_s), sizes[near]))
+        requests = window.gauge("requests_total")
+        seen.append(GhostWindow(age, min(1.0, window.seconds / period_s), sizes[near], requests))
     return size, seen[::-1]
 
 
@@ -213,6 +217,12 @@ def _gain(seen: Sequence[GhostWindow], present: str, name: str) -> Ratio:
 def _hits(seen: Sequence[GhostWindow], name: str) -> Ratio:
     """Share of the tokens that an algorithm hits, where it has a ghost."""
     return ratio([Summand(*each.tokens[name], DECAY**each.age) for each in seen if name in each.tokens])
+
+
+def _requests(seen: Sequence[GhostWindow]) -> int | None:
+    """Of all windows; None: nobody counted any."""
+    told = sum_known(each.requests for each in seen)
+    return None if told is None else int(told)
 
 
 def _relative(gain: float, present: float) -> float:

@@ -1,6 +1,6 @@
 """The gates' margin and floor follow the policy file; the floor is higher where short fetches were seen to lose."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Windows
@@ -22,15 +22,15 @@ class GateTuner(OfRemote):
         margin, wanted = read(current.tuning, MARGIN), self.settings.margin
         if margin != wanted:
             return Proposal(MARGIN, margin, wanted, f"the policy says margin {wanted:g}, the store has {margin}")
-        return self._floor(since_change(history, current), read(current.tuning, FLOOR), current.changed_at)
+        return self._floor(since_change(history, current), read(current.tuning, FLOOR), current)
 
-    def _floor(self, windows: Windows, now: int | None, since: datetime | None) -> Answer:
-        policy = self.settings.min_fetch_tokens
+    def _floor(self, windows: Windows, now: int | None, current: Current) -> Answer:
+        policy, since = self.settings.min_fetch_tokens, current.changed_at if current.learned else None
         if now is None or now < policy:
             return Proposal(FLOOR, now, policy, f"the policy says min_fetch_tokens {policy}, the store has {now}")
         short = losing_lengths(windows, self.settings.disable_after)
         if short is not None and short.tokens > now:
-            return Proposal(FLOOR, now, short.tokens, short.reason, requests=short.requests)
+            return Proposal(FLOOR, now, short.tokens, short.reason, {"requests": short.requests}, short.requests)
         if now == policy:
             return NoChange(f"as the policy says: margin {self.settings.margin:g}, floor {policy} tokens")
         if since is not None and (not windows or windows[-1].start < since + TRIED_AGAIN):

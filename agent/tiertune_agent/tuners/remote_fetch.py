@@ -43,7 +43,8 @@ class RemoteFetchSettings(TunerSettings):
     disable_after: int = Field(default=4, ge=1, le=MOST_OF_TIER)
     """Windows in a row in which fetching must cost more before it is switched off."""
     enable_after: int = Field(default=4, ge=1, le=MOST_OF_TIER)
-    """Windows in a row in which fetching must pay with the margin before it is on again."""
+    """Windows in a row in which fetching must pay with the margin before it is on again; all that have probes, if of
+    the last 240 fewer have any."""
     min_fetch_tokens: int = Field(default=0, ge=0, le=MOST_FETCH_TOKENS)
     """Shorter runs of remote chunks are recomputed; the stores' gates apply it."""
 
@@ -110,7 +111,7 @@ class RemoteFetch(OfRemote):
         self, windows: Windows, streak: Sequence[Evidence], typical: TypicalCandidate | None, *, on: bool
     ) -> Answer:
         """Answer from a run of windows that speak for a switch; ``on``: for switching off."""
-        margin, needed = self.settings.margin, self.settings.disable_after if on else self.settings.enable_after
+        margin, needed = self.settings.margin, self.settings.disable_after if on else self._enough(windows, typical)
         stays = "stays on: fetching cost more" if on else "stays off: fetching would pay"
         told, evidence = _sums(streak) if on else _each(streak[-1], typical), _table(streak)
         if len(streak) < needed:
@@ -135,6 +136,14 @@ class RemoteFetch(OfRemote):
             return NoChange(f"stays on, a floor is enough: {short.reason}", evidence)
         requests = sum(window.requests for window in streak)
         return Proposal(FIELD, "on", "off", f"{row} cost more than recomputing: {told}", evidence, requests)
+
+    def _enough(self, windows: Windows, typical: TypicalCandidate | None) -> int:
+        """Windows in a row that it takes to be on again: those with probes, if of all that are kept fewer have any."""
+        needed = self.settings.enable_after
+        if len(windows) < MOST_OF_TIER:
+            return needed
+        told = sum(bool(window.total("probes_total") or estimated(window, typical)) for window in windows)
+        return min(needed, told)
 
 
 _OUTCOMES = ("gate_candidate_requests_total", "saved_seconds_total", "lost_seconds_total")
