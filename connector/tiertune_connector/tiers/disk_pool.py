@@ -4,7 +4,7 @@ from array import array
 from math import isnan, nan
 
 from tiertune_connector.chunk import NOBODY, Header
-from tiertune_connector.pool import Placed, Pool
+from tiertune_connector.pool import Pool
 from tiertune_connector.tiers.base import Evicted, OnEvicted
 from tiertune_connector.tiers.shares import Held
 from tiertune_connector.tiers.slab import Slab
@@ -128,17 +128,13 @@ class DiskPool(Held):
             self.drop(key)
         self._doubted ^= {key}
 
-    def unpin(self, key: bytes) -> None:
-        """A read is over; the rest as in ``keep``."""
-        self._leave(self.pool.unpin(key))
-        self.trim()
+    def tenant(self, slot: int) -> bytes:
+        return self._tenants.get(slot, b"")
 
-    def drop(self, key: bytes, tenant: bytes | None = None) -> bool:
-        slot = self.pool.get(key)
-        if slot is None or tenant not in (None, self._tenants.get(slot, b"")):
-            return False
-        self._leave(self.pool.discard(key))
-        return True
+    def last(self, key: bytes, slot: int, reason: str) -> Evicted:  # noqa: ARG002 (nobody asks for the key)
+        at, used = self._used_at[slot], bool(self._used[slot])
+        self._leave(slot)
+        return Evicted(self.namespace, self.pool.algorithm, reason, None if isnan(at) else at, NOBODY, used)
 
     def to_wipe(self) -> int | None:
         """The slot left last, for the caller to wipe; None: there is none."""
@@ -177,17 +173,8 @@ class DiskPool(Held):
             self._tenants[slot] = header.origin.tenant
         self.pool.commit(header.key, slot)
 
-    def evict(self, chunks: Placed[int], reason: str) -> None:
-        if chunks:
-            named = self.namespace, self.pool.algorithm, reason
-            left = [(self._used_at[slot], bool(self._used[slot])) for _, slot in chunks]
-            self.evicted([Evicted(*named, None if isnan(at) else at, NOBODY, used) for at, used in left])
-        for _, slot in chunks:
-            self._leave(slot)
-
-    def _leave(self, slot: int | None) -> None:
-        """A slot's chunk, if any, has gone or did not come."""
-        if slot is not None:
-            self._tenants.pop(slot, None)
-            self._overwriting.discard(slot)
-            self.left.append(slot)
+    def _leave(self, slot: int) -> None:
+        """A slot's chunk has gone or did not come."""
+        self._tenants.pop(slot, None)
+        self._overwriting.discard(slot)
+        self.left.append(slot)
