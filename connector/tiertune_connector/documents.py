@@ -207,6 +207,14 @@ def _parsed(text: str, name: str) -> tuple[yaml.Node, object]:
     return root, data
 
 
+def parse_json(model: type[Model], data: object, *, extra: Extra = "forbid") -> Model:
+    """As ``validated``, but FieldError, which names the first field that is wrong."""
+    try:
+        return validated(model, data, extra=extra)
+    except ValidationError as error:
+        raise FieldError.of(error) from error
+
+
 def validated(model: type[Model], data: object, *, extra: Extra = "forbid") -> Model:
     """The document in parsed JSON or YAML; text is not taken for a number, nor 1 for true.
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from tiertune_connector import locks
-from tiertune_connector.documents import where
-from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
+from tiertune_connector.documents import FieldError, where
+from tiertune_connector.tuning import Tuning, parse_tuning
 
 log = logging.getLogger(__name__)
 _REMEMBERED_CHANGES = 64
@@ -142,7 +142,7 @@ def _known(document: object, path: Path) -> Tuning:
     tuning = parse_tuning(document, extra="ignore")
     try:
         parse_tuning(document)
-    except TuningError as error:
+    except FieldError as error:
         log.warning("%s: this version leaves out what it does not know: %s", path, error)
     return tuning
 
