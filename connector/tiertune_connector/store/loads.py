@@ -61,10 +61,10 @@ class Loads(Parts):
     def load_waits_for(self, session: Session, keys: Keys) -> Literal["disk", "remote", ""]:
         """The slowest tier that a load of these keys may wait for; empty: none."""
         with self.dram.lock:
-            if self.residency.in_dram(session.digest, keys):
-                return ""
-            local = all(self.residency.local(session.digest, keys))
-        return "remote" if not local and self.residency.readable else "disk"
+            tiers = self.residency.local(session.digest, keys)
+        if tiers.count("dram") == len(keys):
+            return ""
+        return "remote" if "" in tiers and self.residency.readable else "disk"
 
     def report(self, session: Session, report: Report) -> None:
         """Count what a gate decided and what became of it."""

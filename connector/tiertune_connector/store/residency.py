@@ -25,11 +25,6 @@ class Residency(Reach):
         lanes = ((name, lane.breaker.open or (name == "remote" and not remote)) for name, lane in self.lanes.items())
         return ["dram", *(name for name, spared in lanes if not spared or name in found)]
 
-    def in_dram(self, digest: str, keys: Keys) -> bool:
-        """Whether DRAM has all keys. Call with the store's lock held."""
-        pool = self.dram.pools.get(digest)
-        return pool is not None and pool.pool.prefix(keys) == len(keys)
-
     def local(self, digest: str, keys: Keys) -> list[str]:
         """Per key ``dram``, ``disk`` or empty. Call with the store's lock held."""
         dram = self.dram.pools.get(digest)
