@@ -113,11 +113,11 @@ class StateDir:
             directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)  # now: later none may be left
             try:
                 before = path.read_bytes() if path.exists() else None
-                _replace(path, text.encode())
+                replace_file(path, text.encode())
                 try:
                     os.fsync(directory)  # the new name, too, survives a loss of power
                 except OSError:
-                    path.unlink() if before is None else _replace(path, before)
+                    path.unlink() if before is None else replace_file(path, before)
                     raise
             finally:
                 os.close(directory)
@@ -128,7 +128,8 @@ class StateDir:
         self._lock.close()
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
+    """Have all of ``data`` in the file, or what it had before; OSError."""
     aside = path.with_suffix(".new")
     with aside.open("wb") as file:
         file.write(data)
