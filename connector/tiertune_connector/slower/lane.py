@@ -154,11 +154,10 @@ class Lane:
         for asked, until in list(self._left.items()):
             if self._clock() > until:
                 self._told_late(asked)
-        hangs = self.hangs
-        if hangs:
+        if self.hangs:
             self.transit.stalled()
-        if hangs and not self.breaker.open:
-            self.record(Outcome.TIMEOUT)
+            if not self.breaker.open:
+                self.record(Outcome.TIMEOUT)
 
     def record(self, outcome: Outcome, *, wrote: bool = False) -> None:
         """Record how one operation, or with ``wrote`` a write behind, ended.

@@ -221,10 +221,7 @@ def _behind(cost: FetchEstimate, own: Sequence[OwnLoad], told_at: float, now: fl
     told_s = max(0.0, cost.queue_s - (now - told_at))
     queue_s = max(told_s, own[-1].ends_at - now if own else 0.0)
     transfers = ceil(cost.transfers * told_s / cost.queue_s) if told_s else 0
-    transfers = max(transfers, len(own))
-    if (queue_s, transfers) == (cost.queue_s, cost.transfers):
-        return cost
-    return replace(cost, queue_s=queue_s, transfers=transfers)
+    return replace(cost, queue_s=queue_s, transfers=max(transfers, len(own)))
 
 
 def _parts(decision: GateDecision) -> dict[str, float]:
