@@ -144,6 +144,7 @@ class StoreProcess:
         if settings.remote is not None:
             codec = Codec(self._clock, self.counters)
             remote = remote_tier(settings.remote, self.name, self.counters, codec)
+            undo.callback(remote.close)
             lanes["remote"] = self._remote_lane(remote, wrap_remote(remote), codec, settings.remote)
             undo.callback(lanes["remote"].close)
         store = TieredStore(
