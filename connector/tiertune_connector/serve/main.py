@@ -166,9 +166,7 @@ class StoreProcess:
         lane = partial(Lane, wrapped, self.counters, self._clock, patience_s=settings.timeout)
         if settings.path is not None:
             return lane(hung_s=HUNG_S)
-        if isinstance(remote, SpreadTier):
-            return lane(codec=codec, breaker=remote.breaker, probe_keys=remote.probe_keys)
-        return lane(codec=codec)
+        return lane(codec=codec, spread=remote if isinstance(remote, SpreadTier) else None)
 
     def start(self) -> None:
         """Serve; OSError if another store listens on the socket, StartError if not all threads can be had."""
