@@ -41,17 +41,11 @@ class Residency(Reach):
             local = self.local(digest, keys)
         if all(local):
             return local
-        absent = [key for key, tier in zip(keys, local, strict=True) if not tier]
+        absent = [place for place, tier in enumerate(local) if not tier]
         within_s = left_s()
-        there = self.lanes["remote"].present(digest, absent, within_s) if within_s else 0
-        tiers: list[str] = []
-        for tier in local:
-            if not tier:
-                if not there:
-                    break
-                there -= 1
-            tiers.append(tier or "remote")
-        return tiers
+        there = self.lanes["remote"].present(digest, [keys[place] for place in absent], within_s) if within_s else 0
+        end = absent[there] if there < len(absent) else len(local)
+        return [tier or "remote" for tier in local[:end]]
 
     def allowed(
         self, digest: str, chunks: int, chunk_tokens: int, sides: Sequence[Side], left_s: Callable[[], float]
