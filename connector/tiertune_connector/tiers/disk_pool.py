@@ -22,14 +22,7 @@ class DiskPool(Held):
 
     pool: Pool[int]
 
-    def __init__(
-        self,
-        slab: Slab,
-        algorithm: str,
-        capacity: int,
-        clock: Clock,
-        evicted: OnEvicted,
-    ) -> None:
+    def __init__(self, slab: Slab, algorithm: str, capacity: int, clock: Clock, evicted: OnEvicted) -> None:
         """Take up the slab's whole chunks, at most ``capacity``. No spare room is left.
 
         Waits for the disk; OSError. ``clock`` gives monotonic seconds, ``evicted`` hears of chunks that leave.
