@@ -73,7 +73,7 @@ class Loads(Parts):
             self.accounts.gate(tier, session.chunk_bytes)
             self.accounts.computed_again(session, recomputed(tier))
             if alone and tier.tier == "dram" and tier.actual_s and tier.outcome in ("won", "lost"):
-                chunks = max(1, tier.fetched_tokens // max(1, session.chunk_tokens))
+                chunks = max(1, tier.fetched_tokens // session.chunk_tokens)
                 self.health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
 
     def _expect(self, digest: str, keys: Keys, *, fetch: bool) -> list[Coming]:
