@@ -127,8 +127,7 @@ class EngineGate:
         if ask.prefetch is not None:  # what is missing is on its way already
             copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, self._within_reach(ask, own_chunks)))
             parts = {DRAM: copied_s, **(parts if ask.prefetch.done() else {})}
-            if ask.prefetch.done():
-                self.ended(ask)
+            self.ended(ask)
         self._begin(ask, parts)
         # What it fetches or has will not be computed, but for the prompt's last token: nobody waits for that.
         self.backlog.computed(ask.request, min(decision.cut * self._chunk_tokens, ask.prompt_tokens - 1))
