@@ -44,7 +44,7 @@ from tiertune_agent.web.views import Views
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.ending import until_told
-from tiertune_connector.httpd.serving import certificate, server
+from tiertune_connector.httpd.serving import Serving, certificate
 from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
@@ -54,8 +54,6 @@ AHEAD_S = 3600.0
 """Nothing is pruned by a clock that is further ahead of every store's: it would take new rows for old."""
 PACE = 0.5
 """How fast the agent's own time goes on while it is ahead of a clock that was set back."""
-ANSWERED_S = 5.0
-"""How long the end waits for answers under way, as a caller may never read his."""
 
 
 def utc_now() -> datetime:
@@ -284,10 +282,9 @@ def run(settings: AgentSettings) -> None:
     rounds = scheduler.add_job(agent.tick, "interval", id="round", seconds=settings.window, next_run_time=utc_now())
     scheduler.add_job(agent.sum_up, "interval", id="sum-up", minutes=5)
     scheduler.add_job(agent.prune, "interval", id="pruning", hours=1)
-    http = server(agent.served, encrypted)
+    serving = Serving(agent.served, listener, encrypted)
     with until_told() as ending:
         scheduler.start()
-        serving = threading.Thread(target=http.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
         serving.start()
         log.info("agent serves on %s", settings.http.address(listener))
         try:
@@ -302,8 +299,7 @@ def run(settings: AgentSettings) -> None:
                     agent.metrics.count("agent_job_errors_total", "lead")
         finally:
             told = ending.is_set()
-            http.should_exit = True
-            serving.join(ANSWERED_S)
+            serving.stop()
             scheduler.shutdown(wait=True)
             agent.close()
             listener.close()

@@ -57,7 +57,11 @@ class Login(Document):
             if path and not read_text(path).strip():
                 raise DocumentError([f"{path} is empty: write the password in it"])
         if self.tls:
-            _check_tls(self.tls)
+            try:
+                _context(self.tls)
+            except OSError as error:
+                named = ", ".join(str(path) for _, path in self.tls if path)
+                raise DocumentError([f"remote.tls: {named}: {error.strerror or error}"]) from None
 
     def fits(self, urls: Urls) -> None:
         """ValueError if something is to be shown that no address asks for."""
@@ -221,11 +225,3 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
     if files.certificate_file and files.key_file:  # without a passphrase OpenSSL would ask for it
         context.load_cert_chain(plain_file(files.certificate_file), plain_file(files.key_file), lambda: "")
     return context
-
-
-def _check_tls(files: TlsFiles) -> None:
-    try:
-        _context(files)
-    except OSError as error:
-        named = ", ".join(str(path) for _, path in files if path)
-        raise DocumentError([f"remote.tls: {named}: {error.strerror or error}"]) from None

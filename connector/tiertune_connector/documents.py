@@ -185,9 +185,12 @@ def _parsed(text: str, name: str) -> tuple[yaml.Node, object]:
     try:
         _check_depth(text)
         root = yaml.compose(text, Loader=_Loader)
-        many = root is not None and _nodes(root, {}) > _MOST_NODES
-        repeated = [] if many else list(_repeated(root))
-        data = None if many else yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader; merges are copied)
+        if root is None:
+            raise DocumentError([f"{name}:1:1: the file is empty"])
+        if _nodes(root, {}) > _MOST_NODES:
+            raise DocumentError([f"{name}:1:1: with what its aliases stand for it has more than {_MOST_NODES} values"])
+        repeated = list(_repeated(root))
+        data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader; merges are copied)
     except RecursionError:
         raise DocumentError([f"{name}:1:1: nested too deeply, or in itself"]) from None
     except yaml.MarkedYAMLError as error:
@@ -197,15 +200,19 @@ def _parsed(text: str, name: str) -> tuple[yaml.Node, object]:
     except yaml.reader.ReaderError as error:
         place = _behind(text.encode()[: error.position].decode(errors="ignore"))
         raise DocumentError([f"{name}:{place}: not YAML: {error.reason}"]) from error
-    if root is None:
-        raise DocumentError([f"{name}:1:1: the file is empty"])
-    if many:
-        raise DocumentError([f"{name}:1:1: with what its aliases stand for it has more than {_MOST_NODES} values"])
     if repeated:
         raise DocumentError(
             [f"{name}:{_place(key)}: {key.value}: the key stands here a second time" for key in repeated]
         )
     return root, data
+
+
+def parse_json(model: type[Model], data: object, *, extra: Extra = "forbid") -> Model:
+    """As ``validated``, but FieldError, which names the first field that is wrong."""
+    try:
+        return validated(model, data, extra=extra)
+    except ValidationError as error:
+        raise FieldError.of(error) from error
 
 
 def validated(model: type[Model], data: object, *, extra: Extra = "forbid") -> Model:
@@ -280,7 +287,7 @@ def _nodes(node: yaml.Node, counted: dict[int, int]) -> int:
     return counted[id(node)]
 
 
-def _repeated(node: yaml.Node | None) -> Iterator[yaml.Node]:
+def _repeated(node: yaml.Node) -> Iterator[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from tiertune_connector import locks
-from tiertune_connector.documents import where
-from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
+from tiertune_connector.documents import FieldError, where
+from tiertune_connector.tuning import Tuning, parse_tuning
 
 log = logging.getLogger(__name__)
 _REMEMBERED_CHANGES = 64
@@ -113,11 +113,11 @@ class StateDir:
             directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)  # now: later none may be left
             try:
                 before = path.read_bytes() if path.exists() else None
-                _replace(path, text.encode())
+                replace_file(path, text.encode())
                 try:
                     os.fsync(directory)  # the new name, too, survives a loss of power
                 except OSError:
-                    path.unlink() if before is None else _replace(path, before)
+                    path.unlink() if before is None else replace_file(path, before)
                     raise
             finally:
                 os.close(directory)
@@ -128,7 +128,8 @@ class StateDir:
         self._lock.close()
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
+    """Have all of ``data`` in the file, or what it had before; OSError."""
     aside = path.with_suffix(".new")
     with aside.open("wb") as file:
         file.write(data)
@@ -142,7 +143,7 @@ def _known(document: object, path: Path) -> Tuning:
     tuning = parse_tuning(document, extra="ignore")
     try:
         parse_tuning(document)
-    except TuningError as error:
+    except FieldError as error:
         log.warning("%s: this version leaves out what it does not know: %s", path, error)
     return tuning
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
-from tiertune_connector.documents import Document, Extra, FieldError, Json, validated
+from tiertune_connector.documents import Document, Extra, FieldError, Json, parse_json
 from tiertune_connector.eviction import ALGORITHMS, CANDIDATES
 
 _DIGEST = "[0-9a-f]{32}"
@@ -37,10 +37,6 @@ SlowerTier = Literal["disk", "remote"]
 """A tier that a store may lack."""
 MOST_FETCH_TOKENS = 2**31
 """What a floor says to a gate must fit into a message, whose whole numbers have 64 bits."""
-
-
-class TuningError(FieldError):
-    """A tuning document that is refused."""
 
 
 MOST_BYTES = 2**60
@@ -173,13 +169,10 @@ InForce = Callable[[], Tuning]
 
 
 def parse_tuning(document: object, *, extra: Extra = "forbid") -> Tuning:
-    """The tuning in a JSON document, or TuningError naming the first field that is wrong."""
-    try:
-        tuning = validated(Tuning, document, extra=extra)
-    except ValidationError as error:
-        raise TuningError.of(error) from error
+    """The tuning in a JSON document, or FieldError naming the first field that is wrong."""
+    tuning = parse_json(Tuning, document, extra=extra)
     for name, digests in (("pools", tuning.pools), ("tenants", tuning.tenants)):
         for digest in digests:
             if not re.fullmatch(_DIGEST, digest):
-                raise TuningError(f"{name}.{digest}", "expected a digest of 32 hex characters as the name")
+                raise FieldError(f"{name}.{digest}", "expected a digest of 32 hex characters as the name")
     return tuning

@@ -9,7 +9,8 @@ import httpx
 
 from tiertune_agent.fields import replaced
 from tiertune_agent.records import Histogram, Rates, Snapshot, Window
-from tiertune_connector.tuning import TuningError, parse_tuning
+from tiertune_connector.documents import FieldError
+from tiertune_connector.tuning import parse_tuning
 from tiertune_connector.whatif.chain import Shape
 
 START = datetime(2025, 3, 5, 12, 0, tzinfo=UTC)
@@ -189,7 +190,7 @@ class FakeStore:
                 return httpx.Response(412, json={"message": f"the tuning is at version {self.tuning['version']}"})
             try:
                 parse_tuning(document)
-            except TuningError as error:
+            except FieldError as error:
                 return httpx.Response(422, json={"field": error.field, "message": error.message})
             self.keys[key] = document
             self.tuning = {**document, "version": expected + 1}

@@ -18,7 +18,7 @@ from tiertune_agent.collector.targets import StoreAddress
 from tiertune_agent.credentials import Access
 from tiertune_agent.records import Histogram, Snapshot, series
 from tiertune_agent.settings import AgentSettings
-from tiertune_connector.httpd.serving import server
+from tiertune_connector.httpd.serving import Serving
 
 
 def reading(metrics, time_s=1000.0, boot_id="b1"):
@@ -64,7 +64,7 @@ def test_series_are_found_by_name_and_labels(values, name, labels):
 def test_a_connection_is_kept_from_window_to_window():
     """The agent closes an idle one first: a store that did might do so while it is asked."""
     settings = AgentSettings(stores=[StoreAddress(url="http://host-a")])
-    assert settings.window < KEPT_S < server(Starlette(), None).config.timeout_keep_alive
+    assert settings.window < KEPT_S < Serving(Starlette(), None, None)._server.config.timeout_keep_alive
 
 
 class TestDifferences:

@@ -13,12 +13,13 @@ import pytest
 
 from connector.stores import NAMESPACE, PATIENCE_S, eventually
 from tiertune_connector.counters import Counters
+from tiertune_connector.documents import FieldError
 from tiertune_connector.state import StateDir
 from tiertune_connector.store import control as module
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.dram import DramTier
-from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
+from tiertune_connector.tuning import Tuning, parse_tuning
 
 FIRST = parse_tuning(
     {
@@ -89,7 +90,7 @@ def test_the_version_in_the_document_does_not_matter(put):
 @pytest.mark.parametrize("version", ["x", None, 0, 1.5, [2]])
 def test_a_version_that_is_none_is_refused_as_any_other_field(put, store, version):
     """Ours to give, but not free of form."""
-    with pytest.raises(TuningError) as refused:
+    with pytest.raises(FieldError) as refused:
         put(5, version=version)
     assert refused.value.field == "version"
     assert store.tuning.version == 1
@@ -97,20 +98,20 @@ def test_a_version_that_is_none_is_refused_as_any_other_field(put, store, versio
 
 def test_no_tier_grows_beyond_the_machine(put, store, monkeypatch):
     """As settings refuse it; what was allowed on a larger machine may stay, or become less."""
-    with pytest.raises(TuningError, match="the machine has") as refused:
+    with pytest.raises(FieldError, match="the machine has") as refused:
         put(1 << 59)
     assert refused.value.field == "tiers.dram.capacity_bytes"
     put(50)
     monkeypatch.setattr("tiertune_connector.store.control.memory_bytes", lambda: 10)
     assert put(40, 2, "c").tiers.dram.capacity_bytes == 40
-    with pytest.raises(TuningError, match="the machine has 10 B: "):
+    with pytest.raises(FieldError, match="the machine has 10 B: "):
         put(41, 3, "d")
     assert store.tuning.version == 3
 
 
 def test_the_most_memory_that_is_named_is_accepted_and_fits(put):
     """What always stays free of the machine, and of control groups' limits, is not a part of it."""
-    with pytest.raises(TuningError) as refused:
+    with pytest.raises(FieldError) as refused:
         put(1 << 59)
     (most,) = re.findall(r"(\d+)MiB are the most", str(refused.value))
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -183,7 +184,7 @@ def test_what_the_store_cannot_do_is_refused_and_changes_nothing(control, store,
     for part in parents:
         place = place.setdefault(part, {})
     place[last] = value
-    with pytest.raises(TuningError) as raised:
+    with pytest.raises(FieldError) as raised:
         control.put(document, expected_version=1, key="a")
     assert raised.value.field == field
     assert store.tuning == FIRST
@@ -206,13 +207,13 @@ def test_a_pool_may_not_ask_more_than_its_tier_has(put, store):
     def ask(own: int, *change: Any) -> Tuning:
         return put(*change, pools={digest: {"dram": {"capacity_bytes": own}}})
 
-    with pytest.raises(TuningError, match=r"51 bytes are asked, tiers.dram.capacity_bytes gives 50 to") as refused:
+    with pytest.raises(FieldError, match=r"51 bytes are asked, tiers.dram.capacity_bytes gives 50 to") as refused:
         ask(51, 50)
     assert refused.value.field == f"pools.{digest}.dram.capacity_bytes"
     assert store.tuning == FIRST
     ask(50, 50)
     assert ask(50, 40, 2, "c").capacity_bytes("dram") == 40
-    with pytest.raises(TuningError, match="45 bytes are asked"):
+    with pytest.raises(FieldError, match="45 bytes are asked"):
         ask(45, 40, 3, "d")
     assert ask(60, 60, 3, "e").pool(digest, "dram").capacity_bytes == 60
 

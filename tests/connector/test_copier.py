@@ -5,7 +5,6 @@ import sys
 import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -133,7 +132,7 @@ class Watched:
         monkeypatch.setattr(module.np, "copyto", self)
 
     def __call__(self, out, window):
-        who = "helper" if threading.current_thread().name == "tiertune-copy" else "main"
+        who = "helper" if threading.current_thread().name.startswith("tiertune-copy") else "main"
         self.began[who].set()
         assert self.held[who].wait(10)
         if who == self.failing:
@@ -234,7 +233,7 @@ def test_a_copy_that_is_interrupted_says_so_and_ends(copier, after):
     assert interrupted(copier, data, out, Interrupted(after))
     out[:] = 0
     copies(copier.write, data, out)
-    eventually(copier._queue.empty)  # who helps took it
+    eventually(copier._helper._work_queue.empty)  # who helps took it
 
 
 @pytest.mark.parametrize("after", range(1, 30))
@@ -242,25 +241,26 @@ def test_an_end_that_is_interrupted_ends_all_the_same(copier, after):
     """By Ctrl-C when all is copied: who comes to help only then is not held up, so that the next copy is shared."""
     data, out, late = payload(9000), np.zeros(9000, np.uint8), threading.Event()
     copier.write(out, data)  # there is who helps
-    copier._queue.put(SimpleNamespace(help=late.wait))
+    copier._helper.submit(late.wait)
     interrupted(copier, data, out, Interrupted(after, ending=True))
     late.set()
     assert out.tobytes() == data.tobytes()
     copies(copier.write, data)
-    eventually(copier._queue.empty)  # who helps took it
+    eventually(copier._helper._work_queue.empty)  # who helps took it
 
 
 def test_a_short_copy_wakes_nobody_and_one_without_a_thread_is_made_alone(monkeypatch, copier):
     """Threads may have run out: the next long copy tries again."""
     copies(copier.write, payload(2999))
-    assert copier._thread is None
+    assert not copier._helper._threads
     with monkeypatch.context() as patch:
         no_more_threads(patch)
         copies(copier.write, payload(9000))
     copies(copier.write, payload(9000))
-    assert copier._thread.is_alive()
+    (thread,) = copier._helper._threads
+    assert thread.is_alive()
     copier.close()
-    eventually(lambda: not copier._thread.is_alive())
+    eventually(lambda: not thread.is_alive())
 
 
 def test_what_was_copied_is_not_held(copier):

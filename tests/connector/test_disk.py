@@ -368,9 +368,9 @@ def test_nobody_takes_a_slot_to_wipe_as_its_slab_is_let_go(tier):
             super().clear()
 
     fill(tier, chain("k", 2))
-    tier.pools[A].slots.left = Left()
+    tier.pools[A].left = Left()
     assert tier.attach(A, 3 * NBYTES) is Outcome.OK
-    tier.pools[A].slots.left = Left()
+    tier.pools[A].left = Left()
     tier.close()
     assert alone == [True, True]
 

@@ -1,14 +1,13 @@
 """Looking for a prompt's chunks in a directory: how far they reach, and how many answers are waited for in turn."""
 
-import errno
 import threading
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.stores import PATIENCE_S, A, chain
+from connector.stores import PATIENCE_S, A, chain, no_more_threads
 from tiertune_connector.tiers import directory, looking
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.directory import DirectoryTier
@@ -81,13 +80,16 @@ def test_where_answers_are_slow_a_long_prompt_waits_for_few(tmp_path, monkeypatc
     tier.close()
 
 
-def test_where_no_thread_can_be_had_all_are_asked_in_turn(monkeypatch):
+def test_where_no_more_threads_can_be_had_all_are_asked_in_turn(monkeypatch):
     """The tier is well: the process, or its user, has too many."""
     monkeypatch.setattr(looking, "_SLOW_S", SLOW)
-    monkeypatch.setattr(looking, "Threads", Mock(side_effect=OSError(errno.EAGAIN, "not all threads can be had")))
-    none = Lookers()
-    assert none.leading(lambda key: key != b"70", [b"%d" % number for number in range(100)]) == 70
-    none.close()
+    alone, asked = Lookers(), set()
+    with monkeypatch.context() as patched:
+        no_more_threads(patched)
+        keys = [b"%d" % number for number in range(100)]
+        assert alone.leading(lambda key: asked.add(threading.current_thread()) or key != b"70", keys) == 70
+    assert len(asked - {threading.current_thread()}) == 1
+    alone.close()
 
 
 def test_where_answers_are_quick_no_thread_is_asked(lookers, monkeypatch):

@@ -6,12 +6,12 @@ import pytest
 
 from connector.volumes import mount
 from tiertune_connector.access import Login, TlsFiles
-from tiertune_connector.documents import DocumentError, parse_yaml
+from tiertune_connector.documents import DocumentError, FieldError, parse_yaml
 from tiertune_connector.httpd.tokens import TokenFile
 from tiertune_connector.serve.__main__ import main
 from tiertune_connector.settings import StoreSettings, load
 from tiertune_connector.store.control import check
-from tiertune_connector.tuning import TuningError, parse_tuning
+from tiertune_connector.tuning import parse_tuning
 
 WHOLE = """
 name: host-a
@@ -99,7 +99,7 @@ def test_a_kept_tuning_is_fitted_to_one_that_the_store_can_do(monkeypatch, away,
     check(store, settings.fit(parse_tuning(said)))
     check(store, settings.first_tuning())
     if away or place.startswith("file") or not installed:
-        with pytest.raises(TuningError):
+        with pytest.raises(FieldError):
             check(store, parse_tuning(said))
 
 

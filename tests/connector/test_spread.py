@@ -41,8 +41,7 @@ def tier(servers):
 
 @pytest.fixture
 def lane(tier):
-    more = {"breaker": tier.breaker, "probe_keys": tier.probe_keys}
-    made = Lane(tier, Counters(), time.monotonic, patience_s=PATIENCE_S, **more)
+    made = Lane(tier, Counters(), time.monotonic, patience_s=PATIENCE_S, spread=tier)
     yield made
     made.close()
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tiertune_connector.tuning import TuningError, parse_tuning
+from tiertune_connector.documents import FieldError
+from tiertune_connector.tuning import parse_tuning
 
 NS = "0123456789abcdef" * 2
 CONTRACT = {
@@ -82,7 +83,7 @@ def test_a_wrong_field_is_named(path, value):
     for part in parents:
         place = place[part]
     place[last] = value
-    with pytest.raises(TuningError) as raised:
+    with pytest.raises(FieldError) as raised:
         parse_tuning(document)
     assert raised.value.field.startswith(path)
     assert raised.value.message
@@ -91,5 +92,5 @@ def test_a_wrong_field_is_named(path, value):
 @pytest.mark.parametrize("document", [None, [], "x", 5])
 def test_what_is_no_object_is_refused(document):
     """Also at the top."""
-    with pytest.raises(TuningError):
+    with pytest.raises(FieldError):
         parse_tuning(document)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TypeVar
 
 import msgspec
@@ -87,7 +88,7 @@ class StoreLink:
         self._socket: socket.socket | None = None
         self._connection = 0
         """The number of the latest connection."""
-        self._next_id = 1
+        self._numbers = count(1)
         self._pending: dict[int, Question] = {}
         self._untold = bytearray()
         """Frames that go with the next one sent."""
@@ -184,7 +185,7 @@ class StoreLink:
         ``hear`` gets what comes before the reply, on the receiving thread.
         """
         with self._lock:
-            number, self._next_id = self._next_id, self._next_id + 1
+            number = next(self._numbers)
             message, live = make(number), self._meant(connection)
             if not isinstance(message, Lookup):
                 self._looks = 0

@@ -6,9 +6,9 @@ copies, as far as it gets to them.
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 import numpy as np
 import xxhash
@@ -27,13 +27,11 @@ class Copier:
     """Copies for any number of threads; a thread of its own helps with long copies. Thread-safe."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[_Shared | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._helper = ThreadPoolExecutor(1, "tiertune-copy")
 
     def close(self) -> None:
         """Stop helping; copies under way are finished."""
-        self._queue.put(None)
+        self._helper.shutdown(wait=False)
 
     def write(self, out: Bytes, data: Bytes) -> int:
         """Copy an engine's ``data`` into ``out``, both contiguous uint8 of one shape (n,); returns its `checksum`.
@@ -58,10 +56,11 @@ class Copier:
         """Copy and sum; ``summed`` is ``out`` or ``data``."""
         if out.shape != data.shape:
             raise ValueError(f"{data.shape} does not go into {out.shape}")
-        if len(windows) >= _SHARED_WINDOWS and self._helped():
+        if len(windows) >= _SHARED_WINDOWS:
             shared = _Shared(out, data, windows, summed, digest)
             try:
-                self._queue.put(shared)
+                with suppress(RuntimeError):  # no thread can be had, or none any more: this one copies it all
+                    self._helper.submit(shared.help)
                 shared.finish()
             finally:
                 try:
@@ -73,24 +72,6 @@ class Copier:
         for window in windows:
             np.copyto(out[window], data[window])
             digest.update(summed[window])  # type: ignore[arg-type] # an array is a buffer
-
-    def _helped(self) -> bool:
-        """Whether there is a helper; the first long copy starts it."""
-        if self._thread is None:
-            with self._starting:
-                if self._thread is None:
-                    thread = threading.Thread(target=self._help, name="tiertune-copy", daemon=True)
-                    try:
-                        thread.start()
-                    except RuntimeError:  # no thread can be had
-                        return False
-                    self._thread = thread
-        return True
-
-    def _help(self) -> None:
-        while (shared := self._queue.get()) is not None:
-            with suppress(Exception):  # whoever waits for the copy is told
-                shared.help()
 
 
 class PartialCopy:

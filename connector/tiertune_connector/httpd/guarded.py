@@ -54,12 +54,7 @@ class Limit:
 
 
 def behind_tokens(
-    app: ASGIApp,
-    *,
-    holder_of: Callable[[HTTPConnection], Holder | None],
-    role_of: RoleOf,
-    refuse: Refuse,
-    clock: Clock,
+    app: ASGIApp, *, holder_of: Callable[[HTTPConnection], Holder | None], role_of: RoleOf, refuse: Refuse, clock: Clock
 ) -> ASGIApp:
     """The application behind tokens: 401 without one, 403 with too low a role, 429 for too many calls."""
     writes, errors = Limit(WRITES_PER_S, WRITES_AT_ONCE, clock), Limit(ERRORS_PER_S, ERRORS_AT_ONCE, clock)

@@ -1,6 +1,8 @@
-"""The server of an application, whose certificate is exchanged in place while it is served."""
+"""The thread that serves an application, whose certificate is exchanged in place while it is served."""
 
+import socket
 import ssl
+import threading
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -12,18 +14,29 @@ from tiertune_connector.httpd.renewed import Renewed
 KEPT_S = 75
 """How long an idle connection is kept: an agent asks in every window, and closes its own first."""
 
+ANSWERED_S = 5.0
+"""How long the end waits for answers under way, as a caller may never read his."""
 
-def server(app: ASGIApp, certificate: ssl.SSLContext | None) -> uvicorn.Server:
-    """Serves ``app``, over HTTPS with a ``certificate``.
+
+class Serving(threading.Thread):
+    """Serves ``app`` from ``start`` to ``stop``, over HTTPS with a ``certificate``.
 
     The caller is who holds the connection: anybody could send a proxy's header.
     """
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", proxy_headers=False, timeout_keep_alive=KEPT_S
-    )
-    config.load()
-    config.ssl = certificate
-    return uvicorn.Server(config)
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, certificate: ssl.SSLContext | None) -> None:
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", proxy_headers=False, timeout_keep_alive=KEPT_S
+        )
+        config.load()
+        config.ssl = certificate
+        self._server = uvicorn.Server(config)
+        super().__init__(target=self._server.run, args=([listener],), name="http", daemon=True)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        if self.is_alive():
+            self.join(ANSWERED_S)
 
 
 def certificate(listening: Listening) -> ssl.SSLContext | None:

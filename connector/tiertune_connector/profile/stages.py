@@ -38,10 +38,7 @@ class Profiler:
     """The stages of one process: their timers, one per device, and their totals."""
 
     def __init__(
-        self,
-        *,
-        wall: Clock = time.perf_counter,
-        device_timer: Callable[[str], Timer[str]] = cuda_timer,
+        self, *, wall: Clock = time.perf_counter, device_timer: Callable[[str], Timer[str]] = cuda_timer
     ) -> None:
         self.totals = Totals()
         self._device_timer = device_timer

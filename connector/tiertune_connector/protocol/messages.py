@@ -149,6 +149,11 @@ class Lookup(Message, tag="lookup", frozen=True):
     deadline_s: Seconds = 0.0
     """Time for the answer, with what the remote has said by then; 0: until all is known."""
 
+    @property
+    def chains(self) -> list[Keys]:
+        """The keys of every group of layers, those of the chain last."""
+        return [*(side.keys for side in self.sides), self.keys]
+
 
 class Own(Message, tag="own", frozen=True):
     """How much of a deferred lookup's prompt the engine had itself, from its head on."""

@@ -12,7 +12,6 @@ from tiertune_connector.documents import DocumentError
 from tiertune_connector.serve.main import StartError, serve
 from tiertune_connector.settings import load
 from tiertune_connector.state import StateError
-from tiertune_connector.tuning import TuningError
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +21,7 @@ def main(arguments: list[str]) -> int:
     config = parser.parse_args(arguments).config
     try:
         serve(load(config))
-    except (DocumentError, StartError, StateError, TuningError) as error:
+    except (DocumentError, StartError, StateError) as error:
         sys.stderr.write(f"the store cannot start: {error}\n")
         return 2
     return 0

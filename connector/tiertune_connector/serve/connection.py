@@ -53,8 +53,8 @@ class Connection:
         self._unsent: deque[tuple[memoryview, int]] = deque()
         """What the client has not taken yet, each with a copy of the descriptor that goes with it."""
         self._unsent_bytes = 0
-        self._stuck_since: float | None = None
-        """When the client last took anything; None: nothing waits."""
+        self._taken_at = 0.0
+        """When the client last took anything, or was first sent what waits."""
         self._on_stuck: Callable[[bool], None] = lambda _: None
 
     def __str__(self) -> str:
@@ -99,6 +99,7 @@ class Connection:
             if self.fileno() < 0:
                 raise BrokenPipeError("the connection was closed")
             if not self._unsent:
+                self._taken_at = time.monotonic()
                 with suppress(BlockingIOError):
                     frame, descriptor = frame[self._put(frame, descriptor) :], NO_FD
             if not frame:
@@ -107,8 +108,7 @@ class Connection:
                 raise OSError(f"{self._unsent_bytes} bytes wait for a client that does not take them")
             self._unsent.append((frame, os.dup(descriptor) if descriptor != NO_FD else NO_FD))
             self._unsent_bytes += len(frame)
-            if not self.stuck:
-                self._stuck_since = time.monotonic()
+            if len(self._unsent) == 1:
                 self._on_stuck(True)
 
     def flush(self) -> bool:
@@ -122,12 +122,11 @@ class Connection:
                     return False
                 _close(descriptor)
                 self._unsent_bytes -= sent
-                self._stuck_since = time.monotonic()
+                self._taken_at = time.monotonic()
                 if sent < len(frame):
                     self._unsent[0] = frame[sent:], NO_FD
                 else:
                     self._unsent.popleft()
-            self._stuck_since = None
             self._on_stuck(False)
             return True
 
@@ -140,12 +139,11 @@ class Connection:
     @property
     def stuck(self) -> bool:
         """Whether something waits until the client takes it."""
-        return self._stuck_since is not None
+        return bool(self._unsent)
 
     def stuck_s(self) -> float:
         """Seconds since the client last took anything of what waits for it; 0: nothing waits."""
-        since = self._stuck_since
-        return 0.0 if since is None else time.monotonic() - since
+        return time.monotonic() - self._taken_at if self.stuck else 0.0
 
     def drop(self, segments: list[int]) -> None:
         """Tell the client to unmap segments."""

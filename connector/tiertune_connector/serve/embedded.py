@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiertune_connector import locks
+from tiertune_connector.state import replace_file
 from tiertune_connector.tiers.linux import most_memory
 
 if TYPE_CHECKING:
@@ -167,9 +168,7 @@ def _configure(path: Path, dram_bytes: int, state_dir: Path) -> Path:
         before = json.loads(config.read_text())["dram"]
     if before != document["dram"]:
         (state_dir / "tuning.json").unlink(missing_ok=True)
-    aside = config.with_suffix(".new")
-    aside.write_text(json.dumps(document, indent=1))  # JSON is YAML too
-    aside.replace(config)
+    replace_file(config, json.dumps(document, indent=1).encode())  # JSON is YAML too
     return config
 
 

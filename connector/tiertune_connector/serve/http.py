@@ -4,12 +4,12 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from tiertune_connector import __version__
 from tiertune_connector.counters import PrometheusCollector
-from tiertune_connector.documents import Document, FieldError, validated
+from tiertune_connector.documents import Document, FieldError, parse_json
 from tiertune_connector.httpd.guarded import READING, bearer, behind_tokens
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.sites import REMARK, same_site
@@ -48,7 +48,6 @@ REFUSALS: dict[Any, int] = {
 """Status that answers each."""
 _DIGITS = 18
 _LINES = msgspec.json.Encoder()
-Body = TypeVar("Body", bound=Document)
 
 
 class FlushRequest(Document):
@@ -182,7 +181,7 @@ class Http:
 
     async def put_sampling(self, request: Request) -> Response:
         """Adopt how the whole fleet samples, as its agent says."""
-        wanted = _parse(SamplingRequest, await _json(request))
+        wanted = parse_json(SamplingRequest, await _json(request))
         request.state.detail = {"version": wanted.version, "rate": wanted.rate}
         hot = tuple(bytes.fromhex(key) for key in wanted.hot)
         sampling = Sampling(wanted.seed, wanted.rate, hot, wanted.version)
@@ -208,7 +207,7 @@ class Http:
     async def flush(self, request: Request) -> Response:
         if request.url.query:
             raise FieldError("", "say what to flush in the body, as JSON: after a ? it is not read")
-        what = _parse(FlushRequest, await _json(request))
+        what = parse_json(FlushRequest, await _json(request))
         request.state.detail = what.model_dump(exclude_none=True)
         tenant = bytes.fromhex(what.tenant) if what.tenant else None
         told = await run_in_threadpool(self.server.store.flushes.drop, what.namespace, tenant, what.epoch)
@@ -223,7 +222,7 @@ class Http:
         return JSONResponse(dropped)
 
     async def bypass(self, request: Request) -> Response:
-        wanted = _parse(BypassRequest, await _json(request))
+        wanted = parse_json(BypassRequest, await _json(request))
         request.state.detail = {"on": wanted.on}
         tuning = await run_in_threadpool(self.control.bypass, on=wanted.on)
         return JSONResponse({"bypass": tuning.bypass, "version": tuning.version})
@@ -256,13 +255,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise FieldError(name, "the field stands here a second time")
         told[name] = value
     return told
-
-
-def _parse(model: type[Body], document: object) -> Body:
-    try:
-        return validated(model, document)
-    except ValidationError as error:
-        raise FieldError.of(error) from error
 
 
 def _since(request: Request, name: str) -> int | None:

@@ -4,7 +4,6 @@ import logging
 import os
 import resource
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
@@ -17,7 +16,7 @@ from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
 from tiertune_connector.documents import DocumentError, where
 from tiertune_connector.ending import Ending, leave, until_told
-from tiertune_connector.httpd.serving import certificate, server
+from tiertune_connector.httpd.serving import Serving, certificate
 from tiertune_connector.profile.gpu import GpuSampler, find_nvml, stages_of
 from tiertune_connector.serve import embedded
 from tiertune_connector.serve.garbage import GarbageCollector
@@ -79,10 +78,10 @@ class StoreProcess:
             undo.callback(self._state.close)
             undo.callback(self._unmake, files)
             self.name = self._state.name(settings.name)
-            self._listener = settings.http.listen()
-            self.address = settings.http.address(self._listener)
+            listener = settings.http.listen()
+            self.address = settings.http.address(listener)
             """Where HTTP is served."""
-            undo.callback(self._listener.close)
+            undo.callback(listener.close)
             self.store = self._build(settings, wrap_remote, undo)
             undo.callback(self.store.close)
             probe_every_s = settings.remote.probe_every if settings.remote else _TRY_DISK_EVERY_S
@@ -102,9 +101,8 @@ class StoreProcess:
             writes = Writes(self._state, lambda: datetime.now(UTC))
             http = Http(self.server, self.control, self._clock, gpus=lambda: self.gpus.state, writes=writes)
             served = guarded(http.application(), settings.http, self._clock)
-            self._http = server(served, certificate(settings.http))
-            undo.callback(self._stop_http)
-            self._thread = threading.Thread(target=self._http.run, args=([self._listener],), name="http", daemon=True)
+            self._http = Serving(served, listener, certificate(settings.http))
+            undo.callback(self._http.stop)
             self._undo = undo.pop_all()
 
     def _build(self, settings: StoreSettings, wrap_remote: Callable[[Tier], Tier], undo: ExitStack) -> TieredStore:
@@ -146,6 +144,7 @@ class StoreProcess:
         if settings.remote is not None:
             codec = Codec(self._clock, self.counters)
             remote = remote_tier(settings.remote, self.name, self.counters, codec)
+            undo.callback(remote.close)
             lanes["remote"] = self._remote_lane(remote, wrap_remote(remote), codec, settings.remote)
             undo.callback(lanes["remote"].close)
         store = TieredStore(
@@ -167,9 +166,7 @@ class StoreProcess:
         lane = partial(Lane, wrapped, self.counters, self._clock, patience_s=settings.timeout)
         if settings.path is not None:
             return lane(hung_s=HUNG_S)
-        if isinstance(remote, SpreadTier):
-            return lane(codec=codec, breaker=remote.breaker, probe_keys=remote.probe_keys)
-        return lane(codec=codec)
+        return lane(codec=codec, spread=remote if isinstance(remote, SpreadTier) else None)
 
     def start(self) -> None:
         """Serve; OSError if another store listens on the socket, StartError if not all threads can be had."""
@@ -177,7 +174,7 @@ class StoreProcess:
         scrubbing = [Scrubber(disk, self.counters, self._clock).run] if disk else []
         try:
             self.server.start(self.gpus.run, *scrubbing)
-            self._thread.start()
+            self._http.start()
         except RuntimeError as error:
             raise StartError(f"{error}: not all threads can be had") from error
         self._state.note("http", self.address + "\n")
@@ -188,11 +185,6 @@ class StoreProcess:
     def stop(self) -> None:
         """End all that was started, and give everything back; a second call does nothing."""
         self._undo.close()
-
-    def _stop_http(self) -> None:
-        self._http.should_exit = True
-        if self._thread.ident is not None:
-            self._thread.join(5)
 
     def _unmake(self, made: Iterable[Path]) -> None:
         """Remove what a store made that never served; folders that hold other things stay."""

@@ -17,8 +17,9 @@ from tiertune_connector.slower.transit import Transit
 from tiertune_connector.slower.writers import Write, Writers
 from tiertune_connector.threads import Threads
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, UNKNOWN, Came, Counted, Outcome, Read, Tier, Usage, unheard
-from tiertune_connector.tiers.breaker import Breaker, Breakers
+from tiertune_connector.tiers.breaker import Breaker
 from tiertune_connector.tiers.linux import resident
+from tiertune_connector.tiers.spread import SpreadTier
 from tiertune_connector.units import Clock
 
 log = logging.getLogger(__name__)
@@ -50,21 +51,20 @@ class Lane:
         *,
         patience_s: float = 1.0,
         hung_s: float | None = None,
-        breaker: Breaker | Breakers | None = None,
-        probe_keys: Callable[[bytes], Sequence[bytes]] = lambda stem: [stem],
+        spread: SpreadTier | None = None,
         codec: Codec | None = None,
     ) -> None:
         """``clock`` gives monotonic seconds; ``patience_s`` bounds `present` and `prepare`.
 
         A tier without time-outs of its own hangs if nothing under way ends for ``hung_s``; `watch` finds that out. Any
         other is a server: what it has no room for has come to it all the same.
-        A tier of several servers brings its ``breaker``, and ``probe_keys``, which give each server's key for a stem.
+        ``spread`` is the tier, or what it wraps, if it has several servers: each has a breaker, and is probed.
         One that codes payloads brings its ``codec``, so that a probe costs as much as what requests fetch.
         """
         self.name = tier.name
         self.tier = tier
-        self.breaker = breaker or Breaker()
-        self._probe_keys = probe_keys
+        self.breaker = spread.breaker if spread else Breaker()
+        self._spread = spread
         self.codec = codec
         self.readers = Threads(FETCHED_AT_ONCE, f"{tier.name}-read")
         self._askers = Threads(32, f"{tier.name}-ask")
@@ -154,11 +154,10 @@ class Lane:
         for asked, until in list(self._left.items()):
             if self._clock() > until:
                 self._told_late(asked)
-        hangs = self.hangs
-        if hangs:
+        if self.hangs:
             self.transit.stalled()
-        if hangs and not self.breaker.open:
-            self.record(Outcome.TIMEOUT)
+            if not self.breaker.open:
+                self.record(Outcome.TIMEOUT)
 
     def record(self, outcome: Outcome, *, wrote: bool = False) -> None:
         """Record how one operation, or with ``wrote`` a write behind, ended.
@@ -224,7 +223,8 @@ class Lane:
     def _probe_all(self, nbytes: int) -> Outcome:
         size = max(1, min(nbytes, MAX_PROBE_BYTES))
         kind, payload = self.codec.sample(size) if self.codec else ("raw", bytes(size))
-        keys = self._probe_keys(f"probe-{size}-{kind}".encode())
+        stem = f"probe-{size}-{kind}".encode()
+        keys = self._spread.probe_keys(stem) if self._spread else [stem]
         found = Outcome.OK
         with self._moving():
             for key in keys:

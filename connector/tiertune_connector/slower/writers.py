@@ -65,11 +65,7 @@ class Writers:
     """The threads of one tier. Thread-safe; only ``drop_queued`` and ``close`` wait."""
 
     def __init__(
-        self,
-        tier: str,
-        counters: Counters,
-        put: Callable[[Write], Outcome],
-        refusal: Callable[[], str],
+        self, tier: str, counters: Counters, put: Callable[[Write], Outcome], refusal: Callable[[], str]
     ) -> None:
         """``put`` writes a chunk, on a thread of ours, and raises nothing. OSError if not all threads can be had.
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiertune_connector.codec import missing
-from tiertune_connector.documents import differences
+from tiertune_connector.documents import FieldError, differences
 from tiertune_connector.state import StateDir, body_digest, latest
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.linux import memory_bytes, most_memory
-from tiertune_connector.tuning import LOCAL, SLOWER, LocalTier, Tuning, TuningError, parse_tuning
+from tiertune_connector.tuning import LOCAL, SLOWER, LocalTier, Tuning, parse_tuning
 from tiertune_connector.units import format_size
 
 _PATIENCE_S = 1.0
@@ -55,7 +55,7 @@ class Control:
         """Apply a tuning document made for ``expected_version``; returns the tuning in force.
 
         The same change under the same ``key`` is applied once, however often it is sent. A sender that lost the answer
-        may look, and resend the change for the version that it made. TuningError names the wrong field; no error
+        may look, and resend the change for the version that it made. FieldError names the wrong field; no error
         leaves anything changed.
         """
         body = body_digest(document)
@@ -72,7 +72,7 @@ class Control:
             if expected_version != self.tuning.version:
                 raise VersionConflictError(f"the tuning is at version {self.tuning.version}")
             if not isinstance(document, dict):
-                raise TuningError("", "expected a JSON object")
+                raise FieldError("", "expected a JSON object")
             parse_tuning({"version": expected_version} | document)  # its own version too, replaced next
             tuning = parse_tuning(document | {"version": expected_version + 1})
             check(self.store, tuning)
@@ -126,34 +126,34 @@ class Control:
 
 
 def check(store: TieredStore, tuning: Tuning) -> None:
-    """TuningError if this store cannot do what the tuning says: a knob must never be accepted without effect."""
+    """FieldError if this store cannot do what the tuning says: a knob must never be accepted without effect."""
     for tier in SLOWER:
         if tier not in store.lanes:
             for field, (_, off) in differences(tuning.document(), tuning.without(tier).document()):
                 only = "null" if off is None else off
-                raise TuningError(field, f"this store has no {tier} tier: it can only be {only}")
+                raise FieldError(field, f"this store has no {tier} tier: it can only be {only}")
     codec = tuning.tiers.remote.codec
     if codec != "raw":
         coded = store.lanes["remote"].codec is not None
         told = missing(codec) if coded else "nothing but Redis keeps coded chunks: it can only be raw"
         if told:
-            raise TuningError("tiers.remote.codec", told)
+            raise FieldError("tiers.remote.codec", told)
 
 
 def check_sizes(store: TieredStore, tuning: Tuning, before: Tuning) -> None:
-    """TuningError if a tier is to grow beyond what this machine could ever hold, or a pool beyond its tier.
+    """FieldError if a tier is to grow beyond what this machine could ever hold, or a pool beyond its tier.
 
     Sizes that do not change may stay: a tier may shrink below what its pools ask.
     """
     for tier in LOCAL:
         asked, field = tuning.capacity_bytes(tier), f"tiers.{tier}.capacity_bytes"
         if asked > before.capacity_bytes(tier) and (why := too_large(tuning, tier, store.disk)):
-            raise TuningError(field, why)
+            raise FieldError(field, why)
         for digest in tuning.pools:
             own = tuning.pool(digest, tier).capacity_bytes
             if own is not None and own > asked and own != before.pool(digest, tier).capacity_bytes:
                 message = f"{own} bytes are asked, {field} gives {asked} to all pools together"
-                raise TuningError(f"pools.{digest}.{tier}.capacity_bytes", message)
+                raise FieldError(f"pools.{digest}.{tier}.capacity_bytes", message)
 
 
 def too_large(tuning: Tuning, tier: LocalTier, disk: DiskTier | None) -> str:

@@ -111,18 +111,17 @@ class Health(Reach):
             if not held or self._dram_cost.age_s(self.clock()) < _DRAM_SILENT_S:
                 return
             # With small chunks, threads and clocks dominate.
-            held.sort(key=lambda one: (len(one.pool.visible) * one.chunk_bytes >= _CACHE_BYTES, one.chunk_bytes))
-            digest, pool = held[-1].namespace, held[-1].pool
+            largest = max(held, key=lambda one: (one.resident_bytes >= _CACHE_BYTES, one.chunk_bytes))
+            pool = largest.pool
             first = self._probed % min(len(pool.visible), _PROBED)
             self._probed = first + self._copies.most
-            keys = list(islice(pool, first, self._probed))
-            pinned = {key: slot for key in keys if (slot := pool.pin(key)) is not None}
+            pinned = {key: slot for key in islice(pool, first, self._probed) if (slot := pool.pin(key)) is not None}
         try:
             nbytes, seconds = self._copies.copy([slot.view() for slot in pinned.values()])
         finally:
             with self._lock:
                 for key in pinned:
-                    self.dram.unpin(digest, key)
+                    self.dram.unpin(largest.namespace, key)
         with self._lock:
             self._dram_cost.observe(len(pinned), nbytes, seconds, self.clock())
 

@@ -61,10 +61,10 @@ class Loads(Parts):
     def load_waits_for(self, session: Session, keys: Keys) -> Literal["disk", "remote", ""]:
         """The slowest tier that a load of these keys may wait for; empty: none."""
         with self.dram.lock:
-            if self.residency.in_dram(session.digest, keys):
-                return ""
-            local = all(self.residency.local(session.digest, keys))
-        return "remote" if not local and self.residency.readable else "disk"
+            tiers = self.residency.local(session.digest, keys)
+        if tiers.count("dram") == len(keys):
+            return ""
+        return "remote" if "" in tiers and self.residency.readable else "disk"
 
     def report(self, session: Session, report: Report) -> None:
         """Count what a gate decided and what became of it."""
@@ -73,7 +73,7 @@ class Loads(Parts):
             self.accounts.gate(tier, session.chunk_bytes)
             self.accounts.computed_again(session, recomputed(tier))
             if alone and tier.tier == "dram" and tier.actual_s and tier.outcome in ("won", "lost"):
-                chunks = max(1, tier.fetched_tokens // max(1, session.chunk_tokens))
+                chunks = max(1, tier.fetched_tokens // session.chunk_tokens)
                 self.health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
 
     def _expect(self, digest: str, keys: Keys, *, fetch: bool) -> list[Coming]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import inf
 
 from xxhash import xxh3_64_intdigest
@@ -78,7 +77,7 @@ class Lookups(Parts):
         if reply.reason:
             return
         self.observer.seen(session, asked.keys, asked.prompt_tokens, asked.tenant)
-        for keys in (*(side.keys for side in asked.sides), asked.keys):
+        for keys in asked.chains:
             for some in in_steps(self.dram.lock, len(keys), AT_ONCE, last_first=True):
                 self._use(session.digest, keys[some])
         if not asked.defer:
@@ -96,15 +95,14 @@ class Lookups(Parts):
 
     def long(self, asked: Lookup) -> bool:
         """Whether using and counting its chunks takes more than one step."""
-        return len(asked.keys) + sum(len(side.keys) for side in asked.sides) > AT_ONCE
+        return sum(map(len, asked.chains)) > AT_ONCE
 
     def needs_remote(self, session: Session, asked: Lookup) -> bool:
         """Whether a lookup would wait for the remote; one that is only reported does not."""
         if not asked.id or self.tuning().bypass or not self.residency.readable:
             return False
         with self.dram.lock:
-            needed = list(chain(asked.keys, *(side.keys for side in asked.sides)))
-            return not all(self.residency.local(session.digest, needed))
+            return not all(all(self.residency.local(session.digest, keys)) for keys in asked.chains)
 
     def _may_come(self, session: Session, tenant: bytes, tiers: list[str]) -> list[str]:
         """The tiers up to the first chunk that the tenant's quota has no room for: fetching it would be vain."""

@@ -25,11 +25,6 @@ class Residency(Reach):
         lanes = ((name, lane.breaker.open or (name == "remote" and not remote)) for name, lane in self.lanes.items())
         return ["dram", *(name for name, spared in lanes if not spared or name in found)]
 
-    def in_dram(self, digest: str, keys: Keys) -> bool:
-        """Whether DRAM has all keys. Call with the store's lock held."""
-        pool = self.dram.pools.get(digest)
-        return pool is not None and pool.pool.prefix(keys) == len(keys)
-
     def local(self, digest: str, keys: Keys) -> list[str]:
         """Per key ``dram``, ``disk`` or empty. Call with the store's lock held."""
         dram = self.dram.pools.get(digest)
@@ -46,17 +41,11 @@ class Residency(Reach):
             local = self.local(digest, keys)
         if all(local):
             return local
-        absent = [key for key, tier in zip(keys, local, strict=True) if not tier]
+        absent = [place for place, tier in enumerate(local) if not tier]
         within_s = left_s()
-        there = self.lanes["remote"].present(digest, absent, within_s) if within_s else 0
-        tiers: list[str] = []
-        for tier in local:
-            if not tier:
-                if not there:
-                    break
-                there -= 1
-            tiers.append(tier or "remote")
-        return tiers
+        there = self.lanes["remote"].present(digest, [keys[place] for place in absent], within_s) if within_s else 0
+        end = absent[there] if there < len(absent) else len(local)
+        return [tier or "remote" for tier in local[:end]]
 
     def allowed(
         self, digest: str, chunks: int, chunk_tokens: int, sides: Sequence[Side], left_s: Callable[[], float]

@@ -49,7 +49,7 @@ def _pools(store: TieredStore) -> dict[str, Json]:
 def _pool(store: TieredStore, digest: str, pools: Mapping[LocalTier, Held]) -> Json:
     served = store.namespaces.served(digest)
     told = {
-        "model": served.model if served else "",
+        "model": store.namespaces.model(digest),
         "epoch": served.epoch if served else None,
         "chunk_bytes": next(iter(pools.values())).chunk_bytes,
         **store.observer.terms(digest),

@@ -190,14 +190,14 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         with self._opening, self.lock:  # a pool that is being removed comes back if its file cannot be
             pools += [pool for pool in self._named(namespace) if pool not in pools]
             for pool in pools:
-                pool.slots.wipe_again()
+                pool.wipe_again()
         for pool in pools:
             self._wipe(pool)
         with self.lock:
-            others = [(pool, pool.unsure.union(pool.slots.unwiped)) for pool in pools]  # which others may take up
+            others = [(pool, pool.unsure.union(pool.unwiped)) for pool in pools]  # which others may take up
             if not self._wiped.wait_for(lambda: not any(pool.unsure & slots for pool, slots in others), _PATIENCE_S):
                 return Outcome.TIMEOUT, count
-            if any(pool.slots.unwiped or pool.ended for pool in pools):
+            if any(pool.unwiped or pool.ended for pool in pools):
                 return Outcome.ERROR, count
         try:
             for pool in pools:
@@ -287,10 +287,10 @@ class DiskTier(OnFiles, LocalTier[DiskPool]):
         """Wipe what left a pool, newest first. Waits for the disk."""
         for _ in range(at_most):
             with self.lock:
-                slot = pool.slots.to_wipe()
+                slot = pool.to_wipe()
             if slot is None:
                 return
             sure = pool.slab.wipe(slot)
             with self.lock:
-                pool.slots.wiped(slot, sure=sure)
+                pool.wiped(slot, sure=sure)
                 self._wiped.notify_all()

@@ -4,9 +4,8 @@ from array import array
 from math import isnan, nan
 
 from tiertune_connector.chunk import NOBODY, Header
-from tiertune_connector.pool import Placed, Pool
+from tiertune_connector.pool import Pool
 from tiertune_connector.tiers.base import Evicted, OnEvicted
-from tiertune_connector.tiers.file_slots import FileSlots
 from tiertune_connector.tiers.shares import Held
 from tiertune_connector.tiers.slab import Slab
 from tiertune_connector.units import Clock
@@ -23,21 +22,22 @@ class DiskPool(Held):
 
     pool: Pool[int]
 
-    def __init__(
-        self,
-        slab: Slab,
-        algorithm: str,
-        capacity: int,
-        clock: Clock,
-        evicted: OnEvicted,
-    ) -> None:
+    def __init__(self, slab: Slab, algorithm: str, capacity: int, clock: Clock, evicted: OnEvicted) -> None:
         """Take up the slab's whole chunks, at most ``capacity``. No spare room is left.
 
         Waits for the disk; OSError. ``clock`` gives monotonic seconds, ``evicted`` hears of chunks that leave.
         """
         super().__init__(slab.namespace, slab.chunk_bytes, slab.stride, Pool(capacity, algorithm), evicted)
         self.slab = slab
-        self.slots = FileSlots(self._add)
+        self.left: list[int] = []
+        """Slots of gone chunks, newest last, with headers and room still to be wiped."""
+        self.wiping: set[int] = set()
+        """Slots being wiped now."""
+        self.unwiped: list[int] = []
+        """Free slots whose header a failing disk kept: it may be back after a restart, unless a flush wipes it."""
+        self._free: list[int] = []
+        self._overwriting: set[int] = set()
+        """Slots that a new chunk took over unwiped, until it is whole."""
         self._used_at = array("d")
         """By slot, all of the file's: when its chunk came or was last read; NaN: in an earlier run."""
         self._used = bytearray()
@@ -52,7 +52,7 @@ class DiskPool(Held):
         for header in slab.headers():
             slot = self._add()
             if header is None or header.key in self.pool or len(self.pool) >= capacity:
-                self.slots.wiped(slot, sure=slab.wipe(slot))
+                self.wiped(slot, sure=slab.wipe(slot))
                 continue
             self.pool.reserve(header.key)
             self._commit(header, slot)
@@ -63,13 +63,13 @@ class DiskPool(Held):
     @property
     def taken_bytes(self) -> int:
         """Taken of the tier's capacity: chunks in use may exceed the pool's, and those that left until wiped."""
-        held = len(self.pool) + len(self.slots.left) + len(self.slots.wiping)
+        held = len(self.pool) + len(self.left) + len(self.wiping)
         return max(self.pool.capacity, held) * self.stride
 
     @property
     def unsure(self) -> set[int]:
         """Slots of gone chunks whose header may still be there, until somebody is done with them."""
-        return self.slots.wiping.union(self.slots.overwriting, self.slots.left, self.pool.leaving)
+        return self.wiping.union(self._overwriting, self.left, self.pool.leaving)
 
     def shrink(self) -> None:
         """Shrink one step towards what is allowed."""
@@ -84,17 +84,21 @@ class DiskPool(Held):
     def reserve(self, key: bytes) -> int | None:
         """A slot to write; None: all is in use or being wiped."""
         held = len(self.pool)
-        if not self.slots.left and held < self.pool.capacity <= held + len(self.slots.wiping):
+        if not self.left and held < self.pool.capacity <= held + len(self.wiping):
             return None
         evicted = self.pool.reserve(key)
         if evicted is None:
             return None
         self.evict(evicted, "room")
-        return self.slots.take()
+        if stale := self.left or (not self._free and self.unwiped):  # best is one whose room it can take over
+            slot = stale.pop()
+            self._overwriting.add(slot)
+            return slot
+        return self._free.pop() if self._free else self._add()
 
     def keep(self, header: Header, slot: int) -> None:
         """Make a written slot visible; what is too much leaves, as the capacity may have fallen meanwhile."""
-        self.slots.overwriting.discard(slot)
+        self._overwriting.discard(slot)
         self._used_at[slot], self._used[slot] = self._clock(), False
         self._commit(header, slot)
         self.trim()
@@ -117,26 +121,39 @@ class DiskPool(Held):
             self.drop(key)
         self._doubted ^= {key}
 
-    def unpin(self, key: bytes) -> None:
-        """A read is over; the rest as in ``keep``."""
-        self._leave(self.pool.unpin(key))
-        self.trim()
+    def tenant(self, slot: int) -> bytes:
+        return self._tenants.get(slot, b"")
 
-    def drop(self, key: bytes, tenant: bytes | None = None) -> bool:
-        slot = self.pool.get(key)
-        if slot is None or tenant not in (None, self._tenants.get(slot, b"")):
-            return False
-        self._leave(self.pool.discard(key))
-        return True
+    def last(self, key: bytes, slot: int, reason: str) -> Evicted:  # noqa: ARG002 (nobody asks for the key)
+        at, used = self._used_at[slot], bool(self._used[slot])
+        self._leave(slot)
+        return Evicted(self.namespace, self.pool.algorithm, reason, None if isnan(at) else at, NOBODY, used)
+
+    def to_wipe(self) -> int | None:
+        """The slot left last, for the caller to wipe; None: there is none."""
+        slot = self.left.pop() if self.left else None
+        if slot is not None:
+            self.wiping.add(slot)
+        return slot
+
+    def wiped(self, slot: int, *, sure: bool) -> None:
+        """A slot was wiped and is free; ``sure`` is the answer of `Slab.wipe`."""
+        self.wiping.discard(slot)
+        (self._free if sure else self.unwiped).append(slot)
+
+    def wipe_again(self) -> None:
+        """Have wiped what a failing disk kept."""
+        self.left += self.unwiped
+        self.unwiped.clear()
 
     def end(self) -> bool:
         """Have nothing more wiped; whether nobody uses the slab: else its descriptor, closed, could be another file's.
 
         Who removed the pool closes the slab then, which waits for the disk.
         """
-        self.slots.left.clear()
+        self.left.clear()
         self.ended = True
-        return not self.pool.pinned and not self.slots.wiping
+        return not self.pool.pinned and not self.wiping
 
     def _add(self) -> int:
         """A slot more, at the end of the file."""
@@ -149,16 +166,8 @@ class DiskPool(Held):
             self._tenants[slot] = header.origin.tenant
         self.pool.commit(header.key, slot)
 
-    def evict(self, chunks: Placed[int], reason: str) -> None:
-        if chunks:
-            named = self.namespace, self.pool.algorithm, reason
-            left = [(self._used_at[slot], bool(self._used[slot])) for _, slot in chunks]
-            self.evicted([Evicted(*named, None if isnan(at) else at, NOBODY, used) for at, used in left])
-        for _, slot in chunks:
-            self._leave(slot)
-
-    def _leave(self, slot: int | None) -> None:
-        """A slot's chunk, if any, has gone or did not come."""
-        if slot is not None:
-            self._tenants.pop(slot, None)
-            self.slots.leave(slot)
+    def _leave(self, slot: int) -> None:
+        """A slot's chunk has gone or did not come."""
+        self._tenants.pop(slot, None)
+        self._overwriting.discard(slot)
+        self.left.append(slot)

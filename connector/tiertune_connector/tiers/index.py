@@ -57,13 +57,17 @@ class SharedIndex(Mapped):
         with touched("tiertune-index", total_bytes(buckets)) as fd:
             return cls(buckets, fd, keep=True)
 
+    def _bucket(self, key: bytes) -> tuple[int, int, list[int]]:
+        """A key's fingerprint, the first entry of its bucket, and the fingerprints there."""
+        name = xxhash.xxh3_64_intdigest(key)
+        first = (name & self.buckets - 1) * WAYS
+        return name, first, self._prints[first : first + WAYS].tolist()
+
     # -- the store's side
 
     def put(self, key: bytes, place: Place) -> None:
         """Make a chunk visible to all."""
-        name = xxhash.xxh3_64_intdigest(key)
-        first = (name & self.buckets - 1) * WAYS
-        there = self._prints[first : first + WAYS].tolist()
+        name, first, there = self._bucket(key)
         way = there.index(name) if name in there else there.index(0) if 0 in there else name % 7
         at = first + way
         segment, slot, generation = place
@@ -74,9 +78,7 @@ class SharedIndex(Mapped):
 
     def remove(self, key: bytes) -> None:
         """Make a chunk invisible."""
-        name = xxhash.xxh3_64_intdigest(key)
-        first = (name & self.buckets - 1) * WAYS
-        there = self._prints[first : first + WAYS].tolist()
+        name, first, there = self._bucket(key)
         if name in there:
             self._prints[first + there.index(name)] = 0
 
@@ -99,9 +101,7 @@ class SharedIndex(Mapped):
 
     def place(self, key: bytes, segments: Mapping[int, Segment]) -> Place | None:
         """Where a chunk lies, if it is found in ``segments``."""
-        name = xxhash.xxh3_64_intdigest(key)
-        first = (name & self.buckets - 1) * WAYS
-        there = self._prints[first : first + WAYS].tolist()
+        name, first, there = self._bucket(key)
         if name not in there:
             return None
         at = first + there.index(name)

@@ -1,6 +1,5 @@
 """Which of a prompt's chunks a file system has, where every answer may take a network's round trip."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,9 +17,8 @@ class Lookers:
     """Asks in turn while that is quick, else at once: an engine does not wait for hundreds of round trips."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._threads: Threads | None = None
-        """None: nothing was slow yet, or no thread can be had."""
+        """OSError if there is no thread."""
+        self._threads = Threads(_AT_ONCE, "remote-look")
 
     def leading(self, there: There, keys: Sequence[bytes]) -> int:
         """How many keys come before the first that is not there; an OSError if that comes before it."""
@@ -36,20 +34,13 @@ class Lookers:
         return found
 
     def close(self) -> None:
-        with self._lock:
-            if self._threads:
-                self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _leading_at_once(self, there: There, keys: Sequence[bytes]) -> int:
         """By a share for each thread: one behind a missing key ends at its own first, mostly."""
-        try:
-            with self._lock:
-                threads = self._threads = self._threads or Threads(_AT_ONCE, "remote-look")
-        except OSError:
-            return _leading(there, keys)
         found, size = 0, max(1, -(-len(keys) // _AT_ONCE))
         shares = [keys[start : start + size] for start in range(0, len(keys), size)]
-        for share, here in zip(shares, threads.map(lambda share: _leading(there, share), shares), strict=True):
+        for share, here in zip(shares, self._threads.map(lambda share: _leading(there, share), shares), strict=True):
             found += here
             if here < len(share):
                 break

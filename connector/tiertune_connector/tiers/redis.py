@@ -50,14 +50,7 @@ class RedisTier:
     name = "remote"
 
     def __init__(
-        self,
-        address: Address,
-        *,
-        writer: str,
-        timeout_s: float,
-        login: Login,
-        codec: Codec,
-        connections: int = 24,
+        self, address: Address, *, writer: str, timeout_s: float, login: Login, codec: Codec, connections: int = 24
     ) -> None:
         self._writer = writer
         self._codec = codec

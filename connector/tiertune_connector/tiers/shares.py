@@ -9,7 +9,7 @@ from time import sleep
 from typing import Any, Generic, TypeVar
 
 from tiertune_connector.pool import Placed, Pool
-from tiertune_connector.tiers.base import Evicted, OnEvicted, Usage
+from tiertune_connector.tiers.base import FLUSHED, Evicted, OnEvicted, Usage
 from tiertune_connector.tiers.steps import BREATH_S, in_steps
 
 HANDED_OVER = 128
@@ -59,13 +59,36 @@ class Held(ABC):
         if len(self.pool) > self.pool.capacity:
             self.evict(self.pool.trim(), "capacity")
 
-    @abstractmethod
     def evict(self, chunks: Placed[Any], reason: str) -> None:
         """Report chunks that left the pool, and let their slots go."""
+        if chunks:
+            self.evicted([self.last(key, slot, reason) for key, slot in chunks])
 
-    @abstractmethod
     def drop(self, key: bytes, tenant: bytes | None = None) -> bool:
         """Forget a chunk, which leaves once nobody uses it; False if it is not here, or not the ``tenant``'s."""
+        slot = self.pool.get(key)
+        if slot is None or tenant not in (None, self.tenant(slot)):
+            return False
+        self._left(key, self.pool.discard(key))
+        return True
+
+    def unpin(self, key: bytes) -> None:
+        """A user is done with a chunk; what is too much leaves, as the capacity may have fallen meanwhile."""
+        self._left(key, self.pool.unpin(key))
+        self.trim()
+
+    def _left(self, key: bytes, slot: Any) -> None:  # noqa: ANN401 (the pool's)
+        """A dropped chunk has left its slot; None: it is still in use."""
+        if slot is not None:
+            self.evict([(key, slot)], FLUSHED)
+
+    @abstractmethod
+    def tenant(self, slot: Any) -> bytes:  # noqa: ANN401
+        """Whose chunk is in a slot."""
+
+    @abstractmethod
+    def last(self, key: bytes, slot: Any, reason: str) -> Evicted:  # noqa: ANN401
+        """Let go of a chunk's slot; returns what is known of the chunk."""
 
 
 AnyHeld = TypeVar("AnyHeld", bound=Held)

@@ -4,8 +4,8 @@ import logging
 from dataclasses import dataclass, field
 
 from tiertune_connector.chunk import NOBODY, Origin
-from tiertune_connector.pool import Placed, Pool
-from tiertune_connector.tiers.base import FLUSHED, Evicted, OnEvicted
+from tiertune_connector.pool import Pool
+from tiertune_connector.tiers.base import Evicted, OnEvicted
 from tiertune_connector.tiers.index import SharedIndex
 from tiertune_connector.tiers.segment import Segment, slot_stride
 from tiertune_connector.tiers.shares import Held
@@ -100,22 +100,10 @@ class DramPool(Held):
             self.index.put(key, (slot.segment.number, slot.index, slot.generation))
 
     def drop(self, key: bytes, tenant: bytes | None = None) -> bool:
-        slot = self.pool.get(key)
-        if slot is None or tenant not in (None, slot.origin.tenant):
-            return False
-        if self.index:
+        dropped = super().drop(key, tenant)
+        if dropped and self.index:  # at once, also where somebody still uses it
             self.index.remove(key)
-        self._left(key, self.pool.discard(key))
-        return True
-
-    def unpin(self, key: bytes) -> None:
-        """A user is done with a chunk."""
-        self._left(key, self.pool.unpin(key))
-        self.trim()
-
-    def evict(self, chunks: Placed[Slot], reason: str) -> None:
-        if chunks:
-            self.evicted([self._last(key, slot, reason) for key, slot in chunks])
+        return dropped
 
     def vacate(self, slot: Slot) -> None:
         """Nobody uses a slot any more."""
@@ -134,18 +122,15 @@ class DramPool(Held):
         """Slots for the next segment, 0 if enough are provisioned."""
         return max(0, min(self.allowed - self.provisioned, self._slots_a_segment))
 
-    def _last(self, key: bytes, slot: Slot, reason: str) -> Evicted:
-        """Vacate a chunk's slot; returns what is known of the chunk. A dropped one is in no index any more."""
-        if self.index and reason != FLUSHED:
+    def tenant(self, slot: Slot) -> bytes:
+        return slot.origin.tenant
+
+    def last(self, key: bytes, slot: Slot, reason: str) -> Evicted:
+        if self.index:
             self.index.remove(key)
         self.vacate(slot)
         used, behind = slot.uses > 0, slot.behind
         return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin, used, key, behind)
-
-    def _left(self, key: bytes, slot: Slot | None) -> None:
-        """A dropped chunk has left its slot; None: it is still in use."""
-        if slot is not None:
-            self.evict([(key, slot)], FLUSHED)
 
 
 def _index(chunks: int) -> SharedIndex | None:

@@ -74,13 +74,7 @@ class Tracing:
         sink.close()
 
 
-def open_tracing(
-    endpoint: str,
-    *,
-    chunk_bytes: int,
-    model: str,
-    attributes: Mapping[str, str],
-) -> Tracing:
+def open_tracing(endpoint: str, *, chunk_bytes: int, model: str, attributes: Mapping[str, str]) -> Tracing:
     """Tracing that sends to ``endpoint`` by OTLP over HTTP; it is off without one, or without OpenTelemetry.
 
     ``attributes`` of the resource tell the engine apart; its service is `tiertune` unless OTEL_SERVICE_NAME is set.

@@ -127,8 +127,7 @@ class EngineGate:
         if ask.prefetch is not None:  # what is missing is on its way already
             copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, self._within_reach(ask, own_chunks)))
             parts = {DRAM: copied_s, **(parts if ask.prefetch.done() else {})}
-            if ask.prefetch.done():
-                self.ended(ask)
+            self.ended(ask)
         self._begin(ask, parts)
         # What it fetches or has will not be computed, but for the prompt's last token: nobody waits for that.
         self.backlog.computed(ask.request, min(decision.cut * self._chunk_tokens, ask.prompt_tokens - 1))
@@ -221,10 +220,7 @@ def _behind(cost: FetchEstimate, own: Sequence[OwnLoad], told_at: float, now: fl
     told_s = max(0.0, cost.queue_s - (now - told_at))
     queue_s = max(told_s, own[-1].ends_at - now if own else 0.0)
     transfers = ceil(cost.transfers * told_s / cost.queue_s) if told_s else 0
-    transfers = max(transfers, len(own))
-    if (queue_s, transfers) == (cost.queue_s, cost.transfers):
-        return cost
-    return replace(cost, queue_s=queue_s, transfers=transfers)
+    return replace(cost, queue_s=queue_s, transfers=max(transfers, len(own)))
 
 
 def _parts(decision: GateDecision) -> dict[str, float]:

@@ -77,11 +77,7 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_prepro
 
 
 def namespace(
-    vllm_config: VllmConfig,
-    kv_cache_config: KVCacheConfig,
-    config: OffloadingConfig,
-    chunk_tokens: int,
-    epoch: int,
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig, chunk_tokens: int, epoch: int
 ) -> Namespace:
     """If a part of it cannot be known, this engine shares its chunks with no other, and a warning says so.
 

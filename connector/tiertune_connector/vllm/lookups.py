@@ -142,9 +142,7 @@ class Lookups:
 
     def offers(self, ask: Ask, key: bytes) -> bool:
         """Whether a missing chunk is to be fetched; says so once."""
-        if ask.until is None or key not in ask.wanted or key in ask.offered:
-            return False
-        if self.clock() >= ask.until:
+        if ask.until is None or key not in ask.wanted or key in ask.offered or self.clock() >= ask.until:
             return False
         ask.offered.add(key)
         return True

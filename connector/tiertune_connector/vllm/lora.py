@@ -17,7 +17,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -142,22 +142,20 @@ class AdapterDigests:
             shards = ()
         files = (folder, folder / CONFIG, *shards)
         known = _Known(_named(adapter), files, _stamp(files), None)
-        try:
+        with suppress(OSError):
             if shards and not adapter.load_inplace:
                 known.contents = weights.digest_of(folder / CONFIG, shards)
                 if self._settings:
                     digest = hashlib.blake2b(known.contents + self._settings, digest_size=DIGEST_BYTES)
                     known.contents = digest.digest()
-                return known
-        except OSError:
-            pass
-        logger.warning(
-            "TierTune: the contents of adapter %s are not known (no %s in %s, or loaded in place): its chunks are not"
-            " shared",
-            adapter.lora_name,
-            READ,
-            folder,
-        )
+        if known.contents is None:
+            logger.warning(
+                "TierTune: the contents of adapter %s are not known (no %s in %s, or loaded in place): its chunks are"
+                " not shared",
+                adapter.lora_name,
+                READ,
+                folder,
+            )
         return known
 
 

@@ -159,11 +159,14 @@ class Telemetry:
         keys, done, tiers = set(job.keys), set(job.done), ask.reply.result().tiers
         loaded = [place for place, key in enumerate(ask.chain) if key in keys]
         end = loaded[-1] + 1 if loaded else 0
-        came = next((place for place in loaded if ask.chain[place] not in done), end) if had is None else had
-        if had is None and not done.issuperset(keys.difference(ask.chain)):
-            came = 0
-        if had is None and job.succeeded:
+        if had is not None:
+            came = had
+        elif job.succeeded:
             end = came = ask.decision.cut
+        elif done.issuperset(keys.difference(ask.chain)):
+            came = next((place for place in loaded if ask.chain[place] not in done), end)
+        else:
+            came = 0
         asked, used = (ask.decision.cut_to(until, set(loaded), tiers) for until in (end, came))
         if asked.fetches:
             self._report(ask, asked, job, used)

@@ -13,10 +13,10 @@ import pytest
 
 from connector.store.serving import evict_all, put_remote, serving, written
 from connector.stores import NAMESPACE, PATIENCE_S, STRIDE, Clock, Engine, Http, chain, eventually, pool
+from tiertune_connector.documents import FieldError
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.slab import Slab
-from tiertune_connector.tuning import TuningError
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,7 @@ def test_a_bypass_is_kept_while_the_disk_does_not_tell_its_size(store, http, mon
             assert store.control.bypass(on=True).bypass
     finally:
         free.set()
-    with pytest.raises(TuningError, match="timed out"):
+    with pytest.raises(FieldError, match="timed out"):
         changing.result()
     assert store._state.load()[0] == store.store.tuning
 
