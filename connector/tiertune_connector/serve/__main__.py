@@ -8,7 +8,7 @@ from tiertune_connector.ending import heed_sigterm
 if __name__ == "__main__":
     heed_sigterm()  # before what takes a second to import
 
-from tiertune_connector.documents import DocumentError
+from tiertune_connector.documents import DocumentError, FieldError
 from tiertune_connector.serve.main import StartError, serve
 from tiertune_connector.settings import load
 from tiertune_connector.state import StateError
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     config = parser.parse_args(arguments).config
     try:
         serve(load(config))
-    except (DocumentError, StartError, StateError) as error:
+    except (DocumentError, FieldError, StartError, StateError) as error:
         sys.stderr.write(f"the store cannot start: {error}\n")
         return 2
     return 0
