@@ -199,8 +199,7 @@ class Judge:
             return admission_trial(windows, target.tier, prices, changed_at=since, filled_at=filled_at)
         if kind == "fetch":
             windows = measured.windows_since(target.store, *spell, tier=target.tier)
-            candidates = measured.candidates([target.store]).get(target.store, ())
-            return fetch_trial(after, windows, remote_fetch.typical_candidate(candidates))
+            return fetch_trial(after, windows, measured.typical([target.store]).get(target.store))
         if kind == "floor":
             return floor_trial(before, after, measured.windows_since(target.store, *spell, tier=target.tier))
         windows = measured.pool_windows(target.store, *spell, tier=target.tier, namespace=target.namespace)

@@ -27,7 +27,6 @@ from tiertune_agent.records import (
     parts,
 )
 from tiertune_agent.tuners.base import MOST_OF_TIER, Answer, TypicalCandidate, served
-from tiertune_agent.tuners.remote_fetch import typical_candidate
 
 HOUR = timedelta(hours=1)
 MEMORY = timedelta(days=30)
@@ -115,7 +114,7 @@ class Survey:
 
     def typical(self, target: Target) -> TypicalCandidate | None:
         """What a typical candidate of the tier was when there last were any."""
-        return typical_candidate(self._history.measured.candidates([target.store]).get(target.store, ()))
+        return self._history.measured.typical([target.store]).get(target.store)
 
     @cached_property
     def _undone(self) -> Mapping[Where, Sequence[Made]]:
