@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from tiertune_agent.fields import read
 from tiertune_agent.history.answers import INSERTS, Answers
 from tiertune_agent.history.changed import Changed
-from tiertune_agent.history.decisions import Decisions
+from tiertune_agent.history.decisions import Decisions, Verdicts
 from tiertune_agent.history.journal import Journal
 from tiertune_agent.history.ledger import Booked, Ledger, book
 from tiertune_agent.history.measured import Measured
@@ -21,7 +21,6 @@ from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import NEVER, add_late, over
 from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions, altered
-from tiertune_agent.history.verdicts import Verdicts
 from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window, cut
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 from tiertune_agent.tuners.remote_fetch import candidates
