@@ -291,6 +291,9 @@ class Target:
         return f"{self.store} {self.tier}{pool}"
 
 
+REMOTE = Target(FLEET, "remote")
+
+
 @dataclass(frozen=True)
 class Decision:
     """One row of change control. ``before`` and ``after`` are values of ``field`` (dotted) in the tuning document."""

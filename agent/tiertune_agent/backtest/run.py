@@ -41,6 +41,7 @@ from tiertune_agent.records import (
     FLEET,
     JUDGED,
     OBSERVED,
+    REMOTE,
     Decision,
     Rates,
     Snapshot,
@@ -50,7 +51,7 @@ from tiertune_agent.records import (
     ended,
     parts,
 )
-from tiertune_agent.remote.split import REMOTE, Managed
+from tiertune_agent.remote.split import Managed
 from tiertune_agent.terminal.progress import Step, bar, unseen
 from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_connector.units import format_duration

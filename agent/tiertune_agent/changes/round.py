@@ -11,8 +11,8 @@ from typing import get_args
 from tiertune_agent.fields import in_force
 from tiertune_agent.policy.budgets import Budgeted, Capacities
 from tiertune_agent.policy.document import Policy, Rule, frozen_by, mode_of, rules_for
-from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, parts
-from tiertune_agent.remote.split import REMOTE, SPLIT, Managed, host
+from tiertune_agent.records import FLEET, REMOTE, Decision, Snapshot, State, Target, parts
+from tiertune_agent.remote.split import SPLIT, Managed, host
 from tiertune_agent.tuners.base import Answer, Mode, served
 from tiertune_agent.tuners.tier_size import TierSize
 from tiertune_agent.whatif.shapes import remote_bytes

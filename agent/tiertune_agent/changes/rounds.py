@@ -13,8 +13,8 @@ from tiertune_agent.history.changed import Place, place
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import made
-from tiertune_agent.records import Now, Snapshot, State, Target
-from tiertune_agent.remote.split import REMOTE, SPLIT
+from tiertune_agent.records import REMOTE, Now, Snapshot, State, Target
+from tiertune_agent.remote.split import SPLIT
 from tiertune_agent.tuners.base import NoChange, Proposal, Tuner
 from tiertune_agent.tuners.registry import OF_REMOTE, OF_SOURCES, OF_STORES
 from tiertune_agent.tuners.tier_size import TierSize

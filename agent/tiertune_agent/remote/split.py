@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from tiertune_agent.fields import REMOTE_CAPACITY, JsonDict, capacity_field, capacity_of, read, replaced
 from tiertune_agent.policy.document import Policy, Rule, rules_for, split_rules
 from tiertune_agent.policy.guard import Rules
-from tiertune_agent.records import FLEET, Snapshot, Target
+from tiertune_agent.records import FLEET, REMOTE, Snapshot, Target
 from tiertune_agent.tuners.base import Answer, NoChange, Proposal, models
 from tiertune_agent.whatif.shapes import Split, held
 from tiertune_connector.tuning import LOCAL
 from tiertune_connector.units import format_size
 
-REMOTE = Target(FLEET, "remote")
 SPLIT = Target(FLEET, "dram")
 DRAM = capacity_field("dram")
 LITTLE = 0.01
