@@ -91,8 +91,7 @@ class Judge:
 
     def _begin(self, decision: Decision, this: Round) -> None:
         if not measure(decision):
-            verdict = unweighed(decision)
-            self._decisions.judge(decision, verdict.state, verdict.reason, {}, self._now())
+            self._end(decision, unweighed(decision), this)
             return
         seconds = soak_seconds(this.rule(decision.target).guard.soak, self._fill_s(decision, this))
         until = (decision.applied_at or self._now()) + timedelta(seconds=seconds)
