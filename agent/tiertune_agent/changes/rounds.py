@@ -39,8 +39,8 @@ class Rounds:
         self._now = now
         self._timer = timer
         self._half = timedelta(seconds=window_s / 2)
-        self._asked: dict[Place, tuple[datetime | None, datetime]] = {}
-        """When each was asked (None: its answer was lost), and when it is due again."""
+        self._asked: dict[Place, tuple[datetime, datetime]] = {}
+        """When each was asked, and when it is due again; without those whose answer was lost."""
         self._led: tuple[datetime, datetime] | None = None
         """When the first and the last of the rounds began that no hour lies between."""
         self._windows = TierWindows(history)
@@ -114,17 +114,17 @@ class Rounds:
         )
 
     def _due(self, tuner: Tuner, target: Target) -> bool:
-        now, (last, _) = self._now(), self._asked.get(place(tuner.name, target), (None, None))
+        now, at = self._now(), place(tuner.name, target)
         waits = timedelta(seconds=tuner.settings.look_s) - self._half
-        if last is not None and now < last + waits:
+        if at in self._asked and now < self._asked[at][0] + waits:
             return False
-        self._asked[place(tuner.name, target)] = now, now + waits
+        self._asked[at] = now, now + waits
         return True
 
     @contextmanager
     def _asking(self, those: Iterable[Snapshot]) -> Iterator[tuple[Survey, Answered]]:
         """Readings of these, and answers, which are written at the end; if they cannot be, tuners are asked again."""
-        now = self._now()
+        now, asked = self._now(), self._asked.copy()
         survey = Survey(self._history, now, self._windows, {one.store for one in those})
         answers = Answered(self._history, now)
         try:
@@ -133,13 +133,12 @@ class Rounds:
             finally:
                 answers.write()
         except DatabaseError:
-            self._asked |= dict.fromkeys(answers.asked, (None, self._now()))
+            self._asked = asked
             raise
 
     def _taken(self, question: Question, answers: Answered) -> bool:
         """Ask, and take what is wished. Returns whether the store was, or may have been, changed."""
         tuner, target, this = question.tuner.name, question.target, question.this
-        answers.asked.append(place(tuner, target))
         answer = question.answer()
         answers.answered(tuner, target, answer)
         if not isinstance(answer, Proposal):

@@ -138,8 +138,6 @@ class Answered:
         self.proposed = history.decisions.in_state(State.PROPOSED)
         """What was proposed before, and is open still."""
         self._open = grouped(self.proposed, lambda one: place(one.tuner, one.target))
-        self.asked: list[Place] = []
-        """Tuners and targets that were asked."""
         self._answers: list[tuple[str, Target, Answer]] = []
 
     def answered(self, tuner: str, target: Target, answer: Answer) -> None:
