@@ -115,11 +115,7 @@ class Looks:
             fleet=fleet,
             policy=self._views.policies(),
             account=self._views.history.ledger.account(now - timedelta(hours=ACCOUNT_HOURS)),
-            incidents=[
-                one
-                for one in (self._views.incidents()["incidents"] if sum(fleet["incidents"].values()) else ())
-                if not one["closed_at"]
-            ],
+            incidents=[one for one in self._views.incidents()["incidents"] if not one["closed_at"]],
             stores=self._stores,
             decisions=shown,
             switches=decisions.switched(since),
