@@ -20,10 +20,10 @@ class TestWindows:
         remember(history, *windows, dram)
         assert read("host-a", tier="remote") == windows
         assert read("host-a", tier="remote", limit=1) == windows[-1:]
-        assert dram in history.measured.store_windows("host-a", dram.start)
+        assert dram in history.measured.fleet_windows(["host-a"], dram.start)
         assert read("host-b", tier="remote") == []
         assert read("host-a", tier="remote")[0].start.tzinfo is UTC
-        assert len(history.measured.store_windows("host-a", after(seconds=15))) == 2
+        assert len(history.measured.fleet_windows(["host-a"], after(seconds=15))) == 2
 
     def test_bytes_are_whole(self, history, database, sql):
         """For those who read the tables themselves; seconds and rates are as measured."""

@@ -100,7 +100,7 @@ def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
     stores = [store for store in history.stores() if not store.status.get(OBSERVED)]  # observed ones are not tuned
     until = max((store.last_seen for store in stores), default=NEVER)
     since = until - timedelta(seconds=last_s)
-    windows = [window for store in stores for window in history.measured.store_windows(store.name, since)]
+    windows = [window for store in stores for window in history.measured.fleet_windows([store.name], since)]
     if not windows:
         raise BacktestError(f"the history holds no window of the last {format_duration(last_s)}")
     remote = history.store(FLEET)

@@ -111,7 +111,7 @@ class Judge:
     def _store_fill_s(self, snapshot: Snapshot, target: Target, capacity: float) -> float | None:
         windows = [
             window
-            for window in self._history.measured.store_windows(snapshot.store, self._now() - HOUR, self._now())
+            for window in self._history.measured.fleet_windows([snapshot.store], self._now() - HOUR, self._now())
             if window.tier == target.tier and target.namespace in ("", window.namespace)
         ]
         chunk_bytes = {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools(snapshot.status).items()}
@@ -193,7 +193,7 @@ class Judge:
             return size_trial(told, *shapes(decision), rates=prices, hosts=this.hosts(target, snapshot))
         if kind == "admission":  # the later half of the time since, full of the new setting's writes, and one before
             half = (self._now() - since) / FILLS
-            windows = measured.store_windows(target.store, since - half, self._now())
+            windows = measured.fleet_windows([target.store], since - half, self._now())
             prices, filled_at = rates(this.rule(target).prices), since + half
             return admission_trial(windows, target.tier, prices, changed_at=since, filled_at=filled_at)
         if kind == "fetch":

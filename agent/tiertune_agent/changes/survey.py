@@ -97,7 +97,7 @@ class Survey:
     def store_windows(self, store: str, back: timedelta) -> list[Window]:
         """Windows of one store; kept until another store's are asked for."""
         if self._store[:2] != (store, back):
-            windows = self._history.measured.store_windows(store, self._now - back, self._now)
+            windows = self._history.measured.fleet_windows([store], self._now - back, self._now)
             self._store = store, back, windows
         return self._store[2]
 

@@ -31,11 +31,7 @@ class Measured(OfHistory):
         """The last windows of one tier or pool, oldest first, without histograms."""
         return self._windows(_of_place(WindowRow, store, tier, namespace).limit(limit), histograms=False)
 
-    def store_windows(self, store: str, since: datetime, until: datetime = LAST) -> list[Window]:
-        """``fleet_windows`` of one store."""
-        return self.fleet_windows([store], since, until)
-
-    def fleet_windows(self, stores: Collection[str], since: datetime, until: datetime) -> list[Window]:
+    def fleet_windows(self, stores: Collection[str], since: datetime, until: datetime = LAST) -> list[Window]:
         """Windows of all tiers and pools of these stores that began by ``until``, oldest first."""
         return self._windows(_read(WindowRow, WindowRow.store.in_(stores), WindowRow.start.between(since, until)))
 
