@@ -1,11 +1,10 @@
 """Commands of operators: freeze, bypass, flush. Every command leaves an audit row."""
 
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Condition, Lock
-from typing import Any
 
 from tiertune_agent.changes.control import Refused, Unknown
 from tiertune_agent.collector.stores import TIMEOUT_S, Collector
@@ -115,10 +114,10 @@ class Operators:
 
     def _delivered(self, due: Sequence[tuple[str, str, bool]]) -> dict[str, str]:
         self._history.fence()  # what was read may be outdated: another agent may have sent another since
-        told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
-        outcomes = [outcome for outcome, _ in told]
-        self._history.acknowledge_bypass(one for one, said in zip(due, outcomes, strict=True) if said == "ok")
-        return {name: said for (name, *_), said in zip(due, outcomes, strict=True)}
+        told = at_once(lambda one: self._told(one[1], "/v1/bypass", {"on": one[2]}), due)
+        outcomes = {one: outcome for one, (outcome, _) in zip(due, told, strict=True)}
+        self._history.acknowledge_bypass(one for one, outcome in outcomes.items() if outcome == "ok")
+        return {name: outcome for (name, *_), outcome in outcomes.items()}
 
     def _undelivered(self) -> list[tuple[str, str, bool]]:
         """Name and address of each store that has not acknowledged its bypass, and whether it is on.
@@ -153,7 +152,7 @@ class Operators:
         # computes in between may load a chunk and store it again after the stores' flush, unless they are bypassed.
         reset = self._engines.reset() if engines else {}
         fleet = self._fleet(self._history.stores())
-        told = self._told_at_once([(url, "/v1/flush", which, FLUSH_TIMEOUT_S) for url in fleet.values()])
+        told = at_once(lambda url: self._told(url, "/v1/flush", which, FLUSH_TIMEOUT_S), fleet.values())
         acknowledged = {name: _flushed(*answer) for name, answer in zip(fleet, told, strict=True)}
         complete = all(ack["ok"] for ack in (*acknowledged.values(), *reset.values()))
         known = not acknowledged or any(ack["reason"] == "ok" for ack in acknowledged.values())
@@ -178,10 +177,6 @@ class Operators:
         if store is not None and not named:
             raise Unknown(f"no store is called {store}; known are {', '.join(fleet) or 'none'}")
         return named
-
-    def _told_at_once(self, commands: Collection[tuple[Any, ...]]) -> list[tuple[str, JsonDict]]:
-        """``_told`` for each command, at once: a store that does not answer holds up no other."""
-        return at_once(lambda command: self._told(*command), commands)
 
     def _told(self, url: str, path: str, body: Json, timeout_s: float = TIMEOUT_S) -> tuple[str, JsonDict]:
         """Send one command. Returns ``ok`` or why not, and the store's answer, with its remark as ``message``."""
