@@ -131,7 +131,7 @@ class Rounds:
             try:
                 yield survey, answers
             finally:
-                answers.write()
+                self._history.answers.remember(answers.told, now)
         except DatabaseError:
             self._asked = asked
             raise
@@ -140,7 +140,7 @@ class Rounds:
         """Ask, and take what is wished. Returns whether the store was, or may have been, changed."""
         tuner, target, this = question.tuner.name, question.target, question.this
         answer = question.answer()
-        answers.answered(tuner, target, answer)
+        answers.told.append((tuner, target, answer))
         if not isinstance(answer, Proposal):
             answers.withdraw(tuner, target, answer.reason, answer.refused)
             return False

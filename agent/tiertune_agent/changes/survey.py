@@ -138,10 +138,8 @@ class Answered:
         self.proposed = history.decisions.in_state(State.PROPOSED)
         """What was proposed before, and is open still."""
         self._open = grouped(self.proposed, lambda one: place(one.tuner, one.target))
-        self._answers: list[tuple[str, Target, Answer]] = []
-
-    def answered(self, tuner: str, target: Target, answer: Answer) -> None:
-        self._answers.append((tuner, target, answer))
+        self.told: list[tuple[str, Target, Answer]] = []
+        """What each tuner answered about a target."""
 
     def withdraw(self, tuner: str, target: Target, why: str, field: str = "") -> None:
         """Expire what the tuner proposed and no longer wishes, of one field (empty: of all)."""
@@ -154,10 +152,6 @@ class Answered:
         for at, found in self._open.items():
             for decision in found if at not in asked else ():
                 self._history.decisions.expire(decision, "it has not been looked at for an hour", now=self._now)
-
-    def write(self) -> None:
-        """Write the answers to history."""
-        self._history.answers.remember(self._answers, self._now)
 
 
 class TierWindows:
