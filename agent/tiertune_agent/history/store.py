@@ -83,13 +83,25 @@ class History(OfHistory):
     def remember(self, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]] = ()) -> Booked:
         """Write the state and windows of different stores, and the windows' entries in the ledger; returns these.
 
-        ``booked`` are windows of no store, which go into the ledger only.
+        ``booked`` are windows of no store, which go into the ledger only. Takes as many statements for many stores as
+        for one.
         """
-        late = any(over(window.start, snapshot.at) for snapshot, _ in told for window in snapshot.windows)
         if not told and not booked:
             return ()
+        snapshots = [snapshot for snapshot, _ in told]
+        windows = [(window, rates) for snapshot, rates in told for window in snapshot.windows]
+        stages = [dict(vars(stage)) for snapshot in snapshots for stage in snapshot.stages]
+        shares = {snapshot.store: str(read(snapshot.tuning, HELD_OUT) or 0.0) for snapshot in snapshots}
+        late = any(over(window.start, snapshot.at) for snapshot in snapshots for window in snapshot.windows)
         with self._session.summing if late else nullcontext(), self._session() as session:
-            return _remember(session, told, booked)
+            summed = _write_stores(session, snapshots)
+            if windows:
+                session.execute(insert(WindowRow), [window_columns(window) for window, _ in windows])
+                late_ones = [window for window, _ in windows if window.start < (summed.get(cut(window.store)) or NEVER)]
+                add_late(session, late_ones)
+            if stages:
+                session.execute(insert(StageWindowRow), stages)
+            return book(session, [*windows, *booked], shares)
 
     def expectations(self, stores: Iterable[str]) -> dict[str, Expectation]:
         """The tuning expected of stores that were seen."""
@@ -195,22 +207,6 @@ class History(OfHistory):
                 row.tuning = {**row.tuning, "bypass": told[row.name][1]}
             for url, on in sorted(told.values()):
                 session.execute(delete(WishRow).filter_by(url=url, bypass=on))
-
-
-def _remember(
-    session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]]
-) -> Booked:
-    """Remember different stores, each with its rates. Takes as many statements for many stores as for one."""
-    snapshots = [snapshot for snapshot, _ in told]
-    summed = _write_stores(session, snapshots)
-    windows = [(window, rates) for snapshot, rates in told for window in snapshot.windows]
-    if windows:
-        session.execute(insert(WindowRow), [window_columns(window) for window, _ in windows])
-        add_late(session, [window for window, _ in windows if window.start < (summed.get(cut(window.store)) or NEVER)])
-    if stages := [dict(vars(stage)) for snapshot in snapshots for stage in snapshot.stages]:
-        session.execute(insert(StageWindowRow), stages)
-    shares = {snapshot.store: str(read(snapshot.tuning, HELD_OUT) or 0.0) for snapshot in snapshots}
-    return book(session, [*windows, *booked], shares)
 
 
 def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:
