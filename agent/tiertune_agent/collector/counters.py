@@ -64,9 +64,9 @@ def parse(document: Json) -> Reading:
     return Reading(store, str(document["boot_id"]), float(time_s), rows)
 
 
-def _value(name: str, cells: list[Any], shape: str) -> Value:
+def _value(name: str, cells: list[Any], most: float) -> Value:
     if len(cells) == 1:
-        check(cells[0], shape, name)
+        check(cells[0], most, name)
         return float(cells[0])
     buckets, total, count = cells
     for told in (*buckets, total, count):
