@@ -66,17 +66,15 @@ class Decisions(OfHistory):
                 ended = {"state": State.EXPIRED, "reason": why, "updated_at": now}
                 if not _changed(session, before, told if same else ended):
                     return None
-            if before and same:
-                decision = replace(before, **told)
-            else:
-                row = decision_row(tuner, target, proposal, told)
-                session.add(row)
-                session.flush()
-                decision = decision_of(row)
-        if before and not same:
+                if same:
+                    return replace(before, **told)
+            row = decision_row(tuner, target, proposal, told)
+            session.add(row)
+            session.flush()
+            decision = decision_of(row)
+        if before:
             self.observer(replace(before, state=State.EXPIRED))
-        if not same:
-            self.observer(decision)
+        self.observer(decision)
         return decision
 
     def move(self, decision: Decision, to: State, *, now: datetime, **changes: Any) -> Decision | None:  # noqa: ANN401
