@@ -167,9 +167,10 @@ class History(OfHistory):
         """
         with self._session() as session:
             # First, which locks the rows: a round may move to an address what was wished of its store until then.
-            wishes = {name: update(StoreRow).filter_by(name=name, url=url) for name, url in stores.items()}
-            known = {name for name in sorted(stores) if altered(session, wishes[name].values(pending_bypass=on))}
-            for url, name in sorted((url, name) for name, url in stores.items()):
+            wished = update(StoreRow).values(pending_bypass=on)
+            there = sorted(stores.items())
+            known = {name for name, url in there if altered(session, wished.filter_by(name=name, url=url))}
+            for name, url in sorted(there, key=itemgetter(1)):
                 if name in known:
                     session.execute(delete(WishRow).filter_by(url=url))
                 else:
