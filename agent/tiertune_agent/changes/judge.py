@@ -67,8 +67,8 @@ class Judge:
 
     def _begun_anew(self, decision: Decision) -> bool:
         """Begin a soak again that began at an hour that lies ahead: nobody knows how much of it is over."""
-        now, began, until = self._now(), decision.applied_at, decision.soak_until
-        if began is None or until is None or began <= now:
+        now, began, until = self._now(), decision.made_at, decision.soak_until
+        if until is None or began <= now:
             return False
         self._decisions.move(decision, State.SOAKING, now=now, applied_at=now, soak_until=now + (until - began))
         return True
@@ -94,7 +94,7 @@ class Judge:
             self._end(decision, unweighed(decision), this)
             return
         seconds = soak_seconds(this.rule(decision.target).guard.soak, self._fill_s(decision, this))
-        until = (decision.applied_at or self._now()) + timedelta(seconds=seconds)
+        until = decision.made_at + timedelta(seconds=seconds)
         self._decisions.move(decision, State.SOAKING, now=self._now(), soak_until=until)
 
     def _fill_s(self, decision: Decision, this: Round) -> float | None:
@@ -151,7 +151,7 @@ class Judge:
         if not measure(decision):  # it began to soak under another version, which had something to weigh it by
             return unweighed(decision)
         now, until = self._now(), decision.soak_until or self._now()
-        snapshot, began = this.snapshot_of(decision.target), decision.applied_at or until
+        snapshot, began = this.snapshot_of(decision.target), decision.made_at
         if now < until or (snapshot and snapshot.at <= began):  # not even read since the change
             return None
         if snapshot is None:
