@@ -41,8 +41,7 @@ class FleetSampling:
     version: int
 
     def document(self) -> JsonDict:
-        hot = [key.hex() for key in self.hot]
-        return {"seed": self.seed, "rate": self.rate, "hot": hot, "version": self.version}
+        return {**vars(self), "hot": [key.hex() for key in self.hot]}
 
 
 class Handout:
